@@ -12,8 +12,8 @@ from outrider.target.report import TargetStats
 def spent(targets: Sequence[TargetStats], drafts: Sequence[DraftStats]) -> dict[str, float]:
     return {
         "output_tokens": sum(s.num_committed_tokens for s in targets),
-        "drafted_tokens": sum(s.num_draft_tokens + s.num_siblings for s in targets),
-        "verified_tokens": sum(s.num_verified_tokens + s.num_siblings for s in targets),
+        "drafted_tokens": sum(s.num_draft_tokens + s.num_branch_tokens for s in targets),
+        "verified_tokens": sum(s.num_verified_tokens + s.num_branch_tokens for s in targets),
         "accepted_tokens": sum(s.num_accepted_tokens for s in targets),
         "target_us": sum(s.busy_s for s in targets) * 1e6,
         "target_wasted_us": sum(s.wasted_s for s in targets) * 1e6,

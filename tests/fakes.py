@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from outrider.drafting.pool import DraftLeases, no_leases
+from outrider.drafting.tree import DraftTree
 from outrider.errors import Code
 from outrider.protocol.finish import Finish
 from outrider.protocol.identity import SPOKEN
@@ -34,13 +36,12 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
 from outrider.target.commit import Outcome
-from outrider.target.draft_leases import DraftLeases, no_leases
-from outrider.target.drafts import OfferedDraft
+from outrider.target.drafts import PooledDrafts
 from outrider.target.events import Event, Offered
 from outrider.target.opening import Limits
-from outrider.target.pairs import Pairs
 from outrider.target.report import Committed, Report
 from outrider.target.times import Times
+from outrider.target.wire import events_of
 from outrider.worker.events import SequenceKey
 
 TARGET_SERVICE = "outrider.rpc.v1.TargetService"
@@ -113,7 +114,7 @@ class _Sequence:
         self.speculation = speculation
         self.draft_active &= speculation.max_draft_tokens > 0
 
-    def offer(self, draft: OfferedDraft) -> None:
+    def offer(self, draft: DraftTree) -> None:
         """Keeps what continues the truth; drops and counts the rest."""
         self.draft_active |= self.speculation.max_draft_tokens > 0
         known = [*self.tokens[draft.base_len :], *self.draft]
@@ -240,22 +241,26 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         self.num_accepted = 0
         self._numbers = itertools.count(1)
         self._streams: dict[int, _RouterStream] = {}
-        self._pairs: Pairs | None = None
+        self._drafts: PooledDrafts | None = None
 
     @property
-    def pairs(self) -> Pairs:
-        """Its drafts. Made in the event loop."""
-        if self._pairs is None:
-            info, clock = self.info, asyncio.get_running_loop().time
-            limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
-            leases = _AnyDraft(no_leases, clock)
-            self._pairs = Pairs(limits, clock, self._offer, self._tell, leases, lambda address: self.connect(address))
-        return self._pairs
+    def drafts(self) -> PooledDrafts:
+        """Made in the event loop."""
+        if self._drafts is None:
+            clock = asyncio.get_running_loop().time
+            leases, connect = _AnyDraft(no_leases, clock), lambda address: self.connect(address)
+            self._drafts = PooledDrafts(self.limits, clock, self._offer, self._tell, leases, connect)
+        return self._drafts
+
+    @property
+    def limits(self) -> Limits:
+        info = self.info
+        return Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
 
     async def stop(self) -> None:
         """Lets go of its drafts."""
-        if self._pairs is not None:
-            await self._pairs.links.stop()
+        if self._drafts is not None:
+            await self._drafts.pool.links.stop()
 
     async def GetInfo(self, request: Any, context: Any) -> target_pb2.TargetServiceGetInfoResponse:
         await self._running.wait()
@@ -275,7 +280,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             async for request in requests:
                 self.num_messages += 1
                 self._apply(request, mine)
-                self.pairs.apply(number, request)
+                self.drafts.apply(number, request, list(events_of(request, number, self.limits, 0.0)))
 
         async def step() -> None:
             while True:
@@ -292,7 +297,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             await self._until_broken(stream, read(), step())
         finally:
             del self._streams[number]
-            self.pairs.stream_ended(number)
+            self.drafts.stream_ended(number)
             for sequence_id in mine.sequences:
                 self.live.pop(sequence_id, None)
 
@@ -301,7 +306,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             if not isinstance(event, Offered) or (stream := self._streams.get(event.key.stream)) is None:
                 continue
             if state := stream.sequences.get(event.key.sequence_id):
-                state.offer(event.draft)
+                state.offer(event.tree)
 
     def _tell(self, number: int, response: target_pb2.VerifyResponse) -> None:
         if stream := self._streams.get(number):
@@ -347,7 +352,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         if commits:
             self.num_steps += 1
             stream.pending.step_us = round(self.step_s * 1e6)
-            stats = self.pairs.take_report(
+            stats = self.drafts.take_report(
                 Report(commits=[_committed(number, *one) for one in zip(commits, serials, strict=True)])
             )
             for commit in commits:

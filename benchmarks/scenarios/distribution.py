@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from benchmarks.support.distribution import DistributionResult
 
 _Run = tuple[str, bool, str]
-_LATE = "ratio, late drafts"
 # Verification mode, or the conditions of two workers (a name of support.pair_distribution.Conditions); whether it
 # speculates; planted fault (a name of support.distribution.Fault).
 _RUNS: tuple[_Run, ...] = (
     ("ratio", False, "NONE"),
     ("ratio", True, "NONE"),
-    (_LATE, True, "NONE"),
     ("coupled", True, "NONE"),
     ("ANY", True, "NONE"),
     ("CROSSING", True, "NONE"),
@@ -38,7 +36,6 @@ _RUNS: tuple[_Run, ...] = (
     ("ratio", True, "RECOVERY_FROM_P"),
     ("CROSSING", True, "MATCH_TAKES_OVER"),
     ("BORDERLINE", True, "LENGTH_FOLLOWS_THE_DRAW"),
-    ("BORDERLINE", True, "REPEATED_IN_TIME"),
     ("PRICED", True, "PRICED_BY_THE_DRAW"),
     *((f"{mode}, {asked}", True, "NONE") for mode in ("ratio", "coupled") for asked in ("penalties", "masks")),
     ("ratio, penalties", True, "STATE_BY_STEPS"),
@@ -71,7 +68,7 @@ def distribution(draws: int, modes: tuple[str, ...], json_file: Path | None) -> 
     Draws tokens from a model of 24 tokens whose distribution is known, and compares: total variation and chi-square,
     over every context: of the functions that draft and verify, and of a draft worker and a target worker that talk to
     each other. Then with penalties and masks. Then plants
-    ten faults that engines have had; the comparison must find each.
+    nine faults that engines have had; the comparison must find each.
     """
     try:
         import benchmarks.support.distribution  # noqa: F401
@@ -125,8 +122,7 @@ def _run(mode: str, speculates: bool, fault: str, draws: int) -> DistributionRes
             draws=round(draws * _OPTIONS_DRAWS_SHARE),
             fault=Fault[fault],
         )
-    kind = VerificationMode("ratio" if mode == _LATE else mode)
-    return run_experiment(kind, draws=draws, fault=Fault[fault], speculate=speculates, late=mode == _LATE)
+    return run_experiment(VerificationMode(mode), draws=draws, fault=Fault[fault], speculate=speculates)
 
 
 def _row(run: _Run, result: DistributionResult) -> Row:

@@ -12,12 +12,14 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from outrider.draft.config import DraftConfig, parse_arguments
 from outrider.draft.process import load, run
-from outrider.drafters import Drafted, Drafter, DrafterKind, DraftSequence
+from outrider.drafters import Drafter, DrafterKind, DraftSequence
 from outrider.drafters.loading import drafter_on
+from outrider.drafting.tree import DraftTree
 from outrider.engine.loader import load_engine
 from outrider.telemetry.logging import configure_logging
 
@@ -30,7 +32,7 @@ STALL_CHANCE = 1 / 8
 class BadDrafter(Drafter):
     """Another drafter's proposals, changed by `spoil`."""
 
-    def __init__(self, inner: Drafter, spoil: Callable[[Drafted], Drafted]) -> None:
+    def __init__(self, inner: Drafter, spoil: Callable[[DraftTree], DraftTree]) -> None:
         self.info = inner.info
         self._inner = inner
         self._spoil = spoil
@@ -54,22 +56,25 @@ class BadDrafter(Drafter):
     def on_close(self, sequence: DraftSequence) -> None:
         self._inner.on_close(sequence)
 
-    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
         return [None if drafted is None else self._spoil(drafted) for drafted in self._inner.propose(sequences)]
 
 
-def wrong(vocab_size: int) -> Callable[[Drafted], Drafted]:
+def wrong(vocab_size: int) -> Callable[[DraftTree], DraftTree]:
     """Replaces every token by another one."""
 
-    def spoil(drafted: Drafted) -> Drafted:
-        tokens = [(token + 1) % vocab_size for token in drafted.token_ids]
-        siblings = [one._replace(token_id=(one.token_id + 1) % vocab_size) for one in drafted.siblings]
-        return Drafted(drafted.source, tokens, drafted.confidence, drafted.q, siblings)
+    def other(token_ids: Sequence[int]) -> tuple[int, ...]:
+        return tuple((token + 1) % vocab_size for token in token_ids)
+
+    def spoil(tree: DraftTree) -> DraftTree:
+        return replace(
+            tree, token_ids=other(tree.token_ids), q=tuple(replace(q, token_ids=other(q.token_ids)) for q in tree.q)
+        )
 
     return spoil
 
 
-def stalling(drafted: Drafted) -> Drafted:
+def stalling(drafted: DraftTree) -> DraftTree:
     """Delays a proposal now and then."""
     if random.random() < STALL_CHANCE:
         time.sleep(STALL_S)

@@ -46,7 +46,6 @@ class Fault(enum.StrEnum):
     MATCH_TAKES_OVER = "a match takes over a drawn guess that it begins with"
     LENGTH_FOLLOWS_THE_DRAW = "what is drawn decides how much is drawn with it"
     PRICED_BY_THE_DRAW = "whether a row is worth its price depends on what was drawn"
-    REPEATED_IN_TIME = "what came during a step counts only if it is repeated"
     STATE_BY_STEPS = "penalties and masks follow one token a step"
     MASK_OF_ANOTHER_POSITION = "a drafted token's mask is that of the position before"
     REJECTED_COUNTED = "penalties count rejected tokens"
@@ -81,17 +80,13 @@ def run_experiment(
     draws: int = 200_000,
     fault: Fault = Fault.NONE,
     speculate: bool = True,
-    late: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> DistributionResult:
-    """Emits `draws` tokens and compares them with the target's own distribution.
-
-    `late`: in ratio mode every second round verifies a draft for its last position, like one that came during the step.
-    """
+    """Emits `draws` tokens and compares them with the target's own distribution."""
     model = Models.make()
     counts = np.zeros((VOCAB, VOCAB))
     verified = accepted = 0
-    text = _Text(model, mode, fault, speculate, late)
+    text = _Text(model, mode, fault, speculate)
     with _planted(fault):
         done = 0
         while done < draws:
@@ -141,22 +136,18 @@ class _Text:
     mode: VerificationMode
     fault: Fault
     speculate: bool
-    late: bool
     last: int = 0
     length: int = 0
-    num_rounds: int = 0
 
     def round(self) -> Verdict:
         proposals = self._draft() if self.speculate else []
         draft = [p.token_id for p in proposals]
         q = [p.q for p in proposals if p.q is not None]
-        self.num_rounds += 1
-        bonus = not (self.late and self.num_rounds % 2)
-        candidate = Candidate(SAMPLING, self.mode, self.length, draft, q, bonus=bonus)
+        candidate = Candidate(SAMPLING, self.mode, self.length, draft, q)
         if self.fault is Fault.Q_TRUNCATED:
             # Set after construction, whose check would refuse it.
             candidate.q = [_truncated(distribution) for distribution in q]
-        [verdict] = verify(self.model.target[[self.last, *draft][: candidate.num_rows]], [candidate])
+        [verdict] = verify(self.model.target[[self.last, *draft]], [candidate])
         self.last = verdict.token_ids[-1]
         self.length += len(verdict.token_ids)
         return verdict

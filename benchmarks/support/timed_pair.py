@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.draft import wire as draft_wire
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter
+from outrider.drafting.pool.validator import DraftValidator
 from outrider.engine import Engine
+from outrider.protocol.convert import mode_from_proto
 from outrider.protocol.finish import Finish
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target import wire as target_wire
@@ -54,11 +56,11 @@ class TimedPair:
     row_price: Callable[[StepCost], float] = lambda cost: cost.price
     """Price of a drafted row, called for each target step."""
     _now: float = 0.0
-    _step_ends: float = 0.0
     _draft_free_at: float = 0.0
     _to_draft: deque[tuple[float, draft_pb2.DraftRequest]] = field(default_factory=deque)
     """Requests with their times of arrival."""
     _to_target: deque[tuple[float, Event]] = field(default_factory=deque)
+    _validators: dict[int, DraftValidator] = field(default_factory=dict)
     _limits: Limits = field(init=False)
     _draft_limits: draft_wire.Limits = field(init=False)
     _target_worker: TargetWorker = field(init=False)
@@ -70,7 +72,7 @@ class TimedPair:
         self._draft_limits = draft_wire.Limits(info.vocab_size, info.max_context_len, most)
         clock = lambda: self._now  # noqa: E731
         batching = Batching(info.block_size)
-        self._target_worker = TargetWorker(self.target, self._limits, batching, clock, self._take_late, self.row_price)
+        self._target_worker = TargetWorker(self.target, self._limits, batching, clock, self.row_price)
         self._draft_worker = DraftWorker(self.drafter, self._limits.max_sequences, clock)
 
     @property
@@ -82,6 +84,7 @@ class TimedPair:
         """The tokens that each step commits, until the sequence ends. Raises a worker's error."""
         for event in target_wire.events_of(target_pb2.VerifyRequest(opens=[opening]), _STREAM, self._limits, self._now):
             self._target_worker.apply(event)
+        self._validators[opening.sequence_id] = self._validator(opening)
         self._tell_draft(draft_pb2.DraftRequest(opens=[opening]))
         finished = False
         while not finished:
@@ -91,6 +94,17 @@ class TimedPair:
                 self._follow(committed, finished)
                 yield outcome.token_ids
         self._advance(self._to_draft[-1][0])
+
+    def _validator(self, opening: sequence_pb2.OpenSequence) -> DraftValidator:
+        limits, speculation = self._limits, opening.speculation
+        return DraftValidator(
+            mode_from_proto(opening.mode),
+            opening.sampling,
+            len(opening.prompt_token_ids),
+            limits.vocab_size,
+            limits.max_context_len,
+            speculation.max_draft_tokens + speculation.run_ahead_tokens,
+        )
 
     def _follow(self, committed: Committed, finished: bool) -> None:
         number, outcome = committed.key.sequence_id, committed.outcome
@@ -113,23 +127,13 @@ class TimedPair:
         """One step of the target, or its wait for a draft."""
         for event in self._arrived():
             self._target_worker.apply(event)
-        self._step_ends = self._now + self.timing.step()
+        step_ends = self._now + self.timing.step()
         wake_at = self._target_worker.step()
-        until = (
-            self._step_ends if wake_at == 0.0 else min(math.inf if wake_at is None else wake_at, self._next_arrival())
-        )
+        until = step_ends if wake_at == 0.0 else min(math.inf if wake_at is None else wake_at, self._next_arrival())
         if math.isinf(until):
             raise RuntimeError("the target waits for nothing")
         self._advance(until)
         return _checked(self._target_worker.take_report()).commits
-
-    def _take_late(self, wanted: Callable[[Event], bool]) -> Iterable[Event]:
-        """The events that arrived while the model ran."""
-        self._advance(self._step_ends)
-        arrived = self._arrived()
-        # Other events stay in the queue, in order.
-        self._to_target.extendleft((self._now, event) for event in reversed(arrived) if not wanted(event))
-        return [event for event in arrived if wanted(event)]
 
     def _arrived(self) -> list[Event]:
         found = []
@@ -171,7 +175,9 @@ class TimedPair:
             arrival = self._arrival(done, self._to_target)
             for draft in response.drafts:
                 key = SequenceKey(_STREAM, draft.sequence_id)
-                self._to_target.append((arrival, Offered(key, target_wire.checked_draft(draft, arrival))))
+                self._to_target.append(
+                    (arrival, Offered(key, self._validators[draft.sequence_id].tree(draft), arrival))
+                )
 
 
 def _checked(report: Report) -> Report:

@@ -11,12 +11,13 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.calibration import Calibration
-from outrider.target.drafts import OfferedDraft
+from outrider.target.calibration import Calibration, bin_at
+from outrider.target.choice import Pricing
 from outrider.target.opening import Opening, Speculation, Stopping
-from outrider.target.scheduler import Batching, PlannedRow, Pricing, plan
+from outrider.target.scheduler import Batching, PlannedRow, plan
 from outrider.target.sequence import TargetSequence
 from outrider.target.times import Timer
 from outrider.worker.events import SequenceKey
@@ -161,9 +162,9 @@ class _Stream:
             confidences.append(confidence)
             tokens.append(_RIGHT if chance.random() < self.text.chance(confidence, now_s) else _WRONG)
         length = self.sequence.committed_len
-        offered = OfferedDraft(length, length, tuple(tokens), confidence=tuple(confidences), source="model")
+        tree = DraftTree(length, tuple(tokens), chances=tuple(confidences), source="model", epoch=length)
         self.sequence.drafts.cut(0)
-        self.sequence.offer(offered)
+        self.sequence.offer(tree, now_s)
 
     def _confidences(self, chance: random.Random, price: float) -> Iterator[float]:
         joint = 1.0
@@ -175,11 +176,12 @@ class _Stream:
             yield confidence
 
     def commit(self, row: PlannedRow, now_s: float) -> Committed:
-        sequence, offered = self.sequence, self.sequence.num_offered
-        guess = sequence.drafts.token_ids[: row.num_drafted]
+        sequence, draft = self.sequence, row.draft
+        offered, guess = min(sequence.drafts.num_sent, sequence.max_depth), draft.guess()
         accepted = next((n for n, token in enumerate(guess) if token != _RIGHT), len(guess))
         verified = min(accepted + 1, len(guess))
-        self.calibration.observe(sequence.bins[: len(guess)], verified, accepted, sequence.fit)
+        seen = [(bin_at(draft, node, node + 1), node < accepted) for node in range(verified)]
+        self.calibration.observe(seen, sequence.fit)
         tokens = [*guess[:accepted], _RIGHT][: sequence.remaining]
         sequence.commit(tokens, len(guess))
         assert sequence.kv is not None

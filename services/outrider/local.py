@@ -10,21 +10,19 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter, DrafterKind, DraftLimits, load_drafter
-from outrider.drafters import Opening as DraftOpening
+from outrider.drafters import Drafter, DrafterKind, load_drafter
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.protocol.finish import Finish
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target import events as target_events
-from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed
 from outrider.target.scheduler import Batching
@@ -61,7 +59,7 @@ class Completion:
     num_steps: int
     """Steps of the target; without speculation one per token."""
     num_accepted: int
-    """Drafted tokens that the target accepted."""
+    """Draft tokens that the target accepted."""
 
 
 class Speculator:
@@ -186,15 +184,7 @@ class Pair:
         key, now_s = SequenceKey(_STREAM, next(self._ids)), time.monotonic()
         self._target.apply(target_events.Opened(key, opening, now_s))
         if opening.speculation.max_draft_tokens:
-            asked = DraftOpening(
-                opening.prompt,
-                opening.params,
-                opening.mode,
-                limits=DraftLimits(opening.speculation.max_draft_tokens),
-                max_new_tokens=opening.stopping.max_new_tokens,
-                stop_token_ids=opening.stopping.stop_token_ids,
-                salt=opening.salt,
-            )
+            asked = opening.for_drafts(0.0)
             self._draft.apply(draft_events.Opened(key, asked, now_s))
             self._drafted.add(key)
         return key
@@ -208,15 +198,8 @@ class Pair:
         for failed in report.failures:
             raise failed.error
         for proposed in report.proposals:
-            tree = proposed.drafted.tree()
-            offered = OfferedDraft(
-                proposed.epoch,
-                proposed.base_len,
-                tuple(tree.token_ids),
-                parents=tuple(tree.parents),
-                confidence=tuple(tree.confidence),
-            )
-            self._target.apply(target_events.Offered(proposed.key, offered))
+            tree = replace(proposed.tree, epoch=proposed.epoch)
+            self._target.apply(target_events.Offered(proposed.key, tree))
 
     def _step(self) -> Iterator[Committed]:
         self._target.step()

@@ -13,12 +13,12 @@ from enum import Enum
 from typing import Any
 
 from outrider.draft.worker import DraftWorker
+from outrider.drafting.pool import PoolDrafts
 from outrider.engine.blocks import BlockPool
 from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation import _Job
 from outrider.speculation import verification
 from outrider.target import events, verify, worker
-from outrider.target.pairs import Pairs
 from outrider.target.sequence import TargetSequence
 from outrider.target.sequences import OpenSequences
 from outrider.target.worker import TargetWorker
@@ -38,7 +38,8 @@ class Planted(Enum):
     LENGTH_OFF_BY_ONE = "a sequence may have one token too many"
     SHARE_UNCOUNTED = "a block that was found in the prefix cache may be given away while it is in use"
     BLOCK_LEAKED = "a closed sequence keeps its last KV block"
-    SIBLING_MISTAKEN = "a sequence that follows a sibling keeps the keys of the guess"
+    SLOT_OFF_BY_ONE = "an accepted token's keys are moved from the slot before its own"
+    PARENT_NOT_TAKEN = "a token of a tree is run as if the one before it were not taken"
     PREEMPTED_KEPT = "a preempted sequence's blocks are not given back"
     DRAFT_ENDS_SEQUENCE = "a malformed draft ends its sequence"
     CLOSE_FORGOTTEN = "a target is not told that a request was cancelled"
@@ -74,7 +75,7 @@ def _unjudged(shipped: Any) -> Any:
 
 def _shifted(shipped: Any) -> Any:
     def candidate(row: Any) -> Any:
-        return replace(shipped(row), base_len=row.sequence.committed_len + bool(row.num_drafted))
+        return replace(shipped(row), base_len=row.sequence.committed_len + bool(row.draft.token_ids))
 
     return candidate
 
@@ -110,12 +111,21 @@ def _leak(shipped: Any) -> Any:
     return close
 
 
-def _mistake_sibling(shipped: Any) -> Any:
-    def accept_branch(manager: Any, sequence: Any, number: int) -> None:
-        sibling = sequence.siblings[number]
-        sequence.tokens[sibling.position :] = [sibling.token_id]
+def _off_by_one(shipped: Any) -> Any:
+    def keep(manager: Any, sequence: Any, path: Any) -> None:
+        before = len(manager._moves)
+        shipped(manager, sequence, path)
+        manager._moves[before:] = [(source - 1, target) for source, target in manager._moves[before:]]
 
-    return accept_branch
+    return keep
+
+
+def _without_parents(shipped: Any) -> Any:
+    def engine_row(row: Any) -> Any:
+        made = shipped(row)
+        return replace(made, parents=(-1,) * len(made.parents)) if row.draft.parents else made
+
+    return engine_row
 
 
 def _keep_preempted(shipped: Any) -> Any:
@@ -153,10 +163,10 @@ def _no_stream_end(shipped: Any) -> Any:
 
 
 def _no_unpair(shipped: Any) -> Any:
-    def unpair(pairs: Any, found: Any, reason: Any) -> None:
-        if found.pairing is not None:
-            found.pairing.link.keys.pop(found.pairing.sequence_id, None)
-        found.pairing = None
+    def unpair(pool: Any, found: Any, reason: Any) -> None:
+        if found.pooled is not None:
+            found.pooled.link.keys.pop(found.pooled.sequence_id, None)
+        found.pooled = None
 
     return unpair
 
@@ -205,12 +215,13 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),
     Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
     Planted.BLOCK_LEAKED: (KVCacheManager, "close", _leak),
-    Planted.SIBLING_MISTAKEN: (KVCacheManager, "accept_branch", _mistake_sibling),
+    Planted.SLOT_OFF_BY_ONE: (KVCacheManager, "keep", _off_by_one),
+    Planted.PARENT_NOT_TAKEN: (verify, "_engine_row", _without_parents),
     Planted.PREEMPTED_KEPT: (OpenSequences, "preempt", _keep_preempted),
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Dispatcher, "_end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
-    Planted.PAIRING_KEPT: (Pairs, "_unpair", _no_unpair),
+    Planted.PAIRING_KEPT: (PoolDrafts, "_unpair", _no_unpair),
     Planted.PREFIX_FORGOTTEN: (sequences, "open_message", _no_prefix),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
     Planted.WAKE_LOST: (Events, "next", _wake_once),

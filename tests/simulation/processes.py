@@ -13,7 +13,8 @@ from outrider.draft.metrics import DraftMetrics
 from outrider.draft.service import DraftServicer
 from outrider.draft.wire import Limits as DraftLimits
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import CombinedDrafter, Drafter, ModelConfig, ModelDrafter, NgramConfig, NgramDrafter
+from outrider.drafters import CombinedDrafter, Drafter, ModelConfig, ModelDrafter, NgramDrafter
+from outrider.drafting.lookup.ngram import NgramConfig
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.target.opening import Limits as TargetLimits
@@ -147,7 +148,7 @@ class TargetProcess(Worker):
 
     async def kill(self) -> None:
         await super().kill()
-        await self.servicer.pairs.links.stop()
+        await self.servicer.drafts.pool.links.stop()
 
     def start_drain(self) -> None:
         self.draining = True
@@ -158,7 +159,7 @@ class TargetProcess(Worker):
 
     def leftovers(self) -> list[str]:
         found = [f"sequence {key} is open" for key in self.worker._sequences.keys]
-        found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.pairs._open]
+        found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.drafts.pool._open]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")
         return found
@@ -169,7 +170,7 @@ class DraftProcess(Worker):
         self, name: str, address: str, network: Network, store: SimulatedStore, schedule: Schedule, plan: WorkerPlan
     ) -> None:
         super().__init__(name, address, network, plan)
-        # Where the draft is wrong, its second choice is right, so that siblings matter.
+        # Where the draft is wrong, its second choice is right, so that branches matter.
         self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), favourite)
         self.drafter = self._drafter(plan)
         self.worker = DraftWorker(self.drafter, plan.max_sequences, self.machine.clock)

@@ -42,7 +42,7 @@ class Evidence:
     late: float = 0.0
     """Rounds for which no draft came in time."""
     verified: float = 0.0
-    """Drafted tokens that were verified."""
+    """Draft tokens that were verified."""
     accepted: float = 0.0
     draft_us: float = 0.0
     """Time that the draft took for proposals that were verified."""

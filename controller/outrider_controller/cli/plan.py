@@ -25,7 +25,7 @@ from outrider_controller.cli.output import cell, columns, emit, output_option
     type=click.IntRange(1, MAX_DRAFT_TOKENS),
     default=4,
     show_default=True,
-    help="Drafted tokens per round.",
+    help="Draft tokens per round.",
 )
 @click.option(
     "--cost-ratio",

@@ -20,7 +20,7 @@ _DRAFTED = ("drafted_tokens", "verified_tokens", "accepted_tokens")
 _TIMES = ("target_useful_s", "target_wasted_s", "draft_useful_s", "draft_wasted_s")
 COLUMNS = (*_TOKENS, "target_s", "draft_s")
 BRIEF = tuple(column for column in COLUMNS if column != "cached_tokens")
-"""Beside a time."""
+"""Next to a time."""
 since_option = span_option("--since", "since_s", "24h", "From so long ago on.", least_s=1)
 
 

@@ -17,7 +17,6 @@ from typing import Protocol
 
 from outrider.errors import InternalError, Overloaded, Unavailable
 from outrider.prefix import block_hashes
-from outrider.protocol.pairs import pairing_problem
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
@@ -31,6 +30,7 @@ from outrider_controller.router.placement import (
     Candidate,
     asked,
     common_draft_limit,
+    pairing_problem,
     rank,
     same_weights,
     verification_mode,
@@ -141,8 +141,7 @@ class WorkerPicker:
         return [
             router.ServedModel(
                 model=name,
-                # A request may go to any of them.
-                max_context_len=min(t.info.max_context_len for t in live if t.info.model == name),
+                max_context_len=info.max_context_len,
                 vocab_size=info.vocab_size,
                 tokenizer_fingerprint=info.tokenizer_fingerprint,
                 tokenizer_sha256=info.tokenizer_sha256,

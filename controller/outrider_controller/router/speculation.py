@@ -101,7 +101,7 @@ class _Times:
 
 @dataclass(slots=True)
 class _Acceptance:
-    """Drafted tokens accepted per step, from a prior and the steps since, with decay."""
+    """Draft tokens accepted per step, from a prior and the steps since, with decay."""
 
     steps: float = _PRIOR_STEPS
     accepted: float = _PRIOR_STEPS * _PRIOR_ACCEPTED

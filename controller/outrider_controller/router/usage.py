@@ -72,10 +72,10 @@ class UsageSums:
             usage.drafted_tokens += num_drafted
             usage.verified_tokens += done.num_verified
             usage.accepted_tokens += done.num_accepted
-            if num_siblings := commit.num_siblings:
-                num_siblings = min(num_siblings, MAX_TREE_TOKENS)
-                usage.drafted_tokens += num_siblings
-                usage.verified_tokens += num_siblings
+            if num_branch_tokens := commit.num_branch_tokens:
+                num_branch_tokens = min(num_branch_tokens, MAX_TREE_TOKENS)
+                usage.drafted_tokens += num_branch_tokens
+                usage.verified_tokens += num_branch_tokens
             if wasted_us := commit.wasted_us:
                 if wasted_us > share_us:
                     wasted_us = share_us

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from outrider.configuration import load
-from outrider.drafters import DrafterKind, ModelConfig, NgramConfig
+from outrider.drafters import DrafterKind, ModelConfig
+from outrider.drafting.lookup.ngram import NgramConfig
 from outrider.rpc.roles import Role
 from outrider.worker.config import WorkerConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.drafters import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, Opening
 from outrider.worker.events import SequenceKey, WorkerEvent
 
 

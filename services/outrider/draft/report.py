@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from outrider.drafters import Drafted
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.worker.events import SequenceKey
 from outrider.worker.report import WorkerReport
@@ -13,12 +13,11 @@ from outrider.worker.report import WorkerReport
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A proposal and its place. Without tokens it means that the target should not wait."""
+    """A proposal. Without tokens it means that the target should not wait."""
 
     key: SequenceKey
     epoch: int
-    base_len: int
-    drafted: Drafted
+    tree: DraftTree
     params: SamplingParams
     mode: VerificationMode
     since_s: float
@@ -28,7 +27,7 @@ class Proposed:
     share_s: float = 0.0
     """Its share in seconds of all rounds since its last proposal."""
     run_ahead: bool = False
-    """Drafted without a commit, while the proposal that it continues is being verified."""
+    """Made without a commit, while the proposal that it continues is being verified."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 
 from outrider.draft.report import DraftStats
 from outrider.draft.sequences import OpenSequence
-from outrider.drafters import Drafted, Drafter, DraftSequence
+from outrider.drafters import Drafter, DraftSequence
+from outrider.drafting.tree import DraftTree
 from outrider.engine import DeviceLost
 from outrider.worker.faults import check_engine
 from outrider.worker.step_cost import StepCost
 
 log = logging.getLogger(__name__)
 
-Outcome = Drafted | Exception | None
+Outcome = DraftTree | Exception | None
 """For one sequence. None: it is still catching up."""
 
 
@@ -47,7 +48,7 @@ class DraftRounds:
         self._divide(due, spent_s)
         return proposals
 
-    def run_ahead(self, ahead: Sequence[OpenSequence]) -> Sequence[Drafted]:
+    def run_ahead(self, ahead: Sequence[OpenSequence]) -> Sequence[DraftTree]:
         """The tokens that each draft has grown by; none if the round failed."""
         started_s = self._clock()
         try:
@@ -58,7 +59,7 @@ class DraftRounds:
             # Nothing waits for these. If one sequence is at fault, the round after its next commit shows it.
             log.error("running ahead failed", exc_info=error)
             self._stats.num_round_failures += 1
-            return [Drafted() for _ in ahead]
+            return [DraftTree(found.sequence.committed_len) for found in ahead]
         self._divide(ahead, self._clock() - started_s)
         return added
 

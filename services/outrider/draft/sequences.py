@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.draft.report import Proposed
-from outrider.drafters import Drafted, DraftSequence
+from outrider.drafters import DraftSequence
+from outrider.drafting.tree import DraftTree
 from outrider.worker.events import SequenceKey
 
 
@@ -22,14 +23,12 @@ class OpenSequence:
     share_s: float = 0.0
     """Its share in seconds of all rounds since its last proposal."""
 
-    def proposed(
-        self, base_len: int, drafted: Drafted, since_s: float, compute_s: float, *, run_ahead: bool = False
-    ) -> Proposed:
+    def proposed(self, tree: DraftTree, since_s: float, compute_s: float, *, run_ahead: bool = False) -> Proposed:
         """A proposal of this sequence. It takes along `share_s`, which starts anew."""
         opening = self.sequence.opening
         share_s, self.share_s = self.share_s, 0.0
         return Proposed(
-            *(self.key, self.sequence.epoch, base_len, drafted, opening.params, opening.mode),
+            *(self.key, self.sequence.epoch, tree, opening.params, opening.mode),
             since_s=since_s,
             compute_s=compute_s,
             share_s=share_s,

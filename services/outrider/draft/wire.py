@@ -13,14 +13,14 @@ from functools import partial
 from outrider.draft import events
 from outrider.draft.events import Event
 from outrider.draft.report import Proposed, Report
-from outrider.drafters import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, Opening
 from outrider.protocol.convert import (
     distribution_to_proto,
     mode_from_proto,
     sampling_from_proto,
     sampling_to_proto,
 )
-from outrider.protocol.draft_log import to_us
+from outrider.protocol.durations import to_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS
 from outrider.protocol.validate import check_label, check_opening, check_prediction, check_token_ids
@@ -119,23 +119,22 @@ def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftRespo
 
 
 def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
-    drafted, ratio = proposed.drafted, proposed.mode is VerificationMode.RATIO
+    tree, ratio = proposed.tree, proposed.mode is VerificationMode.RATIO
     taken_s = max(0.0, now_s - proposed.since_s)
-    tree = drafted.tree()
     return sequence_pb2.Draft(
         sequence_id=proposed.key.sequence_id,
         epoch=proposed.epoch,
-        base_len=proposed.base_len,
+        base_len=tree.base_len,
         token_ids=tree.token_ids,
         parents=tree.parents,
-        q=[distribution_to_proto(q) for q in drafted.q],
-        confidence=tree.confidence,
+        q=[distribution_to_proto(q) for q in tree.q],
+        confidence=tree.chances,
         sampling=sampling_to_proto(proposed.params) if ratio else None,
-        source=drafted.source,
+        source=tree.source,
         draft_us=to_us(taken_s),
         # The compute of a sequence that was catching up includes earlier commits.
         compute_us=to_us(min(taken_s, proposed.compute_s)),
         run_ahead=proposed.run_ahead,
-        matched=drafted.matched,
+        matched=tree.matched,
         share_us=to_us(proposed.share_s),
     )

@@ -112,12 +112,12 @@ class DraftWorker:
         if isinstance(outcome, Exception):
             self._fail(found.key, outcome)
             return
-        sequence, num_tokens = found.sequence, len(outcome.token_ids)
+        num_tokens = outcome.depth
         compute_s, found.compute_s = found.compute_s, 0.0
-        self._propose(found.proposed(sequence.committed_len, outcome, found.since_s, compute_s))
+        self._propose(found.proposed(outcome, found.since_s, compute_s))
         self.stats.num_proposals += 1
         self.stats.num_declined += not num_tokens
-        self._sequences.answered(found, may_run_ahead=0 < num_tokens < sequence.reach)
+        self._sequences.answered(found, may_run_ahead=0 < num_tokens < found.sequence.reach)
 
     def _run_ahead(self) -> None:
         ahead = self._sequences.ahead
@@ -128,13 +128,11 @@ class DraftWorker:
             if not drafted.token_ids:
                 self._sequences.rest(found.key)
                 continue
-            sequence = found.sequence
-            base_len = sequence.committed_len + len(sequence.guess.token_ids) - len(drafted.token_ids)
-            self._propose(found.proposed(base_len, drafted, since_s, self._clock() - since_s, run_ahead=True))
+            self._propose(found.proposed(drafted, since_s, self._clock() - since_s, run_ahead=True))
 
     def _propose(self, proposed: Proposed) -> None:
         self._report.proposals.append(proposed)
-        self.stats.num_draft_tokens[proposed.drafted.source] += len(proposed.drafted.token_ids)
+        self.stats.num_draft_tokens[proposed.tree.source] += proposed.tree.depth
 
     def _start(self, event: events.Opened) -> None:
         key = event.key

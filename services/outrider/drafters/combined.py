@@ -13,7 +13,8 @@ from outrider.drafters.interface import Drafter
 from outrider.drafters.model import SOURCE as MODEL
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.sequence import Drafted, DraftSequence
+from outrider.drafters.sequence import DraftSequence
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import VerificationMode
 
 
@@ -54,11 +55,11 @@ class CombinedDrafter(Drafter):
         self._ngram.on_close(sequence)
         self._model.on_close(sequence)
 
-    def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
         return self._model.extend(sequences)
 
-    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
-        proposals: list[Drafted | None] = [self._ngram.look_up(sequence) for sequence in sequences]
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
+        proposals: list[DraftTree | None] = [self._ngram.look_up(sequence) for sequence in sequences]
         for number, (sequence, found) in enumerate(zip(sequences, proposals, strict=True)):
             if found is not None and not _may_follow(sequence, found):
                 proposals[number] = None
@@ -69,7 +70,7 @@ class CombinedDrafter(Drafter):
         return proposals
 
 
-def _may_follow(sequence: DraftSequence, found: Drafted) -> bool:
+def _may_follow(sequence: DraftSequence, found: DraftTree) -> bool:
     """Whether a match may replace what is still valid of the last draft."""
     guess = sequence.guess
     if guess.source != MODEL or not guess.token_ids:
@@ -79,4 +80,5 @@ def _may_follow(sequence: DraftSequence, found: Drafted) -> bool:
     if sequence.opening.mode is VerificationMode.RATIO:
         return False
     # The tokens that the target already holds must come first: it is verifying them by now.
-    return found.begins_with(guess)
+    known = guess.guess()
+    return found.guess()[: len(known)] == known

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.drafters.config import DrafterKind
-from outrider.drafters.sequence import Drafted, DraftLimits, DraftSequence, Opening
+from outrider.drafters.sequence import DraftSequence
+from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Drafter(ABC):
     def close(self, sequence: DraftSequence) -> None:
         self.on_close(sequence)
 
-    def draft(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+    def draft(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
         """One proposal per sequence, made in one batched round. It repeats what is still valid of the last one.
 
         None: the sequence is still catching up. Each further call brings it forward by a bounded step.
@@ -66,7 +68,7 @@ class Drafter(ABC):
                 sequence.adopt(drafted)
         return proposals
 
-    def run_ahead(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+    def run_ahead(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
         """Drafts one token more for each draft that may still grow; returns the new part, empty when the draft ends
         here.
 
@@ -74,13 +76,14 @@ class Drafter(ABC):
         """
         added = []
         for sequence, drafted in zip(sequences, self.extend(sequences), strict=True):
-            known = len(sequence.guess.token_ids)
-            added.append(drafted.section(known) if len(drafted.token_ids) > known else Drafted())
-            if added[-1].token_ids:
+            known = sequence.guess.guess()
+            grown = drafted.after(known) if len(drafted.main()) > len(known) else None
+            added.append(grown or DraftTree(sequence.committed_len))
+            if grown is not None:
                 sequence.adopt(drafted)
         return added
 
-    def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
         """The sequences' drafts, each at most one token longer and at most `sequence.reach` long."""
         return [sequence.guess for sequence in sequences]
 
@@ -114,5 +117,5 @@ class Drafter(ABC):
         """The sequence has ended: release everything."""
 
     @abstractmethod
-    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
         """As `draft`, at most `sequence.reach` tokens each. Changes no sequence."""

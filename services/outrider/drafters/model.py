@@ -13,7 +13,8 @@ from torch import Tensor
 from outrider.drafters.config import DrafterKind, ModelConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.rounds import Chain, plan_ingestion
-from outrider.drafters.sequence import Drafted, DraftSequence
+from outrider.drafters.sequence import DraftSequence
+from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineSequence, Row
 from outrider.speculation import propose
 
@@ -43,7 +44,7 @@ class _Run:
     def ingest(self, count: int) -> Row:
         """The next `count` uncached tokens; only the very last one yields logits."""
         start, committed_len = self.kv.cached_len, self.sequence.committed_len
-        guessed = self.chain.drafted.token_ids[max(0, start - committed_len) :]
+        guessed = self.chain.token_ids[max(0, start - committed_len) :]
         tokens = [*self.sequence.tokens[start:], *guessed][:count]
         return Row(self.kv, tokens, 1 if count == self.lag else 0)
 
@@ -54,10 +55,8 @@ class ModelDrafter(Drafter):
     A sequence whose KV does not fit releases its blocks and does not draft in that round; the others do.
     """
 
-    def __init__(self, engine: Engine, config: ModelConfig | None = None, num_tokens: int | None = None) -> None:
-        """`num_tokens`: rows of the head beyond are padding, which is never drafted; None: there are none."""
+    def __init__(self, engine: Engine, config: ModelConfig | None = None) -> None:
         info = engine.info
-        self._num_tokens = num_tokens
         self.info = DrafterInfo(
             DrafterKind.MODEL,
             info.vocab_size,
@@ -90,7 +89,7 @@ class ModelDrafter(Drafter):
         kv = self._kv.get(sequence)
         if kv is None or kv.cached_len <= known_len:
             return
-        expected = [*sequence.tokens[known_len:], *_outstanding(sequence).token_ids]
+        expected = [*sequence.tokens[known_len:], *_outstanding(sequence).guess()]
         self._engine.kv.rewind(kv, known_len + common_len(kv.tokens[known_len:], expected))
 
     def release(self, sequence: DraftSequence) -> None:
@@ -101,7 +100,7 @@ class ModelDrafter(Drafter):
     def on_close(self, sequence: DraftSequence) -> None:
         self.release(sequence)
 
-    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
         chains = [self._chain(sequence) for sequence in sequences]
         runs = self._admit([(s, c) for s, c in zip(sequences, chains, strict=True) if not c.ended])
         self._first_forward(runs)
@@ -110,24 +109,22 @@ class ModelDrafter(Drafter):
             self._grow(extending, self._engine.forward([run.ingest(1) for run in extending]))
             extending = [run for run in extending if not run.chain.ended]
         behind = {run.sequence for run in runs if run.behind}
-        for chain in chains:
-            chain.take_siblings(self._config.num_siblings)
-        return [None if s in behind else c.drafted for s, c in zip(sequences, chains, strict=True)]
+        most = self._config.num_alternatives
+        return [None if s in behind else c.tree(most) for s, c in zip(sequences, chains, strict=True)]
 
-    def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
         """One forward for all sequences."""
         chains = [self._chain(sequence, ahead=True) for sequence in sequences]
         growing = [(s, c) for s, c in zip(sequences, chains, strict=True) if len(c) and not c.ended]
         self._first_forward(self._admit(growing))
-        for chain in chains:
-            # Alternatives of the outstanding draft were sent already, and rank first.
-            chain.take_siblings(len(chain.drafted.siblings) + self._config.num_siblings)
-        return [c.drafted if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
+        # Alternatives of the outstanding draft were sent already.
+        most = self._config.num_alternatives
+        return [c.tree(c.num_sent + most) if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
 
     def _chain(self, sequence: DraftSequence, *, ahead: bool = False) -> Chain:
-        outstanding = _outstanding(sequence).section(0, self._most(sequence, sequence.reach))
+        outstanding = _outstanding(sequence).upto(self._most(sequence, sequence.reach))
         room = self._most(sequence, sequence.reach if ahead else sequence.room)
-        wanted = min(len(outstanding.token_ids) + 1, room) if ahead else max(len(outstanding.token_ids), room)
+        wanted = min(outstanding.depth + 1, room) if ahead else max(outstanding.depth, room)
         least = max(self._config.min_confidence, sequence.limits.min_chance)
         return Chain(outstanding, wanted, least, sequence.opening.stop_token_ids)
 
@@ -176,8 +173,7 @@ class ModelDrafter(Drafter):
             return
         openings = [run.sequence.opening for run in runs]
         proposals = propose(
-            # The head of a draft that was distilled has its own list of tokens.
-            logits[:, : self._num_tokens] if self._engine.token_map is None else logits,
+            logits,
             [opening.params for opening in openings],
             [opening.mode for opening in openings],
             [run.next_position for run in runs],
@@ -188,9 +184,9 @@ class ModelDrafter(Drafter):
             run.chain.add(proposal)
 
 
-def _outstanding(sequence: DraftSequence) -> Drafted:
+def _outstanding(sequence: DraftSequence) -> DraftTree:
     """What is still valid of this model's last proposal. A draft of another source is not continued."""
-    return sequence.guess if sequence.guess.source == SOURCE else Drafted(SOURCE)
+    return sequence.guess if sequence.guess.source == SOURCE else DraftTree(sequence.committed_len, source=SOURCE)
 
 
 def common_len(first: Sequence[int], second: Sequence[int]) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from outrider.drafters.config import ModelConfig
-from outrider.drafters.sequence import Beside, Drafted
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
 
 # An alternative less likely than this is not worth its bytes on any target.
@@ -35,39 +36,65 @@ def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:
     return counts
 
 
+class _Other(NamedTuple):
+    """An alternative to a token of a chain."""
+
+    reached: float
+    """The chance that the target chooses it, with all tokens before it."""
+    at: int
+    """Index of the token."""
+    token_id: int
+    chance: float
+
+
 @dataclass(slots=True)
 class Chain:
     """A proposal as it grows, token by token, from what is still valid of the one before."""
 
-    drafted: Drafted
+    kept: DraftTree
     wanted: int
     """Most tokens; none are added to a chain that has them."""
     min_confidence: float = 0.0
     """The chain ends when its joint chance is below this."""
     stop_token_ids: frozenset[int] = frozenset()
+    token_ids: list[int] = field(init=False)
+    chances: list[float] = field(init=False)
+    q: list[DraftDistribution] = field(init=False)
     _num_kept: int = field(init=False)
     """Tokens kept from the proposal before."""
-    _others: list[tuple[float, Beside]] = field(default_factory=list)
-    """Alternatives to tokens that were added, each with the chance that the target chooses it."""
+    _sent: list[_Other] = field(init=False)
+    """Alternatives of the proposal before."""
+    _others: list[_Other] = field(default_factory=list)
+    """Alternatives to tokens that were added."""
 
     def __post_init__(self) -> None:
-        self._num_kept = len(self)
+        kept, main = self.kept, self.kept.main()
+        self.token_ids, self.q = kept.guess(), list(kept.q)
+        self.chances = [kept.chances[node] for node in main] if kept.chances else []
+        self._num_kept = len(main)
+        # An alternative follows the token before the one in whose place it may come.
+        beside = [node for node in range(len(kept)) if node not in main]
+        self._sent = [self._other(kept, node, kept.parent(node) + 1) for node in beside]
 
     def __len__(self) -> int:
-        return len(self.drafted.token_ids)
+        return len(self.token_ids)
+
+    @property
+    def num_sent(self) -> int:
+        """Alternatives of the proposal before."""
+        return len(self._sent)
 
     @property
     def joint(self) -> float:
         """The draft's estimate of the chance that all of it is accepted."""
-        drafted = self.drafted
-        return math.prod(map(_peak, drafted.q)) if drafted.q else math.prod(drafted.confidence)
+        return math.prod(map(_peak, self.q)) if self.q else math.prod(self.chances)
 
     @property
     def ended(self) -> bool:
-        tokens = self.drafted.token_ids
+        tokens = self.token_ids
         if len(tokens) >= self.wanted:
             return True
-        if self.drafted.q and len(tokens) > self._num_kept:
+        if self.q and len(tokens) > self._num_kept:
             # Its length was decided before the first new token was sampled.
             return False
         return bool(tokens) and (tokens[-1] in self.stop_token_ids or self.joint < self.min_confidence)
@@ -80,12 +107,12 @@ class Chain:
         index, before = len(self), self.joint
         if proposal.q is not None and index == self._num_kept:
             self.wanted = min(self.wanted, index + self._num_worth_drawing(before, _peak(proposal.q)))
-        found = [(before * chance, Beside(index, token_id, chance)) for token_id, chance in proposal.others]
-        self._others += [pair for pair in found if pair[0] >= _MIN_CHANCE]
-        self.drafted.token_ids.append(proposal.token_id)
-        self.drafted.confidence.append(proposal.confidence)
+        found = [_Other(before * chance, index, token_id, chance) for token_id, chance in proposal.others]
+        self._others += [one for one in found if one.reached >= _MIN_CHANCE]
+        self.token_ids.append(proposal.token_id)
+        self.chances.append(proposal.confidence)
         if proposal.q is not None:
-            self.drafted.q.append(proposal.q)
+            self.q.append(proposal.q)
 
     def _num_worth_drawing(self, joint: float, peak: float) -> int:
         """Ratio mode: how many tokens to sample. Decided from the first token's distribution before it is sampled, as
@@ -98,15 +125,21 @@ class Chain:
             return self.wanted
         return 1 + int(math.log(self.min_confidence / joint) / math.log(peak))
 
-    def take_siblings(self, most: int) -> None:
-        """Keeps the likeliest `most` alternatives to its tokens."""
-        sent = [(self._reached(one.at) * one.confidence, one) for one in self.drafted.siblings]
-        ranked = sorted([*sent, *self._others], key=lambda pair: -pair[0])
-        self.drafted.siblings = [one for _, one in ranked[:most]]
-        self._others.clear()
+    def tree(self, most: int) -> DraftTree:
+        """Its tokens, with the likeliest `most` alternatives to them."""
+        others = sorted([*self._sent, *self._others], key=lambda one: -one.reached)[:most]
+        chain = range(-1, len(self) - 1)
+        return DraftTree(
+            self.kept.base_len,
+            token_ids=(*self.token_ids, *(one.token_id for one in others)),
+            parents=(*chain, *(one.at - 1 for one in others)) if others else (),
+            chances=(*self.chances, *(one.chance for one in others)),
+            q=tuple(self.q),
+            source=self.kept.source,
+        )
 
-    def _reached(self, index: int) -> float:
-        return math.prod(self.drafted.confidence[:index])
+    def _other(self, kept: DraftTree, node: int, at: int) -> _Other:
+        return _Other(math.prod(self.chances[:at]) * kept.chances[node], at, kept.token_ids[node], kept.chances[node])
 
 
 def _peak(q: DraftDistribution) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 DRAFT_TIERS = (0, 1, 2, 3, 5, 7)
-"""Drafted tokens per row that the policy chooses from. Other counts run in the next larger bucket."""
+"""Draft tokens per row that the policy chooses from. Other counts run in the next larger bucket."""
 
 MIN_TOKENS = 16
 """Buckets are multiples of this many tokens, the smallest tile of tensor cores: one token costs as much as sixteen. And

@@ -33,6 +33,7 @@ def save_draft_model(
     token_map: Tensor,
     *,
     base: str,
+    fingerprint: str,
     recipe: dict[str, Any],
 ) -> None:
     """Writes config.json, draft.safetensors and recipe.json."""
@@ -47,7 +48,7 @@ def save_draft_model(
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / _WEIGHTS)
     config = model.config.to_dict()
-    config["outrider_draft"] = {"format": FORMAT, "base": base}
+    config["outrider_draft"] = {"format": FORMAT, "base": base, "tokenizer_fingerprint": fingerprint}
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     write_recipe(directory, recipe)
 

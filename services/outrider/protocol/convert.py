@@ -16,6 +16,7 @@ _MODES = {
     sequence_pb2.VERIFICATION_MODE_COUPLED: VerificationMode.COUPLED,
     sequence_pb2.VERIFICATION_MODE_RATIO: VerificationMode.RATIO,
 }
+_VALUES = {mode: value for value, mode in _MODES.items()}
 
 
 def sampling_from_proto(message: sequence_pb2.Sampling) -> SamplingParams:
@@ -49,6 +50,10 @@ def mode_from_proto(value: sequence_pb2.VerificationMode.ValueType) -> Verificat
     if mode is None:
         raise InvalidRequest("mode", f"{value} is not a verification mode")
     return mode
+
+
+def mode_to_proto(mode: VerificationMode) -> sequence_pb2.VerificationMode.ValueType:
+    return _VALUES[mode]
 
 
 def distributions_from_proto(messages: Sequence[sequence_pb2.DraftDistribution]) -> list[DraftDistribution]:

@@ -59,8 +59,6 @@ def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> 
         if match is None:
             return verdict
         verdict.num_accepted += 1
-        if match + 1 == candidate.num_rows:
-            return verdict
         verdict.path.append(match + 1)
         node = match
 

@@ -24,9 +24,6 @@ class Candidate:
     """Ratio mode: one per drafted token."""
     parents: Sequence[int] = ()
     """Tree: each token's parent as an index into draft, -1 for the root. Empty means a chain."""
-    bonus: bool = True
-    """Whether a token of the target's own follows when all are accepted. Ratio mode may do without: the last drafted
-    token, which came too late to be run, is then verified in the row that would have given that token."""
     processor: LogitsProcessor | None = None
     """Processes the logits before tokens are chosen from them; None for nothing."""
 
@@ -39,8 +36,6 @@ class Candidate:
             for index, (token_id, q) in enumerate(zip(self.draft, self.q, strict=True)):
                 if not q.count_of(token_id):
                     raise InvalidRequest(f"q[{index}]", f"gives no chance to the drafted token {token_id}")
-        if not self.bonus and (self.mode is not VerificationMode.RATIO or not self.draft):
-            raise InvalidRequest("bonus", "done without in ratio mode only, with a draft")
         if self.parents and len(self.parents) != len(self.draft):
             raise InvalidRequest("parents", f"{len(self.parents)} parents for {len(self.draft)} drafted tokens")
         for node, parent in enumerate(self.parents):
@@ -49,8 +44,8 @@ class Candidate:
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits: one after the committed tokens and one after each drafted token that was run."""
-        return len(self.draft) + self.bonus
+        """Rows of logits: one after the committed tokens and one after each drafted token."""
+        return len(self.draft) + 1
 
     def prefixes(self) -> list[list[int]]:
         """For each row, the drafted tokens before it."""
@@ -69,7 +64,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class Verdict:
-    """The target's decision: the accepted drafts and one token of its own, if the candidate has a row for it."""
+    """The target's decision: the accepted drafts and one token of its own."""
 
     token_ids: list[int] = field(default_factory=list)
     num_accepted: int = 0

@@ -117,10 +117,7 @@ def _verify_ratio(candidate: Candidate, logits: Tensor, favourites: Sequence[int
             return verdict
         verdict.token_ids.append(token_id)
         verdict.num_accepted += 1
-        if index + 1 < candidate.num_rows:
-            verdict.path.append(index + 1)
-    if not candidate.bonus:
-        return verdict
+        verdict.path.append(index + 1)
     bonus = _distribution(candidate, logits[-1], favourites[-1])
     position = candidate.base_len + len(candidate.draft)
     verdict.token_ids.append(bonus.draw(uniform(seed, position, Purpose.BONUS)))

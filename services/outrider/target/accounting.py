@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.target.calibration import Calibration
+from outrider.drafting.tree import ROOT, DraftTree
+from outrider.target.calibration import Bin, Calibration, bin_at
 from outrider.target.commit import Outcome
 from outrider.target.report import Committed, TargetStats
 from outrider.target.scheduler import PlannedRow
@@ -29,16 +30,14 @@ class StepAccounting:
         """Price of one more row in a step, as a chance."""
         return self._row_price(self.cost)
 
-    def verified(self, verified: Verified, outcome: Outcome, *, accepts_sibling: bool) -> None:
-        """What verification says of a row's drafted tokens, before they leave the sequence's buffer."""
-        row, stats = verified.row, self._stats
-        sequence, drafted = row.sequence, verified.num_drafted
-        # An accepted sibling counts in place of the drafted token, which was not accepted.
-        num_accepted = outcome.num_accepted - accepts_sibling
-        self.calibration.observe(sequence.bins[:drafted], outcome.num_verified, num_accepted, sequence.fit)
-        sequence.timer.times.num_wasted_rows = max(0, row.num_drafted + len(row.siblings) - outcome.num_accepted)
-        stats.num_siblings += len(row.siblings)
-        stats.num_siblings_accepted += accepts_sibling
+    def verified(self, verified: Verified, outcome: Outcome) -> None:
+        """What verification says of a row's drafted tokens."""
+        draft, stats, sequence = verified.row.draft, self._stats, verified.row.sequence
+        path = verified.path[: outcome.num_accepted]
+        self.calibration.observe(_observed(draft, path, outcome.num_verified), sequence.fit)
+        sequence.timer.times.num_wasted_rows = len(draft) - outcome.num_accepted
+        stats.num_branch_tokens += len(draft) - draft.depth
+        stats.num_branch_tokens_accepted += len(set(path) - set(draft.main()))
 
     def committed(self, committed: Committed) -> None:
         outcome, stats = committed.outcome, self._stats
@@ -69,3 +68,12 @@ class StepAccounting:
             each.wasted_s += wasted_s
             self._stats.busy_s += share_s
             self._stats.wasted_s += wasted_s
+
+
+def _observed(draft: DraftTree, path: Sequence[int], num_verified: int) -> list[tuple[Bin, bool]]:
+    """The tokens that were verified, and whether each was accepted: at each position, all that follow the accepted
+    one before."""
+    children, found = draft.children(), []
+    for depth, parent in enumerate([ROOT, *path][:num_verified], start=1):
+        found += [(bin_at(draft, node, depth), node in path) for node in children[parent + 1]]
+    return found

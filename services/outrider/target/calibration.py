@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from outrider.drafting.tree import DraftTree
 
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Edges between the intervals of the draft's probability."""
@@ -40,7 +43,7 @@ class Bin(NamedTuple):
     source: str = ""
     """The part of a drafter that proposed them."""
     drawn: bool = False
-    """Whether they were sampled, to be verified by the ratio rule."""
+    """Whether they have a q, to be verified by the ratio rule."""
     confidence: int = -1
     """Number of the interval that the draft's own probability is in; -1 without one."""
     matched: int = 0
@@ -63,6 +66,11 @@ def bin_of(source: str, confidence: float | None, matched: int = 0, *, drawn: bo
     if confidence is None or not confidence >= 0:
         return Bin(source, drawn)
     return Bin(source, drawn, bisect_right(_EDGES, min(confidence, 1.0)))
+
+
+def bin_at(tree: DraftTree, node: int, depth: int) -> Bin:
+    """Of a node with `depth` tokens on its path, itself included."""
+    return bin_of(tree.origin(node).source, tree.chance(node), tree.matched_at(node, depth), drawn=bool(tree.q))
 
 
 @dataclass(slots=True)
@@ -131,19 +139,18 @@ class Calibration:
     def stepped(self) -> None:
         self._step += 1
 
-    def chances(self, bins: list[Bin], fit: Fit) -> list[float]:
-        """For each token, the chance that it and all before it are accepted. Never rises from one token to the next.
+    def own(self, each: Bin, fit: Fit, *, hope: bool = True) -> float:
+        """The chance that a token is accepted if all before it are. `hope`: whether one that was hardly ever verified
+        gets a better one."""
+        share = self._shares.get(each)
+        chance = _hoped(share, each.prior, self._step) if hope else _mean(share, each.prior, self._step)
+        return min(_SURE, fit.factor * chance)
 
-        A sampled token gets the mean of its source: whether it is verified must not depend on which token it is.
-        """
-        found, joint, least, factor = [], 1.0, 1.0, fit.factor
-        for each in bins:
-            own = min(_SURE, factor * _hoped(self._shares.get(each), each.prior, self._step))
-            here = joint * (min(_SURE, factor * self._mean(each)) if each.drawn else own)
-            least = min(least, here)
-            found.append(least)
-            joint *= own
-        return found
+    def usual(self, each: Bin, fit: Fit, *, hope: bool = True) -> float:
+        """As `own`, on which a decision about the token itself may rest: a drawn token gets the mean of its source,
+        because whether it is verified must not depend on which token it is."""
+        drawn = each.drawn and not each.matched
+        return min(_SURE, fit.factor * self._mean(each)) if drawn else self.own(each, fit, hope=hope)
 
     def best(self, fit: Fit) -> float:
         """The chance of the likeliest first token that a draft could still propose for a text."""
@@ -152,17 +159,16 @@ class Calibration:
             self._best = self._step, max(known, default=1.0)
         return min(_SURE, fit.factor * self._best[1])
 
-    def observe(self, bins: list[Bin], num_verified: int, num_accepted: int, fit: Fit) -> None:
-        """One commit: of these tokens the first num_verified were verified, and the first num_accepted accepted."""
-        verified, expected = bins[:num_verified], 0.0
-        for number, each in enumerate(verified):
-            accepted = number < num_accepted
+    def observe(self, verified: Sequence[tuple[Bin, bool]], fit: Fit) -> None:
+        """One commit: the tokens that were verified, and whether each was accepted."""
+        expected = 0.0
+        for each, accepted in verified:
             share = self._shares.get(each)
-            expected += each.prior if share is None else share.mean(each.prior, self._step)
+            expected += _mean(share, each.prior, self._step)
             if (source := self._source(each)) is not None:
                 source.add(accepted, self._step)
                 self._shares.setdefault(each, _Share()).add(accepted, self._step)
-        fit.committed(min(num_accepted, len(verified)), expected)
+        fit.committed(sum(accepted for _, accepted in verified), expected)
 
     def _mean(self, each: Bin) -> float:
         """The estimate for the token's source, whatever the token's own probability."""
@@ -176,8 +182,12 @@ class Calibration:
         return self._sources.setdefault(name, _Share())
 
 
+def _mean(share: _Share | None, prior: float, step: int) -> float:
+    return prior if share is None else share.mean(prior, step)
+
+
 def _hoped(share: _Share | None, prior: float, step: int) -> float:
-    mean, hope = (prior, _HOPE) if share is None else (share.mean(prior, step), share.hope(step))
+    mean, hope = _mean(share, prior, step), _HOPE if share is None else share.hope(step)
     return mean + hope * (1 - mean)
 
 

@@ -1,243 +1,138 @@
-"""The draft buffer of one sequence: drafted tokens for the positions from its committed length on.
+"""What routers' messages and the worker's reports mean for the drafts of the pool. Lives in the event loop.
 
-Only the target commits tokens. Drafts may arrive late, twice, out of order, or be invented. A draft is trimmed by the
-tokens that are committed already, dropped where it does not fit, and never repaired.
+A commit is sent to the draft when it is sent to the router, and a proposal becomes an event of the worker.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
-from outrider.speculation import DraftDistribution
-from outrider.target.calibration import Bin, bin_of
+from outrider.drafting.pool import DraftLeases, PoolDrafts, PoolListener, Vocabulary
+from outrider.drafting.source import CloseReason
+from outrider.errors import OutriderError
+from outrider.protocol.durations import clamp_us
+from outrider.protocol.errors import to_sequence_error
+from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.v1 import sequence_pb2, target_pb2
+from outrider.target.events import Adjusted, DraftRefused, Event, Offered, Opened
+from outrider.target.opening import Limits, Speculation
+from outrider.target.report import Committed, Report, TargetStats
+from outrider.target.wire import assignment_of
 
-# The proposal, and one message for each token that was drafted ahead.
-_MAX_TREES = 12
-
-
-class Arrival(NamedTuple):
-    """Which message brought a token, and its bin of likelihood."""
-
-    serial: int
-    bin: Bin = Bin()
-    draft_s: float = 0.0
-    """Seconds that the draft spent on it."""
-
-
-class Beside(NamedTuple):
-    """An alternative to a drafted token."""
-
-    at: int
-    """Index of the drafted token in the buffer."""
-    token_id: int
-    chance: float
-    """The draft's estimate that the target chooses it."""
+# No draft reports a lower chance than this: a lower price is as good as none.
+_MIN_PRICE = 0.02
+_REASONS = {reason.value: reason for reason in CloseReason}
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedDraft:
-    """One Draft message that DraftValidator lets through."""
+class PooledDrafts:
+    """The drafts of one target, for all its routers."""
 
-    epoch: int
-    base_len: int
-    """Position of the first token; a position counts from the first prompt token."""
-    token_ids: tuple[int, ...]
-    q: tuple[DraftDistribution, ...] = ()
-    """Ratio mode: the distribution each token was sampled from. Empty otherwise."""
-    serial: int = 0
-    """Number of this message, which the commit repeats; 0 when it has none."""
-    received_s: float = 0.0
-    """Monotonic."""
-    parents: tuple[int, ...] = ()
-    """In a tree, the index of each token's parent, which comes before it, or -1. Empty for a chain."""
-    confidence: tuple[float, ...] = ()
-    """The draft's own probability of each token, or empty."""
-    source: str = ""
-    """Which part of a combined drafter it is from."""
-    matched: int = 0
-    """Tokens of the match that it continues; 0 for a proposal of another kind."""
-    share_s: float = 0.0
-    """Seconds that the draft spent on it."""
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float],
+        post: Callable[[list[Event]], None],
+        answer: Callable[[int, target_pb2.VerifyResponse], None],
+        leases: DraftLeases,
+        connect: Connect = create_channel,
+        credential: tuple[tuple[str, str], ...] = (),
+        stats: TargetStats | None = None,
+    ) -> None:
+        """`post` takes events made of drafts' messages, `answer` what a stream's router is sent besides commits.
+        `credential`: metadata of calls to drafts."""
+        vocabulary = Vocabulary(limits.vocab_size, limits.max_context_len)
+        listener = PoolListener(self._post_arrived, self._tell_spent, self._tell_lost, self._count_unleased)
+        self.pool = PoolDrafts(vocabulary, clock, leases, listener, connect, credential)
+        self._clock = clock
+        self._post = post
+        self._answer = answer
+        self._stats = stats or TargetStats()
+        self._speculation: dict[SequenceKey, Speculation] = {}
+        """Of the open sequences."""
+        self._row_price = 0.0
+        """The price last sent to drafts."""
 
-    def arrivals(self, start: int) -> list[Arrival]:
-        """One for each token of a chain from index `start` on."""
-        draft_s = self.share_s / max(1, len(self.token_ids))
-        return [Arrival(self.serial, self._bin(n), draft_s) for n in range(start, len(self.token_ids))]
+    # -- messages from routers
 
-    def _bin(self, number: int) -> Bin:
-        return bin_of(self.source, self._confidence(number), self._matched(number), drawn=bool(self.q))
+    def apply(self, stream: int, request: target_pb2.VerifyRequest, events: Sequence[Event]) -> None:
+        """Follows the parts of a router's message that concern drafts. `events`: those that it was translated to."""
+        assigned = {opening.sequence_id: opening.draft for opening in request.opens if opening.HasField("draft")}
+        for event in events:
+            # Opened twice: that is an error, which ends the sequence.
+            if isinstance(event, Opened) and event.key not in self._speculation:
+                self._speculation[event.key] = event.opening.speculation
+                draft = assigned.get(event.key.sequence_id)
+                assignment = None if draft is None else assignment_of(draft)
+                self.pool.open(event.key, event.opening.for_drafts(self._row_price), assignment)
+            elif isinstance(event, Adjusted) and event.key in self._speculation:
+                self._speculation[event.key] = event.speculation
+                self.pool.limit(event.key, event.speculation.draft_limits(self._row_price))
+        for change in request.set_drafts:
+            self.pool.assign(SequenceKey(stream, change.sequence_id), assignment_of(change.draft))
+        for close in request.closes:
+            self._close(SequenceKey(stream, close.sequence_id), _REASONS.get(close.reason, CloseReason.CANCELLED))
 
-    def _confidence(self, number: int) -> float | None:
-        return self.confidence[number] if number < len(self.confidence) else None
+    def stream_ended(self, stream: int) -> None:
+        for key in [key for key in self._speculation if key.stream == stream]:
+            self._close(key, CloseReason.CANCELLED)
 
-    def _matched(self, number: int) -> int:
-        # If the tokens before it are right, the match is longer by them.
-        return self.matched + number if self.matched else 0
+    def _close(self, key: SequenceKey, reason: CloseReason) -> None:
+        self._speculation.pop(key, None)
+        self.pool.close(key, reason)
 
-    def guess(self) -> OfferedDraft:
-        """The chain of first children with its probabilities; for a chain, all of it."""
-        if not self.parents:
-            return self
-        path = self._first_children()
-        token_ids = tuple(self.token_ids[n] for n in path)
-        confidence = [self.confidence[n] for n in path] if len(self.confidence) == len(self.token_ids) else []
-        return replace(self, token_ids=token_ids, parents=(), confidence=tuple(confidence))
+    # -- reports of the worker
 
-    def _first_children(self) -> list[int]:
-        path, node = [], -1
-        for child, parent in enumerate(self.parents):
-            # A parent comes before its children, so one pass finds them all.
-            if parent == node:
-                path.append(child)
-                node = child
-        return path
+    def take_report(self, report: Report) -> dict[SequenceKey, sequence_pb2.DraftStats]:
+        """Sends commits and ends to the drafts; returns the draft statistics that routers are sent."""
+        self._price_rows(report.row_price)
+        draft_stats = {}
+        for committed in report.commits:
+            if (stats := self._commit(committed)) is not None:
+                draft_stats[committed.key] = stats
+        for failed in report.failures:
+            self._close(failed.key, CloseReason.MOVED)
+        return draft_stats
 
-    def beside(self, tokens: Sequence[int], start: int) -> list[Beside] | None:
-        """Alternatives to `tokens` (which begin at position base_len), from index `start` on.
+    def _commit(self, committed: Committed) -> sequence_pb2.DraftStats | None:
+        key, base_len, outcome = committed.key, committed.base_len, committed.outcome
+        committed_len = base_len + len(outcome.token_ids)
+        drafted = outcome.num_drafted, committed.draft_serial
+        stats = self.pool.take_stats(key, base_len, *drafted, committed_len, committed.draft_useful_s)
+        if outcome.finish is not Finish.NONE:
+            self._close(key, CloseReason.FINISHED)
+        else:
+            self.pool.commit(key, base_len, outcome.token_ids)
+        return stats
 
-        None when the first `start` tokens are no path of the tree: it can then have no alternatives in later rounds
-        either.
-        """
-        children: dict[int, list[int]] = {}
-        for child, parent in enumerate(self.parents):
-            children.setdefault(parent, []).append(child)
-        found, node, chance = [], -1, 1.0
-        for number, token in enumerate(tokens):
-            here = children.get(node, [])
-            known = next((child for child in here if self.token_ids[child] == token), None)
-            if number >= start:
-                found += [
-                    Beside(number - start, self.token_ids[child], chance * self.confidence[child])
-                    for child in here
-                    if child != known
-                ]
-                chance *= self.confidence[known] if known is not None else 0.0
-            if known is None:
-                return found if number >= start else None
-            node = known
-        return found
-
-
-@dataclass(slots=True)
-class DraftBuffer:
-    """Drafted tokens for the positions from the committed length on, without gaps."""
-
-    epoch: int = 0
-    """Epoch of the tokens held. Epochs order the messages of one draft; another draft that takes over starts anew."""
-    token_ids: list[int] = field(default_factory=list)
-    q: list[DraftDistribution] = field(default_factory=list)
-    """One per token in ratio mode, else empty."""
-    arrivals: list[Arrival] = field(default_factory=list)
-    """One per token."""
-    num_dropped: int = 0
-    """Drafted tokens dropped since the last commit."""
-    declined_len: int = -1
-    """The committed length for which a draft last sent an empty proposal."""
-    active: bool = False
-    """Whether a draft has answered since drafting was allowed. Before, it may prefill a long prompt: do not wait."""
-    trees: deque[OfferedDraft] = field(default_factory=lambda: deque(maxlen=_MAX_TREES))
-    """The last trees offered: the source of alternatives to the buffered tokens."""
-
-    def __len__(self) -> int:
-        return len(self.token_ids)
-
-    def offer(self, draft: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
-        """Buffers the tokens of `draft` that fit and counts the others. Keeps at most `capacity` tokens."""
-        # A message that comes after drafting was disallowed was sent before the draft knew.
-        self.active |= capacity > 0
-        if not draft.token_ids:
-            self.declined_len = max(self.declined_len, min(draft.base_len, len(committed)))
+    def _price_rows(self, price: float) -> None:
+        """Sends drafts a price that has moved by a quarter: they stop at tokens that would not be verified."""
+        if max(price, self._row_price, _MIN_PRICE) <= 1.25 * max(_MIN_PRICE, min(price, self._row_price)):
             return
-        if self.token_ids and draft.epoch < self.epoch:
-            self.num_dropped += len(draft.guess().token_ids)
-            return
-        if draft.epoch > self.epoch:
-            # The draft has withdrawn its earlier tokens.
-            self.cut(0)
-            self.trees.clear()
-        if draft.parents and len(draft.confidence) == len(draft.token_ids):
-            self.trees.append(draft)
-        self._append(draft.guess(), committed, capacity)
+        self._row_price = price
+        for key, speculation in self._speculation.items():
+            if speculation.max_draft_tokens:
+                self.pool.limit(key, speculation.draft_limits(price))
 
-    def has_answer(self, committed_len: int) -> bool:
-        """Whether a draft has answered the last commit, with tokens or with none."""
-        return bool(self.token_ids) or self.declined_len >= committed_len
+    # -- what comes of the pool
 
-    def continued_by(self, draft: OfferedDraft, committed: Sequence[int]) -> bool:
-        """Whether `draft` continues the buffered tokens and withdraws none. It may overlap them."""
-        if draft.parents or (self.token_ids and draft.epoch != self.epoch):
-            return False
-        num_known = self._num_known(draft, committed)
-        return num_known is not None and num_known < len(draft.token_ids)
+    def _post_arrived(self) -> None:
+        now_s = self._clock()
+        self._post(
+            [
+                DraftRefused(key, found) if isinstance(found, OutriderError) else Offered(key, found, now_s)
+                for key, found in self.pool.poll()
+            ]
+        )
 
-    def _num_known(self, draft: OfferedDraft, committed: Sequence[int]) -> int | None:
-        """How many of its tokens are committed or buffered already. None when it does not continue those."""
-        ahead = max(0, draft.base_len - len(committed))
-        known = [*committed[draft.base_len :], *self.token_ids[ahead:]]
-        overlap = len(committed) + len(self.token_ids) - draft.base_len
-        if overlap < 0 or list(draft.token_ids[:overlap]) != known[: len(draft.token_ids)]:
-            return None
-        return overlap
+    def _tell_spent(self, key: SequenceKey, draft_share_us: int) -> None:
+        usage = sequence_pb2.SequenceUsage(sequence_id=key.sequence_id, draft_share_us=clamp_us(draft_share_us))
+        self._answer(key.stream, target_pb2.VerifyResponse(usage=[usage]))
 
-    def beside(self, committed: Sequence[int], count: int) -> list[Beside]:
-        """Alternatives to the first `count` buffered tokens."""
-        found = {}
-        for tree in list(self.trees):
-            start = len(committed) - tree.base_len
-            if start < 0:
-                continue
-            # No path is longer than the tree has tokens.
-            path = [*committed[tree.base_len :], *self.token_ids[:count]] if start <= len(tree.token_ids) else []
-            if (beside := tree.beside(path, start) if path else None) is None:
-                self.trees.remove(tree)
-                continue
-            for one in beside:
-                found[one.at, one.token_id] = one
-        return list(found.values())
+    def _tell_lost(self, key: SequenceKey, draft_sequence_id: int, problem: OutriderError) -> None:
+        error = to_sequence_error(draft_sequence_id, problem)
+        self._answer(key.stream, target_pb2.VerifyResponse(draft_errors=[error]))
 
-    def _append(self, draft: OfferedDraft, committed: Sequence[int], capacity: int) -> None:
-        num_known = self._num_known(draft, committed)
-        if num_known is None:
-            self.num_dropped += len(draft.token_ids)
-            return
-        self.epoch = draft.epoch
-        self.token_ids.extend(draft.token_ids[num_known:])
-        self.q.extend(draft.q[num_known:])
-        self.arrivals.extend(draft.arrivals(num_known))
-        self.cut(capacity)
-
-    def advance(self, committed: Sequence[int], num_in_step: int) -> None:
-        """Follows a commit of `committed`, in which the first `num_in_step` tokens of the buffer were verified.
-
-        When the committed tokens equal the first buffered ones, the rest stays valid, also after a token that was not
-        verified but decoded plainly. Otherwise all is dropped, and the tokens that were not verified are counted.
-        """
-        count = len(committed)
-        if self.token_ids[:count] == list(committed):
-            del self.token_ids[:count]
-            del self.q[:count]
-            del self.arrivals[:count]
-            return
-        self.num_dropped += max(0, len(self.token_ids) - num_in_step)
-        self.token_ids.clear()
-        self.q.clear()
-        self.arrivals.clear()
-
-    def cut(self, length: int) -> None:
-        """Drops the tokens beyond the first `length`, and counts them."""
-        self.num_dropped += max(0, len(self.token_ids) - length)
-        del self.token_ids[length:]
-        del self.q[length:]
-        del self.arrivals[length:]
-
-    def limit(self, capacity: int) -> None:
-        """Follows a new capacity; 0 when drafting is no longer allowed."""
-        self.cut(capacity)
-        self.active &= capacity > 0
-
-    def take_num_dropped(self) -> int:
-        count, self.num_dropped = self.num_dropped, 0
-        return count
+    def _count_unleased(self) -> None:
+        self._stats.num_unleased_drafts += 1

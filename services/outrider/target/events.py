@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import Grammar
-from outrider.target.drafts import OfferedDraft
 from outrider.target.opening import Opening, Speculation
 from outrider.worker.events import SequenceKey, WorkerEvent
 
@@ -28,8 +28,12 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
+    """A draft of the pool."""
+
     key: SequenceKey
-    draft: OfferedDraft
+    tree: DraftTree
+    received_s: float = 0.0
+    """Monotonic."""
 
 
 @dataclass(frozen=True, slots=True)

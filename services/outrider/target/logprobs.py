@@ -28,8 +28,8 @@ def take_prompt(rows: Sequence[PlannedRow], logits: Tensor) -> Tensor:
     for row, count in zip(rows, counts, strict=True):
         sequence = row.sequence
         if count:
-            # The engine has run the step by now, so its tokens count as cached.
-            first = sequence.cached_len - row.num_tokens - row.num_drafted
+            # The engine has run the step by now, so its committed tokens count as cached.
+            first = sequence.cached_len - row.num_tokens
             token_ids = sequence.opening.prompt[first + 1 : first + 1 + count]
             assert sequence.opening.logprobs is not None
             assert sequence.prompt_report is not None
@@ -37,7 +37,7 @@ def take_prompt(rows: Sequence[PlannedRow], logits: Tensor) -> Tensor:
             found = logprobs_of(logits[start : start + count], token_ids, sequence.opening.logprobs.num_top)
             sequence.prompt_report.logprobs[first:] = found
         start += count
-        end = start + (row.num_drafted + 1 + len(row.siblings) if row.decides else 0)
+        end = start + (len(row.draft) + 1 if row.decides else 0)
         kept.append(logits[start:end])
         start = end
     return torch.cat(kept)
@@ -50,7 +50,7 @@ def asked_rows(deciding: Sequence[PlannedRow], logits: Tensor) -> dict[int, Tens
         return {}
     found, start = {}, 0
     for number, row in enumerate(deciding):
-        end = start + row.num_drafted + 1 + len(row.siblings)
+        end = start + len(row.draft) + 1
         if row.sequence.opening.logprobs is not None:
             own = logits[start:end]
             found[number] = own.clone() if row.sequence.processor is not None else own
@@ -64,6 +64,5 @@ def add_logprobs(deciding: Sequence[PlannedRow], asked: dict[int, Tensor], verdi
         assert options is not None
         if verdict.error is not None:
             continue
-        # One row fewer when no token of the target's own follows the last accepted one.
-        rows = [0, *verdict.path][: len(verdict.token_ids)]
+        rows = [0, *verdict.path]
         verdict.logprobs = logprobs_of(logits[rows], verdict.token_ids, options.num_top)

@@ -17,18 +17,17 @@ class TargetMetrics:
     def __init__(
         self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, stats: TargetStats, execution: str = ""
     ) -> None:
-        """`execution`: the implementation of a step, as in ModelInfo; empty when it is not our own engine's."""
+        """`execution`: the implementation of a step, as in ModelInfo."""
         self._worker = WorkerMetrics(registry, info.model, block_size=info.block_size, num_blocks=info.num_blocks)
         self._tokens = TokenMetrics(registry, info.model)
         self._speculation = SpeculationMetrics(registry, info.model)
-        if execution:
-            kernels = Gauge(
-                "outrider_native_kernels",
-                "1 where our kernels for CPUs run the steps; 0 on a CPU: several times slower.",
-                ["model_name", "execution"],
-                registry=registry,
-            )
-            kernels.labels(info.model, execution).set(runs_native_kernels(execution))
+        kernels = Gauge(
+            "outrider_native_kernels",
+            "1 where our kernels for CPUs run the steps; 0 on a CPU: several times slower.",
+            ["model_name", "execution"],
+            registry=registry,
+        )
+        kernels.labels(info.model, execution).set(runs_native_kernels(execution))
         registry.register(CounterCollector(info.model, lambda: _counters(stats)))
 
     def observe(self, report: Report, load: Load) -> None:
@@ -67,8 +66,8 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("step_failures", "Sequences that ended by a fault in their step.", stats.num_step_failures),
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
         ("unleased_drafts", "Drafts that routers named and no lease does: not called.", stats.num_unleased_drafts),
-        ("dropped_draft_tokens", "Drafted tokens that came late or with a gap.", stats.num_dropped_tokens),
-        ("siblings", "Tokens verified beside a drafted one.", stats.num_siblings),
-        ("siblings_accepted", "Such tokens that were accepted.", stats.num_siblings_accepted),
+        ("dropped_draft_tokens", "Draft tokens that came late or with a gap.", stats.num_dropped_tokens),
+        ("branch_tokens", "Draft tokens in steps beyond those of one path.", stats.num_branch_tokens),
+        ("branch_tokens_accepted", "Tokens accepted beside a main guess.", stats.num_branch_tokens_accepted),
         ("unknown_sequence_messages", "Messages about sequences that are not open.", stats.num_unknown),
     )

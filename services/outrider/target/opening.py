@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.drafting import source as drafting
+from outrider.drafting.source import DraftLimits
 from outrider.errors import InvalidRequest
 from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
-from outrider.protocol.validate import check_label, check_opening
+from outrider.protocol.validate import check_label, check_opening, check_prediction
 from outrider.speculation import Grammar, LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
+from outrider.target.calibration import min_chance
 from outrider.target.grammar import GrammarCompiler
 
 
@@ -24,7 +27,7 @@ class Limits:
     max_sequences: int = 64
     """Open sequences, those without KV included."""
     max_draft_tokens: int = 32
-    """Drafted tokens verified in one step."""
+    """Draft positions verified in one step."""
     grammars: GrammarCompiler | None = None
     """None when structured output is not served."""
 
@@ -38,15 +41,19 @@ class Speculation:
     max_wait_us: int = 0
     """Longest that the sequence is held back for a draft, in µs from the moment it is ready for a step."""
     run_ahead_tokens: int = 0
-    """Drafted tokens kept beyond those of the next step."""
+    """Draft tokens kept beyond those of the next step."""
     weight: float = 1.0
     """What an accepted token is worth: a drafted one is verified when weight times its chance is at least its row's
     price."""
 
     @property
     def capacity(self) -> int:
-        """Drafted tokens worth keeping."""
-        return self.max_draft_tokens + self.run_ahead_tokens if self.max_draft_tokens else 0
+        """Draft positions worth keeping."""
+        return self.draft_limits(0.0).capacity
+
+    def draft_limits(self, row_price: float) -> DraftLimits:
+        """What a source of drafts is told, at this price of a row."""
+        return DraftLimits(self.max_draft_tokens, self.run_ahead_tokens, min_chance(row_price, self.weight))
 
     def check(self, limits: Limits) -> None:
         """Raises InvalidRequest."""
@@ -89,6 +96,8 @@ class Opening:
     grammar: Grammar | None = None
     """The compiled grammar of `logits`, after the committed tokens. Set later than the rest: see `compiling`."""
     logprobs: LogprobsOptions | None = None
+    prediction: tuple[int, ...] = ()
+    """The output that the client expects, in large part."""
     request_id: str = ""
     tenant: str = ""
 
@@ -101,6 +110,21 @@ class Opening:
     def compiling(self) -> bool:
         """Whether the sequence may not run yet because its grammar is not compiled."""
         return self.grammar is None and self.logits is not None and bool(self.logits.grammar)
+
+    def for_drafts(self, row_price: float) -> drafting.Opening:
+        """What a source of drafts needs of it."""
+        return drafting.Opening(
+            prompt=self.prompt,
+            params=self.params,
+            mode=self.mode,
+            committed=self.committed,
+            limits=self.speculation.draft_limits(row_price),
+            max_new_tokens=self.stopping.max_new_tokens,
+            stop_token_ids=self.stopping.stop_token_ids,
+            salt=self.salt,
+            prediction=self.prediction,
+            log_fields=self.log_fields,
+        )
 
     def processor(self) -> LogitsProcessor | None:
         """The processor of its logits, in its state after the committed tokens."""
@@ -123,6 +147,7 @@ class Opening:
             max_context_len=limits.max_context_len,
         )
         self.speculation.check(limits)
+        check_prediction(self.prediction, limits.vocab_size, limits.max_context_len)
         check_label("request_id", self.request_id)
         check_label("tenant", self.tenant)
         if self.logits is not None:

@@ -8,14 +8,14 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.engine import CheckpointError, Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
+from outrider.drafting.pool import no_leases
+from outrider.engine import Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
 from outrider.engine.parallel.sharding import rank_device
@@ -25,19 +25,14 @@ from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
-from outrider.target.draft_leases import no_leases
-from outrider.target.events import Event, TargetEvent
 from outrider.target.grammar import GrammarCompiler
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.opening import Limits
-from outrider.target.report import Report
 from outrider.target.scheduler import Batching
 from outrider.target.service import TargetServicer
 from outrider.target.tokenizer import read_tokenizer
 from outrider.target.worker import TargetWorker
 from outrider.worker import process
-from outrider.worker.inbox import Inbox
-from outrider.worker.loop import StepLoop
 from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import RunningWorker, limit_cpu, serve_until_stopped
 
@@ -47,8 +42,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_USEFUL_TOKENS = 256
-"""A prompt of a few sentences with its chat template, and as long an answer."""
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 
 
@@ -94,27 +87,13 @@ def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, work
     info = process.describe(
         config,
         worker_pb2.WORKER_ROLE_TARGET,
-        replace(engine.info, max_context_len=longest_sequence(engine.info)),
+        engine.info,
         model_revision=revision(path, engine.info, config.engine.quantization, shards=config.tensor_parallel),
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         max_draft_tokens=config.max_draft_tokens,
     )
     return engine, info
-
-
-def longest_sequence(model: ModelInfo) -> int:
-    """Tokens of the longest sequence, prompt included: what the KV cache holds of the model's context.
-
-    Raises CheckpointError when that is no useful request.
-    """
-    held = model.num_blocks * model.block_size
-    if held < min(_USEFUL_TOKENS, model.max_context_len):
-        message = f"the KV cache holds {held} tokens, fewer than the {_USEFUL_TOKENS} of a short request"
-        raise CheckpointError("kv_cache_bytes", f"{message}; raise it, or num_blocks")
-    if held < model.max_context_len:
-        log.warning("requests have at most %d tokens of the model's %d: the KV cache", held, model.max_context_len)
-    return min(held, model.max_context_len)
 
 
 def serve(
@@ -161,15 +140,13 @@ def _servicer(
         grammars=GrammarCompiler(resolve(config.model), info.vocab_size, engine.info.eos_token_ids),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
-    inbox: Inbox[Event] = Inbox()
-    worker = TargetWorker(engine, limits, batching, time.monotonic, inbox.take)
+    worker = TargetWorker(engine, limits, batching, time.monotonic)
     return TargetServicer(
         worker,
         info,
         limits,
         publisher.note,
         TargetMetrics(registry, info, worker.stats, engine.info.execution),
-        make_steps=partial(StepLoop[TargetEvent, Report], inbox=inbox),
         connect=connect_to(Role.DRAFT, config.tls),
         tokenizer=read_tokenizer(resolve(config.model)),
         credential=credential(config.secret, Role.TARGET),

@@ -19,7 +19,7 @@ class Committed:
     """Length before this commit."""
     outcome: Outcome
     rejected: list[int]
-    """The step's drafted tokens from index num_accepted on; an accepted alternative counts there too."""
+    """The drafted tokens of the longest path in the step, after as many as were accepted."""
     num_dropped: int
     draft_serial: int
     """Number of the message that brought the last drafted token; 0 without one."""
@@ -31,8 +31,8 @@ class Committed:
     logprobs: Sequence[TokenLogprobs] = ()
     """One per token of the outcome, when requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    num_siblings: int = 0
-    """Alternatives verified next to drafted tokens."""
+    num_branch_tokens: int = 0
+    """Draft tokens in the step beyond those of the longest path."""
     draft_useful_s: float = 0.0
     """Draft time spent on the accepted tokens."""
 
@@ -71,10 +71,10 @@ class TargetStats:
     num_verified_tokens: int = 0
     num_accepted_tokens: int = 0
     num_dropped_tokens: int = 0
-    num_siblings: int = 0
-    """Alternatives verified; not counted among the drafted tokens."""
-    num_siblings_accepted: int = 0
-    """Alternatives accepted; counted among the accepted tokens too."""
+    num_branch_tokens: int = 0
+    """Draft tokens in steps beyond those of one path; not counted among the drafted tokens."""
+    num_branch_tokens_accepted: int = 0
+    """Those accepted beside the main guess; counted among the accepted tokens too."""
     num_refused_drafts: int = 0
     num_unleased_drafts: int = 0
     """Drafts that routers named and that hold no lease. Only the event loop writes it."""

@@ -1,20 +1,20 @@
 """Plans the next step. Pure: sequences, free blocks and the clock in, a plan out.
 
 Every step mixes decoding, verification and chunks of prefill. Decoding goes first, one token per sequence. A quarter of
-the step is kept for prefill while there is any. Drafted tokens fill what decoding leaves, as far as each is worth its
-row, and prefill gets the rest. What is then left goes to siblings, which are alternatives to drafted tokens. Decoding
-may preempt the newest sequence, which is recomputed later; drafts never preempt.
+the step is kept for prefill while there is any. Draft tokens fill what decoding leaves, the most valuable of all
+sequences first, as far as each is worth its row; prefill gets the rest. Decoding may preempt the newest sequence, which
+is recomputed later; drafts never preempt.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import heapq
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.speculation import VerificationMode
-from outrider.target.calibration import Calibration
-from outrider.target.drafts import Beside
+from outrider.drafting.tree import ROOT, DraftTree
+from outrider.target.choice import Choice, Pricing
 from outrider.target.sequence import TargetSequence
 
 
@@ -27,42 +27,16 @@ class Batching:
     max_batch_tokens: int = 512
     prefill_share: float = 0.25
     """Share of max_batch_tokens that drafts leave to prefill while there is any."""
-    max_siblings: int = 8
-    """Most alternatives that are verified next to one draft."""
+    max_branch_tokens: int = 8
+    """Most tokens of one draft that are verified beyond those of one path."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.max_batch_tokens < 1:
             raise ValueError("max_batch_tokens: must be at least 1")
         if not 0 <= self.prefill_share <= 1:
             raise ValueError(f"prefill_share: {self.prefill_share} is not in [0, 1]")
-        if self.max_siblings < 0:
-            raise ValueError("max_siblings: must not be negative")
-
-
-def _none_free(num_rows: int, num_tokens: int) -> int:
-    return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Pricing:
-    """What drafted tokens cost, and how likely they are accepted. By default all are verified."""
-
-    price: float = 0.0
-    """Price of a row: the least chance, times the sequence's weight, at which a token is verified."""
-    calibration: Calibration = field(default_factory=Calibration)
-    num_free: Callable[[int, int], int] = _none_free
-    """(sequences, tokens) of a step → how many more tokens it would run in the same time, as a recorded step does."""
-    sibling_price: float = math.inf
-    """As `price`, for a sibling; infinite when none are run."""
-
-    def values(self, sequence: TargetSequence) -> list[float]:
-        """Weight times chance of each offered token. Never rises from one token to the next."""
-        weight = sequence.speculation.weight
-        return [weight * chance for chance in self.calibration.chances(sequence.bins, sequence.fit)]
-
-    def may_pay(self, sequence: TargetSequence) -> bool:
-        """Whether any draft that could still come would be verified."""
-        return sequence.speculation.weight * self.calibration.best(sequence.fit) >= self.price
+        if self.max_branch_tokens < 0:
+            raise ValueError("max_branch_tokens: must not be negative")
 
 
 @dataclass(slots=True)
@@ -72,20 +46,18 @@ class PlannedRow:
     sequence: TargetSequence
     num_tokens: int
     """How many of the sequence's pending tokens are run."""
-    num_drafted: int = 0
-    siblings: list[Beside] = field(default_factory=list)
-    """Alternatives that are verified next to the drafted tokens."""
+    draft: DraftTree = field(init=False)
+    """The drafted tokens that are verified, a parent before its children."""
     decides: bool = field(init=False)
     """Whether all pending tokens are run, so that the row ends in a verdict. Otherwise it is a chunk of prefill."""
 
     def __post_init__(self) -> None:
         self.decides = self.num_tokens == self.sequence.pending
+        self.drop_draft()
 
     def drop_draft(self) -> None:
-        """Runs the committed tokens alone. Ratio mode still verifies the first drafted token, because it was
-        sampled."""
-        self.num_drafted = 0
-        self.siblings = []
+        """Runs the committed tokens alone."""
+        self.draft = DraftTree(self.sequence.committed_len)
 
     @property
     def decodes(self) -> bool:
@@ -94,7 +66,7 @@ class PlannedRow:
 
     @property
     def num_run(self) -> int:
-        return self.num_tokens + self.num_drafted + len(self.siblings)
+        return self.num_tokens + len(self.draft)
 
 
 @dataclass(slots=True)
@@ -123,14 +95,6 @@ class _Room:
         """How many of `wanted` tokens fit from position `start` on."""
         slots = (blocks_for(start, self.block_size) + self.blocks) * self.block_size - start
         return max(0, min(wanted, self.tokens - keep_tokens, slots))
-
-    def take_beside(self) -> bool:
-        """Takes a token and the KV block that a sibling needs for itself. False when there is no room."""
-        if not (self.tokens and self.blocks):
-            return False
-        self.tokens -= 1
-        self.blocks -= 1
-        return True
 
     def take(self, start: int, count: int) -> None:
         self.tokens -= count
@@ -174,7 +138,7 @@ def plan(
     pricing = pricing or Pricing()
     if any(s.kv is not None and s.pending > 1 for s in sequences):
         # A step with a chunk of a prompt is never a recorded one.
-        pricing = replace(pricing, num_free=_none_free)
+        pricing = replace(pricing, num_free=lambda num_rows, num_tokens: 0)
     running = sorted((s for s in sequences if s.kv is not None), key=lambda s: s.serial)
     held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None and pricing.may_pay(s)]
     waiting = {s.key for s, _ in held}
@@ -186,10 +150,9 @@ def plan(
     if rows is not None:
         waiting_tokens = sum(s.pending for s in prefilling)
         keep_tokens = min(waiting_tokens, int(batching.max_batch_tokens * batching.prefill_share))
-        _add_drafts(rows, room, keep_tokens, pricing)
-        verifying = [row for row in rows if row.num_drafted]
-        rows += _prefill(prefilling, room, pricing)
-        _add_siblings(verifying, room, batching.max_siblings, pricing.sibling_price)
+        _add_drafts(rows, room, keep_tokens, pricing, batching)
+        rows += _prefill(prefilling, room)
+        _add_drafts([row for row in rows if row.decides and not row.decodes], room, 0, pricing, batching)
     if ready and not rows:
         return Plan(victim=running[-1])
     return Plan(rows=rows or [], held=held)
@@ -206,61 +169,43 @@ def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | N
     return rows
 
 
-def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: Pricing) -> None:
-    """Adds drafted tokens of all rows, the most valuable first, as long as a token is worth its row or the row is free.
+def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: Pricing, batching: Batching) -> None:
+    """Adds drafted tokens of all rows, the most valuable first, as long as one is worth its row or the row is free.
 
-    A sequence's tokens stay in order: the value of a later one is never higher.
+    A token is a candidate once its parent is taken, and its value is never higher than its parent's.
     """
-    offered = [(value, row) for row in rows for value in _values(row, pricing)]
-    offered.sort(key=lambda pair: -pair[0])
+    offered = [(row, pricing.offered(row.sequence)) for row in rows]
+    choices = [(row, Choice(tree, row.sequence, pricing.calibration)) for row, tree in offered if tree is not None]
+    order = itertools.count()
+    waiting = [
+        (-value, next(order), number, node)
+        for number, (_, choice) in enumerate(choices)
+        for value, node in choice.take(ROOT)
+    ]
+    heapq.heapify(waiting)
     num_tokens = sum(row.num_run for row in rows)
-    full: set[int] = set()
-    for value, row in offered:
-        # Written so that NaN is worth nothing.
-        if not (value >= pricing.price or pricing.num_free(len(rows), num_tokens)):
+    while waiting:
+        least, _, number, node = heapq.heappop(waiting)
+        if not (-least >= pricing.price or pricing.num_free(len(rows), num_tokens)):
             break
-        start = row.sequence.cached_len + row.num_tokens + row.num_drafted
-        if row.sequence.serial in full or not room.fit(start, 1, keep_tokens):
-            full.add(row.sequence.serial)
+        row, choice = choices[number]
+        start = row.sequence.cached_len + row.num_tokens + len(choice.nodes)
+        if not (choice.may_take(node, batching.max_branch_tokens) and room.fit(start, 1, keep_tokens)):
             continue
         room.take(start, 1)
-        row.num_drafted += 1
         num_tokens += 1
+        for value, child in choice.take(node):
+            heapq.heappush(waiting, (-value, next(order), number, child))
+    for row, choice in choices:
+        row.draft = choice.draft
 
 
-def _values(row: PlannedRow, pricing: Pricing) -> list[float]:
-    if not pricing.price:
-        return [1.0] * row.sequence.num_offered
-    return pricing.values(row.sequence)
-
-
-def _add_siblings(rows: list[PlannedRow], room: _Room, most: int, price: float) -> None:
-    """Adds siblings, the likeliest of all rows first."""
-    if not most or price >= 1:
-        return
-    found = [
-        (beside, row)
-        for row in rows
-        if row.sequence.mode is not VerificationMode.RATIO
-        for beside in row.sequence.drafts.beside(row.sequence.tokens, row.num_drafted)
-        # A draft may send NaN.
-        if beside.chance >= price
-    ]
-    found.sort(key=lambda pair: -pair[0].chance)
-    for beside, row in found:
-        if len(row.siblings) < most and room.take_beside():
-            row.siblings.append(beside)
-
-
-def _prefill(prefilling: list[TargetSequence], room: _Room, pricing: Pricing) -> list[PlannedRow]:
+def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[PlannedRow]:
     rows = []
     for sequence in prefilling:
         count = room.fit(sequence.cached_len, sequence.pending)
         if not count:
             break
         room.take(sequence.cached_len, count)
-        row = PlannedRow(sequence, count)
-        if row.decides:
-            _add_drafts([row], room, 0, pricing)
-        rows.append(row)
+        rows.append(PlannedRow(sequence, count))
     return rows

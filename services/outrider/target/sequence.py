@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from outrider.drafting.buffer import DraftBuffer
+from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.options.logprobs import TokenLogprobs
 from outrider.speculation import Grammar, LogitsProcessor, VerificationMode
-from outrider.target.calibration import Bin, Fit
-from outrider.target.drafts import DraftBuffer, OfferedDraft
+from outrider.target.calibration import Fit
 from outrider.target.opening import Opening, Speculation
 from outrider.target.times import Timer
 from outrider.worker.events import SequenceKey
@@ -85,14 +86,9 @@ class TargetSequence:
         return min(self.opening.stopping.max_new_tokens - output_len, self.max_context_len - self.committed_len)
 
     @property
-    def num_offered(self) -> int:
-        """Buffered tokens that can be verified in the next step, whose last token is always the target's own."""
-        return max(0, min(len(self.drafts), self.speculation.max_draft_tokens, self.remaining - 1))
-
-    @property
-    def bins(self) -> list[Bin]:
-        """The calibration bins of the offered tokens."""
-        return [arrival.bin for arrival in self.drafts.arrivals[: self.num_offered]]
+    def max_depth(self) -> int:
+        """Draft positions that can be verified in the next step, whose last token is always the target's own."""
+        return max(0, min(self.speculation.max_draft_tokens, self.remaining - 1))
 
     def held_until(self, now_s: float) -> float | None:
         """Until when the sequence is held back for a draft, or None when it may be stepped now."""
@@ -103,16 +99,21 @@ class TargetSequence:
         until = self.timer.ready_since_s + self.speculation.max_wait_us * 1e-6
         return until if until > now_s else None
 
-    def offer(self, draft: OfferedDraft) -> None:
-        """Buffers what is useful of a draft."""
-        self.drafts.offer(draft, self.tokens, self.speculation.capacity)
-        if self.drafts.token_ids:
+    def offer(self, tree: DraftTree, received_s: float) -> None:
+        """Buffers what is useful of a draft worker's tree."""
+        self.drafts.offer(tree, self.tokens, self.speculation.capacity)
+        if self.drafts.num_sent:
             self._cut_impossible()
-            if not self.drafts.token_ids:
+            if not self.drafts.num_sent:
                 # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
                 self.drafts.declined_len = self.committed_len
         if self.drafts.has_answer(self.committed_len):
-            self.timer.draft_answered(draft.received_s)
+            self.timer.draft_answered(received_s)
+
+    def put(self, tree: DraftTree) -> None:
+        """Buffers what is useful of a tree that was made in this process."""
+        self.drafts.put(tree, self.committed_len, self.speculation.max_draft_tokens)
+        self._cut_impossible()
 
     def take_grammar(self, grammar: Grammar) -> None:
         """It may run from here on."""
@@ -135,8 +136,15 @@ class TargetSequence:
 
     def _cut_impossible(self) -> None:
         """Drops drafted tokens that no grammar lets through, before they cost a row."""
-        if self.processor is None or not self.drafts.token_ids:
-            return
-        count = self.processor.num_possible(self.drafts.token_ids)
-        # Ratio mode verifies the first of them anyway: it was sampled, and the residual distribution depends on it.
-        self.drafts.cut(count + (self.mode is VerificationMode.RATIO))
+        if self.processor is not None and self.drafts.trees:
+            self.drafts.keep(self._possible)
+
+    def _possible(self, tree: DraftTree) -> DraftTree:
+        assert self.processor is not None
+        # Ratio mode verifies the first impossible token anyway: it was sampled, and the residual distribution depends
+        # on it.
+        spared, kept = self.mode is VerificationMode.RATIO, set[int]()
+        for path in tree.paths():
+            count = self.processor.num_possible([tree.token_ids[node] for node in path])
+            kept.update(path[: count + spared])
+        return tree if len(kept) == len(tree) else tree.take(sorted(kept))

@@ -5,32 +5,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
+from outrider.drafting.pool import DraftLeases, ReadLeases, no_leases
 from outrider.errors import NotFound
 from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
-from outrider.target.draft_leases import DraftLeases, ReadLeases, no_leases
+from outrider.target.drafts import PooledDrafts
 from outrider.target.events import Compiled, Event, Opened, TargetEvent
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
-from outrider.target.pairs import Pairs
-from outrider.target.report import Report, TargetStats
+from outrider.target.report import Report
 from outrider.target.wire import empty_response, events_of, response_of
+from outrider.target.worker import TargetWorker
 from outrider.worker.events import Refused
-from outrider.worker.loop import StepLoop, StepMachine
+from outrider.worker.loop import StepLoop
 from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
-from outrider.worker.watchdog import StepPace
-
-
-class TargetMachine(StepMachine[TargetEvent, Report], Protocol):
-    """What runs a target's sequences: our own engine, or another."""
-
-    @property
-    def stats(self) -> TargetStats: ...
-    @property
-    def pace(self) -> StepPace: ...
 
 
 class TargetServicer(
@@ -39,7 +30,7 @@ class TargetServicer(
 ):
     def __init__(
         self,
-        worker: TargetMachine,
+        worker: TargetWorker,
         info: worker_pb2.WorkerInfo,
         limits: Limits,
         prefix_listener: PrefixListener = lambda added, removed: None,
@@ -63,14 +54,14 @@ class TargetServicer(
         self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
         leases = DraftLeases(read_leases, clock)
-        self.pairs = Pairs(
-            limits, clock, self.steps.post, self.streams.answer, leases, connect, worker.stats, credential
+        self.drafts = PooledDrafts(
+            limits, clock, self.steps.post, self.streams.answer, leases, connect, credential, worker.stats
         )
 
     async def __aexit__(self, *exception: object) -> None:
         for task in self._compiling:
             task.cancel()
-        await self.pairs.links.stop()
+        await self.drafts.pool.links.stop()
         await super().__aexit__(*exception)
 
     def step_limit_s(self, most_s: float) -> float:
@@ -96,8 +87,8 @@ class TargetServicer(
         await self._serve(request_iterator, context)
 
     def _events_of(self, stream: int, request: target_pb2.VerifyRequest) -> Iterable[Event]:
-        self.pairs.apply(stream, request)
         events = list(events_of(request, stream, self._limits, self._clock()))
+        self.drafts.apply(stream, request, events)
         for event in events:
             if isinstance(event, Opened) and event.opening.compiling:
                 task = self._event_loop.create_task(self._compile(event))
@@ -116,10 +107,10 @@ class TargetServicer(
             self.post(Refused(opened.key, error))
 
     def _stream_ended(self, stream: int) -> None:
-        self.pairs.stream_ended(stream)
+        self.drafts.stream_ended(stream)
 
     def _dispatch(self, report: Report) -> None:
-        draft_stats = self.pairs.take_report(report)
+        draft_stats = self.drafts.take_report(report)
         # Drafts wait for commits, so these are sent before the responses are built.
         self._event_loop.call_soon(lambda: self._tell(response_of(report, draft_stats), report))
 

@@ -5,12 +5,11 @@ When a step fails, its halves are run apart until one row is found at fault: onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.engine import DeviceLost, Engine, EngineSequence, OutOfBlocks, Row, Sibling
-from outrider.speculation import Candidate, Verdict, VerificationMode, verify
-from outrider.target.drafts import Arrival
+from outrider.engine import DeviceLost, Engine, EngineSequence, OutOfBlocks, Row
+from outrider.speculation import Candidate, Verdict, verify
 from outrider.target.logprobs import add_logprobs, asked_rows, num_prompt_rows, take_prompt
 from outrider.target.scheduler import PlannedRow
 from outrider.target.sequence import TargetSequence
@@ -23,101 +22,67 @@ class Verified:
     row: PlannedRow
     found: Verdict | Exception | None
     """None: a chunk of prefill, which decides nothing."""
-    late: bool = False
-    """Whether a drafted token that came during the step was verified too, for the position after the others."""
     raised: bool = False
     """Whether the model raised `found` when it ran this row alone, without its draft."""
 
     @property
-    def num_drafted(self) -> int:
-        """Drafted tokens that were verified, one that came during the step included."""
-        return self.row.num_drafted + self.late
-
-    @property
-    def last_arrival(self) -> Arrival | None:
-        """Of the last drafted token that was verified; None without one. Only until the sequence commits."""
-        return self.row.sequence.drafts.arrivals[self.num_drafted - 1] if self.num_drafted else None
-
-    @property
-    def sibling(self) -> int | None:
-        """The index of the sibling that the verdict accepts, or None. A sibling has no drafted tokens after it."""
-        if not (self.row.siblings and isinstance(self.found, Verdict) and self.found.path):
-            return None
-        number = self.found.path[-1] - 1 - self.row.num_drafted
-        return number if number >= 0 else None
+    def path(self) -> list[int]:
+        """The nodes of the row's draft that verification accepts."""
+        return [row - 1 for row in self.found.path] if isinstance(self.found, Verdict) else []
 
 
-def verify_rows(
-    engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[[], None] = lambda: None
-) -> list[Verified]:
+def verify_rows(engine: Engine, rows: Sequence[PlannedRow]) -> list[Verified]:
     """One result per row. A row that failed keeps its earlier KV; the others are not affected.
 
-    `poll_late_drafts` is called between the forward and the verification, which may then use late drafts. Raises
-    OutOfBlocks, with nothing changed, when the pool cannot hold the rows, and DeviceLost.
+    Raises OutOfBlocks, with nothing changed, when the pool cannot hold the rows, and DeviceLost.
     """
     before = [kv_of(row.sequence).cached_len for row in rows]
     try:
-        return _run(engine, rows, poll_late_drafts)
+        return _run(engine, rows)
     except (OutOfBlocks, DeviceLost):
         raise
     except Exception as error:
         for row, length in zip(rows, before, strict=True):
             engine.kv.retract(kv_of(row.sequence), length)
         if len(rows) == 1:
-            if not (rows[0].num_drafted or rows[0].siblings):
+            if not rows[0].draft.token_ids:
                 return [Verified(rows[0], error, raised=True)]
             # The draft may be what fails, and it only affects latency: try once more without it.
             rows[0].drop_draft()
-            return verify_rows(engine, rows, poll_late_drafts)
+            return verify_rows(engine, rows)
         middle = len(rows) // 2
-        return verify_rows(engine, rows[:middle], poll_late_drafts) + verify_rows(
-            engine, rows[middle:], poll_late_drafts
-        )
+        return verify_rows(engine, rows[:middle]) + verify_rows(engine, rows[middle:])
 
 
-def _run(engine: Engine, rows: Sequence[PlannedRow], poll_late_drafts: Callable[[], None]) -> list[Verified]:
+def _run(engine: Engine, rows: Sequence[PlannedRow]) -> list[Verified]:
     logits = engine.forward([_engine_row(row) for row in rows])
-    poll_late_drafts()
     deciding = [row for row in rows if row.decides]
-    late = [_verifies_one_more(row) for row in deciding]
     logits = take_prompt(rows, logits)
     asked = asked_rows(deciding, logits)
-    verdicts = verify(logits, list(map(_candidate, deciding, late))) if deciding else []
+    verdicts = verify(logits, list(map(_candidate, deciding))) if deciding else []
     add_logprobs(deciding, asked, verdicts)
     # A request that cannot be served is no fault of the model: nothing is run again.
-    found = iter(zip((verdict.error or verdict for verdict in verdicts), late, strict=True))
-    return [Verified(row, *next(found)) if row.decides else Verified(row, None) for row in rows]
+    found = iter([verdict.error or verdict for verdict in verdicts])
+    return [Verified(row, next(found) if row.decides else None) for row in rows]
 
 
 def _engine_row(row: PlannedRow) -> Row:
-    sequence = row.sequence
+    sequence, draft = row.sequence, row.draft
     start = sequence.cached_len
-    tokens = [*sequence.tokens[start : start + row.num_tokens], *sequence.drafts.token_ids[: row.num_drafted]]
-    siblings = [Sibling(row.num_tokens - 1 + beside.at, beside.token_id) for beside in row.siblings]
-    num_logits = num_prompt_rows(row) + (row.num_drafted + 1 if row.decides else 0)
-    return Row(kv_of(row.sequence), tokens, num_logits, siblings)
+    tokens = [*sequence.tokens[start : start + row.num_tokens], *draft.token_ids]
+    num_logits = num_prompt_rows(row) + (len(draft) + 1 if row.decides else 0)
+    return Row(kv_of(sequence), tokens, num_logits, parents=draft.parents or range(-1, len(draft) - 1))
 
 
-def _verifies_one_more(row: PlannedRow) -> bool:
-    """Whether the buffer has a token after those that were run. Ratio mode only: elsewhere the target's own token
-    decides."""
-    sequence, count = row.sequence, row.num_drafted
-    if sequence.mode is not VerificationMode.RATIO:
-        return False
-    return count < min(len(sequence.drafts), sequence.speculation.max_draft_tokens)
-
-
-def _candidate(row: PlannedRow, late: bool) -> Candidate:
-    sequence, count = row.sequence, row.num_drafted + late
-    beside = row.siblings
+def _candidate(row: PlannedRow) -> Candidate:
+    sequence, draft = row.sequence, row.draft
     return Candidate(
         params=sequence.opening.params,
         mode=sequence.mode,
         base_len=sequence.committed_len,
-        draft=[*sequence.drafts.token_ids[:count], *(one.token_id for one in beside)],
-        q=sequence.drafts.q[:count],
-        parents=[*range(-1, count - 1), *(one.at - 1 for one in beside)] if beside else (),
-        bonus=not late,
+        draft=draft.token_ids,
+        q=draft.q,
+        parents=draft.parents,
         processor=sequence.processor,
     )
 

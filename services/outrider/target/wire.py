@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 
+from outrider.drafting.source import DraftAssignment
 from outrider.errors import NotSupported
 from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol import convert, logits_options, logprobs
-from outrider.protocol.draft_log import to_us
+from outrider.protocol.durations import to_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
-from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Event, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed, Report
@@ -55,6 +55,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         salt=message.cache_salt,
         logits=logits_options.from_proto(message.logits) if message.HasField("logits") else None,
         logprobs=_logprobs(message),
+        prediction=tuple(message.predicted_token_ids),
         request_id=message.request_id,
         tenant=message.tenant,
     )
@@ -79,21 +80,11 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
     return speculation
 
 
-def checked_draft(message: sequence_pb2.Draft, now_s: float) -> OfferedDraft:
-    """The draft of a message that DraftValidator lets through."""
-    return OfferedDraft(
-        epoch=message.epoch,
-        base_len=message.base_len,
-        token_ids=tuple(message.token_ids),
-        parents=tuple(message.parents),
-        q=tuple(convert.distributions_from_proto(message.q)),
-        serial=message.serial,
-        received_s=now_s,
-        confidence=tuple(message.confidence),
-        source=message.source,
-        matched=message.matched,
-        share_s=message.share_us * 1e-6,
-    )
+def assignment_of(message: sequence_pb2.DraftAssignment) -> DraftAssignment | None:
+    """None for one that names no draft."""
+    if not message.address:
+        return None
+    return DraftAssignment(message.worker_id, message.address, message.sequence_id)
 
 
 def response_of(
@@ -149,5 +140,5 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
         prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),
         share_us=to_us(times.share_s),
         wasted_us=to_us(times.wasted_s),
-        num_siblings=committed.num_siblings,
+        num_branch_tokens=committed.num_branch_tokens,
     )

@@ -7,22 +7,22 @@ reason.
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from outrider.engine import Engine, OutOfBlocks
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.protocol.finish import Finish
-from outrider.speculation import Verdict, VerificationMode
+from outrider.speculation import Verdict
 from outrider.target import events
 from outrider.target.accounting import StepAccounting
 from outrider.target.calibration import Fit
+from outrider.target.choice import Pricing
 from outrider.target.commit import apply_stop_conditions
 from outrider.target.events import Event
 from outrider.target.opening import Limits
 from outrider.target.report import Committed, Report, TargetStats
-from outrider.target.scheduler import Batching, Plan, PlannedRow, Pricing, plan
+from outrider.target.scheduler import Batching, Plan, PlannedRow, plan
 from outrider.target.sequence import PromptReport
 from outrider.target.sequences import OpenSequences
 from outrider.target.verify import Verified, kv_of, verify_rows
@@ -36,8 +36,6 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 """Monotonic seconds."""
-TakeLate = Callable[[Callable[[Event], bool]], Iterable[Event]]
-"""Takes the wanted ones of the events that came in during the step; the others follow after it."""
 
 
 class TargetWorker:
@@ -49,7 +47,6 @@ class TargetWorker:
         limits: Limits,
         batching: Batching,
         clock: Clock,
-        take_late: TakeLate = lambda wanted: (),
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
     ) -> None:
         """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs."""
@@ -60,7 +57,6 @@ class TargetWorker:
         self._limits = limits
         self._batching = batching
         self._clock = clock
-        self._take_late = take_late
         self._sequences = OpenSequences(engine.kv, self.stats)
         self._accounting = StepAccounting(self.stats, row_price)
         self._report = Report()
@@ -120,7 +116,7 @@ class TargetWorker:
         if not planned.rows:
             return planned.wake_at_s
         try:
-            results = verify_rows(self._engine, planned.rows, lambda: self._poll_late_drafts(planned.rows))
+            results = verify_rows(self._engine, planned.rows)
         except OutOfBlocks as error:
             # The plan and the pool disagree. Preempting the newest sequence is always safe.
             log.error("planned a step that does not fit: %s", error)
@@ -138,9 +134,8 @@ class TargetWorker:
 
     def _schedule(self, now_s: float) -> Plan:
         self._sequences.admit(self._batching)
-        engine, price = self._engine, self._accounting.row_price
-        sibling_price = price if engine.runs_siblings else math.inf
-        pricing = Pricing(price, self._accounting.calibration, engine.num_free_tokens, sibling_price)
+        engine = self._engine
+        pricing = Pricing(self._accounting.row_price, self._accounting.calibration, engine.num_free_tokens)
         while True:
             planned = plan(list(self._sequences), self._batching, engine.kv.num_free_blocks, now_s, pricing)
             if planned.victim is None:
@@ -152,21 +147,6 @@ class TargetWorker:
             if row.sequence.kv is not None:
                 self._engine.kv.rewind(row.sequence.kv, row.sequence.committed_len - 1)
         self._sequences.preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
-
-    def _poll_late_drafts(self, rows: Sequence[PlannedRow]) -> None:
-        """Applies drafts that came during the step and continue those being verified."""
-        # Only ratio mode needs this: in the others the buffer stays valid after a commit of the same tokens.
-        sequences = [row.sequence for row in rows if row.decides and row.sequence.mode is VerificationMode.RATIO]
-        verified = {sequence.key: sequence for sequence in sequences}
-
-        def wanted(event: Event) -> bool:
-            if not isinstance(event, events.Offered) or event.key not in verified:
-                return False
-            sequence = verified[event.key]
-            return sequence.drafts.continued_by(event.draft, sequence.tokens)
-
-        for event in self._take_late(wanted) if verified else ():
-            self.apply(event)
 
     def _finish_step(self, results: Sequence[Verified], started_s: float) -> None:
         rows = [result.row for result in results]
@@ -203,35 +183,29 @@ class TargetWorker:
             self._remove(sequence.key)
 
     def _commit(self, result: Verified, verdict: Verdict) -> Finish:
-        sequence, num_drafted = result.row.sequence, result.num_drafted
+        sequence, draft = result.row.sequence, result.row.draft
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
-        outcome = apply_stop_conditions(verdict, num_drafted, stop_token_ids=stops, remaining=sequence.remaining)
-        rejected = sequence.drafts.token_ids[outcome.num_accepted : num_drafted]
-        prompt = sequence.prompt_report or PromptReport()
-        arrival, number = result.last_arrival, result.sibling
-        # A stop token before it may have ended the text.
-        accepts_sibling = number is not None and outcome.num_accepted == verdict.num_accepted
-        self._accounting.verified(result, outcome, accepts_sibling=accepts_sibling)
-        draft_useful_s = sum(arrival.draft_s for arrival in sequence.drafts.arrivals[: outcome.num_accepted])
-        if number is not None:
-            self._engine.kv.accept_branch(kv_of(sequence), number)
-        sequence.commit(outcome.token_ids, num_drafted)
+        outcome = apply_stop_conditions(verdict, draft.depth, stop_token_ids=stops, remaining=sequence.remaining)
+        prompt, accepted = sequence.prompt_report or PromptReport(), result.path[: outcome.num_accepted]
+        self._accounting.verified(result, outcome)
+        self._engine.kv.keep(kv_of(sequence), result.path)
+        sequence.commit(outcome.token_ids, draft.depth)
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.
         self._engine.kv.rewind(kv_of(sequence), sequence.committed_len - 1)
         committed = Committed(
             key=sequence.key,
             base_len=base_len,
             outcome=outcome,
-            rejected=rejected,
+            rejected=draft.longest()[outcome.num_accepted :],
             num_dropped=sequence.drafts.take_num_dropped(),
-            draft_serial=0 if arrival is None else arrival.serial,
+            draft_serial=max((draft.origin(node).serial for node in range(len(draft))), default=0),
             times=sequence.timer.take(),
             num_prompt_tokens=prompt.num_tokens,
             num_cached_tokens=prompt.num_cached_tokens or 0,
             logprobs=verdict.logprobs[: len(outcome.token_ids)],
             prompt_logprobs=prompt.logprobs,
-            num_siblings=len(result.row.siblings),
-            draft_useful_s=draft_useful_s,
+            num_branch_tokens=len(draft) - draft.depth,
+            draft_useful_s=sum(map(draft.seconds_of, accepted)),
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)
@@ -257,7 +231,7 @@ class TargetWorker:
         try:
             if isinstance(event, events.DraftRefused):
                 raise event.error
-            sequence.offer(event.draft)
+            sequence.offer(event.tree, event.received_s)
         except Exception as error:
             # A draft only affects latency: the sequence continues without it.
             self.stats.num_refused_drafts += 1

@@ -98,16 +98,14 @@ class SpeculationMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._counter("spec_decode_num_drafts", "Steps that verified drafted tokens.", self._num_drafts)
-        yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens taken into a step.", self._num_draft_tokens)
+        yield self._counter("spec_decode_num_draft_tokens", "Draft tokens taken into a step.", self._num_draft_tokens)
         yield self._counter(
             "spec_decode_num_verified_tokens",
-            "Drafted tokens verified: up to the first rejected one.",
+            "Draft tokens verified: up to the first rejected one.",
             self._num_verified,
         )
-        yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted.", self._num_accepted)
-        yield self._counter(
-            "wasted_draft_tokens", "Drafted tokens that were dropped or not accepted.", self._num_wasted
-        )
+        yield self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.", self._num_accepted)
+        yield self._counter("wasted_draft_tokens", "Draft tokens that were dropped or not accepted.", self._num_wasted)
         yield self._per_position()
 
     def _counter(self, name: str, meaning: str, value: int) -> CounterMetricFamily:

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from outrider.errors import OutriderError
-
-
-class SequenceKey(NamedTuple):
-    """A stream and a sequence id: each peer chooses the ids on its own stream."""
-
-    stream: int
-    sequence_id: int
+from outrider.protocol.sequence_key import SequenceKey as SequenceKey
 
 
 @dataclass(frozen=True, slots=True)

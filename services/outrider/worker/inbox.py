@@ -45,13 +45,6 @@ class Inbox(Generic[E]):
         events, self._kept = self._kept, []
         return events
 
-    def take(self, wanted: Callable[[E], bool]) -> list[E]:
-        """The wanted ones of the events that came since the last wait; the others stay, in order."""
-        self._take_posted()
-        taken = [event for event in self._kept if wanted(event)]
-        self._kept = [event for event in self._kept if not wanted(event)] if taken else self._kept
-        return taken
-
     def _take_posted(self) -> None:
         while not self._posted.empty():
             self._keep(self._posted.get())

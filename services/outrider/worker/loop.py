@@ -95,11 +95,9 @@ class StepLoop(Generic[E, R]):
         machine: StepMachine[E, R],
         deliver: Deliver[R],
         clock: Callable[[], float] = time.monotonic,
-        inbox: Inbox[E | WorkerEvent] | None = None,
         end: Callable[[str, Exception], None] = end_broken,
     ) -> None:
-        """`inbox`: where events come in; given for a machine that also reads it during a step. `end`: ends the process
-        with a reason, when the device is lost or three whole steps in a row have failed."""
+        """`end`: ends the process with a reason, when the device is lost or three whole steps in a row have failed."""
         self.load: Load = machine.load
         self.busy_since_s: float | None = None
         self.problem = ""
@@ -108,7 +106,7 @@ class StepLoop(Generic[E, R]):
         self._machine = machine
         self._deliver = deliver
         self._clock = clock
-        self._inbox: Inbox[E | WorkerEvent] = inbox or Inbox(clock)
+        self._inbox: Inbox[E | WorkerEvent] = Inbox(clock)
         self._thread = threading.Thread(target=self._run, name="outrider-step", daemon=True)
 
     def start(self) -> None:

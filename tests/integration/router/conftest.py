@@ -172,7 +172,7 @@ async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
         await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
         fleet.loads.append(servicer.load_message)
         # In the namespace of this test, which a configured URL does not name.
-        servicer.pairs.links._leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
+        servicer.drafts.pool.links._leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
         fleet.targets.append(servicer)
     draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.COMBINED)
     drafter = load_drafter(

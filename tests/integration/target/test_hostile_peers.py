@@ -1,6 +1,6 @@
 """A peer inside the cluster that floods a target, or names addresses that it must not call. Others notice nothing.
 
-What a lying draft costs is in unit/target/test_pairs, a lying target in integration/router/test_faults, mutated
+What a lying draft costs is in unit/target/test_drafts, a lying target in integration/router/test_faults, mutated
 messages in the soak.
 """
 
@@ -140,7 +140,7 @@ async def all_free(servicer: TargetServicer) -> None:
     async with asyncio.timeout(30):
         while servicer.steps.load.num_running or servicer.steps.load.num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert servicer.pairs._open == {} and servicer.pairs.links.by_draft == {}
+    assert servicer.drafts.pool._open == {} and servicer.drafts.pool.links.by_draft == {}
 
 
 def padded(message: target_pb2.VerifyRequest, size: int) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from outrider.drafters import Drafted, DraftLimits, NgramDrafter, Opening
-from outrider.drafters.sequence import Beside
+from outrider.drafters import NgramDrafter
+from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import SamplingParams, VerificationMode
 
 from benchmarks.support import changed_draft
@@ -24,14 +25,14 @@ def test_a_wrong_draft_says_as_much_and_never_what_was_meant() -> None:
 
 
 def test_nor_does_it_name_beside_its_guess_what_was_meant() -> None:
-    meant = Drafted("model", [5, 383], [0.5, 0.5], siblings=[Beside(0, 6, 0.3), Beside(1, 383, 0.2)])
+    meant = DraftTree(9, (5, 383, 6, 383), (-1, 0, -1, 0), (0.5, 0.5, 0.3, 0.2), source="model")
     said = wrong(384)(meant)
-    assert (said.token_ids, said.siblings) == ([6, 0], [(0, 7, 0.3), (1, 0, 0.2)])
+    assert (said.token_ids, said.parents, said.chances) == ((6, 0, 7, 0), meant.parents, meant.chances)
 
 
 def test_a_stalling_draft_says_the_same_only_late(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(changed_draft.time, "sleep", slept.append)
-    drafted = Drafted("ngram", [1, 2])
+    drafted = DraftTree(9, (1, 2), source="ngram")
     assert all(stalling(drafted) is drafted for _ in range(400))
     assert 20 < len(slept) < 90 and set(slept) == {changed_draft.STALL_S}

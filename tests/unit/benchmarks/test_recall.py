@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafters import DrafterKind, DraftLimits, Opening
+from outrider.drafters import DrafterKind
 from outrider.drafters.loading import drafter_on
+from outrider.drafting.source import DraftLimits, Opening
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode

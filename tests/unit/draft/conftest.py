@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import NgramConfig, NgramDrafter
+from outrider.drafters import NgramDrafter
+from outrider.drafting.lookup.ngram import NgramConfig
 
 
 @pytest.fixture

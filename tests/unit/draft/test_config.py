@@ -25,7 +25,7 @@ def test_the_shortest_match_is_an_option() -> None:
         (["--max-draft-tokens", "0"], "max_draft_tokens"),
         (["--min-confidence", "2"], "min_confidence"),
         (["--min-match", "20"], "min_match"),
-        (["--num-siblings", "9"], "num_siblings"),
+        (["--num-alternatives", "9"], "num_alternatives"),
         (["--kind", "oracle"], "--kind"),
         (["--max-draft", "4"], "--max-draft"),
     ],

@@ -8,8 +8,8 @@ import pytest
 from outrider.draft import events
 from outrider.draft.report import Proposed, Report
 from outrider.draft.wire import Limits, events_of, responses_of
-from outrider.drafters import Drafted, DraftLimits
-from outrider.drafters.sequence import Beside
+from outrider.drafting.source import DraftLimits
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
@@ -146,13 +146,13 @@ def test_a_commit_outside_the_vocabulary_is_refused_by_its_field() -> None:
     assert event.error.field == "token_ids[1]"
 
 
-def proposed(mode: VerificationMode, drafted: Drafted, stream: int = 1) -> Proposed:
+def proposed(mode: VerificationMode, drafted: DraftTree, stream: int = 1) -> Proposed:
     params = SamplingParams(temperature=0.5, seed=3)
-    return Proposed(SequenceKey(stream, 7), 2, 9, drafted, params, mode, since_s=1.0, compute_s=0.0015)
+    return Proposed(SequenceKey(stream, 7), 2, drafted, params, mode, since_s=1.0, compute_s=0.0015)
 
 
 def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
-    drafted = Drafted("model", [4, 5], [0.5, 0.25])
+    drafted = DraftTree(9, (4, 5), chances=(0.5, 0.25), source="model")
     [(stream, response)] = responses_of(
         Report(proposals=[proposed(VerificationMode.COUPLED, drafted)]), now_s=1.0025
     ).items()
@@ -166,7 +166,7 @@ def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
 
 
 def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_first_path() -> None:
-    drafted = Drafted("model", [4, 5], [0.5, 0.25], siblings=[Beside(1, 9, 0.125), Beside(0, 8, 0.0625)])
+    drafted = DraftTree(9, (4, 5, 9, 8), (-1, 0, 0, -1), (0.5, 0.25, 0.125, 0.0625), source="model")
     [response] = responses_of(Report(proposals=[proposed(VerificationMode.GREEDY, drafted)]), now_s=1.0).values()
     [draft] = response.drafts
     assert (list(draft.token_ids), list(draft.parents)) == ([4, 5, 9, 8], [-1, 0, 0, -1])
@@ -175,7 +175,7 @@ def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_
 
 
 def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under() -> None:
-    drafted = Drafted("model", [4], [0.5], [DraftDistribution((4, 5), (32768, 32768))])
+    drafted = DraftTree(9, (4,), chances=(0.5,), q=(DraftDistribution((4, 5), (32768, 32768)),), source="model")
     [response] = responses_of(Report(proposals=[proposed(VerificationMode.RATIO, drafted)]), now_s=1.0).values()
     [draft] = response.drafts
     assert (list(draft.q[0].token_ids), list(draft.q[0].counts)) == ([4, 5], [32768, 32768])
@@ -185,7 +185,11 @@ def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under()
 def test_each_stream_gets_one_message_with_all_that_concerns_it() -> None:
     greedy = VerificationMode.GREEDY
     report = Report(
-        proposals=[proposed(greedy, Drafted(), 1), proposed(greedy, Drafted(), 2), proposed(greedy, Drafted(), 1)],
+        proposals=[
+            proposed(greedy, DraftTree(9), 1),
+            proposed(greedy, DraftTree(9), 2),
+            proposed(greedy, DraftTree(9), 1),
+        ],
         failures=[
             Failed(SequenceKey(2, 8), InvalidRequest("mode", "bad")),
             Failed(SequenceKey(3, 9), KeyError("secret text")),

@@ -8,7 +8,10 @@ import pytest
 from outrider.draft.events import Committed, Event, Limited, Opened
 from outrider.draft.report import Report
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafted, Drafter, DraftLimits, DraftSequence, NgramConfig, NgramDrafter, Opening
+from outrider.drafters import Drafter, DraftSequence, NgramDrafter
+from outrider.drafting.lookup.ngram import NgramConfig
+from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.tree import DraftTree
 from outrider.errors import Code, InvalidRequest
 from outrider.protocol.errors import to_sequence_error
 from outrider.speculation import SamplingParams, VerificationMode
@@ -42,15 +45,15 @@ def failed(report: Report) -> list[tuple[SequenceKey, str | None, Code]]:
 
 def test_an_opening_is_answered_with_a_proposal_from_its_end(worker: DraftWorker) -> None:
     [proposed] = turn(worker, opened(ONE)).proposals
-    assert (proposed.key, proposed.epoch, proposed.base_len) == (ONE, 0, 6)
-    assert proposed.drafted.token_ids == [22, 23, 20]
+    assert (proposed.key, proposed.epoch, proposed.tree.base_len) == (ONE, 0, 6)
+    assert proposed.tree.guess() == [22, 23, 20]
     assert proposed.since_s == 1.0
 
 
 def test_each_commit_is_answered_once(worker: DraftWorker) -> None:
     turn(worker, opened(ONE))
     [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
-    assert (proposed.base_len, proposed.drafted.token_ids, proposed.epoch) == (7, [23, 20, 21], 0)
+    assert (proposed.tree.base_len, proposed.tree.guess(), proposed.epoch) == (7, [23, 20, 21], 0)
     assert not turn(worker).proposals
     assert not worker.has_work
 
@@ -58,12 +61,12 @@ def test_each_commit_is_answered_once(worker: DraftWorker) -> None:
 def test_commits_that_came_in_together_are_answered_together(worker: DraftWorker) -> None:
     turn(worker, opened(ONE), opened(TWO))
     report = turn(worker, committed(ONE, 6, 22), committed(TWO, 6, 99), committed(ONE, 7, 23))
-    assert [(p.key, p.base_len, p.epoch) for p in report.proposals] == [(ONE, 8, 0), (TWO, 7, 1)]
+    assert [(p.key, p.tree.base_len, p.epoch) for p in report.proposals] == [(ONE, 8, 0), (TWO, 7, 1)]
 
 
 def test_without_anything_to_say_it_says_so(worker: DraftWorker) -> None:
     [proposed] = turn(worker, opened(ONE, (1, 2, 3))).proposals
-    assert proposed.drafted.token_ids == []
+    assert proposed.tree.guess() == []
     assert worker.stats.num_declined == 1
 
 
@@ -71,7 +74,7 @@ def test_a_paused_sequence_is_not_drafted_until_its_pause_ends(worker: DraftWork
     assert not turn(worker, opened(ONE, max_draft_tokens=0)).proposals
     assert not turn(worker, committed(ONE, 6, 22)).proposals
     [proposed] = turn(worker, Limited(ONE, DraftLimits(2, 0), 3.0)).proposals
-    assert (proposed.base_len, proposed.drafted.token_ids) == (7, [23, 20])
+    assert (proposed.tree.base_len, proposed.tree.guess()) == (7, [23, 20])
     assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, DraftLimits(0, 0), 4.0)).proposals
 
 
@@ -79,7 +82,7 @@ def test_a_smaller_limit_needs_no_new_proposal(worker: DraftWorker) -> None:
     turn(worker, opened(ONE))
     assert not turn(worker, Limited(ONE, DraftLimits(1, 0), 3.0)).proposals
     [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
-    assert proposed.drafted.token_ids == [23]
+    assert proposed.tree.guess() == [23]
 
 
 @pytest.mark.parametrize("base_len", [5, 7, 1000])
@@ -113,7 +116,7 @@ def test_an_id_opened_twice_ends_both(worker: DraftWorker) -> None:
 def test_the_same_id_on_another_stream_is_another_sequence(worker: DraftWorker) -> None:
     elsewhere = SequenceKey(2, 1)
     report = turn(worker, opened(ONE), opened(elsewhere, (1, 2, 1, 2)))
-    assert [p.drafted.token_ids for p in report.proposals] == [[22, 23, 20], [1, 2, 1]]
+    assert [p.tree.guess() for p in report.proposals] == [[22, 23, 20], [1, 2, 1]]
 
 
 def test_one_opening_too_many_is_refused(worker: DraftWorker) -> None:
@@ -157,7 +160,7 @@ def test_what_outlasts_the_drain_is_given_back(worker: DraftWorker) -> None:
 class FragileDrafter(NgramDrafter):
     """Breaks on one token."""
 
-    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
         if any(99 in sequence.tokens for sequence in sequences):
             raise RuntimeError("prompt: 99")
         return super().propose(sequences)
@@ -175,7 +178,7 @@ def test_a_sequence_that_breaks_the_round_ends_alone_and_tells_nothing_of_its_te
 class _Dead(NgramDrafter):
     """Its model fails whatever it is given."""
 
-    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
         raise RuntimeError("launch failed")
 
     def check(self) -> None:
@@ -197,15 +200,16 @@ class _Counter(Drafter):
     def __init__(self) -> None:
         self.info = NgramDrafter(384, 512, NgramConfig()).info
 
-    def propose(self, sequences: Sequence[DraftSequence]) -> list[Drafted | None]:
-        return [Drafted("counter", self._after(s, s.room)) for s in sequences]
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
+        return [self._tree(s, s.room) for s in sequences]
 
-    def extend(self, sequences: Sequence[DraftSequence]) -> list[Drafted]:
-        return [Drafted("counter", self._after(s, min(s.reach, len(s.guess.token_ids) + 1))) for s in sequences]
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
+        return [self._tree(s, min(s.reach, s.guess.depth + 1)) for s in sequences]
 
     @staticmethod
-    def _after(sequence: DraftSequence, count: int) -> list[int]:
-        return [sequence.tokens[-1] + 1 + i for i in range(count)]
+    def _tree(sequence: DraftSequence, count: int) -> DraftTree:
+        tokens = tuple(sequence.tokens[-1] + 1 + i for i in range(count))
+        return DraftTree(sequence.committed_len, tokens, source="counter")
 
     def on_open(self, sequence: DraftSequence) -> None: ...
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None: ...
@@ -219,7 +223,7 @@ def counting() -> DraftWorker:
 
 
 def said(report: Report) -> list[tuple[int, list[int]]]:
-    return [(p.base_len, p.drafted.token_ids) for p in report.proposals]
+    return [(p.tree.base_len, p.tree.guess()) for p in report.proposals]
 
 
 def test_while_nothing_is_due_it_runs_ahead_and_sends_each_token_from_where_the_guess_ended(

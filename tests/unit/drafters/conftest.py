@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from outrider.drafters import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, Opening
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode

@@ -6,17 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from outrider.drafters import (
-    CombinedDrafter,
-    Drafted,
-    DrafterKind,
-    ModelConfig,
-    ModelDrafter,
-    NgramConfig,
-    NgramDrafter,
-    Opening,
-    load_drafter,
-)
+from outrider.drafters import CombinedDrafter, DrafterKind, ModelConfig, ModelDrafter, NgramDrafter, load_drafter
+from outrider.drafting.lookup.ngram import NgramConfig
+from outrider.drafting.source import Opening
+from outrider.drafting.tree import DraftTree
 from outrider.engine import CheckpointError, Engine, EngineConfig
 
 Greedy = Callable[..., Opening]
@@ -33,9 +26,9 @@ def drafter(make_engine: MakeEngine) -> CombinedDrafter:
     return CombinedDrafter(NgramDrafter(384, 512, NgramConfig(min_match=3)), model)
 
 
-def said(drafted: Drafted | None) -> tuple[str, list[int]]:
+def said(drafted: DraftTree | None) -> tuple[str, list[int]]:
     assert drafted is not None
-    return drafted.source, drafted.token_ids
+    return drafted.source, drafted.guess()
 
 
 def test_each_sequence_of_one_round_gets_the_source_that_suits_it(
@@ -93,4 +86,4 @@ def test_only_the_models_guesses_are_run_ahead_of(make_engine: MakeEngine, greed
     drafter = CombinedDrafter(NgramDrafter(384, 512, NgramConfig(min_match=3)), model)
     sequences = [drafter.open(greedy(prompt, run_ahead_tokens=1)) for prompt in (REPEATING, PLAIN)]
     drafter.draft(sequences)
-    assert [len(drafted.token_ids) for drafted in drafter.run_ahead(sequences)] == [0, 1]
+    assert [len(drafted.guess()) for drafted in drafter.run_ahead(sequences)] == [0, 1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from outrider.drafters import Drafted
 from outrider.drafters.rounds import Chain
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, Proposal, SamplingParams, VerificationMode, propose, verify
 from scipy.stats import chisquare
 
@@ -30,9 +30,9 @@ def p_value(kind: type[Chain]) -> float:
     proposals = propose(DRAFT_LOGITS.expand(DRAWS, -1), params, [mode] * DRAWS, [7] * DRAWS)
     candidates = []
     for settings, proposal in zip(params, proposals, strict=True):
-        chain = kind(Drafted("model"), wanted=1, min_confidence=0.3)
+        chain = kind(DraftTree(7), wanted=1, min_confidence=0.3)
         chain.add(proposal)
-        candidates.append(Candidate(settings, mode, 7, chain.drafted.token_ids, chain.drafted.q))
+        candidates.append(Candidate(settings, mode, 7, chain.token_ids, chain.q))
     rows = sum(len(candidate.draft) + 1 for candidate in candidates)
     seen = Counter(verdict.token_ids[0] for verdict in verify(TARGET_LOGITS.expand(rows, -1), candidates))
     expected = torch.softmax(TARGET_LOGITS.double(), 0)

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafters import (
-    Drafted,
-    Drafter,
-    DrafterKind,
-    DraftLimits,
-    DraftSequence,
-    ModelConfig,
-    ModelDrafter,
-    Opening,
-    load_drafter,
-)
-from outrider.engine import Engine, EngineConfig, Row
+from outrider.drafters import Drafter, DraftSequence, ModelConfig, ModelDrafter
+from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.tree import DraftTree
+from outrider.engine import Engine, Row
 from outrider.speculation import SamplingParams, VerificationMode
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Greedy = Callable[..., Opening]
@@ -58,9 +46,9 @@ def drafter(engine: CountingEngine) -> ModelDrafter:
     return ModelDrafter(engine, NEVER_CUT)
 
 
-def tokens_of(drafted: Drafted | None) -> list[int]:
+def tokens_of(drafted: DraftTree | None) -> list[int]:
     assert drafted is not None
-    return drafted.token_ids
+    return drafted.guess()
 
 
 def draft_one(drafter: Drafter, sequence: DraftSequence) -> list[int]:
@@ -255,13 +243,13 @@ def test_a_second_sequence_with_the_same_prompt_ingests_only_what_is_not_cached(
 def test_a_proposal_ends_where_the_model_is_unsure(engine: CountingEngine, greedy: Greedy) -> None:
     [whole] = ModelDrafter(engine, NEVER_CUT).draft([DraftSequence.start(greedy(PROMPT, max_draft_tokens=8))])
     assert whole is not None
-    joint = [float(p) for p in torch.tensor(whole.confidence).cumprod(0)]
+    joint = [float(p) for p in torch.tensor(whole.chances).cumprod(0)]
     threshold = joint[1] * 1.001
     drafter = ModelDrafter(engine, ModelConfig(min_confidence=threshold))
     # The token that made it doubtful is still told: its forward is spent.
     expected = 1 + sum(1 for chance in joint if chance >= threshold)
     engine.forwards.clear()
-    assert draft_one(drafter, drafter.open(greedy(PROMPT, max_draft_tokens=8))) == whole.token_ids[:expected]
+    assert draft_one(drafter, drafter.open(greedy(PROMPT, max_draft_tokens=8))) == whole.guess()[:expected]
     assert len(engine.forwards) == expected < 8
 
 
@@ -285,8 +273,8 @@ def test_in_ratio_mode_each_token_comes_with_a_q_that_could_have_drawn_it(
     sequence = drafter.open(opening)
     [drafted] = drafter.draft([sequence])
     assert drafted is not None
-    assert len(drafted.q) == len(drafted.token_ids) == len(drafted.confidence) == 4
-    assert all(token in q.token_ids for token, q in zip(drafted.token_ids, drafted.q, strict=True))
+    assert len(drafted.q) == len(drafted.guess()) == len(drafted.chances) == 4
+    assert all(token in q.token_ids for token, q in zip(drafted.guess(), drafted.q, strict=True))
 
 
 def test_a_full_context_is_not_exceeded(make_engine: MakeEngine, greedy: Greedy) -> None:
@@ -342,19 +330,3 @@ def test_it_does_not_run_ahead_of_a_guess_it_doubts(engine: CountingEngine, gree
     engine.forwards.clear()
     assert tokens_of(drafter.run_ahead([sequence])[0]) == []
     assert engine.forwards == []
-
-
-def test_rows_of_the_head_beyond_the_tokens_are_never_drafted(tiny: Path, tmp_path: Path, greedy: Greedy) -> None:
-    copy = Path(shutil.copytree(tiny, tmp_path / "padded"))
-    tensors = load_file(copy / "model.safetensors")
-    name = "model.embed_tokens.weight"
-    # Loud ones: without a bound they are most of what is drafted.
-    tensors[name] = torch.cat([tensors[name], torch.randn(64, tensors[name].shape[1])])
-    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**config, "vocab_size": 448}))
-    engine = EngineConfig(dtype="float32", num_blocks=64)
-    drafter = load_drafter(DrafterKind.MODEL, copy, engine=engine, model=NEVER_CUT)
-    assert drafter.info.vocab_size == 448
-    proposed = [token for seed in range(20) for token in draft_one(drafter, drafter.open(greedy([seed + 5, 40])))]
-    assert len(proposed) == 80 and max(proposed) < 384

@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable
 
 import pytest
-from outrider.drafters import Drafter, NgramConfig, NgramDrafter, Opening
-from outrider.drafters.ngram import Match, NgramIndex
+from outrider.drafters import Drafter, NgramDrafter
+from outrider.drafting.lookup.ngram import Match, NgramConfig, NgramIndex
+from outrider.drafting.source import Opening
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 
 Greedy = Callable[..., Opening]
@@ -59,7 +60,7 @@ def test_a_text_that_repeats_with_a_period_is_continued_beyond_its_end(greedy: G
     sequence = drafter.open(greedy([1, 2, 3, 1, 2], max_draft_tokens=8))
     [drafted] = drafter.draft([sequence])
     assert drafted is not None
-    assert drafted.token_ids == [3, 1, 2, 3, 1, 2, 3, 1]
+    assert drafted.guess() == [3, 1, 2, 3, 1, 2, 3, 1]
     assert drafted.source == "ngram"
 
 
@@ -69,7 +70,7 @@ def test_committed_tokens_are_looked_up_too(greedy: Greedy) -> None:
     drafter.commit(sequence, 2, [5, 6, 7, 5, 6])
     [drafted] = drafter.draft([sequence])
     assert drafted is not None
-    assert drafted.token_ids == [7, 5, 6, 7]
+    assert drafted.guess() == [7, 5, 6, 7]
 
 
 def test_a_proposal_ends_with_the_token_that_ends_the_sequence(greedy: Greedy) -> None:
@@ -77,7 +78,7 @@ def test_a_proposal_ends_with_the_token_that_ends_the_sequence(greedy: Greedy) -
     sequence = drafter.open(greedy([1, 2, 3, 4, 1, 2], stop_token_ids=frozenset({4})))
     [drafted] = drafter.draft([sequence])
     assert drafted is not None
-    assert drafted.token_ids == [3, 4]
+    assert drafted.guess() == [3, 4]
 
 
 def test_a_proposal_ends_where_the_context_does(greedy: Greedy) -> None:
@@ -85,7 +86,7 @@ def test_a_proposal_ends_where_the_context_does(greedy: Greedy) -> None:
     sequence = drafter.open(greedy([1, 2, 3, 4, 1, 2]))
     [drafted] = drafter.draft([sequence])
     assert drafted is not None
-    assert len(drafted.token_ids) == 2
+    assert len(drafted.guess()) == 2
 
 
 def test_in_ratio_mode_a_quotation_is_a_point_mass_and_has_no_confidence(greedy: Greedy) -> None:
@@ -93,8 +94,8 @@ def test_in_ratio_mode_a_quotation_is_a_point_mass_and_has_no_confidence(greedy:
     opening = greedy([1, 2, 3, 1, 2], mode=VerificationMode.RATIO, params=SamplingParams(temperature=1.0))
     [drafted] = drafter.draft([drafter.open(opening)])
     assert drafted is not None
-    assert drafted.q == [DraftDistribution((token,), (65536,)) for token in drafted.token_ids]
-    assert drafted.confidence == []
+    assert list(drafted.q) == [DraftDistribution((token,), (65536,)) for token in drafted.guess()]
+    assert drafted.chances == ()
 
 
 @pytest.mark.parametrize("bad", [{"min_match": 0}, {"min_match": 9}, {"max_candidates": 0}])

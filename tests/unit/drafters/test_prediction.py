@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from outrider.drafters import DraftLimits, NgramDrafter, Opening
+from outrider.drafters import NgramDrafter
+from outrider.drafting.source import DraftLimits, Opening
 from outrider.options.prediction import Prediction
 from outrider.speculation import SamplingParams, VerificationMode
 
@@ -81,13 +82,13 @@ def test_the_drafter_proposes_it_before_any_match_and_goes_on_where_it_is_taken_
     sequence = drafter.open(greedy([5, 6, 5, 6], max_draft_tokens=3, prediction=PREDICTED))
     [drafted] = drafter.draft([sequence])
     assert drafted is not None
-    assert (drafted.source, drafted.token_ids) == ("prediction", [100, 101, 102])
+    assert (drafted.source, drafted.guess()) == ("prediction", [100, 101, 102])
     drafter.commit(sequence, 4, [100, 101, 9])
     [drafted] = drafter.draft([sequence])
-    assert drafted is not None and drafted.token_ids == [103, 104, 105], "as if 9 stood for 102"
+    assert drafted is not None and drafted.guess() == [103, 104, 105], "as if 9 stood for 102"
     later = drafter.open(greedy([5, 6, 5, 6], max_draft_tokens=3, prediction=PREDICTED, committed=[100, 101, 102]))
     [drafted] = drafter.draft([later])
-    assert drafted is not None and drafted.token_ids == [103, 104, 105]
+    assert drafted is not None and drafted.guess() == [103, 104, 105]
     drafter.close(later)
 
 

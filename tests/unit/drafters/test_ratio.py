@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from outrider.drafters import (
     CombinedDrafter,
-    Drafted,
-    DraftLimits,
     ModelConfig,
     ModelDrafter,
-    NgramConfig,
     NgramDrafter,
-    Opening,
 )
+from outrider.drafting.buffer import DraftBuffer
+from outrider.drafting.lookup.ngram import NgramConfig
+from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
-from outrider.target.drafts import DraftBuffer, OfferedDraft
 
 from benchmarks.support.chain_model import ChainEngine
 
@@ -37,10 +37,6 @@ def logits() -> torch.Tensor:
     return table
 
 
-def offered(drafted: Drafted, epoch: int, base_len: int) -> OfferedDraft:
-    return OfferedDraft(epoch, base_len, tuple(drafted.token_ids), tuple(drafted.q))
-
-
 @pytest.fixture
 def drafter() -> CombinedDrafter:
     engine = ChainEngine(logits(), num_blocks=64, max_context_len=256)
@@ -56,20 +52,21 @@ def judged(drafter: CombinedDrafter, seed: int) -> int:
     """What is said after 5, where the target says 2, 3, 4 and 5 itself while all that is drafted is on its way."""
     params = SamplingParams(temperature=1.0, seed=seed)
     sequence = drafter.open(Opening(HISTORY, params, VerificationMode.RATIO, limits=DraftLimits(5), max_new_tokens=6))
-    said: list[OfferedDraft] = []
+    said: list[DraftTree] = []
     for token in (2, 3, 4, 5):
         [drafted] = drafter.draft([sequence])
         assert drafted is not None
-        said.append(offered(drafted, sequence.epoch, sequence.committed_len))
+        said.append(replace(drafted, epoch=sequence.epoch))
         drafter.commit(sequence, sequence.committed_len, [token])
     [drafted] = drafter.draft([sequence])
     assert drafted is not None
-    said.append(offered(drafted, sequence.epoch, sequence.committed_len))
+    said.append(replace(drafted, epoch=sequence.epoch))
     buffer = DraftBuffer()
     for draft in said:
         buffer.offer(draft, sequence.tokens, CAPACITY)
-    candidate = Candidate(params, VerificationMode.RATIO, sequence.committed_len, buffer.token_ids[:1], buffer.q[:1])
-    rows = logits()[[CHOICE, *buffer.token_ids[:1]]]
+    [tree] = buffer.trees
+    candidate = Candidate(params, VerificationMode.RATIO, sequence.committed_len, tree.token_ids[:1], tree.q[:1])
+    rows = logits()[[CHOICE, *tree.token_ids[:1]]]
     [verdict] = verify(rows, [candidate])
     drafter.close(sequence)
     return verdict.token_ids[0]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from outrider.drafters import Drafted, ModelConfig
+from outrider.drafters import ModelConfig
 from outrider.drafters.rounds import Chain, plan_ingestion
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import DraftDistribution, Proposal
 
 CONFIG = ModelConfig(max_batch_tokens=100, catch_up_tokens=40, ready_lag=10)
@@ -28,7 +29,7 @@ def test_ready_sequences_go_first_and_the_rest_is_bounded(lags: list[int], count
 
 
 def chain(**more: object) -> Chain:
-    return Chain(**{"drafted": Drafted("model"), "wanted": 4, "min_confidence": 0.5, **more})  # type: ignore[arg-type]
+    return Chain(**{"kept": DraftTree(3, source="model"), "wanted": 4, "min_confidence": 0.5, **more})  # type: ignore[arg-type]
 
 
 def test_a_chain_ends_with_the_token_that_makes_it_unlikely() -> None:
@@ -37,7 +38,7 @@ def test_a_chain_ends_with_the_token_that_makes_it_unlikely() -> None:
     for token, confidence in [(1, 0.9), (2, 0.7), (3, 0.7)]:
         grown.add(Proposal(token, confidence, None))
         ended.append(grown.ended)
-    assert (grown.drafted.token_ids, ended) == ([1, 2, 3], [False, False, True])
+    assert (grown.token_ids, ended) == ([1, 2, 3], [False, False, True])
 
 
 def test_a_chain_without_a_threshold_takes_all_it_may() -> None:
@@ -51,11 +52,11 @@ def test_a_chain_without_a_threshold_takes_all_it_may() -> None:
 def test_a_chain_ends_after_a_stop_token() -> None:
     grown = chain(stop_token_ids=frozenset({7}))
     grown.add(Proposal(7, 1.0, None))
-    assert (grown.drafted.token_ids, grown.ended) == ([7], True)
+    assert (grown.token_ids, grown.ended) == ([7], True)
 
 
 def test_a_chain_that_already_has_what_is_wanted_takes_no_more() -> None:
-    assert chain(drafted=Drafted("model", [1, 2, 3, 4], [1.0] * 4)).ended
+    assert chain(kept=DraftTree(3, (1, 2, 3, 4), chances=(1.0,) * 4)).ended
     assert chain(wanted=0).ended
 
 
@@ -65,11 +66,12 @@ def test_in_ratio_mode_what_was_drawn_decides_neither_what_is_shown_nor_what_fol
     grown = chain()
     for _ in range(4):
         grown.add(Proposal(drawn, counts[drawn] / 65536, DraftDistribution((0, 1), counts)))
-    assert grown.drafted.token_ids == [drawn] * 4
+    assert grown.token_ids == [drawn] * 4
 
 
-FLAT = DraftDistribution((0, 1, 2, 3), (16384,) * 4)
-SURE = DraftDistribution((0, 1), (60000, 5536))
+FLAT = DraftDistribution((0, 1, 2, 7), (16384,) * 4)
+SURE = DraftDistribution((0, 7), (60000, 5536))
+ENDS = DraftDistribution((7, 0), (60000, 5536))
 
 
 def test_in_ratio_mode_the_first_distribution_decides_how_much_is_drawn() -> None:
@@ -95,18 +97,18 @@ def test_in_ratio_mode_what_was_drawn_does_not_decide_how_much_is_drawn_with_it(
     assert len(grown) == 4
 
 
-@pytest.mark.parametrize(("q", "stops"), [([FLAT], set()), ([SURE], {7})], ids=["flat", "stop"])
+@pytest.mark.parametrize(("q", "stops"), [((FLAT,), set()), ((ENDS,), {7})], ids=["flat", "stop"])
 def test_in_ratio_mode_nothing_follows_what_was_told_and_is_unlikely_or_the_end(
-    q: list[DraftDistribution], stops: set[int]
+    q: tuple[DraftDistribution, ...], stops: set[int]
 ) -> None:
-    assert chain(drafted=Drafted("model", [7], [0.5], q), stop_token_ids=frozenset(stops)).ended
+    assert chain(kept=DraftTree(3, (7,), chances=(0.5,), q=q), stop_token_ids=frozenset(stops)).ended
 
 
 def test_a_first_token_is_told_however_doubtful_it_is() -> None:
     grown = chain()
     assert not grown.ended
     grown.add(Proposal(3, 0.01, None))
-    assert (grown.drafted.token_ids, grown.ended) == ([3], True)
+    assert (grown.token_ids, grown.ended) == ([3], True)
 
 
 @pytest.mark.parametrize(

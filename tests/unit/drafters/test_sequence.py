@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from outrider.drafters import CommitMismatch, Drafted, DraftSequence, Opening
+from outrider.drafters import CommitMismatch, DraftSequence
+from outrider.drafting.source import Opening
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 
 Greedy = Callable[..., Opening]
@@ -14,24 +16,24 @@ Greedy = Callable[..., Opening]
 @pytest.fixture
 def sequence(greedy: Greedy) -> DraftSequence:
     sequence = DraftSequence.start(greedy([1, 2, 3], committed=[4]))
-    sequence.adopt(Drafted("model", [5, 6, 7], [0.9, 0.8, 0.7]))
+    sequence.adopt(DraftTree(4, (5, 6, 7), chances=(0.9, 0.8, 0.7), source="model"))
     return sequence
 
 
 def test_a_commit_of_all_guesses_and_a_bonus_is_no_divergence(sequence: DraftSequence) -> None:
     sequence.commit(4, [5, 6, 7, 8])
     assert sequence.tokens == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert (sequence.epoch, sequence.guess.token_ids) == (0, [])
+    assert (sequence.epoch, sequence.guess) == (0, DraftTree(8, source="model"))
 
 
 def test_a_plain_commit_that_equals_the_first_guess_leaves_the_rest_standing(sequence: DraftSequence) -> None:
     sequence.commit(4, [5])
-    assert (sequence.epoch, sequence.guess) == (0, Drafted("model", [6, 7], [0.8, 0.7]))
+    assert (sequence.epoch, sequence.guess) == (0, DraftTree(5, (6, 7), chances=(0.8, 0.7), source="model"))
 
 
 def test_a_commit_that_contradicts_the_guess_raises_the_epoch(sequence: DraftSequence) -> None:
     sequence.commit(4, [5, 9])
-    assert (sequence.epoch, sequence.guess.token_ids) == (1, [])
+    assert (sequence.epoch, sequence.guess.token_ids) == (1, ())
 
 
 def test_a_commit_without_a_guess_leaves_the_epoch(sequence: DraftSequence) -> None:
@@ -53,16 +55,16 @@ def test_a_gap_or_a_contradiction_is_refused_and_changes_nothing(
 ) -> None:
     with pytest.raises(CommitMismatch):
         sequence.commit(base_len, token_ids)
-    assert (sequence.tokens, sequence.guess.token_ids, sequence.epoch) == ([1, 2, 3, 4], [5, 6, 7], 0)
+    assert (sequence.tokens, sequence.guess.token_ids, sequence.epoch) == ([1, 2, 3, 4], (5, 6, 7), 0)
 
 
 def test_a_longer_proposal_with_the_same_beginning_keeps_the_epoch(sequence: DraftSequence) -> None:
-    sequence.adopt(Drafted("model", [5, 6, 7, 8]))
-    assert (sequence.epoch, sequence.guess.token_ids) == (0, [5, 6, 7, 8])
+    sequence.adopt(DraftTree(4, (5, 6, 7, 8)))
+    assert (sequence.epoch, sequence.guess.token_ids) == (0, (5, 6, 7, 8))
 
 
 def test_another_proposal_in_the_place_of_a_standing_one_raises_the_epoch(sequence: DraftSequence) -> None:
-    sequence.adopt(Drafted("ngram", [5, 9]))
+    sequence.adopt(DraftTree(4, (5, 9), source="ngram"))
     assert (sequence.epoch, sequence.guess.source) == (1, "ngram")
 
 

@@ -20,7 +20,7 @@ COMMIT = sequence.Commit(
     num_drafted=4,
     num_verified=3,
     num_accepted=2,
-    num_siblings=1,
+    num_branch_tokens=1,
     num_cached_tokens=8,
     share_us=1000,
     wasted_us=300,
@@ -85,7 +85,7 @@ def test_a_prompt_that_another_answer_pays_for_is_not_billed_again() -> None:
 
 def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> None:
     world = World()
-    world.use(share_us=4_000_000_000, wasted_us=4_000_000_000, num_siblings=1 << 30)
+    world.use(share_us=4_000_000_000, wasted_us=4_000_000_000, num_branch_tokens=1 << 30)
     used = world.sums.sums["a"]
     assert (used.target_useful_us, used.target_wasted_us, used.drafted_tokens) == (0, 2002, 4 + 256)
 

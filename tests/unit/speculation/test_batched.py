@@ -54,7 +54,7 @@ def candidates(draw: st.DrawFn, seed: int) -> Candidate:
     if mode is VerificationMode.RATIO:
         q = [quantize(support(row, params)) for row in logits_of(count, seed + 1)]
         drafted = [draw(st.sampled_from(distribution.token_ids)) for distribution in q]
-        return Candidate(params, mode, base_len, drafted, q, bonus=not drafted or draw(st.booleans()))
+        return Candidate(params, mode, base_len, drafted, q)
     # Few tokens, so that some are what the target says.
     drafted = [int(row.argmax()) if draw(st.booleans()) else draw(st.integers(0, 9)) for row in logits_of(count, seed)]
     parents = [draw(st.integers(-1, node - 1)) for node in range(count)] if draw(st.booleans()) else []

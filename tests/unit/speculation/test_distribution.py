@@ -30,12 +30,6 @@ def test_speculated_draws_follow_the_target(draws: int) -> None:
     assert 0.3 < result.accepted < 0.9  # both the accepting and the recovering branch were exercised
 
 
-@pytest.mark.parametrize("draws", [QUICK, slow(60_000)])
-def test_draws_judged_for_the_last_position_follow_the_target(draws: int) -> None:
-    result = run_experiment(draws=draws, late=True)
-    assert result.passed, result
-
-
 @pytest.mark.parametrize("draws", [QUICK, slow(30_000)])
 def test_coupled_draws_follow_the_target(draws: int) -> None:
     result = run_experiment(VerificationMode.COUPLED, draws=draws)

@@ -33,7 +33,6 @@ def test_what_two_workers_say_together_follows_the_target(conditions: Conditions
     [
         pytest.param(Fault.MATCH_TAKES_OVER, Conditions.CROSSING, marks=pytest.mark.slow),
         pytest.param(Fault.LENGTH_FOLLOWS_THE_DRAW, Conditions.BORDERLINE, marks=pytest.mark.slow),
-        pytest.param(Fault.REPEATED_IN_TIME, Conditions.BORDERLINE, marks=pytest.mark.slow),
         (Fault.PRICED_BY_THE_DRAW, Conditions.PRICED),
     ],
 )

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig
 from outrider.engine.loader import load_engine
 from outrider.protocol.finish import Finish
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.drafts import OfferedDraft
 from outrider.target.events import Adjusted, Event, Offered, Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed, Report
@@ -26,7 +26,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
 
 FOUR_AHEAD = Speculation(max_draft_tokens=4)
 
-Drafter = Callable[[int, Sequence[int]], Sequence[OfferedDraft]]
+Drafter = Callable[[int, Sequence[int]], Sequence[DraftTree]]
 """(sequence id, committed tokens with the prompt) → drafts offered before the next step."""
 
 
@@ -117,7 +117,7 @@ class Bench:
         return key(sequence_id)
 
     def offer(self, sequence_id: int, base_len: int, token_ids: Sequence[int], epoch: int = 0) -> None:
-        self.apply(Offered(key(sequence_id), OfferedDraft(epoch, base_len, tuple(token_ids))))
+        self.apply(Offered(key(sequence_id), DraftTree(base_len, tuple(token_ids), epoch=epoch)))
 
     def adjust(self, sequence_id: int, speculation: Speculation) -> None:
         self.apply(Adjusted(key(sequence_id), speculation))
@@ -175,7 +175,7 @@ class Liar:
     vocab_size: int = 384
     rng: random.Random = field(default_factory=lambda: random.Random(11))
 
-    def __call__(self, sequence_id: int, tokens: Sequence[int]) -> list[OfferedDraft]:
+    def __call__(self, sequence_id: int, tokens: Sequence[int]) -> list[DraftTree]:
         how = self.how if self.how != "random" else self.rng.choice(["right", "wrong", "stale", "gapped", "oversized"])
         base, text = len(tokens), self.texts[sequence_id]
         count = self.rng.randint(1, 6)
@@ -192,8 +192,8 @@ class Liar:
             guess[at] = (guess[at] + 1) % self.vocab_size
             parents = (*range(-1, len(guess) - 1), at - 1, at - 1)
             chances = (0.9,) * len(parents)
-            return [OfferedDraft(0, base, (*guess, *others), parents=parents, confidence=chances)]
+            return [DraftTree(base, (*guess, *others), parents=parents, chances=chances)]
         if how == "wrong" or (how == "stale" and self.rng.random() < 0.5):
             at = self.rng.randrange(len(guess))
             guess = [*guess[:at], (guess[at] + 1) % self.vocab_size, *guess[at + 1 :]]
-        return [OfferedDraft(self.rng.randint(0, 3), base, tuple(guess))]
+        return [DraftTree(base, tuple(guess), epoch=self.rng.randint(0, 3))]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.speculation import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.calibration import Bin, Calibration, Fit
-from outrider.target.drafts import OfferedDraft
+from outrider.target.choice import Pricing
 from outrider.target.opening import Speculation
-from outrider.target.scheduler import Batching, Plan, Pricing, admissible, plan
+from outrider.target.scheduler import Batching, Plan, admissible, plan
 from outrider.target.sequence import TargetSequence
 from outrider.target.times import Timer
 from outrider.worker.events import SequenceKey
@@ -38,12 +39,12 @@ def sequence(
         made.kv = EngineSequence(tokens=[1] * cached)
     made.drafts.active = draft_active
     if drafts:
-        made.offer(OfferedDraft(0, length, (7,) * drafts))
+        made.offer(DraftTree(length, (7,) * drafts), 0.0)
     return made
 
 
 def rows(planned: Plan) -> list[tuple[int, int, int, bool]]:
-    return [(r.sequence.serial, r.num_tokens, r.num_drafted, r.decides) for r in planned.rows]
+    return [(r.sequence.serial, r.num_tokens, len(r.draft), r.decides) for r in planned.rows]
 
 
 def test_plain_decoding_and_verification_share_a_step() -> None:
@@ -70,45 +71,48 @@ def test_drafts_leave_prefill_its_share() -> None:
     assert all(tokens[i] >= 1 for i in range(8))
 
 
-def beside_guess(serial: int, *chances: float, **more: object) -> TargetSequence:
-    """Two tokens are guessed, and in the place of the second one of these may come."""
+def branching(serial: int, *chances: float, **more: object) -> TargetSequence:
+    """7 and then 8 are guessed, and in the place of the second one of these may come: 20, 21, …"""
     made = sequence(serial, **more)  # type: ignore[arg-type]
     ids, parents = (7, 8, *range(20, 20 + len(chances))), (-1, 0, *(0 for _ in chances))
-    made.offer(OfferedDraft(0, 10, ids, parents=parents, confidence=(0.5, 0.5, *chances)))
+    made.offer(DraftTree(10, ids, parents, (0.9, 0.4, *chances), source="model"), 0.0)
     return made
 
 
-def siblings(planned: Plan) -> list[list[tuple[int, int]]]:
-    return [[(one.at, one.token_id) for one in row.siblings] for row in planned.rows]
+def taken(planned: Plan) -> list[list[int]]:
+    return [list(row.draft.token_ids) for row in planned.rows]
 
 
-def test_what_is_likely_enough_is_judged_beside_a_guess_the_likeliest_first() -> None:
-    sequences = [beside_guess(0, 0.1, 0.3), beside_guess(1, 0.2)]
-    assert siblings(plan(sequences, BATCHING, 9, 0, Pricing(sibling_price=0.04))) == [[(1, 21), (1, 20)], [(1, 20)]]
-    assert siblings(plan(sequences, BATCHING, 9, 0, Pricing(sibling_price=0.1))) == [[(1, 21)], [(1, 20)]]
-    assert siblings(plan(sequences, BATCHING, 9, 0)) == [[], []]
-    # The first sequence's next block and one for its likeliest, which is likelier than the other's.
-    held = [beside_guess(0, 0.1, 0.3, length=10, cached=9), beside_guess(1, 0.2)]
-    for one in held:
-        assert one.kv is not None
-    assert siblings(plan(held, BATCHING, 1, 0, Pricing(sibling_price=0.01))) == [[(1, 21)], []]
+def test_tokens_of_several_branches_are_taken_the_likeliest_path_of_all_sequences_first() -> None:
+    sequences = [branching(0, 0.1, 0.3), branching(1, 0.2)]
+    assert taken(plan(sequences, BATCHING, 9, 0, Pricing(0.02, PROVEN))) == [[7, 8, 21, 20], [7, 8, 20]]
+    assert taken(plan(sequences, BATCHING, 9, 0, Pricing(0.25, PROVEN))) == [[7, 8, 21], [7, 8]]
+    assert taken(plan(sequences, BATCHING, 9, 0, Pricing(0.7, PROVEN))) == [[7], [7]]
+    # The third best of all has no room: the second of the first sequence is likelier than those beside it.
+    few = Batching(block_size=8, max_batch_tokens=7)
+    assert taken(plan(sequences, few, 9, 0, Pricing(0.02, PROVEN))) == [[7, 8, 21], [7, 8]]
 
 
-def test_what_is_judged_beside_guesses_leaves_room_for_all_else() -> None:
+def test_an_alternative_that_was_never_verified_is_worth_what_its_draft_says() -> None:
+    assert taken(plan([branching(0, 0.1)], BATCHING, 9, 0, Pricing(0.3))) == [[7, 8]]
+    # As much as a first choice of which nothing is known yet, which is hoped for.
+    assert taken(plan([offering(0, 0.1)], BATCHING, 9, 0, Pricing(0.3))) == [[7]]
+
+
+def test_branches_are_bounded_and_leave_room_for_all_else() -> None:
     few = Batching(block_size=8, max_batch_tokens=8)
     waiting = sequence(1, length=100, cached=0)
-    planned = plan([beside_guess(0, 0.4), waiting], few, 99, 0, Pricing(sibling_price=0.01))
-    assert siblings(planned) == [[], []]
-    assert sum(row.num_run for row in planned.rows) == 8
-    no_siblings = Batching(block_size=8, max_siblings=0)
-    assert siblings(plan([beside_guess(0, 0.4)], no_siblings, 99, 0, Pricing(sibling_price=0.01))) == [[]]
+    planned = plan([branching(0, 0.4, 0.3, 0.2, 0.1), waiting], few, 99, 0, Pricing(0.01, PROVEN))
+    assert [row.num_run for row in planned.rows] == [6, 2]
+    none = Batching(block_size=8, max_branch_tokens=0)
+    assert taken(plan([branching(0, 0.4)], none, 99, 0, Pricing(0.01, PROVEN))) == [[7, 8]]
 
 
 def test_no_step_exceeds_the_token_budget() -> None:
     many = [sequence(i, drafts=4) for i in range(20)]
     planned = plan(many, BATCHING, free_blocks=99, now_s=0)
     assert len(planned.rows) == 20
-    assert sum(r.num_tokens + r.num_drafted for r in planned.rows) == 32
+    assert sum(r.num_tokens + len(r.draft) for r in planned.rows) == 32
 
 
 def test_never_more_drafts_than_the_sequence_allows() -> None:
@@ -134,7 +138,7 @@ def test_a_draft_is_not_waited_for_before_its_first_word() -> None:
     silent = sequence(0, speculation=WAITING, draft_active=False)
     assert rows(plan([silent], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
     # Of what was committed before, and dropped.
-    silent.offer(OfferedDraft(0, 8, (3, 3)))
+    silent.offer(DraftTree(8, (3, 3)), 0.0)
     assert plan([silent], BATCHING, free_blocks=9, now_s=0.001).held
 
 
@@ -142,7 +146,7 @@ def test_a_draft_that_rested_is_waited_for_after_its_next_word() -> None:
     rested = sequence(0, speculation=WAITING)
     rested.adjust(Speculation(0, 0, 0))
     # Said before it knew.
-    rested.offer(OfferedDraft(0, 10, (3, 3)))
+    rested.offer(DraftTree(10, (3, 3)), 0.0)
     rested.adjust(WAITING)
     assert rows(plan([rested], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
 
@@ -159,7 +163,7 @@ def test_the_wait_ends_when_a_draft_is_there() -> None:
 
 def test_the_wait_ends_when_the_draft_declines() -> None:
     declined = sequence(0, speculation=WAITING)
-    declined.offer(OfferedDraft(0, 10, ()))
+    declined.offer(DraftTree(10, ()), 0.0)
     assert rows(plan([declined], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
 
 
@@ -220,7 +224,7 @@ def offering(serial: int, *confidence: float, weight: float = 1.0, **more: objec
     """One guess, of which a draft says how likely each token is."""
     speculation = replace(FOUR_AHEAD, weight=weight)
     made = sequence(serial, speculation=speculation, **more)  # type: ignore[arg-type]
-    made.offer(OfferedDraft(0, 10, (7,) * len(confidence), confidence=confidence, source="model"))
+    made.offer(DraftTree(10, (7,) * len(confidence), chances=confidence, source="model"), 0.0)
     return made
 
 
@@ -232,7 +236,7 @@ def proven() -> Calibration:
             each = Bin("model", drawn, number)
             for count in range(1000):
                 accepted = int((count + 1) * each.prior) > int(count * each.prior)
-                calibration.observe([each], 1, int(accepted), Fit())
+                calibration.observe([(each, accepted)], Fit())
     return calibration
 
 
@@ -242,7 +246,7 @@ PROVEN = proven()
 def priced(sequences: list[TargetSequence], price: float, batching: Batching = BATCHING, **more: object) -> list[int]:
     """Drafted rows of each sequence."""
     planned = plan(sequences, batching, 99, 0, Pricing(price, PROVEN, **more))  # type: ignore[arg-type]
-    return [row.num_drafted for row in sorted(planned.rows, key=lambda row: row.sequence.serial)]
+    return [len(row.draft) for row in sorted(planned.rows, key=lambda row: row.sequence.serial)]
 
 
 def test_a_drafted_token_is_judged_where_its_joint_chance_is_worth_its_row() -> None:
@@ -281,7 +285,7 @@ def test_beside_a_chunk_of_a_prompt_no_row_is_free() -> None:
         0,
         Pricing(0.9, PROVEN, lambda rows, tokens: 4),
     )
-    assert [row.num_drafted for row in planned.rows] == [0, 0]
+    assert [len(row.draft) for row in planned.rows] == [0, 0]
 
 
 def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_judged() -> None:
@@ -291,7 +295,7 @@ def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_judged() -> 
         what = replace(opening([1] * 10, speculation=FOUR_AHEAD), params=DRAWN, mode=VerificationMode.RATIO)
         made = TargetSequence(SequenceKey(1, 0), 0, what, 512, Timer(0.0))
         made.kv = EngineSequence(tokens=[1] * 9)
-        made.offer(OfferedDraft(0, 10, (7, 7), (point, point), confidence=(first, second), source="model"))
+        made.offer(DraftTree(10, (7, 7), q=(point, point), chances=(first, second), source="model"), 0.0)
         return priced([made], 0.4)[0]
 
     assert drawn(0.9, 0.01) == drawn(0.9, 0.99) == 2

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.gateway.structured import Structured
+from outrider.options.sampling import DraftDistribution
 from outrider.protocol.finish import Finish
 from outrider.speculation import Grammar, LogitsOptions, VerificationMode
-from outrider.target.events import Compiled
+from outrider.target.events import Compiled, Offered
 from outrider.target.grammar import GrammarCompiler
 from outrider.target.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_tokenizer
@@ -131,7 +133,7 @@ def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: Grammar
     ids = TOKENIZER.encode("noise")
     bench.offer(0, len(asked.prompt), ids)
     sequence = bench.worker._sequences.find(key(0))
-    assert sequence.drafts.token_ids == TOKENIZER.encode("no"), "the rest can never be accepted"
+    assert sequence.drafts.merged().guess() == TOKENIZER.encode("no"), "the rest can never be accepted"
     assert sequence.drafts.num_dropped == len("ise")
 
 
@@ -156,9 +158,22 @@ def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler
     sequence_of = Bench(tiny)
     sequence_of.open(0, asked)
     sequence = sequence_of.worker._sequences.find(key(0))
-    sequence.drafts.token_ids = TOKENIZER.encode("noise")
-    sequence._cut_impossible()
-    assert sequence.drafts.token_ids == TOKENIZER.encode("noi")
+    ids = TOKENIZER.encode("noise")
+    q = tuple(DraftDistribution((token,), (65536,)) for token in ids)
+    sequence.offer(DraftTree(len(asked.prompt), tuple(ids), q=q), 0.0)
+    [kept] = sequence.drafts.trees
+    assert kept.guess() == TOKENIZER.encode("noi")
+
+
+def test_each_branch_is_kept_as_far_as_the_grammar_lets_it_through(tiny: Path, compiler: GrammarCompiler) -> None:
+    [asked] = asking(compiler, ASKED[1], False)[:1]
+    bench = Bench(tiny)
+    bench.open(0, asked)
+    n, o, i, y, e, s = TOKENIZER.encode("noiyes")
+    tree = DraftTree(len(asked.prompt), (n, o, i, y, i, e, s), (-1, 0, 1, -1, 3, 3, 5))
+    bench.apply(Offered(key(0), tree))
+    sequence = bench.worker._sequences.find(key(0))
+    assert sequence.drafts.merged().token_ids == (n, o, y, e, s)
 
 
 class Exhausted(Grammar):

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from outrider.drafting.tree import DraftTree
 from outrider.engine import DeviceLost, Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.protocol.finish import Finish
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
-from outrider.target.drafts import OfferedDraft
-from outrider.target.events import DraftRefused, Event, Offered, Opened
+from outrider.target.events import DraftRefused, Offered, Opened
 from outrider.target.opening import Opening, Speculation
 from outrider.worker.events import DrainExpired, DrainStarted
 from outrider.worker.faults import WholeStepFailed
@@ -51,7 +51,7 @@ def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, pa
     assert stats.num_accepted_tokens <= stats.num_verified_tokens <= stats.num_draft_tokens
     assert (stats.num_accepted_tokens > 0) == (how != "gapped")
     assert stats.num_dropped_tokens > 0 or how in ("right", "wrong", "beside")
-    assert (stats.num_siblings_accepted > 0) == (stats.num_siblings > 0) == (how == "beside")
+    assert (stats.num_branch_tokens_accepted > 0) == (stats.num_branch_tokens > 0) == (how == "beside")
 
 
 def test_the_text_is_the_plain_text_however_the_price_of_rows_flaps(tiny: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_right_token_beside_a_wrong_one_is_accepted_and_followed_by_the_target
     bench.step()
     at = len(bench.tokens[key(0)])
     guess, right = (text[at], 1 + text[at + 1] % 300, 7), text[at + 1]
-    tree = OfferedDraft(0, at, (*guess, right), parents=(-1, 0, 1, 0), confidence=(0.9, 0.5, 0.5, 0.4))
+    tree = DraftTree(at, (*guess, right), parents=(-1, 0, 1, 0), chances=(0.9, 0.5, 0.5, 0.4))
     bench.apply(Offered(key(0), tree))
     bench.step()
     [_, commit] = bench.answers[key(0)].commits
@@ -103,7 +103,7 @@ def test_a_right_token_beside_a_wrong_one_is_accepted_and_followed_by_the_target
     assert bench.tokens[key(0)] == text
 
 
-def test_a_token_accepted_before_a_sibling_that_a_stop_token_cuts_off_counts_as_accepted(tiny: Path) -> None:
+def test_a_token_accepted_before_a_branch_that_a_stop_token_cuts_off_counts_as_accepted(tiny: Path) -> None:
     [text] = plain_texts(tiny, [opening(PROMPTS[0])]).values()
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0]))
@@ -114,24 +114,13 @@ def test_a_token_accepted_before_a_sibling_that_a_stop_token_cuts_off_counts_as_
     bench.open(0, opening(PROMPTS[0], stops=[text[at]]))
     bench.step()
     guess, right = (text[at], 1 + text[at + 1] % 300), text[at + 1]
-    tree = OfferedDraft(0, at, (*guess, right), parents=(-1, 0, 0), confidence=(0.9, 0.5, 0.4))
+    tree = DraftTree(at, (*guess, right), parents=(-1, 0, 0), chances=(0.9, 0.5, 0.4))
     bench.apply(Offered(key(0), tree))
     bench.step()
     assert bench.answers[key(0)].finish is Finish.STOP
-    assert (bench.worker.stats.num_siblings, bench.worker.stats.num_siblings_accepted) == (1, 0)
+    assert (bench.worker.stats.num_branch_tokens, bench.worker.stats.num_branch_tokens_accepted) == (1, 0)
     [share] = bench.worker._accounting.calibration._shares.values()
     assert (share.accepted, share.verified) == (1, 1)
-
-
-def test_an_engine_that_runs_no_siblings_is_given_none(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "runs_siblings", False)
-    what = [opening(PROMPTS[0])]
-    texts = plain_texts(tiny, what)
-    bench = Bench(tiny)
-    bench.open(0, what[0])
-    bench.run(Liar(texts, "beside"))
-    assert bench.worker.stats.num_siblings == 0
-    assert bench.tokens[key(0)] == texts[0]
 
 
 def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
@@ -139,44 +128,15 @@ def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], params=params, mode=VerificationMode.RATIO))
 
-    def point_masses(sequence_id: int, tokens: Sequence[int]) -> list[OfferedDraft]:
+    def point_masses(sequence_id: int, tokens: Sequence[int]) -> list[DraftTree]:
         guess = (7, 8)
         q = tuple(DraftDistribution((token,), (65536,)) for token in guess)
-        return [OfferedDraft(0, len(tokens), guess, q)]
+        return [DraftTree(len(tokens), guess, q=q)]
 
     bench.run(point_masses)
     assert len(bench.answers[key(0)].text) == 24
     assert bench.worker.stats.num_draft_tokens > 0
     assert not bench.refused
-    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
-
-
-def test_a_draft_that_comes_during_a_step_is_judged_for_its_last_position(tiny: Path) -> None:
-    params = SamplingParams(temperature=0.8, seed=3)
-    bench = Bench(tiny)
-    bench.open(0, opening(PROMPTS[0], params=params, mode=VerificationMode.RATIO))
-    bench.step()
-
-    def offered(token: int, base_len: int) -> Offered:
-        q = (DraftDistribution((token,), (65536,)),)
-        return Offered(key(0), OfferedDraft(0, base_len, (token,), q, received_s=bench.now_s))
-
-    def take_late(wanted: Callable[[Event], bool]) -> list[Event]:
-        length = len(bench.tokens[key(0)]) + 1
-        came = [offered(9, length + 3), offered(8, length), offered(5, length)]
-        return [event for event in came if wanted(event)][:1]
-
-    bench.worker._take_late = take_late
-    judged = []
-    for _ in range(12):
-        bench.apply(offered(7, len(bench.tokens[key(0)])))
-        bench.step()
-        judged.append(bench.answers[key(0)].commits[-1].outcome)
-    assert all(outcome.num_drafted == 2 for outcome in judged), "one was there, and one came"
-    assert all(outcome.num_verified == 1 + outcome.num_accepted - (outcome.num_accepted == 2) for outcome in judged)
-    assert all(len(outcome.token_ids) == min(2, outcome.num_accepted + 1) for outcome in judged)
-    bench.run()
-    assert len(bench.answers[key(0)].text) == 24 and not bench.refused
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 
@@ -188,7 +148,7 @@ def test_no_more_is_judged_than_was_allowed_and_only_where_chance_decides(tiny: 
     bench.step()
     q = (DraftDistribution((7,), (65536,)), DraftDistribution((8,), (65536,)))
     for _ in range(6):
-        bench.apply(Offered(key(0), OfferedDraft(0, len(bench.tokens[key(0)]), (7, 8), q)))
+        bench.apply(Offered(key(0), DraftTree(len(bench.tokens[key(0)]), (7, 8), q=q)))
         bench.step()
         assert bench.answers[key(0)].commits[-1].outcome.num_drafted <= 1
 
@@ -386,7 +346,7 @@ def test_when_the_drain_expires_the_rest_is_given_back(tiny: Path) -> None:
 
 def first_word(number: int) -> Offered:
     """A draft is there, and has nothing for the prompt's end. It is waited for from now on."""
-    return Offered(key(number), OfferedDraft(0, len(PROMPTS[number]), ()))
+    return Offered(key(number), DraftTree(len(PROMPTS[number])))
 
 
 def test_a_waiting_sequence_is_stepped_when_its_bound_has_passed(tiny: Path) -> None:
@@ -419,8 +379,7 @@ def test_a_wait_ends_when_the_draft_comes_and_the_rest_is_queue(tiny: Path) -> N
     base_len = len(PROMPTS[0]) + 1
     bench.now_s += 0.004
     wrong = (truth[2] + 1) % bench.limits.vocab_size
-    draft = OfferedDraft(0, base_len, (truth[1], wrong, 7), serial=3, received_s=bench.now_s)
-    bench.apply(Offered(key(0), draft))
+    bench.apply(Offered(key(0), DraftTree(base_len, (truth[1], wrong, 7), serial=3), bench.now_s))
     bench.now_s += 0.002
     bench.step()
     commit = bench.answers[key(0)].commits[1]

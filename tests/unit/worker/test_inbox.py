@@ -30,15 +30,6 @@ def test_a_post_from_another_thread_wakes_it() -> None:
     assert inbox.wait(None) == [1]
 
 
-def test_what_is_wanted_early_is_taken_and_the_rest_stays_in_order() -> None:
-    inbox: Inbox[int] = Inbox()
-    inbox.post([1, 2, 3, 4])
-    assert inbox.take(lambda n: n % 2 == 0) == [2, 4]
-    inbox.post([5])
-    assert inbox.take(lambda n: n == 9) == []
-    assert inbox.wait(None) == [1, 3, 5]
-
-
 def test_once_stopped_nothing_comes_any_more() -> None:
     inbox: Inbox[int] = Inbox()
     inbox.post([1])

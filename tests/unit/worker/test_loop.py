@@ -12,7 +12,6 @@ from outrider.engine import DeviceLost
 from outrider.telemetry.logging import configure_logging
 from outrider.worker.events import DrainStarted, StreamEnded
 from outrider.worker.faults import WholeStepFailed
-from outrider.worker.inbox import Inbox
 from outrider.worker.loop import StepLoop
 from outrider.worker.report import WorkerReport
 
@@ -125,11 +124,3 @@ def test_it_is_known_from_outside_how_long_a_turn_has_lasted() -> None:
     leave.set()
     loop.stop()
     assert loop.busy_since_s is None
-
-
-def test_an_inbox_of_the_machines_own_is_where_events_come_in() -> None:
-    inbox: Inbox[str | object] = Inbox()
-    loop = StepLoop(FakeMachine(), lambda report: None, inbox=inbox)
-    loop.post(["first", "second", "third"])
-    assert inbox.take(lambda event: event == "second") == ["second"]
-    assert inbox.wait(None) == ["first", "third"]

@@ -1,0 +1,149 @@
+"""The drafts of one sequence: proposed tokens for the positions from its committed length on.
+
+Only the target commits tokens. Drafts may arrive late, twice, out of order, or be invented. A draft is trimmed by the
+tokens that are committed already, dropped where it does not fit, and never repaired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from outrider.drafting.tree import DraftTree
+
+_MAX_TREE_TOKENS = 256
+"""Tokens kept of one source: it may send trees without end."""
+
+
+@dataclass(slots=True)
+class DraftBuffer:
+    """One tree of each source, all of them at the committed length."""
+
+    num_dropped: int = 0
+    """Tokens of main guesses dropped since the last commit."""
+    declined_len: int = -1
+    """The committed length for which a draft last sent an empty proposal."""
+    active: bool = False
+    """Whether a draft has answered since drafting was allowed. Before, it may prefill a long prompt: do not wait."""
+    _sent: dict[str, DraftTree] = field(default_factory=dict)
+    """What draft workers sent, by source: it stays as far as commits agree with it."""
+    _looked_up: dict[str, DraftTree] = field(default_factory=dict)
+    """From sources in this process, which answer each commit anew."""
+    _merged: DraftTree | None = None
+
+    @property
+    def trees(self) -> list[DraftTree]:
+        """One of each source that has proposed."""
+        return [*self._sent.values(), *self._looked_up.values()]
+
+    @property
+    def num_sent(self) -> int:
+        """How far the longest guess of a draft worker reaches."""
+        return max((len(tree.main()) for tree in self._sent.values()), default=0)
+
+    def merged(self) -> DraftTree | None:
+        """All trees as one; None without any. Not in ratio mode, which verifies one chain of one source."""
+        if self._merged is None and (trees := self.trees):
+            self._merged = reduce(DraftTree.merge, trees)
+        return self._merged
+
+    def offer(self, tree: DraftTree, committed: Sequence[int], capacity: int) -> None:
+        """Buffers what fits of a draft worker's tree, at most `capacity` positions; the rest is dropped and counted."""
+        # A message that comes after drafting was disallowed was sent before the draft knew.
+        self.active |= capacity > 0
+        if not tree.token_ids:
+            self.declined_len = max(self.declined_len, min(tree.base_len, len(committed)))
+            return
+        held = self._sent.get(tree.source)
+        if held is not None and tree.epoch > held.epoch:
+            # The draft has withdrawn its earlier tokens.
+            self._drop(tree.source)
+            held = None
+        placed = _placed(tree, held, committed)
+        if placed is None:
+            self.num_dropped += len(tree.main())
+        elif placed.token_ids:
+            self._sent[tree.source] = placed
+            self._merged = None
+            self.cut(capacity)
+
+    def put(self, tree: DraftTree, committed_len: int, capacity: int) -> None:
+        """Takes the tree of a source in this process in the place of its last one, unless a commit came between."""
+        if tree.token_ids and tree.base_len == committed_len and (kept := tree.upto(capacity)).token_ids:
+            self._looked_up[tree.source] = kept
+            self._merged = None
+
+    def has_answer(self, committed_len: int) -> bool:
+        """Whether a draft worker has answered the last commit, with tokens or with none."""
+        return bool(self._sent) or self.declined_len >= committed_len
+
+    def advance(self, committed: Sequence[int], num_in_step: int) -> None:
+        """Follows a commit of `committed`, in which the first `num_in_step` positions were verified.
+
+        What continues the committed tokens stays valid, also after a token that was decoded plainly. All else is
+        dropped; of a main guess that failed, the tokens that were not verified are counted.
+        """
+        self._looked_up.clear()
+        self._merged = None
+        for source, tree in list(self._sent.items()):
+            guess, count = tree.guess(), len(committed)
+            if guess[:count] != list(committed[: len(guess)]):
+                self.num_dropped += max(0, len(guess) - num_in_step)
+            left = tree.after(committed)
+            if left is None or not left.token_ids:
+                del self._sent[source]
+            else:
+                self._sent[source] = left
+
+    def cut(self, depth: int) -> None:
+        """Drops the tokens beyond the first `depth` positions, and counts them."""
+        self.keep(lambda tree: tree.upto(depth))
+
+    def keep(self, part: Callable[[DraftTree], DraftTree]) -> None:
+        """Replaces each tree by a part of it, and counts the tokens of main guesses that go."""
+        for trees in (self._sent, self._looked_up):
+            for source, tree in list(trees.items()):
+                if (kept := part(tree)) is tree:
+                    continue
+                self._merged = None
+                if trees is self._sent:
+                    self.num_dropped += len(tree.main()) - len(kept.main())
+                if kept.token_ids:
+                    trees[source] = kept
+                else:
+                    del trees[source]
+
+    def limit(self, capacity: int) -> None:
+        """Follows a new capacity; 0 when drafting is no longer allowed."""
+        self.cut(capacity)
+        self.active &= capacity > 0
+
+    def take_num_dropped(self) -> int:
+        count, self.num_dropped = self.num_dropped, 0
+        return count
+
+    def _drop(self, source: str) -> None:
+        self.num_dropped += len(self._sent.pop(source).main())
+        self._merged = None
+
+
+def _placed(tree: DraftTree, held: DraftTree | None, committed: Sequence[int]) -> DraftTree | None:
+    """What its source has proposed, with this tree; None when the tree fits neither the text nor what is held."""
+    if held is not None and tree.epoch < held.epoch:
+        return None
+    ahead = tree.base_len - len(committed)
+    fresh = tree if ahead > 0 else tree.after(committed[tree.base_len :])
+    if fresh is None or (ahead > 0 and held is None):
+        return None
+    if held is None or not fresh.token_ids:
+        return held or fresh
+    known, ahead = held.guess(), max(0, ahead)
+    if ahead > len(known) or not _agree(known[ahead:], fresh.guess()) or len(held) + len(fresh) > _MAX_TREE_TOKENS:
+        return None
+    return held.merge(fresh)
+
+
+def _agree(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether one is a prefix of the other."""
+    return all(a == b for a, b in zip(first, second, strict=False))

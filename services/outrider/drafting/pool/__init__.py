@@ -1,0 +1,11 @@
+"""Drafts of the pool of draft workers, over gRPC. Begin with `client`.
+
+A link is one connection to one worker (`link`, `links`), to none without a lease (`leases`); `sequence` is one sequence
+on a link; `validator` makes a tree of a message; `log` says which messages a round verified.
+"""
+
+from outrider.drafting.pool.client import PoolDrafts, PoolListener
+from outrider.drafting.pool.leases import DraftLeases, ReadLeases, no_leases
+from outrider.drafting.pool.sequence import Vocabulary
+
+__all__ = ["DraftLeases", "PoolDrafts", "PoolListener", "ReadLeases", "Vocabulary", "no_leases"]

@@ -1,0 +1,145 @@
+"""What makes drafts: the protocol of all sources, what they are told of a sequence, and their kinds by name."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from outrider.drafting.tree import DraftTree
+from outrider.errors import InvalidRequest, OutriderError
+from outrider.options.sampling import SamplingParams, VerificationMode
+from outrider.protocol.sequence_key import SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLimits:
+    """How far a sequence's drafts may go."""
+
+    max_draft_tokens: int = 0
+    """Most tokens of one proposal; 0 pauses the sequence."""
+    run_ahead_tokens: int = 0
+    """Tokens that may be drafted beyond a proposal before the next commit comes."""
+    min_chance: float = 0.0
+    """Least joint chance at which the target verifies a token. A chain ends below it; at 1 nothing is proposed."""
+
+    @property
+    def capacity(self) -> int:
+        """Drafted positions worth keeping."""
+        return self.max_draft_tokens + self.run_ahead_tokens if self.max_draft_tokens else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """All that a source needs to take over a sequence at any point of its life."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    mode: VerificationMode
+    committed: Sequence[int] = ()
+    """Output tokens committed so far."""
+    limits: DraftLimits = DraftLimits()
+    """The limits at the opening."""
+    max_new_tokens: int | None = None
+    """Output tokens after which the target ends the sequence."""
+    stop_token_ids: frozenset[int] = frozenset()
+    salt: bytes = b""
+    """Nothing that is learnt from the sequence is used under another salt."""
+    prediction: Sequence[int] = ()
+    """The output that the client expects, in large part."""
+    log_fields: Mapping[str, str] = field(default_factory=dict)
+    """request_id and tenant, for log lines about it."""
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise InvalidRequest("prompt_token_ids", "must have at least one token")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAssignment:
+    """The draft worker that a router chose for a sequence."""
+
+    worker_id: str
+    """The worker expected at the address."""
+    address: str
+    """HOST:PORT. It is called only if the worker's lease has the same address."""
+    sequence_id: int
+    """Id under which the sequence is opened there; never reused."""
+
+
+class CloseReason(enum.IntEnum):
+    """Why a sequence is closed. The values are those of messages."""
+
+    FINISHED = 1
+    CANCELLED = 2
+    DEADLINE = 3
+    MOVED = 4
+    """The sequence continues, elsewhere or without this source."""
+
+
+class DraftSource(Protocol):
+    """Proposes for sequences that a target runs. Never waited for beyond max_wait; may fail at any time.
+
+    Owned by one thread, which makes all calls. A key that is not open is ignored.
+    """
+
+    def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
+        """The sequence begins. `assignment`: for sources that draft elsewhere."""
+        ...
+
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
+        """The target has committed these tokens at base_len, where the last commit ended."""
+        ...
+
+    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+        """From now on these limits hold."""
+        ...
+
+    def close(self, key: SequenceKey, reason: CloseReason) -> None:
+        """The sequence has ended here."""
+        ...
+
+    def poll(self) -> Iterable[tuple[SequenceKey, DraftTree | OutriderError]]:
+        """What was proposed since the last call. An error: a draft of this sequence was refused."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceKind:
+    """What is known of a kind of source before one is made."""
+
+    name: str
+    make: Callable[[], DraftSource]
+    gives_q: bool
+    """Whether its drafts can be verified in ratio mode."""
+    needs: Literal["tokens", "taps"]
+    """What it must be told: committed tokens, or also the target's hidden states."""
+
+
+KINDS: dict[str, SourceKind] = {}
+"""Kinds of sources in the target's own process, by name."""
+
+
+def register(
+    name: str, *, gives_q: bool, needs: Literal["tokens", "taps"] = "tokens"
+) -> Callable[[Callable[[], DraftSource]], Callable[[], DraftSource]]:
+    """Makes a kind of source known by its name, with the function that makes one."""
+
+    def known(make: Callable[[], DraftSource]) -> Callable[[], DraftSource]:
+        if name in KINDS:
+            raise ValueError(f"a source is called {name!r} already")
+        KINDS[name] = SourceKind(name, make, gives_q, needs)
+        return make
+
+    return known
+
+
+def make_sources(names: Iterable[str]) -> list[DraftSource]:
+    """One source for each name. Raises ValueError for a name that is not registered."""
+    found = []
+    for name in names:
+        if name not in KINDS:
+            raise ValueError(f"{name!r} is no source of drafts; there are {', '.join(sorted(KINDS))}")
+        found.append(KINDS[name].make())
+    return found

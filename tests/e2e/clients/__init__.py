@@ -1,1 +1,0 @@
-"""Stock clients, each a program for an environment that has none of ours: `PROGRAM URL MODEL`."""
