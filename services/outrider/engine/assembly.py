@@ -85,7 +85,7 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shard
     wanted = config.execution
     if cpu.runs_natively(config) and cpu.can_run_natively(model, config.block_size):
         kernels = cpu.load_kernels(config.native_variant)
-        return cpu.NativeLlama(kernels, model, context, config.prefill_threads), cpu.NativeAttention()
+        return cpu.NativeLlama(kernels, model, context, config.prefill_threads), cpu.NativeAttention(kernels)
     if config.quantization != "none" and wanted == "auto":
         # Fused execution joins and repacks plain weights.
         wanted = "transformers"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class KVCache:
             cached.index_copy_(1, moves.copies, cached.index_select(1, moves.sources))
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Copies slots in all layers, from and to. What is moved was read before any of it is overwritten."""
+        """Copies slots in all layers, from and to."""
         sources, targets = torch.tensor(moves, dtype=torch.int64).T.contiguous().to(self.all_keys.device)
         for cached in (self.all_keys, self.all_values):
             cached.index_copy_(2, targets, cached.index_select(2, sources))
@@ -114,8 +114,10 @@ class RowSpan:
 
     def chains(self) -> list[Chain]:
         """The row as chains: its tokens up to the first branch, and each branch of a tree."""
+        if not self.parents:
+            return [Chain(self, self.start, self.num_tokens, self.kv_len)]
         first_node = self.kv_len - len(self.parents)
-        first, *others = runs(self.parents) if self.parents else [range(0)]
+        first, *others = runs(self.parents)
         trunk = self.num_tokens - len(self.parents) + len(first)
         return [
             Chain(self, self.start, trunk, self.cached_len + trunk),
@@ -149,8 +151,7 @@ class RowSpan:
         return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(NamedTuple):
     """Tokens of a row that follow one another, at consecutive positions."""
 
     span: RowSpan
@@ -219,5 +220,5 @@ class Attention(Protocol):
         ...
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
-        """Moves keys and values of slots, from and to, in all layers. A slot may be read and written."""
+        """Moves keys and values of slots, from and to, in all layers. No move writes a slot that a later one reads."""
         ...

@@ -98,7 +98,8 @@ def _load_variant(variant: Variant) -> Kernels:
     library = ctypes.CDLL(str(_compiled(variant)))
     if not library.outrider_granted():
         raise KernelsMissing(f"{variant.name} cannot run here: the system does not grant it to this process")
-    library.outrider_forward.restype = library.outrider_start_helpers.restype = None
+    for name in ("outrider_forward", "outrider_move", "outrider_start_helpers"):
+        getattr(library, name).restype = None
     library.outrider_start_helpers.argtypes = [ctypes.c_int64]
     library.outrider_layout.restype = Layout
     return Kernels(variant.name, library, library.outrider_layout())

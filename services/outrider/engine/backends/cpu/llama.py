@@ -164,6 +164,9 @@ class NativeBatch:
 class NativeAttention:
     """Lays out steps for NativeLlama. Keys and values are stored in the kernels' order, not in KVCache's."""
 
+    def __init__(self, kernels: Kernels) -> None:
+        self._move = kernels.library.outrider_move
+
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> NativeBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
         tiles: list[int] = []
@@ -182,13 +185,11 @@ class NativeAttention:
         return NativeBatch(cache, *as_int32)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
-        """See the interface. The kernels keep pairs together: of a key's inputs, and of the values of two positions."""
-        source, target = torch.tensor(moves, dtype=torch.int64).T
+        """See the interface."""
+        flat = torch.tensor(moves, dtype=torch.int64)
         layers, heads, slots, dim = cache.all_keys.shape
-        keys = cache.all_keys.view(torch.int32).view(layers * heads, slots // _TILE, dim // 2, _TILE)
-        keys[:, target // _TILE, :, target % _TILE] = keys[:, source // _TILE, :, source % _TILE]
-        values = cache.all_values.view(layers * heads, slots // 2, dim, 2)
-        values[:, target // 2, :, target % 2] = values[:, source // 2, :, source % 2]
+        arrays = (_Pointer(x.data_ptr()) for x in (cache.all_keys, cache.all_values, flat))
+        self._move(*arrays, *map(ctypes.c_int64, (len(moves), layers * heads, slots // _TILE, dim)))
 
 
 def _tiles(span: RowSpan) -> Sequence[int]:

@@ -162,6 +162,18 @@ static void mlp(const Pass *pass) {
     linear(&(Linear){b->inner, p.layer->down, b->x, tokens, m->inner, m->width, m->width, ADD}, b, p.threads);
 }
 
+// Keys and values of some slots, from and to, in a cache of so many heads in all layers.
+void outrider_move(bf16 *keys, bf16 *values, const int64_t *moves, int64_t count, int64_t heads, int64_t tiles, int64_t dim) {
+    for (int64_t h = 0; h < heads; h++) {
+        const int64_t head = h * tiles * TILE * dim;
+        const Layer of = {.keys = keys + head, .values = values + head};
+        for (int64_t n = 0; n < count; n++) {
+            const int64_t from = moves[2 * n], to = moves[2 * n + 1], tile = to / TILE * TILE * dim;
+            copy_slot(&of, dim, from, to % TILE, of.keys + tile, of.values + tile);
+        }
+    }
+}
+
 // The states that enter layer `number`; of no layer, -1, those that the vocabulary's head reads.
 static void take_states(const Model *m, const Step *s, const Buffers *b, int64_t number) {
     for (int64_t i = 0; i < s->taps; i++)
