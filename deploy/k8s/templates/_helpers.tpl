@@ -27,11 +27,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- define "outrider.image" -}}
 {{- $image := .root.Values.image -}}
+{{- $registry := required "image.registry: the registry that you have pushed the images to" $image.registry -}}
 {{- $digest := index $image.digests .role | default "" -}}
 {{- if $digest -}}
-{{ printf "%s/outrider-%s@%s" $image.registry .role $digest }}
+{{ printf "%s/outrider-%s@%s" $registry .role $digest }}
 {{- else -}}
-{{ printf "%s/outrider-%s:%s" $image.registry .role $image.tag }}
+{{ printf "%s/outrider-%s:%s" $registry .role $image.tag }}
 {{- end -}}
 {{- end -}}
 

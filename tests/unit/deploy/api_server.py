@@ -28,6 +28,7 @@ RESOURCES = {
     "keda.sh/v1alpha1": ("ScaledObject",),
     "cert-manager.io/v1": ("Certificate", "Issuer"),
     "ray.io/v1": ("RayCluster",),
+    "apiregistration.k8s.io/v1": ("APIService",),
 }
 _PLURALS = {"NetworkPolicy": "networkpolicies", "Ingress": "ingresses"}
 # What cannot be changed in place, by kind; of a StatefulSet's spec, all but what is named.

@@ -59,15 +59,32 @@ def _chart() -> Any:
     return Chart.load(CHART)
 
 
+def pushed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With the registry that has the images."""
+    return {**values, "image": {"registry": "registry.example", **values.get("image", {})}}
+
+
+def needed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With a registry; and, for Helm without a cluster, with the secrets that it would draw anew each time."""
+    controller = values.get("controller", {})
+    ray = {"tokenSecret": "outrider-ray"} | {k: v for k, v in controller.get("ray", {}).items() if v != ""}
+    salt = controller.get("cacheSaltSecret") or "outrider-salt"
+    return pushed({**values, "controller": {**controller, "ray": ray, "cacheSaltSecret": salt}})
+
+
 def rendered(values: Mapping[str, Any]) -> list[Object]:
-    """Every object of a release "demo" in the namespace "llm". Raises HelmError."""
+    """Every object of a release "demo" in the namespace "llm", with what is needed. Raises HelmError."""
+    return rendered_as_given(needed(values))
+
+
+def rendered_as_given(values: Mapping[str, Any]) -> list[Object]:
     texts: dict[str, str] = _chart().render(dict(values), name="demo", namespace="llm")
     manifests = (text for path, text in texts.items() if not path.endswith("NOTES.txt"))
     return [found for text in manifests for found in yaml.load_all(text, Loader) if found]
 
 
 def notes(values: Mapping[str, Any]) -> str:
-    texts: dict[str, str] = _chart().render(dict(values), name="demo", namespace="llm")
+    texts: dict[str, str] = _chart().render(needed(values), name="demo", namespace="llm")
     return texts["outrider/templates/NOTES.txt"]
 
 

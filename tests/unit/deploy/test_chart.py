@@ -28,8 +28,10 @@ from tests.unit.deploy.chart import (
     pods_of,
     problems,
     profile,
+    pushed,
     refused,
     rendered,
+    rendered_as_given,
     versions,
 )
 from tests.unit.deploy.policies import Peer, let_in, let_out, pods
@@ -75,7 +77,7 @@ def test_without_ray_control_plane_and_routers_are_containers_and_others_reach_t
     control, router = own["control"], own["router-1"]
     assert (control.listen, control.advertise, control.ops_listen) == ("0.0.0.0:9003", "10.1.2.3:9003", "0.0.0.0:9009")
     assert (router.listen, router.advertise, router.ops_listen) == ("0.0.0.0:9101", "10.1.2.3:9101", "0.0.0.0:9201")
-    assert len(router.cache_salt_key) == 43 and router.policy.max_draft_tokens == 3
+    assert len(router.cache_salt_key) == 32 and router.policy.max_draft_tokens == 3
     (controller,) = [one for one in containers(with_ray) if one["name"] == "controller"]
     ports = {
         port["name"]: port["containerPort"]
@@ -496,7 +498,6 @@ _KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outride
     ("values", "named"),
     [
         ({"redis": {"enabled": False}}, "redis"),
-        ({"controller": {"replicas": 2}}, "cacheSaltSecret"),
         ({"controller": {"mode": "kuberay", "replicas": 2, "cacheSaltSecret": "s"}}, "controller.ray.workers"),
         ({"gateway": {"ingress": {"enabled": True}}}, "ingress.host"),
         ({"targets": {"main": {"gpus": 1, "tensorParallel": 8}}}, "targets.main.gpus"),
@@ -509,6 +510,43 @@ _KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outride
 def test_values_that_lack_something_are_refused_by_name(values: dict[str, Any], named: str) -> None:
     with pytest.raises(Exception, match=re.escape(named)):
         rendered(values)
+
+
+_SALTED = {"image": {"registry": "r"}, "controller": {"mode": "kuberay", "cacheSaltSecret": "s"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({}, "image.registry: "),
+        ({"image": {"registry": "r"}}, "controller.cacheSaltSecret: "),
+        (_SALTED, "controller.ray.tokenSecret: "),
+        (pushed({"controller": {"replicas": 2}}), "controller.cacheSaltSecret: needed where controller.replicas"),
+    ],
+)
+def test_what_nobody_else_can_know_or_would_be_another_each_time_has_to_be_given(
+    values: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(Exception, match=re.escape(named)):
+        rendered_as_given(values)
+
+
+def test_the_profile_of_h100s_names_what_it_needs_and_puts_drafts_beside_their_targets() -> None:
+    text = (CHART / "values-h100-tp8.yaml").read_text()
+    comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
+    objects = rendered_as_given(pushed(profile("h100-tp8")))
+    found = str(objects)
+    for name in {*re.findall(r"'(?:secretName|claimName)': '([^']+)'", found), "outrider-redis"}:
+        assert f'"{name}"' in comment, name
+    assert "T4" not in text
+    templates = {
+        one["metadata"]["name"]: one["spec"]["template"] for one in of_kind(objects, "Deployment", "StatefulSet")
+    }
+    target, draft = templates["demo-target-main"], templates["demo-draft-main"]["spec"]
+    assert target["spec"]["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
+    (beside,) = draft["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert beside["topologyKey"] == "topology.kubernetes.io/zone"
+    assert beside["labelSelector"]["matchLabels"].items() <= target["metadata"]["labels"].items()
 
 
 def test_the_test_of_a_release_asks_with_the_key_in_a_secret() -> None:
@@ -542,9 +580,13 @@ def test_the_notes_say_how_to_ask_and_look_where_there_is_tls_or_a_secret() -> N
     made = notes({"certManager": {"enabled": True, "publicNames": ["api.example.org"]}})
     assert "curl -k https://127" in made and "demo-operator-tls" in made
     assert "OUTRIDER_TLS_DIR=operator outrider get workers" in notes({"tlsSecrets": _TLS})
-    (program,) = re.findall(r"python -c '([^']+)'", notes({"clusterSecret": "c"}))
+    # In a pod, which has Python and the secret.
+    (program,) = re.findall(
+        r"""exec statefulset/demo-controller -- sh -c '.*python -c "([^"]+)".*'""", notes({"clusterSecret": "c"})
+    )
     made_of = subprocess.run([sys.executable, "-c", program], input=b"x" * 32 + b"\n", capture_output=True, check=True)
     assert made_of.stdout.decode().strip() == ClusterSecret(b"x" * 32).token(Role.OPERATOR)
+    assert not [line for line in plain.splitlines() if re.match(" +(python|outrider)", line)]
     assert "POD 9003" in notes({"controller": {"mode": "kuberay"}})
 
 

@@ -14,6 +14,7 @@ from tests.unit.deploy.chart import (
     CHART,
     RAY_MODES,
     Object,
+    needed,
     of_kind,
     pod_specs,
     pods_of,
@@ -73,7 +74,7 @@ def test_a_name_that_kubernetes_cuts_is_refused_where_pods_are_found_by_it() -> 
     from helm_python import Chart
 
     keda = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "threshold": "5", "metric": "outrider_x"}
-    values = {"targets": {"main": {"keda": keda}}}
+    values = needed({"targets": {"main": {"keda": keda}}})
     Chart.load(CHART).render(values, name="a" * 34, namespace="llm")
     with pytest.raises(Exception, match=r"targets\.main\.keda: metric finds no pods"):
         Chart.load(CHART).render(values, name="a" * 35, namespace="llm")

@@ -126,7 +126,7 @@ def check(values: dict[str, Any]) -> set[str]:
 _QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 # In each mode one in twenty of the values that are rendered makes one, at least.
 _OFTEN = 0.05
-_KINDS = ("StatefulSet", "NetworkPolicy", "Secret", "PersistentVolumeClaim", "Ingress", "HorizontalPodAutoscaler")
+_KINDS = ("StatefulSet", "NetworkPolicy", "PersistentVolumeClaim", "Ingress", "HorizontalPodAutoscaler")
 _KINDS += ("ScaledObject", "PodMonitor", "PrometheusRule", "ConfigMap", "Certificate", "Issuer")
 
 
