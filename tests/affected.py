@@ -74,7 +74,7 @@ def _has_slow_tests(file: Path) -> bool:
 
 
 def _tier(file: Path) -> tuple[int, Path]:
-    tiers = ("unit", "integration", "simulation", "e2e", "soak", "gpu")
+    tiers = ("unit", "integration", "simulation", "e2e", "soak", "gpu", "vllm")
     return tiers.index(_folder(file).split("/")[1]), file
 
 

@@ -18,7 +18,7 @@ class Vllm:
     """One engine, and the requests of the measurement at hand."""
 
     def __init__(self, path: str, eager: bool, speculation: dict[str, Any] | None = None) -> None:
-        from vllm import LLM  # type: ignore[import-not-found]
+        from vllm import LLM
 
         self._engine: Any = LLM(
             path,

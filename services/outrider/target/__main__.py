@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from functools import partial
 
@@ -14,6 +15,9 @@ from outrider.telemetry.ops import Ops
 
 def main() -> int:
     config = parse_arguments()
+    if config.runs_on == "vllm":
+        # A program of its own, with the same options: this one, and all that imports it, knows nothing of vLLM.
+        os.execv(sys.executable, [sys.executable, "-m", "outrider.vllm", *sys.argv[1:]])
     configure_logging("target", config.log_format)
     return _one(config) if config.tensor_parallel == 1 else _several(config)
 

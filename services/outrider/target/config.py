@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from outrider.configuration import load
+from outrider.configuration import Option, load
 from outrider.rpc.roles import Role
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 from outrider.worker.config import WorkerConfig
 
 MAX_RANKS = 64
+ENGINES = ("outrider", "vllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +20,10 @@ class TargetConfig(WorkerConfig):
     """One target worker process. Long steps may have more threads: engine.prefill_threads. What only helps with prompts
     keeps off `cpu_cores` where there are others."""
 
+    runs_on: Annotated[str, Option("engine")] = "outrider"
+    """What runs the model: outrider, our own engine, or vllm, which has to be installed in this environment."""
+    vllm_args: str = ""
+    """With engine vllm: more of vLLM's own arguments, as on the command line of `vllm serve`."""
     max_draft_tokens: int = 32
     """Most drafted tokens verified in one step of one sequence."""
     tensor_parallel: int = 1
@@ -30,6 +35,10 @@ class TargetConfig(WorkerConfig):
 
     def __post_init__(self) -> None:
         WorkerConfig.__post_init__(self)
+        if self.runs_on not in ENGINES:
+            raise ValueError(f"engine: {self.runs_on!r} is not one of {', '.join(ENGINES)}")
+        if self.vllm_args and self.runs_on != "vllm":
+            raise ValueError("vllm_args: need engine vllm")
         bound = self.engine.max_batch_tokens
         if self.max_sequences > bound:
             # Each decoding sequence takes at least one token of every step.

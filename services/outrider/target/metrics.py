@@ -17,17 +17,18 @@ class TargetMetrics:
     def __init__(
         self, registry: CollectorRegistry, info: worker_pb2.WorkerInfo, stats: TargetStats, execution: str = ""
     ) -> None:
-        """`execution`: the implementation of a step, as in ModelInfo."""
+        """`execution`: the implementation of a step, as in ModelInfo; empty when it is not our own engine's."""
         self._worker = WorkerMetrics(registry, info.model, block_size=info.block_size, num_blocks=info.num_blocks)
         self._tokens = TokenMetrics(registry, info.model)
         self._speculation = SpeculationMetrics(registry, info.model)
-        kernels = Gauge(
-            "outrider_native_kernels",
-            "1 where our kernels for CPUs run the steps; 0 on a CPU: several times slower.",
-            ["model_name", "execution"],
-            registry=registry,
-        )
-        kernels.labels(info.model, execution).set(runs_native_kernels(execution))
+        if execution:
+            kernels = Gauge(
+                "outrider_native_kernels",
+                "1 where our kernels for CPUs run the steps; 0 on a CPU: several times slower.",
+                ["model_name", "execution"],
+                registry=registry,
+            )
+            kernels.labels(info.model, execution).set(runs_native_kernels(execution))
         registry.register(CounterCollector(info.model, lambda: _counters(stats)))
 
     def observe(self, report: Report, load: Load) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from outrider.drafting.pool import DraftLeases, ReadLeases, no_leases
 from outrider.errors import NotFound
@@ -16,12 +16,21 @@ from outrider.target.drafts import PooledDrafts
 from outrider.target.events import Compiled, Event, Opened, TargetEvent
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
-from outrider.target.report import Report
+from outrider.target.report import Report, TargetStats
 from outrider.target.wire import empty_response, events_of, response_of
-from outrider.target.worker import TargetWorker
 from outrider.worker.events import Refused
-from outrider.worker.loop import StepLoop
+from outrider.worker.loop import StepLoop, StepMachine
 from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
+from outrider.worker.watchdog import StepPace
+
+
+class TargetMachine(StepMachine[TargetEvent, Report], Protocol):
+    """What runs a target's sequences: our own engine, or another."""
+
+    @property
+    def stats(self) -> TargetStats: ...
+    @property
+    def pace(self) -> StepPace: ...
 
 
 class TargetServicer(
@@ -30,7 +39,7 @@ class TargetServicer(
 ):
     def __init__(
         self,
-        worker: TargetWorker,
+        worker: TargetMachine,
         info: worker_pb2.WorkerInfo,
         limits: Limits,
         prefix_listener: PrefixListener = lambda added, removed: None,

@@ -47,6 +47,7 @@ def tiny_checkpoint(
     seed: int = 0,
     max_context_len: int = 512,
     intermediate_size: int = 128,
+    head_dim: int = 16,
     infinite_token: int | None = None,
     tied: bool = True,
 ) -> Path:
@@ -62,7 +63,7 @@ def tiny_checkpoint(
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=max_context_len,
         bos_token_id=1,
         eos_token_id=2,

@@ -1,0 +1,137 @@
+"""One target worker process on vLLM: loads the model and builds the service."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from vllm.v1.engine.core import EngineCore
+
+from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
+from outrider.engine.checkpoints import eos_token_ids
+from outrider.engine.parallel.watchdog import EXIT_BROKEN
+from outrider.metadata.store import MetadataStore
+from outrider.protocol.tokenizers import sha256_of
+from outrider.rpc.channel import connect_to
+from outrider.rpc.roles import Role, credential
+from outrider.rpc.server import STOP_SIGNALS
+from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
+from outrider.target.config import TargetConfig
+from outrider.target.draft_leases import no_leases
+from outrider.target.events import Event, TargetEvent
+from outrider.target.grammar import GrammarCompiler
+from outrider.target.metrics import TargetMetrics
+from outrider.target.opening import Limits
+from outrider.target.process import SERVICE
+from outrider.target.report import Report
+from outrider.target.service import TargetServicer
+from outrider.target.tokenizer import read_tokenizer
+from outrider.vllm import versions
+from outrider.vllm.engine import VllmInfo, engine_args, info_of, make_core
+from outrider.vllm.machine import VllmMachine
+from outrider.vllm.metrics import VllmMetrics
+from outrider.worker import process
+from outrider.worker.loop import StepLoop
+from outrider.worker.prefix_publisher import PrefixPublisher
+from outrider.worker.process import limit_cpu, serve_until_stopped
+
+log = logging.getLogger(__name__)
+
+_REPORT_S = 0.5
+"""Time in which the sequences of a broken engine are returned to their routers."""
+
+
+class VllmServicer(TargetServicer):
+    """A target's service. Every text that is sampled is coupled, with the seed that its router has drawn: vLLM verifies
+    tokens, not distributions, so the ratio rule would accept no more, and the text would depend on the drafts."""
+
+    def _events_of(self, stream: int, request: target_pb2.VerifyRequest) -> Iterable[Event]:
+        for opening in request.opens:
+            if opening.mode == sequence_pb2.VERIFICATION_MODE_RATIO:
+                opening.mode = sequence_pb2.VERIFICATION_MODE_COUPLED
+        return super()._events_of(stream, request)
+
+
+async def run(config: TargetConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. Raises CheckpointError, ValueError for an option that vLLM cannot
+    take, or OSError when it cannot listen."""
+    limit_cpu(config)
+    started_s = time.monotonic()
+    core, version = load(config)
+    info = describe(config, info_of(core, version))
+    log.info("loaded %s on vLLM %s in %.1f s", info.model, version, time.monotonic() - started_s)
+    make = partial(_servicer, config, core, info)
+    add = target_pb2_grpc.add_TargetServiceServicer_to_server
+    try:
+        worker = process.serve(config, info, SERVICE, make, add, signals=STOP_SIGNALS)
+        await serve_until_stopped(worker, info, config)
+    finally:
+        core.shutdown()
+
+
+def load(config: TargetConfig) -> tuple[EngineCore, str]:
+    """The engine, and vLLM's version. Raises UnsupportedVersion, CheckpointError or ValueError."""
+    version = versions.check()
+    path = resolve(config.model, log.info)
+    return make_core(engine_args(config, path), end_soon), version
+
+
+def describe(config: TargetConfig, model: VllmInfo) -> worker_pb2.WorkerInfo:
+    path = resolve(config.model)
+    return process.describe(
+        config,
+        worker_pb2.WORKER_ROLE_TARGET,
+        model,
+        model_revision=f"{weights_revision(path)}/{model.arithmetic}",
+        tokenizer_fingerprint=tokenizer_fingerprint(path),
+        tokenizer_sha256=sha256_of(read_tokenizer(path)),
+        max_draft_tokens=config.max_draft_tokens,
+    )
+
+
+def end_soon(end: Callable[[int], Any] = os._exit) -> None:
+    """Ends the process, after the time in which its sequences are returned. A broken engine cannot be used again, and
+    what supervises the process starts it anew."""
+    log.error("vLLM's engine has failed: this worker ends")
+    threading.Timer(_REPORT_S, lambda: end(EXIT_BROKEN)).start()
+
+
+def _servicer(
+    config: TargetConfig,
+    core: EngineCore,
+    info: worker_pb2.WorkerInfo,
+    registry: CollectorRegistry,
+    publisher: PrefixPublisher,
+    store: MetadataStore | None,
+) -> TargetServicer:
+    path = resolve(config.model)
+    limits = Limits(
+        vocab_size=info.vocab_size,
+        max_context_len=info.max_context_len,
+        block_size=info.block_size,
+        # vLLM keeps one block for itself.
+        num_blocks=info.num_blocks - 1,
+        max_sequences=config.max_sequences,
+        max_draft_tokens=config.max_draft_tokens,
+        grammars=GrammarCompiler(path, info.vocab_size, eos_token_ids(path)),
+    )
+    machine = VllmMachine(core, limits, time.monotonic, end_soon)
+    registry.register(VllmMetrics(core.vllm_config, machine))
+    return VllmServicer(
+        machine,
+        info,
+        limits,
+        publisher.note,
+        TargetMetrics(registry, info, machine.stats),
+        make_steps=StepLoop[TargetEvent, Report],
+        connect=connect_to(Role.DRAFT, config.tls),
+        tokenizer=read_tokenizer(path),
+        credential=credential(config.secret, Role.TARGET),
+        read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
+    )

@@ -1,0 +1,34 @@
+"""A real vLLM engine in this process, one for each file: `make test-vllm` runs every file in a process of its own."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+# The environment of `make test` has no vLLM.
+collect_ignore_glob = ["test_*.py"] if find_spec("vllm") is None else []
+
+# One thread, and no cores of its own: other tests run beside these.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test waits for whoever else needs the cores."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(600))
+
+
+@pytest.fixture(scope="session")
+def tiny_vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny checkpoint, with heads of a size that vLLM's attention for CPUs has."""
+    from outrider.testing.tiny import tiny_checkpoint
+
+    return tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", head_dim=32)
