@@ -1,5 +1,5 @@
-"""The table in docs/vllm.md, row by row: an option changes the answer, the same with drafts, without, and after a failover
-in mid-answer to another target; or it is refused and the field is named."""
+"""The table in docs/vllm.md, row by row: the answer is the same with drafts, without, and when it is continued from its
+middle, as after a failover; or the option is refused and the field is named."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from outrider.gateway.structured import Structured
+from outrider.prefix import block_hashes
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.testing.tiny import tiny_tokenizer
 
@@ -54,7 +55,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "allowed_token_ids": logits(allowed_token_ids=[9, 10, 11, 40, 300]),
     "bad_words": logits(bad_words=[sp.TokenRun(token_ids=[307]), sp.TokenRun(token_ids=[9, 10])]),
     "min_tokens": [
-        each | {"stopping": sp.Stopping(max_new_tokens=LENGTH, stop_token_ids=list(range(3, 384)))}
+        each | {"stopping": sp.Stopping(max_new_tokens=LENGTH, stop_token_ids=list(range(130, 384)))}
         for each in logits(min_tokens=20)
     ],
     "stop token ids": [
@@ -153,9 +154,9 @@ async def test_a_grammar_holds(engine: Loaded) -> None:
     for changes in grammar("choice", ["one and a half", "two"]):
         said = tokenizer.decode((await answer(engine, changes)).text[1], skip_special_tokens=True)
         assert said in ("one and a half", "two"), said
-    for changes in grammar("json_schema", {"enum": [[1, 2], {"a": None}]}):
+    for changes in grammar("json_schema", {"enum": ["ab", "cd"]}):
         said = tokenizer.decode((await answer(engine, changes)).text[1], skip_special_tokens=True)
-        assert json.loads(said) in ([1, 2], {"a": None}), said
+        assert json.loads(said) in ("ab", "cd"), said
 
 
 async def test_logprobs_are_those_of_the_model(engine: Loaded) -> None:
@@ -169,11 +170,8 @@ async def test_logprobs_are_those_of_the_model(engine: Loaded) -> None:
 
 
 async def test_prefixes_are_shared_and_named_as_routers_name_them(engine: Loaded) -> None:
-    from outrider.prefix import block_hashes
-
     size = engine.info.block_size
     prompt = [3 + n % 250 for n in range(2 * size + 5)]
-    changes = {"prompt_token_ids": prompt, "cache_salt": b"two"}
     heard: list[bytes] = []
     async with served(engine) as (servicer, stub, _):
         servicer._prefix_listener = lambda added, removed: heard.extend(added)
@@ -188,4 +186,3 @@ async def test_prefixes_are_shared_and_named_as_routers_name_them(engine: Loaded
     assert cached == [0, 2 * size, 0]
     assert set(block_hashes(prompt, size, b"two")) <= set(heard)
     assert set(block_hashes(prompt, size, b"three")) <= set(heard)
-    assert changes

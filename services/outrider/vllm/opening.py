@@ -15,13 +15,13 @@ from outrider.vllm.coupling import BIAS, COMMITTED, EXTRA
 
 _LEAST_TEMPERATURE = 0.01
 """vLLM raises lower ones to this."""
-_MOST_REPETITION_PENALTY = 2.0
 
 
 def check_supported(opening: Opening) -> None:
     """Raises NotSupported for what another engine would do and vLLM does not."""
     params = opening.params
-    if 0 < params.temperature < _LEAST_TEMPERATURE:
+    # Rounded, because the 32-bit float nearest to 0.01 is less than 0.01.
+    if 0 < round(params.temperature, 6) < _LEAST_TEMPERATURE:
         raise NotSupported("sampling.temperature", f"vLLM samples from {_LEAST_TEMPERATURE:g} on; 0 is greedy")
 
 
