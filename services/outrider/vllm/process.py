@@ -13,8 +13,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from vllm.v1.engine.core import EngineCore
 
+from outrider.checkpoint_files import end_tokens
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
-from outrider.engine.checkpoints import eos_token_ids
 from outrider.engine.parallel.watchdog import EXIT_BROKEN
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.tokenizers import sha256_of
@@ -119,7 +119,7 @@ def _servicer(
         num_blocks=info.num_blocks - 1,
         max_sequences=config.max_sequences,
         max_draft_tokens=config.max_draft_tokens,
-        grammars=GrammarCompiler(path, info.vocab_size, eos_token_ids(path)),
+        grammars=GrammarCompiler(path, info.vocab_size, end_tokens(path)),
     )
     machine = VllmMachine(core, limits, time.monotonic, end_soon)
     registry.register(VllmMetrics(core.vllm_config, machine))
