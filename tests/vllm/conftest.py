@@ -16,6 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+# tests/conftest.py sets it for our own kernels; vLLM looks at how its kernels are compiled.
+os.environ.pop("TRITON_INTERPRET", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,144 @@
+"""What vLLM's coupled sampler draws, for 200,000 seeds at fixed prompts, follows the model's own distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from outrider.speculation import SamplingParams
+from outrider.speculation.sampling import support
+from scipy.stats import chisquare
+
+DRAWS = 200_000
+BATCH = 500
+VOCABULARY = 384
+PARAMS = {"temperature": 0.9, "top_k": 40, "top_p": 0.97}
+PROMPTS = 4
+
+
+class Batch:
+    """As much of a runner as the samplers ask for: a batch of seeded requests at one position each."""
+
+    def __init__(self, seeds: list[int], position: int) -> None:
+        from vllm.sampling_params import SamplingParams as Vllm
+
+        names = [str(number) for number in range(len(seeds))]
+        self.requests = {
+            name: type("Request", (), {"sampling_params": Vllm(seed=seed, **PARAMS), "prompt_token_ids": []})()
+            for name, seed in zip(names, seeds, strict=True)
+        }
+        self.input_batch = type(
+            "InputBatch",
+            (),
+            {
+                "random_reqs": set(names),
+                "req_ids": names,
+                "generators": {},
+                "num_tokens_no_spec": np.full(len(seeds), position),
+                "vocab_size": VOCABULARY,
+            },
+        )()
+        self.model_config = type("Config", (), {"logprobs_mode": "raw_logprobs", "use_fp64_gumbel": False})()
+
+
+def metadata(count: int) -> Any:
+    from vllm.v1.sample.logits_processor.state import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+
+    full = torch.full((count,), PARAMS["temperature"])
+    return SamplingMetadata(
+        temperature=full,
+        all_greedy=False,
+        all_random=True,
+        top_p=torch.full((count,), PARAMS["top_p"]),
+        top_k=torch.full((count,), PARAMS["top_k"], dtype=torch.int32),
+        generators={},
+        max_num_logprobs=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=torch.zeros(count),
+        presence_penalties=torch.zeros(count),
+        repetition_penalties=torch.ones(count),
+        output_token_ids=[],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
+
+
+def couple(runner: Any) -> None:
+    from outrider.vllm import coupling
+    from vllm.platforms import current_platform
+
+    # As vLLM's worker does when it starts.
+    current_platform.import_kernels()
+    current_platform.register_triton_kernel_overrides()
+    runner.rejection_sampler = None
+    coupling.couple(runner, None, torch.device("cpu"))
+
+
+def draws(
+    logits: torch.Tensor, drafted: int | None, count: int = DRAWS // PROMPTS, bias: float = 0.0
+) -> tuple[Counter[int], Counter[int]]:
+    """First tokens, and second ones where the drafted token was accepted; from both samplers of vLLM, made ours.
+
+    logits [2, vocab]: of the first position, and of the one after it. `bias` is added to the last token's, unseen by
+    the test's expectation.
+    """
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    first: Counter[int] = Counter()
+    second: Counter[int] = Counter()
+    for start in range(0, count, BATCH):
+        runner = Batch([start + number for number in range(BATCH)], position=start % 7)
+        couple(runner)
+        rows = logits.clone()
+        rows[:, int(logits[0].argmax())] += bias
+        if drafted is None:
+            found = runner.sampler(rows[:1].repeat(BATCH, 1), metadata(BATCH)).sampled_token_ids.tolist()
+        else:
+            spec = SpecDecodeMetadata.make_dummy([[drafted]] * BATCH, torch.device("cpu"))
+            found = runner.rejection_sampler(
+                spec, None, rows.repeat(BATCH, 1), metadata(BATCH)
+            ).sampled_token_ids.tolist()
+        first.update(tokens[0] for tokens in found)
+        second.update(tokens[1] for tokens in found if len(tokens) > 1 and tokens[1] >= 0)
+    return first, second
+
+
+def p_value(counts: Counter[int], logits: torch.Tensor) -> float:
+    wanted = support(logits, SamplingParams(**PARAMS))
+    expected = {int(token): float(p) * counts.total() for token, p in zip(wanted.token_ids, wanted.probs, strict=True)}
+    assert set(counts) <= set(expected)
+    likely = [token for token, count in expected.items() if count >= 5]
+    seen, due = [counts[token] for token in likely], [expected[token] for token in likely]
+    rest = counts.total() - sum(seen)
+    if (rare := counts.total() - sum(due)) > 1:
+        seen, due = [*seen, rest], [*due, rare]
+    return float(chisquare(seen, np.array(due) * sum(seen) / sum(due)).pvalue)
+
+
+@pytest.fixture(scope="module")
+def logits() -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    return [2.5 * torch.randn(2, VOCABULARY) for _ in range(PROMPTS)]
+
+
+def test_draws_follow_the_model_with_drafts_and_without(logits: list[torch.Tensor]) -> None:
+    values = []
+    for each in logits:
+        drafted = int(each[0].topk(3).indices[2])
+        # The same seeds at the same positions: the same tokens, whatever was drafted.
+        assert draws(each, None, 5000)[0] == draws(each, drafted, 5000)[0]
+        first, second = draws(each, drafted)
+        values += [p_value(first, each[0]), p_value(second, each[1])]
+        assert second.total() > 1000
+    assert min(values) > 1e-4, values
+
+
+def test_a_planted_bias_is_found(logits: list[torch.Tensor]) -> None:
+    first, _ = draws(logits[0], int(logits[0][0].topk(3).indices[2]), bias=0.05)
+    assert p_value(first, logits[0][0]) < 1e-4
