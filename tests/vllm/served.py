@@ -79,6 +79,6 @@ async def served(
         async def leases() -> list[LeaseRecord]:
             return [record]
 
-        running.servicer.pairs.links._leases.read = leases
+        running.servicer.drafts.pool.links._leases.read = leases
         async with create_channel(running.life.address) as channel:
             yield running.servicer, target_pb2_grpc.TargetServiceStub(channel), draft

@@ -10,9 +10,10 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from outrider.drafting.buffer import DraftBuffer
+from outrider.drafting.tree import ROOT, DraftTree
 from outrider.errors import InvalidRequest
-from outrider.target.calibration import Bin, Calibration, Fit
-from outrider.target.drafts import DraftBuffer, OfferedDraft
+from outrider.target.calibration import Bin, Calibration, Fit, bin_at
 from outrider.target.opening import Speculation
 from outrider.worker.step_cost import StepCost
 
@@ -66,16 +67,32 @@ class Drafted:
     num_possible: Callable[[list[int]], int]
     """How many of some drafted tokens a grammar lets through."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
+    placed: DraftTree | None = None
+    """The chain of the step at hand."""
 
-    def num_offered(self, room: int) -> int:
-        return max(0, min(len(self.buffer), self.speculation.max_draft_tokens, room))
-
-    def bins(self, count: int) -> list[Bin]:
-        return [arrival.bin for arrival in self.buffer.arrivals[:count]]
+    def best_path(self, calibration: Calibration, room: int) -> tuple[DraftTree | None, list[float]]:
+        """Of all that is buffered the chain of likeliest tokens, and what each is worth: weight times the chance that
+        it and all before it are accepted."""
+        limit, tree = max(0, min(self.speculation.max_draft_tokens, room)), self.buffer.merged()
+        if tree is None or not limit:
+            return None, []
+        nodes, values, children, joint = list[int](), list[float](), tree.children(), 1.0
+        while len(nodes) < limit and (following := children[(nodes[-1] if nodes else ROOT) + 1]):
+            chances = {node: calibration.own(bin_at(tree, node, len(nodes) + 1), self.fit) for node in following}
+            nodes.append(max(chances, key=chances.__getitem__))
+            joint *= chances[nodes[-1]]
+            values.append(self.speculation.weight * joint)
+        return tree.take(nodes), values
 
     def cut_impossible(self) -> None:
-        if self.buffer.token_ids:
-            self.buffer.cut(self.num_possible(self.buffer.token_ids))
+        if self.buffer.trees:
+            self.buffer.keep(self._possible)
+
+    def _possible(self, tree: DraftTree) -> DraftTree:
+        kept = set[int]()
+        for path in tree.paths():
+            kept.update(path[: self.num_possible([tree.token_ids[node] for node in path])])
+        return tree if len(kept) == len(tree) else tree.take(sorted(kept))
 
 
 def _all(token_ids: list[int]) -> int:
@@ -129,9 +146,12 @@ class DraftBook:
         """Forgets all drafts: the open requests are decoded plainly to their ends."""
         self._open.clear()
 
-    def offer(self, request_id: str, draft: OfferedDraft) -> None:
-        """Buffers what is useful of a draft. Raises InvalidRequest for ids beyond the vocabulary, which a GPU would
-        read from memory that is not the embedding's."""
+    def offer(self, request_id: str, draft: DraftTree) -> None:
+        """Buffers what is useful of a draft worker's tree.
+
+        Raises InvalidRequest for ids beyond the vocabulary: for them a GPU would read memory that is not the
+        embedding's.
+        """
         if (found := self._open.get(request_id)) is None:
             return
         if not all(0 <= token_id < self._vocab_size for token_id in draft.token_ids):
@@ -142,16 +162,17 @@ class DraftBook:
     def choose(self, decoding: Iterable[Decoding], room: Room) -> dict[str, list[int]]:
         """The drafted tokens that the next step verifies: the most valuable first, as long as one is worth its row."""
         price, tokens, blocks = self.row_price, room.tokens, room.blocks
-        counts: dict[str, int] = {}
+        chains: dict[str, DraftTree] = {}
         values: dict[str, list[float]] = {}
+        counts: dict[str, int] = {}
         queue: list[tuple[float, str, int]] = []
         for one in decoding:
-            if (found := self._open.get(one.request_id)) is None or not (count := found.num_offered(one.room)):
+            if (found := self._open.get(one.request_id)) is None:
                 continue
-            worth = found.speculation.weight
-            chances = self.calibration.chances(found.bins(count), found.fit)
-            values[one.request_id] = [worth * chance for chance in chances]
-            heapq.heappush(queue, (-values[one.request_id][0], one.request_id, one.num_tokens))
+            chain, worth = found.best_path(self.calibration, one.room)
+            if chain is not None and worth:
+                chains[one.request_id], values[one.request_id] = chain, worth
+                heapq.heappush(queue, (-worth[0], one.request_id, one.num_tokens))
         while queue and tokens:
             value, request_id, position = heapq.heappop(queue)
             # Written so that NaN is worth nothing.
@@ -165,17 +186,22 @@ class DraftBook:
             count = counts[request_id] = counts.get(request_id, 0) + 1
             if count < len(values[request_id]):
                 heapq.heappush(queue, (-values[request_id][count], request_id, position + 1))
-        return {request_id: self._open[request_id].buffer.token_ids[:count] for request_id, count in counts.items()}
+        for request_id, count in counts.items():
+            self._open[request_id].placed = chains[request_id].upto(count)
+        return {request_id: list(chains[request_id].token_ids[:count]) for request_id, count in counts.items()}
 
     def committed(self, request_id: str, token_ids: Sequence[int], drafted: Sequence[int], *, finished: bool) -> Judged:
-        """Follows a commit, in a step that verified the first `drafted` tokens of the buffer."""
+        """Follows a commit, in a step that verified these drafted tokens."""
         num_accepted = _equal(token_ids, drafted)
         ended = finished and num_accepted == len(token_ids)
         num_verified = num_accepted + (num_accepted < len(drafted) and not ended)
         if (found := self._open.get(request_id)) is None:
             return Judged(len(drafted), num_verified, num_accepted, tuple(drafted[num_accepted:]))
-        arrivals = found.buffer.arrivals[: len(drafted)]
-        self.calibration.observe(found.bins(len(drafted)), num_verified, num_accepted, found.fit)
+        placed, found.placed = found.placed, None
+        # What the engine could not take of it is not in `drafted`.
+        draft = placed.upto(len(drafted)) if placed is not None and drafted else DraftTree(0)
+        bins = [bin_at(draft, node, node + 1) for node in range(min(num_verified, len(draft)))]
+        self._observe(bins, num_accepted, found.fit)
         found.buffer.advance(token_ids, len(drafted))
         found.cut_impossible()
         return Judged(
@@ -184,9 +210,12 @@ class DraftBook:
             num_accepted=num_accepted,
             rejected=tuple(drafted[num_accepted:]),
             num_dropped=found.buffer.take_num_dropped(),
-            draft_serial=arrivals[-1].serial if arrivals else 0,
-            draft_useful_s=sum(arrival.draft_s for arrival in arrivals[:num_accepted]),
+            draft_serial=max((draft.origin(node).serial for node in range(len(draft))), default=0),
+            draft_useful_s=sum(draft.seconds_of(node) for node in range(min(num_accepted, len(draft)))),
         )
+
+    def _observe(self, bins: Sequence[Bin], num_accepted: int, fit: Fit) -> None:
+        self.calibration.observe([(each, number < num_accepted) for number, each in enumerate(bins)], fit)
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """One step of the engine: its rows that decode or verify, its prompt tokens, the tokens that it committed."""

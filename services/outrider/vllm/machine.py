@@ -289,7 +289,7 @@ class VllmMachine:
         try:
             if isinstance(event, events.DraftRefused):
                 raise event.error
-            self._book.offer(sequence.request_id, event.draft)
+            self._book.offer(sequence.request_id, event.tree)
         except Exception as error:
             # A draft only affects latency: the sequence continues without it.
             self.stats.num_refused_drafts += 1
@@ -297,7 +297,7 @@ class VllmMachine:
             return
         drafted = self._book.find(sequence.request_id)
         if drafted is not None and drafted.buffer.has_answer(sequence.committed_len):
-            sequence.timer.draft_answered(event.draft.received_s)
+            sequence.timer.draft_answered(event.received_s)
 
     def _find(self, key: SequenceKey) -> VllmSequence | None:
         """None, which is counted, when it is not open: a message about it came late, or it was never opened."""

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from vllm.v1.engine.core import EngineCore
 
 from outrider.checkpoint_files import end_tokens
+from outrider.drafting.pool import no_leases
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.parallel.watchdog import EXIT_BROKEN
 from outrider.metadata.store import MetadataStore
@@ -23,7 +24,6 @@ from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
-from outrider.target.draft_leases import no_leases
 from outrider.target.events import Event, TargetEvent
 from outrider.target.grammar import GrammarCompiler
 from outrider.target.metrics import TargetMetrics
