@@ -136,20 +136,29 @@ class WorkerPicker:
     def models(self) -> list[router.ServedModel]:
         """The models that live targets serve, whether or not they take more work."""
         live = [t for t in self._fleet.targets.values() if t.up]
-        drafts = [d for d in self._fleet.drafts.values() if d.leased]
         first = {t.info.model: t.info for t in reversed(live)}
+        return [self._served(info, sum(t.info.model == name for t in live)) for name, info in sorted(first.items())]
+
+    def awaited_models(self) -> list[router.ServedModel]:
+        """The models without a live target whose last one may be back soon."""
+        now_s, live = asyncio.get_running_loop().time(), {t.info.model for t in self._fleet.targets.values() if t.up}
         return [
-            router.ServedModel(
-                model=name,
-                max_context_len=info.max_context_len,
-                vocab_size=info.vocab_size,
-                tokenizer_fingerprint=info.tokenizer_fingerprint,
-                tokenizer_sha256=info.tokenizer_sha256,
-                num_targets=sum(t.info.model == name for t in live),
-                num_drafts=sum(pairing_problem(info, d.info) is None for d in drafts),
-            )
-            for name, info in sorted(first.items())
+            self._served(info, 0)
+            for name, info in sorted(self._fleet.seen.items())
+            if name not in live and now_s < self._fleet.back_until_s(name)
         ]
+
+    def _served(self, info: worker.WorkerInfo, num_targets: int) -> router.ServedModel:
+        drafts = [d for d in self._fleet.drafts.values() if d.leased]
+        return router.ServedModel(
+            model=info.model,
+            max_context_len=info.max_context_len,
+            vocab_size=info.vocab_size,
+            tokenizer_fingerprint=info.tokenizer_fingerprint,
+            tokenizer_sha256=info.tokenizer_sha256,
+            num_targets=num_targets,
+            num_drafts=sum(pairing_problem(info, d.info) is None for d in drafts),
+        )
 
     async def _best(
         self,
@@ -338,12 +347,19 @@ class Assigner:
                 retry_after_s = self._admission.retry_after_s(request)
                 raise Overloaded(f"every target of {model!r} is full", retry_after_s=retry_after_s)
             if loop.time() >= give_up_s:
-                raise Unavailable(f"no target of {model!r} is up", reason="NO_TARGET")
+                raise self._no_target(model)
             # Not wait_for: in Python 3.11 it can swallow a cancellation, and the call would live on without a caller.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(room_until_s, give_up_s) if full else give_up_s):
                     await changed.wait()
             failover.full_targets.clear()
+
+    def _no_target(self, model: str) -> Unavailable:
+        """The error after the wait for a target."""
+        why = f"no target of {model!r} is up"
+        if self._fleet.cordoned(model):
+            why = f"every target of {model!r} is cordoned: an operator has taken it out of use"
+        return Unavailable(why, reason="NO_TARGET", retry_after_s=self._config.failover.wait_for_target_s)
 
     async def _look_for_target(
         self, model: str, revision: str | None, prefix: Prefix, failover: FailoverState

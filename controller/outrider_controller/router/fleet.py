@@ -95,6 +95,11 @@ class Fleet:
         live = self.live_targets(model)
         return live[0].info if live else self.seen.get(model)
 
+    def cordoned(self, model: str) -> bool:
+        """Whether the model has connected targets, and operators have taken all of them out of use."""
+        there = [t.worker_id for t in self.targets.values() if t.up and t.info.model == model]
+        return bool(there) and self.loads.cordons.keys() >= set(there)
+
     def back_until_s(self, model: str) -> float:
         """Latest time, by the loop's clock, by which this model's last target may have restarted. -inf where there was
         none, or where operators have taken one out of use."""

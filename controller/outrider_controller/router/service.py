@@ -261,7 +261,8 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
         await self._dispatcher.fleet.ready(self._ready_timeout_s)
-        return router.ListModelsResponse(models=self._dispatcher.picker.models())
+        picker = self._dispatcher.picker
+        return router.ListModelsResponse(models=picker.models(), awaited_models=picker.awaited_models())
 
     async def GetTokenizer(
         self, request: router.GetTokenizerRequest, context: Context

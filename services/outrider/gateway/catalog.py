@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _LIST_TIMEOUT_S = 2.0
 _MIN_REFRESH_S = 0.2
 _RETRY_LOAD_S = 10.0
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Catalog:
     router_wait_s: float = 30.0
     """How long requests wait while no router answers."""
     clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     _served: dict[str, router_pb2.ServedModel] = field(default_factory=dict)
     _live: frozenset[str] = frozenset()
     _last_live_s: dict[str, float] = field(default_factory=dict)
@@ -100,31 +102,50 @@ class Catalog:
             if self.clock() - self._refreshed_s < _MIN_REFRESH_S:
                 return
             answers = await asyncio.gather(*(_ask(router) for router in await self.routers.every()))
-            found = {model.model: model for answer in answers for model in answer or ()}
+            known = [answer for answer in answers if answer is not None]
+            found = {model.model: model for answer in known for model in answer.models}
+            back = found.keys() - self._live
             self._served.update(found)
             self._live = frozenset(found)
             self._refreshed_s = now_s = self.clock()
             self._last_live_s.update(dict.fromkeys(found, now_s))
-            if any(answer is not None for answer in answers):
+            if known:
                 self._answered_s = now_s
+            self._await({model.model: model for answer in known for model in answer.awaited_models}, now_s)
         for served in found.values():
             if served.tokenizer_sha256:
-                self._load(served)
+                self._load(served, anew=served.model in back)
         self._forget()
+
+    def _await(self, awaited: Mapping[str, router_pb2.ServedModel], now_s: float) -> None:
+        """Models that a router has seen and this gateway has not, because it started later."""
+        for name in awaited.keys() - self._served.keys():
+            self._served[name] = awaited[name]
+            self._last_live_s[name] = now_s
+            if awaited[name].tokenizer_sha256:
+                self._load(awaited[name])
 
     async def get(self, name: str) -> Model:
         """Raises UnknownModel for a model that no target serves, Unavailable without a router or its tokenizer.
 
-        A model that was served before stays known while it has no target: the router waits for one.
+        A model that was served before stays known while it has no target: the router waits for one. A gateway that has
+        just started waits for its first answer of a router, and for a tokenizer, as long as requests wait elsewhere.
         """
-        if name not in self._served:
-            await self.refresh()
-        if name not in self._served:
-            if not self._live:
-                raise Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
-            raise UnknownModel(name)
-        served = self._served[name]
+        served = await self._known(name)
         return Model(name, served.max_context_len, served.vocab_size, await self._tokenizer(served))
+
+    async def _known(self, name: str) -> router_pb2.ServedModel:
+        give_up_s = self.clock() + self.router_wait_s
+        while name not in self._served:
+            await self.refresh()
+            if name in self._served:
+                break
+            if self._live:
+                raise UnknownModel(name)
+            if self.clock() >= give_up_s:
+                raise Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
+            await self.sleep(_POLL_S)
+        return self._served[name]
 
     async def close(self) -> None:
         tasks = [loading.task for loading in self._loading.values()]
@@ -136,19 +157,27 @@ class Catalog:
         if not served.tokenizer_sha256:
             message = f"the targets of {served.model!r} have no tokenizer that a gateway could use"
             raise Unavailable(message, reason="NO_TOKENIZER")
-        loading = self._load(served)
-        try:
-            # Shielded, because a client that leaves must not cancel the loading for others.
-            return await asyncio.shield(loading.task)
-        except (Unavailable, ValueError) as error:
-            message = f"the tokenizer of {served.model!r} is not available at this gateway"
-            raise Unavailable(message, reason="TOKENIZER_UNAVAILABLE", retry_after_s=_RETRY_LOAD_S) from error
+        give_up_s = self.clock() + self.target_wait_s
+        while True:
+            try:
+                # Shielded, because a client that leaves must not cancel the loading for others.
+                return await asyncio.shield(self._load(served).task)
+            except (Unavailable, ValueError) as error:
+                if served.model in self._live or self.clock() >= give_up_s:
+                    message = f"the tokenizer of {served.model!r} is not available at this gateway"
+                    raise Unavailable(message, reason="TOKENIZER_UNAVAILABLE", retry_after_s=_RETRY_LOAD_S) from error
+            # A target that comes back has it.
+            await self.sleep(_POLL_S)
+            await self.refresh()
+            served = self._served[served.model]
 
-    def _load(self, served: router_pb2.ServedModel) -> _Loading:
+    def _load(self, served: router_pb2.ServedModel, *, anew: bool = False) -> _Loading:
+        """`anew`: one that failed is tried again at once."""
         key = served.model, served.tokenizer_sha256
         known = self._loading.get(key)
         now_s = time.monotonic()
-        if known is not None and not (_failed(known.task) and now_s - known.started_s > _RETRY_LOAD_S):
+        rested = anew or (known is not None and now_s - known.started_s > _RETRY_LOAD_S)
+        if known is not None and not (_failed(known.task) and rested):
             return known
         loading = self._loading[key] = _Loading(asyncio.create_task(self._fetched(*key)), now_s)
         loading.task.add_done_callback(lambda task: _report(served.model, task))
@@ -165,15 +194,14 @@ class Catalog:
             del self._loading[key]
 
 
-async def _ask(router: Router) -> list[router_pb2.ServedModel] | None:
+async def _ask(router: Router) -> router_pb2.ListModelsResponse | None:
     """None without an answer."""
     try:
-        answer = await router.stub.ListModels(
+        return await router.stub.ListModels(
             router_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT_S, metadata=router.credential
         )
     except grpc.aio.AioRpcError:
         return None
-    return list(answer.models)
 
 
 def _loaded(task: asyncio.Task[ModelTokenizer]) -> bool:

@@ -280,11 +280,14 @@ async def test_a_target_that_does_not_come_back_is_waited_for_as_long_as_a_resta
     await target.kill()
     killed_s = time.monotonic()
     await eventually(lambda: not router.dispatcher.fleet.live_targets("simulated"))
+    awaited = router.dispatcher.picker.awaited_models()
+    assert [(model.model, model.num_targets) for model in awaited] == [("simulated", 0)]
     for least_s in (0.9, 0.0):
         with pytest.raises(OutriderError) as caught:
             await fleet.ask(fleet.request([8], 5))
         assert caught.value.reason == "NO_TARGET"
         assert time.monotonic() - killed_s > least_s
+    assert not router.dispatcher.picker.awaited_models()
 
 
 async def test_an_operators_cordon_is_no_restart(fleet: Fleet, eventually: Callable[..., Any]) -> None:
@@ -293,9 +296,10 @@ async def test_an_operators_cordon_is_no_restart(fleet: Fleet, eventually: Calla
     cordon = control_pb2.Cordon(worker_id=target.info.worker_id, reason="a fan is loud")
     await fleet.store.cordons.put(cordon, "cordon worker")
     await eventually(lambda: router.dispatcher.fleet.loads.cordons)
-    with pytest.raises(OutriderError) as caught:
+    with pytest.raises(OutriderError, match="is cordoned") as caught:
         await fleet.ask(fleet.request([8], 5))
     assert caught.value.reason == "NO_TARGET"
+    assert caught.value.retry_after_s == pytest.approx(0.1)
 
 
 async def test_an_answer_that_another_router_began_waits_as_long(fleet: Fleet, eventually: Callable[..., Any]) -> None:
