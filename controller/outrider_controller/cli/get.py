@@ -20,7 +20,7 @@ from outrider_controller.cli.usage import get_usage
 from outrider_controller.cli.watching import list_options, show_rows
 from outrider_controller.control.rows import worker_rows
 
-_ROLES = {name.removeprefix("WORKER_ROLE_").lower(): value for name, value in worker_pb2.WorkerRole.items() if value}
+_ROLES = [name.removeprefix("WORKER_ROLE_").lower() for name, value in worker_pb2.WorkerRole.items() if value]
 _TABLE = ("id", "role", "status", "model", "address", "running", "waiting")
 _CONTEXT = ("name", "default", "pid", "model", "grpc", "http", "control")
 _LIMITS = ("num_blocks", "max_sequences", "max_context_len")
@@ -40,14 +40,21 @@ def get() -> None:
 def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, output: str) -> None:
     """List workers that hold a lease: drafts, targets, routers, gateways.
 
+    A draft that no target can use is `unpaired`, and a line says why.
+
     With IDs only those; exit code 3 if one of them does not exist.
     """
 
     def read() -> list[dict[str, Any]]:
-        answer = asyncio.run(list_workers(control, _ROLES.get(role or "", worker_pb2.WORKER_ROLE_UNSPECIFIED)))
+        # All of them: whether a draft is paired depends on the targets.
+        answer = asyncio.run(list_workers(control, worker_pb2.WORKER_ROLE_UNSPECIFIED))
         if not answer.metadata_available:
             note("the metadata store is away: this is the last known list")
-        return named(ids, "worker", worker_rows(answer.workers))
+        rows = [row for row in worker_rows(answer.workers) if role in (None, row["role"])]
+        for row in rows:
+            if row["status"] == "unpaired":
+                note(row["reason"])
+        return named(ids, "worker", rows)
 
     show_rows("workers", read, _WIDE if output == "wide" else _TABLE, output, watch=watch)
 

@@ -15,6 +15,7 @@ from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.keys import role_name
 from outrider.metadata.lease import HEARTBEAT_S
+from outrider.protocol.pairs import unpaired
 from outrider.rpc.v1 import control_pb2
 from outrider.supervision import Backoff, keep_running
 
@@ -106,6 +107,8 @@ class FleetWatch:
         self._leads = leads
         self._wall_clock = wall_clock
         self._known: dict[Key, LeaseRecord] | None = None
+        self._unpaired: dict[str, str] = {}
+        """Drafts that no target can use, of which an event has told."""
 
     async def run(self) -> NoReturn:
         await keep_running(self._look_and_rest, Backoff(HEARTBEAT_S, HEARTBEAT_S), _failed)
@@ -121,11 +124,19 @@ class FleetWatch:
         if before is not None:
             for change in changes(before, now, self._leases.given_back):
                 change.tell(self._events)
+        self._tell_unpaired(now)
         now_ms = round(self._wall_clock() * 1000)
         for record in now.values():
             if record.cordon is not None and is_drained(record, now_ms):
                 await self._cordons.mark_drained(record.cordon, now_ms)
                 Change(EventKind.WORKER_DRAINED, record, record.cordon.reason, record.cordon.by).tell(self._events)
+
+    def _tell_unpaired(self, now: Mapping[Key, LeaseRecord]) -> None:
+        """Also those that this control plane found when it came to lead."""
+        known, self._unpaired = self._unpaired, unpaired(record.info for record in now.values())
+        for record in now.values():
+            if (reason := self._unpaired.get(record.info.worker_id)) and record.info.worker_id not in known:
+                Change(EventKind.DRAFT_UNPAIRED, record, reason).tell(self._events)
 
     async def _look_and_rest(self) -> None:
         await self.look()

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from outrider.protocol.pairs import unpaired
 from outrider.rpc.v1 import control_pb2, worker_pb2
 
 
 def worker_rows(workers: Sequence[control_pb2.WorkerStatus]) -> list[dict[str, Any]]:
-    """Workers as flat rows, by role and id."""
-    return [worker_row(status) for status in sorted(workers, key=lambda w: (w.info.role, w.info.worker_id))]
+    """Workers as flat rows, by role and id. A draft that none of the targets can use is `unpaired`, with the reason."""
+    rows = [worker_row(status) for status in sorted(workers, key=lambda w: (w.info.role, w.info.worker_id))]
+    reasons = unpaired(status.info for status in workers)
+    for row in rows:
+        if row["status"] == "ready" and row["id"] in reasons:
+            row |= {"status": "unpaired", "reason": reasons[row["id"]]}
+    return rows
 
 
 def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from outrider.errors import InternalError, Overloaded, Unavailable
 from outrider.prefix import block_hashes
+from outrider.protocol.pairs import pairing_problem
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
@@ -30,7 +31,6 @@ from outrider_controller.router.placement import (
     Candidate,
     asked,
     common_draft_limit,
-    pairing_problem,
     rank,
     same_weights,
     verification_mode,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.metadata.keys import role_name
-from outrider.protocol.identity import ProtocolRange, protocol_problem
+from outrider.protocol.identity import protocol_problem
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -18,7 +18,6 @@ _SIMILAR_LOAD = 0.125
 _USUAL_ROW_NS = 200_000
 MAX_ASKED = 8
 """Most workers whose prefix caches are looked up for one prompt."""
-_MUST_AGREE = ("tokenizer_fingerprint", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +93,6 @@ def asked(first_block: bytes, candidates: Sequence[Candidate], expected_tokens: 
     chosen = sorted((c.worker_id for c in candidates), key=weight)[: MAX_ASKED // 2]
     by_load = [c.worker_id for c in rank(candidates, expected_tokens) if c.worker_id not in chosen]
     return chosen + by_load[: MAX_ASKED - len(chosen)]
-
-
-def pairing_problem(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> str | None:
-    """Why the two cannot work together, with each field and both values; None when they can."""
-    differing = [
-        f"{name} is {getattr(target, name)!r} on the target and {getattr(draft, name)!r} on the draft"
-        for name in _MUST_AGREE
-        if getattr(target, name) != getattr(draft, name)
-    ]
-    versions = ProtocolRange.of(target), ProtocolRange.of(draft)
-    if versions[0].common(versions[1]) is None:
-        differing.append(f"protocol_version is {versions[0]} on the target and {versions[1]} on the draft")
-    if not differing:
-        return None
-    return f"draft {draft.worker_id} cannot serve target {target.worker_id}: {'; '.join(differing)}"
 
 
 def same_weights(revision: str, other: str) -> bool:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
+from outrider.protocol.pairs import pairing_problem
 from outrider.protocol.rounds import Round
 from outrider.supervision import Backoff, keep_running
 
@@ -17,7 +18,6 @@ from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.fleet import Fleet
-from outrider_controller.router.placement import pairing_problem
 from outrider_controller.router.policy import Policy
 from outrider_controller.router.sequences import ActiveRequest, DraftSequence, SequenceTable
 from outrider_controller.router.telemetry import RouterTelemetry

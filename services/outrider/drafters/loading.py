@@ -11,7 +11,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafting.lookup.ngram import NgramConfig
 from outrider.engine import CheckpointError, Engine, EngineConfig
-from outrider.engine.checkpoints import read_config
+from outrider.engine.checkpoints import num_tokens, read_config
 
 
 def load_drafter(
@@ -28,14 +28,20 @@ def load_drafter(
     # Only here: it brings transformers.
     from outrider.engine.loader import load_engine
 
-    return drafter_on(load_engine(path, engine or EngineConfig()), kind, model=model, ngram=ngram)
+    loaded = load_engine(path, engine or EngineConfig())
+    return drafter_on(loaded, kind, model=model, ngram=ngram, num_tokens=num_tokens(path))
 
 
 def drafter_on(
-    engine: Engine, kind: DrafterKind, *, model: ModelConfig | None = None, ngram: NgramConfig | None = None
+    engine: Engine,
+    kind: DrafterKind,
+    *,
+    model: ModelConfig | None = None,
+    ngram: NgramConfig | None = None,
+    num_tokens: int | None = None,
 ) -> Drafter:
-    """A drafter of a kind that has a model, with the model on `engine`."""
-    drafter = ModelDrafter(engine, model or ModelConfig())
+    """A drafter of a kind that has a model, with the model on `engine`. `num_tokens`: as ModelDrafter's."""
+    drafter = ModelDrafter(engine, model or ModelConfig(), num_tokens)
     if kind is DrafterKind.MODEL:
         return drafter
     # N-grams quote the target's own tokens, so they need only the model's limits.

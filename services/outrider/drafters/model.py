@@ -55,8 +55,10 @@ class ModelDrafter(Drafter):
     A sequence whose KV does not fit releases its blocks and does not draft in that round; the others do.
     """
 
-    def __init__(self, engine: Engine, config: ModelConfig | None = None) -> None:
+    def __init__(self, engine: Engine, config: ModelConfig | None = None, num_tokens: int | None = None) -> None:
+        """`num_tokens`: rows of the head beyond are padding, which is never drafted; None: there are none."""
         info = engine.info
+        self._num_tokens = num_tokens
         self.info = DrafterInfo(
             DrafterKind.MODEL,
             info.vocab_size,
@@ -173,7 +175,8 @@ class ModelDrafter(Drafter):
             return
         openings = [run.sequence.opening for run in runs]
         proposals = propose(
-            logits,
+            # The head of a draft that was distilled has its own list of tokens.
+            logits[:, : self._num_tokens] if self._engine.token_map is None else logits,
             [opening.params for opening in openings],
             [opening.mode for opening in openings],
             [run.next_position for run in runs],

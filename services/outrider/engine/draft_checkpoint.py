@@ -33,7 +33,6 @@ def save_draft_model(
     token_map: Tensor,
     *,
     base: str,
-    fingerprint: str,
     recipe: dict[str, Any],
 ) -> None:
     """Writes config.json, draft.safetensors and recipe.json."""
@@ -48,7 +47,7 @@ def save_draft_model(
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / _WEIGHTS)
     config = model.config.to_dict()
-    config["outrider_draft"] = {"format": FORMAT, "base": base, "tokenizer_fingerprint": fingerprint}
+    config["outrider_draft"] = {"format": FORMAT, "base": base}
     (directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     write_recipe(directory, recipe)
 

@@ -25,6 +25,8 @@ class EventKind(enum.StrEnum):
     """It was stopped, and had drained first."""
     WORKER_LOST = "worker_lost"
     """Its lease expired without a drain."""
+    DRAFT_UNPAIRED = "draft_unpaired"
+    """No target can use a draft, because of its tokenizer or protocol."""
     WORKER_CORDONED = "worker_cordoned"
     WORKER_UNCORDONED = "worker_uncordoned"
     WORKER_DRAINED = "worker_drained"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outrider.engine import EngineConfig, resolve, tokenizer_fingerprint, weights_revision
+from outrider.engine import EngineConfig, resolve, weights_revision
 from outrider.engine.draft_checkpoint import read_head, save_draft_model, write_recipe
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
@@ -106,8 +106,7 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
         "seconds": round(time.monotonic() - started, 1),
     }
     recipe = {"target_revision": weights_revision(target), "config": _plain(asdict(config)), "measured": measured}
-    fingerprint = tokenizer_fingerprint(target)
-    save_draft_model(config.out, training.model, token_map, base=config.target, fingerprint=fingerprint, recipe=recipe)
+    save_draft_model(config.out, training.model, token_map, base=config.target, recipe=recipe)
     measured |= _acceptance(config, target, held_out, progress)
     write_recipe(config.out, recipe)
     size = sum(file.stat().st_size for file in config.out.iterdir())

@@ -202,7 +202,7 @@ async def test_models_are_listed_with_the_workers_that_can_serve_them(fleet: Fle
     await fleet.target()
     await fleet.target()
     await fleet.draft()
-    await fleet.draft(FakeDraft(vocab_size=5))
+    await fleet.draft(FakeDraft(tokenizer_fingerprint="0" * 16))
     await fleet.start()
     [model] = (await fleet.stub.ListModels(router.ListModelsRequest())).models
     assert (model.model, model.vocab_size, model.num_targets, model.num_drafts) == ("simulated", 1000, 2, 1)

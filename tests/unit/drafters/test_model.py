@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafters import Drafter, DraftSequence, ModelConfig, ModelDrafter
+from outrider.drafters import Drafter, DrafterKind, DraftSequence, ModelConfig, ModelDrafter, load_drafter
 from outrider.drafting.source import DraftLimits, Opening
 from outrider.drafting.tree import DraftTree
-from outrider.engine import Engine, Row
+from outrider.engine import Engine, EngineConfig, Row
 from outrider.speculation import SamplingParams, VerificationMode
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Greedy = Callable[..., Opening]
@@ -330,3 +334,19 @@ def test_it_does_not_run_ahead_of_a_guess_it_doubts(engine: CountingEngine, gree
     engine.forwards.clear()
     assert tokens_of(drafter.run_ahead([sequence])[0]) == []
     assert engine.forwards == []
+
+
+def test_rows_of_the_head_beyond_the_tokens_are_never_drafted(tiny: Path, tmp_path: Path, greedy: Greedy) -> None:
+    copy = Path(shutil.copytree(tiny, tmp_path / "padded"))
+    tensors = load_file(copy / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    # Loud ones: without a bound they are most of what is drafted.
+    tensors[name] = torch.cat([tensors[name], torch.randn(64, tensors[name].shape[1])])
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "vocab_size": 448}))
+    engine = EngineConfig(dtype="float32", num_blocks=64)
+    drafter = load_drafter(DrafterKind.MODEL, copy, engine=engine, model=NEVER_CUT)
+    assert drafter.info.vocab_size == 448
+    proposed = [token for seed in range(20) for token in draft_one(drafter, drafter.open(greedy([seed + 5, 40])))]
+    assert len(proposed) == 80 and max(proposed) < 384

@@ -6,8 +6,10 @@ import hashlib
 import json
 import shutil
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -163,7 +165,7 @@ def test_a_saved_draft_computes_what_the_student_did(tiny: Path, tmp_path: Path)
     torch.manual_seed(0)
     student = build_draft_model(config, read_embedding(tiny), token_map)
     fingerprint = tokenizer_fingerprint(tiny)
-    save_draft_model(tmp_path / "draft", student, token_map, base=str(tiny), fingerprint=fingerprint, recipe={})
+    save_draft_model(tmp_path / "draft", student, token_map, base=str(tiny), recipe={})
     engine = load_engine(tmp_path / "draft", EngineConfig(dtype="float32", num_blocks=8))
     assert engine.token_map is not None and engine.token_map.tolist() == token_map.tolist()
     assert tokenizer_fingerprint(tmp_path / "draft") == fingerprint
@@ -250,7 +252,7 @@ def test_a_draft_whose_tensors_do_not_fit_is_refused_by_name(
     token_map = torch.arange(3, 203, 2)
     student = build_draft_model(transformers.LlamaConfig.from_pretrained(tiny), read_embedding(tiny), token_map)
     draft = tmp_path / "draft"
-    save_draft_model(draft, student, token_map, base=str(tiny), fingerprint="none", recipe={})
+    save_draft_model(draft, student, token_map, base=str(tiny), recipe={})
     change_tensors(draft / "draft.safetensors", change)
     with pytest.raises(CheckpointError, match=complaint):
         load_engine(draft, EngineConfig(num_blocks=8))
@@ -277,3 +279,58 @@ def test_a_home_that_cannot_be_written_is_named_with_the_way_out(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     with pytest.raises(CheckpointError, match=r"OUTRIDER_CACHE: .*/home/.* cannot be written"):
         resolve("smollm2-135m-instruct")
+
+
+def change_tokenizer(path: Path, directory: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A checkpoint with another spelling of its tokenizer.json."""
+    copy = Path(shutil.copytree(path, directory))
+    spec = json.loads((copy / "tokenizer.json").read_text())
+    change(spec)
+    (copy / "tokenizer.json").write_text(json.dumps(spec))
+    return copy
+
+
+def merges_as_strings(spec: dict[str, Any]) -> None:
+    spec["model"]["merges"] = ["a b", "c d"]
+
+
+def merges_as_pairs(spec: dict[str, Any]) -> None:
+    spec["model"]["merges"] = [["a", "b"], ["c", "d"]]
+
+
+def added_only(spec: dict[str, Any]) -> None:
+    for token in spec["added_tokens"]:
+        del spec["model"]["vocab"][token["content"]]
+
+
+def padded(spec: dict[str, Any]) -> None:
+    spec["model"]["vocab"] |= {f"[PAD{i}]": i for i in range(384, 512)}
+    spec["added_tokens"] += [{"id": i, "content": f"<|dummy_{i}|>"} for i in range(512, 520)]
+
+
+@pytest.mark.parametrize("change", [merges_as_strings, merges_as_pairs, added_only, padded])
+def test_equal_tokens_have_one_fingerprint_however_they_are_spelled(
+    tiny: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    other = change_tokenizer(tiny, tmp_path / "other", change)
+    assert tokenizer_fingerprint(other) == tokenizer_fingerprint(tiny)
+
+
+def one_renamed(spec: dict[str, Any]) -> None:
+    spec["model"]["vocab"]["<other>"] = spec["model"]["vocab"].pop("<extra_300>")
+
+
+def two_swapped(spec: dict[str, Any]) -> None:
+    vocab = spec["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+
+
+@pytest.mark.parametrize("change", [one_renamed, two_swapped])
+def test_other_tokens_have_another(tiny: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    other = change_tokenizer(tiny, tmp_path / "other", change)
+    assert tokenizer_fingerprint(other) != tokenizer_fingerprint(tiny)
+
+
+def test_the_shipped_draft_pairs_with_its_target() -> None:
+    target, draft = resolve("smollm2-135m-instruct"), resolve("smollm2-135m-draft")
+    assert tokenizer_fingerprint(draft) == tokenizer_fingerprint(target)

@@ -121,7 +121,7 @@ def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path, load: Load) ->
     token_map = torch.arange(0, 389, 2)
     model = build_student(target, StudentConfig(layers=(0, 1), head_tokens=len(token_map)), token_map)
     draft = tmp_path / "draft"
-    save_draft_model(draft, model, token_map, base=str(target), fingerprint="", recipe={})
+    save_draft_model(draft, model, token_map, base=str(target), recipe={})
     prompt = tokens(40)
     engine, plain = load(draft), load(draft, "transformers")
     got, want = (e.forward([Row(e.kv.open([]), prompt, 40)]).clone() for e in (engine, plain))

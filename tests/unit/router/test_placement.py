@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from outrider.metadata import LeaseRecord
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -16,7 +15,6 @@ from outrider_controller.router.placement import (
     asked,
     common_draft_limit,
     info_problem,
-    pairing_problem,
     rank,
     verification_mode,
 )
@@ -100,19 +98,6 @@ def test_prompts_with_one_beginning_meet_the_same_workers_whatever_their_load() 
     busier = [replace(one, num_sequences=(7 * one.num_sequences + 3) % 9) for one in fleet]
     assert len(set(asked(b"block", fleet, 128)) & set(asked(b"block", busier, 128))) >= MAX_ASKED // 2
     assert set(asked(b"block", fleet, 128)[: MAX_ASKED // 2]) != set(asked(b"other", fleet, 128)[: MAX_ASKED // 2])
-
-
-@pytest.mark.parametrize("field", ["protocol_version", "tokenizer_fingerprint", "vocab_size"])
-def test_a_pair_that_cannot_work_is_told_what_differs(field: str) -> None:
-    value = {"protocol_version": 2, "tokenizer_fingerprint": "other", "vocab_size": 7}[field]
-    draft = fake_info(worker.WORKER_ROLE_DRAFT, worker_id="d", **{field: value})
-    problem = pairing_problem(TARGET, draft)
-    assert problem is not None and field in problem and repr(value) in problem
-    assert sum(f in problem for f in ("protocol_version", "tokenizer_fingerprint", "vocab_size")) == 1
-
-
-def test_a_fitting_pair_has_no_problem() -> None:
-    assert pairing_problem(TARGET, fake_info(worker.WORKER_ROLE_DRAFT)) is None
 
 
 def test_a_worker_is_who_its_lease_says_or_it_is_not_used() -> None:

@@ -131,7 +131,7 @@ def draft(tmp_path: Path) -> Path:
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(base)
     (base / "tokenizer.json").write_text("{}")
-    save_draft_model(tmp_path / "draft", model, KNOWN, base=str(base), fingerprint="", recipe={})
+    save_draft_model(tmp_path / "draft", model, KNOWN, base=str(base), recipe={})
     return tmp_path / "draft"
 
 

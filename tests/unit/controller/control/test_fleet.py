@@ -10,6 +10,7 @@ from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.v1 import control_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.control.fleet import FleetWatch, by_key, changes
+from outrider_controller.control.rows import worker_rows
 
 from tests.unit.metadata.test_event_writer import Stream
 
@@ -85,3 +86,27 @@ async def test_a_drain_is_done_once_nothing_runs_for_a_while_and_that_is_said_on
     drained = {"worker_id": "a", "role": "target", "address": "127.0.0.1:1", "model": "m", "reason": "disk"}
     assert stream.taken == [("worker_drained", drained)]
     assert cordon.drained_unix_ms == 1_011_000
+
+
+async def test_a_draft_that_no_target_can_use_is_told_once_with_the_reason() -> None:
+    stream = Stream()
+    stream.open.set()
+    draft = lease("d")
+    draft.info.role, draft.info.tokenizer_fingerprint = worker.WORKER_ROLE_DRAFT, "other"
+    leases = Leases(lease("t"), draft)
+    async with EventWriter(stream).running() as events:
+        watch = FleetWatch(leases, leases, events)
+        await watch.look()
+        await watch.look()
+    [(kind, fields)] = stream.taken
+    assert kind == "draft_unpaired" and fields["worker_id"] == "d"
+    assert "tokenizer_fingerprint is '' on the target and 'other' on the draft" in fields["reason"]
+
+
+def test_get_workers_says_which_draft_has_no_target_and_why() -> None:
+    draft = lease("d")
+    draft.info.role, draft.info.tokenizer_fingerprint = worker.WORKER_ROLE_DRAFT, "other"
+    listed = [control_pb2.WorkerStatus(info=one.info) for one in (draft, lease("t"))]
+    rows = {row["id"]: row for row in worker_rows(listed)}
+    assert (rows["d"]["status"], rows["t"]["status"]) == ("unpaired", "ready")
+    assert "tokenizer_fingerprint" in rows["d"]["reason"]
