@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +17,11 @@ from outrider_controller.cli.output import columns, json_file_option, note, writ
 from outrider_controller.cli.time_left import TimeLeft
 
 if TYPE_CHECKING:
+    from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig
+
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command("distill")
@@ -26,6 +31,11 @@ if TYPE_CHECKING:
 @click.option("--train-tokens", type=click.IntRange(1), default=None, metavar="N", help="Learned from, passes counted.")
 @click.option("--layers", default=None, metavar="I,J,..", help="The target's layers to start from; -1 is its last.")
 @click.option("--head-tokens", type=click.IntRange(1), default=None, metavar="N", help="Output vocabulary.")
+@click.option(
+    "--prompts", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts that the target answers."
+)
+@click.option("--samples", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts with answers to learn.")
+@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option(
@@ -42,6 +52,9 @@ def distill(
     train_tokens: int | None,
     layers: str | None,
     head_tokens: int | None,
+    prompts: Path | None,
+    samples: Path | None,
+    device: str,
     threads: int,
     seed: int,
     work_dir: Path | None,
@@ -49,29 +62,39 @@ def distill(
 ) -> int:
     """Make a draft for a target, and write it to OUT.
 
-    The target writes conversations, user's part included, from short and long openings of many kinds. A student of a
-    few of its layers then learns the target's full distribution over them. The target then answers prompts that were
-    kept back, and its verifier counts what it accepts of the draft, and of the draft that is shipped for it, at
-    temperatures 0 and 0.8. Hours on two cores with the defaults; --corpus-tokens and --train-tokens say how many. A
-    line on stderr every 30 s says how much is done, and how long the rest will take. Ctrl-C keeps the corpus, and the
-    same command goes on from it.
+    The target writes conversations, user's part included, from short and long openings of many kinds; with --prompts it
+    answers yours, and with --samples it reads answers that exist. A student of a few of its layers then learns the
+    target's full distribution over them. The target then answers prompts that were kept back, and its verifier counts
+    what it accepts of the draft, and of the draft that is shipped for it, at temperatures 0 and 0.8. Hours on two cores
+    with the defaults; --corpus-tokens and --train-tokens say how many. A line on stderr every 30 s says how much is
+    done, and how long the rest will take. Ctrl-C keeps the corpus and what was learned, and the same command goes on
+    from there.
     """
     from outrider.engine import CheckpointError
+    from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig, run
+    from outrider.training.texts import read_prompts, read_samples
 
-    config = DistillConfig(
-        out=out,
-        # A path or an address becomes one name: the corpus does not belong into the target's own directory.
-        work=work_dir or cache_directory() / "distill" / quote(target_model, safe=""),
-        target=target_model,
-        threads=threads,
-    )
+    if prompts and samples:
+        raise click.UsageError("--samples: not together with --prompts")
     try:
+        config = DistillConfig(
+            out=out,
+            work=work_dir or _work(target_model, prompts or samples),
+            target=target_model,
+            in_use=shipped_draft(target_model),
+            device=device,
+            threads=threads,
+            seed=seed,
+            corpus=CorpusConfig(
+                prompts=tuple(read_prompts(prompts)) if prompts else (),
+                samples=tuple(read_samples(samples)) if samples else (),
+                seed=seed,
+            ),
+        )
         config = replace(
             config,
-            seed=seed,
-            in_use=shipped_draft(target_model),
-            train_tokens=train_tokens or config.train_tokens,
+            training=replace(config.training, seed=seed, train_tokens=train_tokens or config.training.train_tokens),
             corpus=replace(config.corpus, tokens=corpus_tokens or config.corpus.tokens),
             student=replace(
                 config.student,
@@ -93,6 +116,15 @@ def distill(
     return ExitCode.OK
 
 
+def _work(target: str, texts: Path | None) -> Path:
+    """A path or an address becomes one name: the corpus does not belong into the target's own directory. Each file of
+    texts has a corpus of its own."""
+    name = quote(target, safe="")
+    if texts is not None:
+        name += f"-{texts.stem}-{hashlib.sha256(texts.read_bytes()).hexdigest()[:8]}"
+    return cache_directory() / "distill" / name
+
+
 def _layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
@@ -102,22 +134,31 @@ def _layers(text: str) -> tuple[int, ...]:
 
 def _plan(config: DistillConfig) -> str:
     """The first line: what, where, how long, and that it can be interrupted."""
-    from outrider.training.corpus import stored_tokens
+    from outrider.training.shards import stored_tokens
 
     there = stored_tokens(config.work)
+    before = f" ({there:,} are there from an earlier run)" if there else ""
     return (
-        f"{config.target} writes {config.corpus.tokens:,} tokens into {config.work}"
-        f"{f' ({there:,} are there from an earlier run)' if there else ''}; a student learns {config.train_tokens:,} "
-        f"tokens, and becomes the draft in {config.out}. With the defaults that takes hours on two cores; a line every "
-        "30 s says how long the rest will take. Ctrl-C keeps the corpus; the same command goes on from it."
+        f"{config.target} {_writes(config.corpus)} into {config.work}{before}; a student learns "
+        f"{config.training.train_tokens:,} tokens, and becomes the draft in {config.out}. With the defaults that takes "
+        "hours on two cores; a line every 30 s says how long the rest will take. Ctrl-C keeps what is done; the same "
+        "command goes on from there."
     )
 
 
+def _writes(corpus: CorpusConfig) -> str:
+    if corpus.samples:
+        return f"reads {len(corpus.samples):,} answers, at most {corpus.tokens:,} tokens,"
+    if corpus.prompts:
+        return f"answers {len(corpus.prompts):,} prompts up to four times, in at most {corpus.tokens:,} tokens,"
+    return f"writes {corpus.tokens:,} tokens"
+
+
 def _kept(config: DistillConfig) -> str:
-    from outrider.training.corpus import stored_tokens
+    from outrider.training.shards import stored_tokens
 
     kept = stored_tokens(config.work)
     return (
         f"interrupted; {kept:,} of {config.corpus.tokens:,} tokens of the corpus are kept in {config.work}, and the "
-        "same command goes on from them. Training starts from its beginning"
+        "same command goes on from them, and from what was learned"
     )

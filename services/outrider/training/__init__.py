@@ -2,6 +2,7 @@
 
 from outrider.training.corpus import CorpusConfig
 from outrider.training.distill import DistillConfig, run
+from outrider.training.loop import LoopConfig
 from outrider.training.student import StudentConfig
 
-__all__ = ["CorpusConfig", "DistillConfig", "StudentConfig", "run"]
+__all__ = ["CorpusConfig", "DistillConfig", "LoopConfig", "StudentConfig", "run"]

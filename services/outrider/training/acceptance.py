@@ -14,7 +14,6 @@ from outrider.drafters import DrafterKind, ModelConfig, load_drafter
 from outrider.engine import Engine, EngineConfig
 from outrider.local import Pair
 from outrider.speculation import SamplingParams
-from outrider.training.corpus import Sample
 
 # Every proposed token is verified, so that the share depends on no clock and on no policy of serving.
 _EVERY_TOKEN = ModelConfig(min_confidence=0.0, num_alternatives=0)
@@ -31,17 +30,6 @@ class Acceptance:
     """At temperature 0."""
     sampled: float
     """At temperature 0.8, coupled."""
-
-
-def held_out_prompts(samples: Sequence[Sample], most: int, longest: int) -> list[list[int]]:
-    """All before the first answer of each sample, and the first half of a sample without an answer."""
-    return [_prompt(sample)[:longest] for sample in samples[:most]]
-
-
-def _prompt(sample: Sample) -> list[int]:
-    # Row i of `answers` is about token i + 1.
-    start = int(sample.answers.int().argmax()) if bool(sample.answers.any()) else len(sample.answers) // 2
-    return [int(token_id) for token_id in sample.token_ids[: start + 1]]
 
 
 def measure(target: Engine, draft: Path, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Acceptance:

@@ -36,7 +36,11 @@ class ChatFormat:
 
     @classmethod
     def of(cls, tokenizer: Any) -> ChatFormat:
-        """Reads it off a tokenizer's own chat template."""
+        """Reads it off a tokenizer's own chat template. Without one it only has the end and the forbidden tokens."""
+        end = int(tokenizer.eos_token_id)
+        forbidden = tuple(i for i in tokenizer.all_special_ids if i != end)
+        if tokenizer.chat_template is None:
+            return cls((), (), (), (), end, forbidden)
         mark = "\u241f"
         one = _render(tokenizer, [{"role": "user", "content": mark}], True)
         before, after = one.split(mark)
@@ -47,12 +51,10 @@ class ChatFormat:
         def encode(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
 
-        end = int(tokenizer.eos_token_id)
         # The user header also opens the second user turn, after the end of the answer.
         header = between[len(tokenizer.eos_token) :].lstrip("\n")
         system = before[: len(before) - len(header)] if before.endswith(header) else ""
         user = header if system or before == header else before
-        forbidden = tuple(i for i in tokenizer.all_special_ids if i != end)
         return cls(encode(system), encode(user), encode(after), encode(between), end, forbidden)
 
 
@@ -92,6 +94,19 @@ class Conversation:
         self._turn_limit = rng.randint(*kind.user_tokens)
         self._answer_limit = rng.randint(64, 224) if long else rng.randint(96, 288)
         self._ending = rng.choice(kind.endings)
+        return self
+
+    @classmethod
+    def answering(
+        cls, chat: ChatFormat, prompt: Sequence[int], max_len: int, limit: int, temperature: float
+    ) -> Conversation:
+        """One that only has an answer left, of at most `limit` tokens. A prompt without room for one is cut at its
+        start."""
+        self = cls(chat, None, random.Random(0), max_len)
+        self.token_ids = list(prompt)[-max(1, max_len - limit) :]
+        self.answer_spans = [(len(self.token_ids), len(self.token_ids))]
+        self._answer_limit, self._turns = limit, 1
+        self._begin_turn(answering=True, limit=limit, temperature=temperature)
         return self
 
     def accept(self, token_id: int) -> Sequence[int]:

@@ -5,54 +5,55 @@ The hidden state is kept, not the logits: 576 numbers instead of 49,152, and the
 
 from __future__ import annotations
 
+import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine import CheckpointError, Engine, EngineSequence, Row
+from outrider.engine import Engine, EngineSequence, Row
 from outrider.training.conversation import ChatFormat, Conversation
+from outrider.training.shards import Sample, count_samples, list_shards, save_shard, stored_tokens
+from outrider.training.texts import Answered, Message, prompt_ids
 
 _SHARD_TOKENS = 40_000
 _TOP = 256
 _TOP_P = 0.97
+# Tokens of one step: each has a row of logits, which are 200 KB for a vocabulary of 49,152.
+_STEP_TOKENS = 512
+# Of prompts that a user brings: greedy first, because drafts are used so most often.
+_PASSES = (0.0, 0.8, 0.0, 0.8)
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusConfig:
-    """How much the target writes."""
+    """How much the target writes, and about what."""
 
     tokens: int = 1_000_000
     concurrency: int = 64
     """Conversations written at once."""
     max_len: int = 1024
     """Tokens of one conversation, prompt and answers."""
+    answer_tokens: int = 256
+    """Most tokens of an answer to a prompt of `prompts`."""
     seed: int = 0
+    prompts: tuple[tuple[Message, ...], ...] = ()
+    """The target answers these, at most four times, in the place of conversations that it begins itself."""
+    samples: tuple[Answered, ...] = ()
+    """Answers that exist: the target only reads them, once."""
 
     def __post_init__(self) -> None:
-        for name in ("tokens", "concurrency", "max_len"):
+        for name in ("tokens", "concurrency", "max_len", "answer_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One conversation to learn from."""
-
-    token_ids: Tensor
-    """[tokens] int32."""
-    hidden: Tensor
-    """[tokens - 1, width]: row i is the input of the target's head when it chose token i + 1."""
-    answers: Tensor
-    """[tokens - 1] bool: whether token i + 1 belongs to an answer."""
+        if self.prompts and self.samples:
+            raise ValueError("prompts: not together with samples")
 
 
 @dataclass(slots=True)
@@ -73,7 +74,8 @@ class _Writing:
 
 
 def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: CorpusConfig, progress: Progress) -> None:
-    """Fills `directory` with shards until it holds config.tokens; continues where an earlier run stopped.
+    """Fills `directory` with shards until it holds config.tokens, or all that the prompts and samples give; continues
+    where an earlier run stopped.
 
     What is written when something ends it, Ctrl-C included, is kept.
     """
@@ -81,92 +83,105 @@ def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: Corpus
     done = stored_tokens(directory)
     if done >= config.tokens:
         return
-    number = len(_shards(directory))
+    number = len(list_shards(directory))
     batch: list[Sample] = []
     try:
-        # Another seed for a continued run: the same one would write the same conversations again.
-        for sample in _write(engine, tokenizer, config, config.seed * 1_000_003 + number):
+        for sample in _write(engine, tokenizer, config, number, count_samples(directory)):
             batch.append(sample)
             size = sum(len(s.token_ids) for s in batch)
             progress(min(done + size, config.tokens), config.tokens)
             if size >= min(_SHARD_TOKENS, config.tokens - done):
-                _save(batch, directory / f"shard_{number:04d}.safetensors")
+                save_shard(batch, directory, number)
                 done, number, batch = done + size, number + 1, []
             if done >= config.tokens:
                 return
     finally:
         if batch:
-            _save(batch, directory / f"shard_{number:04d}.safetensors")
+            save_shard(batch, directory, number)
 
 
-def stored_tokens(directory: Path) -> int:
-    """Tokens of the corpus in a directory; 0 when it does not exist."""
-    total = 0
-    for shard in _shards(directory):
-        with safe_open(shard, framework="pt") as stored:
-            total += stored.get_slice("token_ids").get_shape()[0]
-    return total
-
-
-def _shards(directory: Path) -> list[Path]:
-    return sorted(directory.glob("shard_*.safetensors"))
-
-
-def read_corpus(file: Path) -> list[Sample]:
-    """The samples of one shard. Raises CheckpointError when its rows are not those of its tokens."""
-    stored = load_file(file)
-    num_rows = len(stored["token_ids"]) - len(stored["lengths"])
-    if not num_rows == len(stored["hidden"]) == len(stored["answers"]):
-        raise CheckpointError(str(file), f"{len(stored['hidden'])} hidden states for {num_rows} tokens; delete it")
-    samples = []
-    start = 0
-    for number, length in enumerate(stored["lengths"].tolist()):
-        # Each sample has one hidden row fewer than tokens.
-        rows = slice(start - number, start - number + length - 1)
-        ids = stored["token_ids"][start : start + length]
-        samples.append(Sample(ids, stored["hidden"][rows], stored["answers"][rows]))
-        start += length
-    return samples
-
-
-def _save(samples: list[Sample], file: Path) -> None:
-    tensors = {
-        "token_ids": torch.cat([s.token_ids for s in samples]),
-        "lengths": torch.tensor([len(s.token_ids) for s in samples]),
-        "hidden": torch.cat([s.hidden for s in samples]),
-        "answers": torch.cat([s.answers for s in samples]),
-    }
-    scratch = file.with_suffix(".partial")
-    save_file(tensors, scratch)
-    scratch.rename(file)
-
-
-def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, seed: int) -> Iterator[Sample]:
-    rng = random.Random(seed)
-    noise = torch.Generator().manual_seed(seed)
-    chat = ChatFormat.of(tokenizer)
-    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
+def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, run: int, skipped: int) -> Iterator[Sample]:
+    # Another seed for a continued run: the same one would write the same conversations again.
+    seed = config.seed * 1_000_003 + run
     max_len = min(config.max_len, engine.info.max_context_len)
+    chat = ChatFormat.of(tokenizer)
+    texts: Iterator[Conversation]
+    if config.samples:
+        texts = (_text(chat, tokenizer, sample, max_len) for sample in config.samples[skipped:])
+    elif config.prompts:
+        texts = _prompted(chat, tokenizer, config, max_len, skipped)
+    else:
+        texts = _begun(chat, tokenizer, seed, max_len)
+    yield from _run(engine, texts, chat, config.concurrency, seed)
 
-    def begin() -> _Writing:
-        conversation = Conversation.begin(chat, encode, rng, max_len)
-        return _Writing(conversation, engine.kv.open([]), list(conversation.token_ids))
 
-    writing = [begin() for _ in range(config.concurrency)]
+def _begun(chat: ChatFormat, tokenizer: Any, seed: int, max_len: int) -> Iterator[Conversation]:
+    rng = random.Random(seed)
+    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
     while True:
-        rows = [Row(w.sequence, w.pending, len(w.pending)) for w in writing]
-        logits, hidden = engine.forward_with_hidden(rows)
-        ends = torch.tensor([len(w.pending) for w in writing]).cumsum(0)
-        temperatures = torch.tensor([w.conversation.temperature for w in writing])
-        chosen = _choose(logits[ends - 1], temperatures, chat.forbidden, noise)
-        for number, w in enumerate(writing):
-            end = int(ends[number])
-            w.hidden.append(hidden[end - len(w.pending) : end])
-            w.pending = list(w.conversation.accept(chosen[number]))
-            if w.conversation.finished:
-                yield w.sample()
-                engine.kv.close(w.sequence)
-                writing[number] = begin()
+        yield Conversation.begin(chat, encode, rng, max_len)
+
+
+def _prompted(
+    chat: ChatFormat, tokenizer: Any, config: CorpusConfig, max_len: int, skipped: int
+) -> Iterator[Conversation]:
+    limit = min(config.answer_tokens, max_len // 2)
+    every = ((prompt, temperature) for temperature in _PASSES for prompt in config.prompts)
+    for prompt, temperature in itertools.islice(every, skipped, None):
+        yield Conversation.answering(chat, prompt_ids(tokenizer, prompt), max_len, limit, temperature)
+
+
+def _text(chat: ChatFormat, tokenizer: Any, sample: Answered, max_len: int) -> Conversation:
+    """A conversation that is complete: its tokens are run, and none is chosen."""
+    answer = [*tokenizer.encode(sample.answer, add_special_tokens=False), chat.end][: max_len // 2]
+    text = Conversation.answering(chat, prompt_ids(tokenizer, sample.messages), max_len, len(answer), 0.0)
+    text.answer_spans = [(len(text.token_ids), len(text.token_ids) + len(answer))]
+    text.token_ids.extend(answer)
+    text.finished = True
+    return text
+
+
+def _run(
+    engine: Engine, texts: Iterator[Conversation], chat: ChatFormat, concurrency: int, seed: int
+) -> Iterator[Sample]:
+    noise = torch.Generator().manual_seed(seed)
+    writing: list[_Writing] = []
+    while True:
+        for text in itertools.islice(texts, concurrency - len(writing)):
+            # The last token of a text that is complete decides nothing.
+            pending = text.token_ids[:-1] if text.finished else list(text.token_ids)
+            writing.append(_Writing(text, engine.kv.open([]), pending))
+        if not writing:
+            return
+        _step(engine, writing, chat, noise)
+        for w in [w for w in writing if w.conversation.finished and not w.pending]:
+            yield w.sample()
+            engine.kv.close(w.sequence)
+            writing.remove(w)
+
+
+def _step(engine: Engine, writing: Sequence[_Writing], chat: ChatFormat, noise: torch.Generator) -> None:
+    """Runs what fits into a step, those that decode first; whoever has run all its tokens chooses the next."""
+    room, running = _STEP_TOKENS, []
+    for w in sorted(writing, key=lambda w: len(w.pending)):
+        if (count := min(len(w.pending), room)) > 0:
+            running.append((w, count))
+            room -= count
+    logits, hidden = engine.forward_with_hidden([Row(w.sequence, w.pending[:n], n) for w, n in running])
+    choosing, ends, end = [], [], 0
+    for w, count in running:
+        w.hidden.append(hidden[end : end + count])
+        end += count
+        del w.pending[:count]
+        if not w.pending and not w.conversation.finished:
+            choosing.append(w)
+            ends.append(end - 1)
+    if not choosing:
+        return
+    temperatures = torch.tensor([w.conversation.temperature for w in choosing])
+    for w, token_id in zip(choosing, _choose(logits[ends].cpu(), temperatures, chat.forbidden, noise), strict=True):
+        added = w.conversation.accept(token_id)
+        w.pending = [] if w.conversation.finished else list(added)
 
 
 def _choose(logits: Tensor, temperatures: Tensor, forbidden: tuple[int, ...], noise: torch.Generator) -> list[int]:

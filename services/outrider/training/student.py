@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.engine import CheckpointError
 from outrider.engine.backends.cpu import multiplies_bfloat16
 from outrider.engine.checkpoints import read_config
-from outrider.engine.draft_checkpoint import build_draft_model, read_embedding, read_head
-from outrider.training.corpus import Sample
+from outrider.engine.draft_checkpoint import build_draft_model, read_embedding, read_head, save_draft_model
+from outrider.training.shards import Sample
 
 # Rows of logits held at once, which bounds memory: several float32 tensors [rows, head].
 _CHUNK = 1024
@@ -44,18 +45,23 @@ class StudentConfig:
             raise ValueError("head_tokens: must be at least 1")
 
 
-def compute_dtype() -> torch.dtype:
+def compute_dtype(device: str = "cpu") -> torch.dtype:
     """In which this machine multiplies fastest. A CPU without instructions for bfloat16 emulates it, at a twelfth of
     the speed of float32."""
-    return torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    quick = torch.cuda.is_bf16_supported() if device.startswith("cuda") else multiplies_bfloat16()
+    return torch.bfloat16 if quick else torch.float32
 
 
-def commonest_tokens(samples: Sequence[Sample], vocab_size: int, count: int) -> Tensor:
-    """[count] ids in ascending order; among equally common ones the lower, which BPE merged earlier."""
-    counts = torch.zeros(vocab_size)
-    for sample in samples:
-        counts += torch.bincount(sample.token_ids.long(), minlength=vocab_size)
-    order = (counts - torch.arange(vocab_size) * 1e-7).argsort(descending=True)
+def mixed_precision(device: str) -> torch.autocast:
+    """Matrices are multiplied in compute_dtype; weights and sums stay in float32."""
+    dtype = compute_dtype(device)
+    return torch.autocast(device.split(":")[0], dtype=dtype, enabled=dtype != torch.float32)
+
+
+def commonest_tokens(counts: Tensor, count: int) -> Tensor:
+    """counts [vocab] → [count] ids in ascending order; among equally common ones the lower, which BPE merged
+    earlier."""
+    order = (counts - torch.arange(len(counts)) * 1e-7).argsort(descending=True)
     return order[:count].sort().values
 
 
@@ -114,54 +120,90 @@ class Scores:
         return self.agreed / max(self.answers, 1)
 
 
-def hidden_states(model: LlamaForCausalLM, samples: Sequence[Sample]) -> Tensor:
+class ModelLearner:
+    """A draft model as it is trained: the student above."""
+
+    kind = "model"
+
+    def __init__(self, target: Path, config: StudentConfig, token_map: Tensor, device: str) -> None:
+        self.module = build_student(target, config, token_map).to(device)
+        self.token_map = token_map
+        self.learnable = [p for p in self.module.model.parameters() if p.requires_grad]
+        self._head = TeacherHead(target, token_map, device)
+
+    def score(self, samples: Sequence[Sample]) -> Scores:
+        return learn(hidden_states(self.module, samples), samples, self._head)
+
+    def save(self, out: Path, base: str, recipe: dict[str, Any]) -> None:
+        save_draft_model(out, self.module.cpu(), self.token_map, base=base, recipe=recipe)
+
+
+def hidden_states(model: Any, samples: Sequence[Sample]) -> Tensor:
     """The input of the student's head at every position of the samples, [sum of (tokens - 1), width]."""
     lengths = [len(sample.hidden) for sample in samples]
     ids = torch.zeros(len(samples), max(lengths), dtype=torch.long)
     for row, sample in enumerate(samples):
         ids[row, : lengths[row]] = sample.token_ids[:-1]
     # Padding is at the end, where no real position of a causal model attends to it.
-    dtype = compute_dtype()
-    with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
-        out = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    with mixed_precision(model.device.type):
+        out = model.model(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
     return torch.cat([out[row, :length] for row, length in enumerate(lengths)])
 
 
-def learn(student: Tensor, samples: Sequence[Sample], head: Tensor, full_head: Tensor | None = None) -> Scores:
-    """Scores the student's hidden states. When they require a gradient, also back-propagates the loss through them.
+class TeacherHead:
+    """The target's vocabulary head, and its rows that a student has."""
 
-    student [rows, width]; head [head tokens, width] is the target's rows that the student's head covers. The loss is
-    the KL divergence of the full distribution over those tokens. `full_head` [vocab, width], when given, lets the
-    target's argmax be any token, as in serving.
-    """
-    train = student.requires_grad
-    seen = student.detach().requires_grad_(train)
-    hidden = torch.cat([sample.hidden for sample in samples]).to(head.dtype)
-    answers = torch.cat([sample.answers for sample in samples])
-    weights = torch.where(answers, 1.0, _USER_WEIGHT)
-    scores = Scores(weight=float(weights.sum()), answers=int(answers.sum()))
-    for start in range(0, len(seen), _CHUNK):
-        rows = slice(start, start + _CHUNK)
-        with torch.no_grad():
-            target = torch.log_softmax((hidden[rows] @ head.T).float(), -1)
-        guess = torch.log_softmax((seen[rows].to(head.dtype) @ head.T).float(), -1)
-        divergence = F.kl_div(guess, target, log_target=True, reduction="none").sum(-1)
-        loss = (divergence * weights[rows]).sum() / scores.weight
-        if train:
-            loss.backward()  # type: ignore[no-untyped-call]
-        scores.loss += loss.item() * scores.weight
-        scores.agreed += _agreed(guess, target, hidden[rows], head, full_head, answers[rows])
-    if train:
-        student.backward(seen.grad)  # type: ignore[no-untyped-call]
+    def __init__(self, target: Path, token_map: Tensor | None, device: str) -> None:
+        """token_map [head tokens]; None: all."""
+        self.full = read_head(target).to(device, compute_dtype(device))
+        self.rows = self.full if token_map is None else self.full[token_map.to(device)].contiguous()
+
+
+def learn(student: Tensor, samples: Sequence[Sample], head: TeacherHead, own: Tensor | None = None) -> Scores:
+    """Scores the student's hidden states [rows, width]. When they require a gradient, also back-propagates the loss
+    through them. `own` [head tokens, student's width]: the student's head, if it is not the target's."""
+    hidden = torch.cat([sample.hidden for sample in samples])
+    scores, gradient = compare(student, hidden, torch.cat([sample.answers for sample in samples]), head, own)
+    if gradient is not None:
+        student.backward(gradient)  # type: ignore[no-untyped-call]
     return scores
 
 
-def _agreed(
-    guess: Tensor, target: Tensor, hidden: Tensor, head: Tensor, full_head: Tensor | None, answers: Tensor
-) -> int:
-    same = guess.argmax(-1) == target.argmax(-1)
-    if full_head is not None:
+def compare(
+    student: Tensor, hidden: Tensor, answers: Tensor, head: TeacherHead, own: Tensor | None = None
+) -> tuple[Scores, Tensor | None]:
+    """Scores the student's states against the target's, both [rows, width]; answers [rows].
+
+    The loss is the KL divergence of the full distribution over the tokens that the student's head has. For agreement
+    the target's argmax may be any token, as in serving. Also returns the loss's gradient, if the student's states
+    require one: the logits of all rows at once would not fit into memory.
+    """
+    train = student.requires_grad
+    seen = student.detach().requires_grad_(train)
+    rows, device = head.rows, seen.device
+    hidden, answers = hidden.to(device, rows.dtype), answers.to(device)
+    weights = torch.where(answers, 1.0, _USER_WEIGHT)
+    scores = Scores(weight=float(weights.sum()), answers=int(answers.sum()))
+    for start in range(0, len(seen), _CHUNK):
+        part = slice(start, start + _CHUNK)
         with torch.no_grad():
-            inside = (hidden @ head.T).amax(-1) >= (hidden @ full_head.T).amax(-1)
-        same &= inside
-    return int((same & answers).sum())
+            target = torch.log_softmax((hidden[part] @ rows.T).float(), -1)
+        guess = torch.log_softmax(
+            (seen[part].to(rows.dtype) @ (rows if own is None else own.to(rows.dtype)).T).float(), -1
+        )
+        divergence = F.kl_div(guess, target, log_target=True, reduction="none").sum(-1)
+        loss = (divergence * weights[part]).sum() / scores.weight
+        if train:
+            loss.backward()  # type: ignore[no-untyped-call]
+        scores.loss += loss.item() * scores.weight
+        scores.agreed += _agreed(guess, target, hidden[part], head, answers[part])
+    return scores, seen.grad
+
+
+def _agreed(guess: Tensor, target: Tensor, hidden: Tensor, head: TeacherHead, answers: Tensor) -> int:
+    with torch.no_grad():
+        same = (guess.argmax(-1) == target.argmax(-1)) & answers
+        # Only where it matters: the full head is the larger product.
+        best = (hidden[same] @ head.full.T).amax(-1) if head.full is not head.rows else None
+        inside = (hidden[same] @ head.rows.T).amax(-1)
+    return int(same.sum()) if best is None else int((inside >= best).sum())

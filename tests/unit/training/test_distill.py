@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,11 +19,11 @@ from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.engine.loader import load_engine
 from outrider.local import Pair
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
-from outrider.training import CorpusConfig, DistillConfig, StudentConfig, run
-from outrider.training.acceptance import held_out_prompts
+from outrider.training import CorpusConfig, DistillConfig, LoopConfig, run
 from outrider.training.conversation import ChatFormat, Conversation
-from outrider.training.corpus import Sample, read_corpus, write_corpus
-from outrider.training.student import build_student, compute_dtype, hidden_states, learn
+from outrider.training.corpus import write_corpus
+from outrider.training.shards import Corpus, Sample, list_shards, read_corpus
+from outrider.training.student import StudentConfig, TeacherHead, build_student, hidden_states, learn
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -41,9 +42,7 @@ def distill(target: Path, root: Path, train_tokens: int) -> DistillConfig:
         target=str(target),
         corpus=CorpusConfig(tokens=6_000, concurrency=16, max_len=200),
         student=StudentConfig(layers=(0, -1), head_tokens=300),
-        train_tokens=train_tokens,
-        batch_tokens=1024,
-        warmup_steps=5,
+        training=LoopConfig(train_tokens=train_tokens, batch_tokens=1024, warmup_steps=5),
     )
 
 
@@ -62,23 +61,38 @@ def test_a_target_whose_head_is_not_its_embedding_teaches_and_the_report_is_the_
     tmp_path: Path,
 ) -> None:
     untied = tiny_checkpoint(tmp_path / "target", layers=2, max_context_len=1024, tied=False, seed=3)
-    config = distill(untied, tmp_path, 60_000)
+    config = distill(untied, tmp_path, 30_000)
     reported = run(config, lambda *_: None)
-    samples = [sample for shard in sorted(config.work.glob("*")) for sample in read_corpus(shard)]
-    prompts = held_out_prompts(samples[::20], 64, 900)
+    prompts = [sample.prompt for sample in Corpus(config.work, 384).held_out[:64]]
     pair = Pair(load_engine(untied, EngineConfig()), load_drafter(DrafterKind.NGRAM, untied), max_sequences=8)
     texts = [answer.token_ids for answer in pair.answer(prompts, 64, speculate=False)]
     model, token_map = load_draft_model(config.out, torch.float32)
     model.set_attn_implementation("sdpa")
-    agreed = []
-    for prompt, text in zip(prompts, texts, strict=True):
+    served = load_engine(config.out, EngineConfig(num_blocks=256))
+
+    def by_transformers(ids: list[int]) -> Tensor:
         with torch.no_grad():
-            guesses = token_map[model(torch.tensor([[*prompt, *text]])).logits[0].argmax(-1)].tolist()
-        # The first token of an answer comes with its prompt: nothing is drafted for it.
-        agreed += [guess == token for guess, token in zip(guesses[len(prompt) :], text[1:], strict=False)]
-    real = sum(agreed) / len(agreed)
-    assert real > 0.2, "it learnt nothing"
-    assert reported.acceptance == pytest.approx(real, abs=0.02)
+            found: Tensor = model(torch.tensor([ids])).logits[0]
+        return found
+
+    def as_served(ids: list[int]) -> Tensor:
+        return served.forward([Row(served.kv.open([]), ids, len(ids))])
+
+    def real(logits_of: Callable[[list[int]], Tensor]) -> float:
+        agreed: list[bool] = []
+        for prompt, text in zip(prompts, texts, strict=True):
+            guesses = token_map[logits_of([*prompt, *text]).argmax(-1)].tolist()
+            at = 0
+            while at < len(text):
+                agreed.append(guesses[len(prompt) + at - 1] == text[at])
+                # The token after an accepted one comes with it: nothing is drafted for it.
+                at += 1 + agreed[-1]
+        return sum(agreed) / len(agreed)
+
+    assert reported.acceptance > 0.2, "it learnt nothing"
+    assert reported.acceptance == pytest.approx(real(as_served), abs=0.02)
+    # A model this small suffers from 8 bits.
+    assert reported.acceptance == pytest.approx(real(by_transformers), abs=0.05)
 
 
 def test_a_target_whose_logits_are_not_its_head_s_is_refused(tmp_path: Path) -> None:
@@ -117,7 +131,7 @@ def test_training_multiplies_in_what_the_machine_computes(
     student = build_student(target, StudentConfig(layers=(0,)), torch.arange(300))
     sample = Sample(torch.arange(40, dtype=torch.int32), torch.randn(39, 64), torch.ones(39, dtype=torch.bool))
     with Multiplications() as seen:
-        learn(hidden_states(student, [sample]), [sample], torch.randn(300, 64, dtype=compute_dtype()))
+        learn(hidden_states(student, [sample]), [sample], TeacherHead(target, torch.arange(300), "cpu"))
     assert seen.dtypes == {dtype}
 
 
@@ -153,7 +167,7 @@ def write(directory: Path, *, max_len: int) -> list[Path]:
     engine = cast(Engine, OneAnswerEngine(tokenizer.eos_token_id))
     config = CorpusConfig(tokens=4_000, concurrency=8, max_len=max_len)
     write_corpus(engine, tokenizer, directory, config, lambda done, total: None)
-    return sorted(directory.glob("*.safetensors"))
+    return list_shards(directory)
 
 
 @pytest.mark.parametrize("max_len", [40, 90, 140])
@@ -181,7 +195,7 @@ def test_a_conversation_marks_exactly_its_answers() -> None:
     rng = random.Random(5)
 
     def encode(text: str) -> list[int]:
-        return tokenizer.encode(text, add_special_tokens=False)
+        return list(tokenizer.encode(text, add_special_tokens=False))
 
     seen_answers = 0
     for _ in range(50):
@@ -197,3 +211,25 @@ def test_a_conversation_marks_exactly_its_answers() -> None:
             assert chat.end not in ids[start : end - 1]
         seen_answers += len(conversation.answer_spans)
     assert seen_answers > 50
+
+
+def test_training_goes_on_from_its_checkpoint_and_only_from_one_of_the_same_student(
+    target: Path, tmp_path: Path
+) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop_later(stage: str, done: int, total: int, note: str) -> None:
+        if stage == "train" and done > 4_000:
+            raise Stopped
+
+    config = distill(target, tmp_path, 8_000)
+    with pytest.raises(Stopped):
+        run(config, stop_later)
+    learned: list[int] = []
+    run(config, lambda stage, done, total, note: learned.append(done) if stage == "train" else None)
+    assert learned[0] > 4_000
+    other = replace(config, student=replace(config.student, layers=(1,)))
+    learned.clear()
+    run(other, lambda stage, done, total, note: learned.append(done) if stage == "train" else None)
+    assert learned[0] < 4_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outrider.training.corpus import stored_tokens
+from outrider.training.shards import stored_tokens
 from outrider_controller.cli.app import run
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.time_left import TimeLeft

@@ -1,0 +1,124 @@
+"""The corpus on disk, in shards: one is in memory at a time."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outrider.engine import CheckpointError
+
+# One prompt in 20 is kept back, with all answers to it; more of a small corpus, so that there are some 16.
+_ONE_IN, _FEWEST, _HELD_OUT_LIMIT = 20, 16, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One conversation to learn from."""
+
+    token_ids: Tensor
+    """[tokens] int32."""
+    hidden: Tensor
+    """[tokens - 1, width]: row i is the input of the target's head when it chose token i + 1."""
+    answers: Tensor
+    """[tokens - 1] bool: whether token i + 1 belongs to an answer."""
+
+    @property
+    def prompt(self) -> list[int]:
+        """All before the first answer, and the first half of a sample without an answer."""
+        # Row i of `answers` is about token i + 1.
+        start = int(self.answers.int().argmax()) if bool(self.answers.any()) else len(self.answers) // 2
+        return [int(token_id) for token_id in self.token_ids[: start + 1]]
+
+    def held_out(self, one_in: int) -> bool:
+        """Decided by the prompt, so that no other answer to it is learnt from."""
+        return zlib.crc32(repr(self.prompt).encode()) % one_in == 0
+
+
+class Corpus:
+    """The shards of a directory: what is kept back, and the rest."""
+
+    def __init__(self, directory: Path, vocab_size: int) -> None:
+        """Reads each shard once. Raises CheckpointError for one that is damaged."""
+        self._directory = directory
+        self._one_in = max(2, min(_ONE_IN, count_samples(directory) // _FEWEST))
+        self.token_counts = torch.zeros(vocab_size)
+        self.num_tokens = 0
+        self.held_out: list[Sample] = []
+        for shard in list_shards(directory):
+            samples = read_corpus(shard)
+            # Of a corpus that small that no prompt is chosen, one is.
+            kept = [s for s in samples if s.held_out(self._one_in)] or ([] if self.held_out else samples[:1])
+            # Copies: a view would keep the whole shard.
+            self.held_out += [
+                Sample(s.token_ids.clone(), s.hidden.clone(), s.answers.clone())
+                for s in kept[: _HELD_OUT_LIMIT - len(self.held_out)]
+            ]
+            for sample in samples:
+                self.token_counts += torch.bincount(sample.token_ids.long(), minlength=vocab_size)
+                self.num_tokens += len(sample.token_ids)
+
+    def passes(self, rng: random.Random) -> Iterator[list[Sample]]:
+        """The samples to learn from, a shard at a time, in an order of its own in each pass; endless."""
+        while True:
+            shards = list_shards(self._directory)
+            rng.shuffle(shards)
+            for shard in shards:
+                samples = read_corpus(shard)
+                # A tiny corpus may be nothing but what is held out.
+                yield [s for s in samples if not s.held_out(self._one_in)] or samples
+
+
+def list_shards(directory: Path) -> list[Path]:
+    return sorted(directory.glob("shard_*.safetensors"))
+
+
+def stored_tokens(directory: Path) -> int:
+    """Tokens of the corpus in a directory; 0 when it does not exist."""
+    return sum(_length(shard, "token_ids") for shard in list_shards(directory))
+
+
+def count_samples(directory: Path) -> int:
+    return sum(_length(shard, "lengths") for shard in list_shards(directory))
+
+
+def _length(shard: Path, name: str) -> int:
+    with safe_open(shard, framework="pt") as stored:
+        return int(stored.get_slice(name).get_shape()[0])
+
+
+def read_corpus(file: Path) -> list[Sample]:
+    """The samples of one shard. Raises CheckpointError when its rows are not those of its tokens."""
+    stored = load_file(file)
+    num_rows = len(stored["token_ids"]) - len(stored["lengths"])
+    if not num_rows == len(stored["hidden"]) == len(stored["answers"]):
+        raise CheckpointError(str(file), f"{len(stored['hidden'])} hidden states for {num_rows} tokens; delete it")
+    samples = []
+    start = 0
+    for number, length in enumerate(stored["lengths"].tolist()):
+        # Each sample has one hidden row fewer than tokens.
+        rows = slice(start - number, start - number + length - 1)
+        ids = stored["token_ids"][start : start + length]
+        samples.append(Sample(ids, stored["hidden"][rows], stored["answers"][rows]))
+        start += length
+    return samples
+
+
+def save_shard(samples: list[Sample], directory: Path, number: int) -> None:
+    tensors = {
+        "token_ids": torch.cat([s.token_ids for s in samples]),
+        "lengths": torch.tensor([len(s.token_ids) for s in samples]),
+        "hidden": torch.cat([s.hidden for s in samples]).cpu(),
+        "answers": torch.cat([s.answers for s in samples]),
+    }
+    file = directory / f"shard_{number:04d}.safetensors"
+    scratch = file.with_suffix(".partial")
+    save_file(tensors, scratch)
+    scratch.rename(file)

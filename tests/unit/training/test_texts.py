@@ -1,0 +1,125 @@
+"""Corpora of a user's own prompts and answers."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine.loader import load_engine
+from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
+from outrider.training.corpus import CorpusConfig, write_corpus
+from outrider.training.shards import Corpus, Sample, list_shards, read_corpus
+from outrider.training.texts import read_prompts, read_samples
+
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    tiny = tiny_checkpoint(tmp_path_factory.mktemp("target"), max_context_len=1024)
+    return load_engine(tiny, EngineConfig(dtype="float32", num_blocks=512, prefix_cache=False))
+
+
+def lines(file: Path, *rows: object) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def corpus(engine: Engine, directory: Path, config: CorpusConfig) -> list[Sample]:
+    write_corpus(engine, tiny_tokenizer(), directory, config, lambda done, total: None)
+    return [sample for shard in list_shards(directory) for sample in read_corpus(shard)]
+
+
+def test_the_target_answers_the_prompts_of_a_file_as_it_would_in_serving(engine: Engine, tmp_path: Path) -> None:
+    file = lines(
+        tmp_path / "prompts.jsonl",
+        {"id": 1, "prompt": "Count to three."},
+        {"turns": ["Name a colour.", "Another one."], "category": "qa"},
+        {"messages": [{"role": "user", "content": "Hello"}]},
+    )
+    config = CorpusConfig(prompts=tuple(read_prompts(file)), answer_tokens=12, concurrency=2)
+    samples = corpus(engine, tmp_path / "corpus", config)
+    tokenizer = tiny_tokenizer()
+    texts = {tokenizer.decode(sample.prompt) for sample in samples}
+    assert texts == {CHAT.format(text) for text in ("Count to three.", "Name a colour.", "Hello")}
+    assert len(samples) == 4 * 3
+    greedy = 0
+    for sample in samples:
+        ids = sample.token_ids.tolist()
+        logits = engine.forward([Row(engine.kv.open([]), ids[:-1], len(ids) - 1)])
+        chosen = logits.argmax(-1)[len(sample.prompt) - 1 :].tolist()
+        greedy += chosen == ids[len(sample.prompt) :]
+        assert sample.answers.tolist() == [i >= len(sample.prompt) for i in range(1, len(ids))]
+    # Two of four passes over the prompts are greedy.
+    assert greedy >= 2 * 3
+
+
+def test_a_second_run_goes_on_with_the_prompts_that_are_left(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "prompts.jsonl", *({"prompt": f"Question {n}"} for n in range(6)))
+    prompts = tuple(read_prompts(file))
+    first = corpus(
+        engine, tmp_path / "corpus", CorpusConfig(tokens=100, prompts=prompts, answer_tokens=8, concurrency=1)
+    )
+    every = corpus(
+        engine, tmp_path / "corpus", CorpusConfig(tokens=9_999, prompts=prompts, answer_tokens=8, concurrency=1)
+    )
+    assert 0 < len(first) < 6 and len(every) == 4 * 6
+    assert [s.token_ids.tolist() for s in every[: len(first)]] == [s.token_ids.tolist() for s in first]
+    assert len({tuple(sample.prompt) for sample in every}) == 6
+
+
+def test_answers_that_exist_are_read_and_none_is_written(engine: Engine, tmp_path: Path) -> None:
+    file = lines(
+        tmp_path / "samples.jsonl",
+        {"prompt": "Say it.", "answer": "It."},
+        {"messages": [{"role": "user", "content": "And now?"}, {"role": "assistant", "content": "Nothing more."}]},
+    )
+    samples = corpus(engine, tmp_path / "corpus", CorpusConfig(samples=tuple(read_samples(file)), concurrency=8))
+    texts = sorted(tiny_tokenizer().decode(sample.token_ids) for sample in samples)
+    assert texts == [
+        CHAT.format("And now?") + "Nothing more.<|im_end|>",
+        CHAT.format("Say it.") + "It.<|im_end|>",
+    ]
+    for sample in samples:
+        ids = sample.token_ids[:-1].tolist()
+        _, hidden = engine.forward_with_hidden([Row(engine.kv.open([]), ids, len(ids))])
+        torch.testing.assert_close(hidden, sample.hidden, rtol=1e-4, atol=1e-4)
+
+
+def test_no_answer_to_a_prompt_that_is_held_out_is_learnt_from(engine: Engine, tmp_path: Path) -> None:
+    file = lines(tmp_path / "prompts.jsonl", *({"prompt": f"Question {n}"} for n in range(80)))
+    config = CorpusConfig(prompts=tuple(read_prompts(file)), answer_tokens=4)
+    corpus(engine, tmp_path / "corpus", config)
+    found = Corpus(tmp_path / "corpus", 384)
+    kept = {tuple(sample.prompt) for sample in found.held_out}
+    learnt = {tuple(sample.prompt) for sample in next(found.passes(random.Random(0)))}
+    assert kept and learnt and not kept & learnt
+    assert len(kept) + len(learnt) == 80 and found.num_tokens == found.token_counts.sum()
+
+
+BAD_PROMPTS = {
+    "{": "line 1: .*",
+    '{"turns": []}': r"line 1: turns: must be a list",
+    '{"prompt": 5}': r"line 1: prompt: must be a text",
+    '{"messages": [{"role": "assistant", "content": "a"}]}': r"line 1: messages\[0\]\.role: must be user",
+    "[]": "line 1: not a JSON object",
+    "": "no lines",
+}
+
+
+@pytest.mark.parametrize("text", BAD_PROMPTS)
+def test_a_line_that_is_no_prompt_is_refused_by_its_number(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=BAD_PROMPTS[text]):
+        read_prompts(file)
+
+
+def test_a_sample_without_an_answer_is_refused_by_its_number(tmp_path: Path) -> None:
+    file = lines(tmp_path / "samples.jsonl", {"prompt": "a", "answer": "b"}, {"prompt": "a"})
+    with pytest.raises(ValueError, match="line 2: messages: must be a list"):
+        read_samples(file)
