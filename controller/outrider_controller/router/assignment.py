@@ -135,28 +135,31 @@ class WorkerPicker:
 
     def models(self) -> list[router.ServedModel]:
         """The models that live targets serve, whether or not they take more work."""
-        live = [t for t in self._fleet.targets.values() if t.up]
-        first = {t.info.model: t.info for t in reversed(live)}
-        return [self._served(info, sum(t.info.model == name for t in live)) for name, info in sorted(first.items())]
+        live: dict[str, list[worker.WorkerInfo]] = {}
+        for target in self._fleet.targets.values():
+            if target.up:
+                live.setdefault(target.info.model, []).append(target.info)
+        return [self._served(infos[0], infos) for _, infos in sorted(live.items())]
 
     def awaited_models(self) -> list[router.ServedModel]:
         """The models without a live target whose last one may be back soon."""
         now_s, live = asyncio.get_running_loop().time(), {t.info.model for t in self._fleet.targets.values() if t.up}
         return [
-            self._served(info, 0)
+            self._served(info, [])
             for name, info in sorted(self._fleet.seen.items())
             if name not in live and now_s < self._fleet.back_until_s(name)
         ]
 
-    def _served(self, info: worker.WorkerInfo, num_targets: int) -> router.ServedModel:
+    def _served(self, info: worker.WorkerInfo, live: list[worker.WorkerInfo]) -> router.ServedModel:
         drafts = [d for d in self._fleet.drafts.values() if d.leased]
         return router.ServedModel(
             model=info.model,
-            max_context_len=info.max_context_len,
+            # A request may go to any of them.
+            max_context_len=min(each.max_context_len for each in live or [info]),
             vocab_size=info.vocab_size,
             tokenizer_fingerprint=info.tokenizer_fingerprint,
             tokenizer_sha256=info.tokenizer_sha256,
-            num_targets=num_targets,
+            num_targets=len(live),
             num_drafts=sum(pairing_problem(info, d.info) is None for d in drafts),
         )
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.drafting.pool import no_leases
-from outrider.engine import Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
+from outrider.engine import CheckpointError, Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
 from outrider.engine.parallel.sharding import rank_device
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_USEFUL_TOKENS = 256
+"""A prompt of a few sentences with its chat template, and as long an answer."""
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 
 
@@ -87,13 +90,27 @@ def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, work
     info = process.describe(
         config,
         worker_pb2.WORKER_ROLE_TARGET,
-        engine.info,
+        replace(engine.info, max_context_len=longest_sequence(engine.info)),
         model_revision=revision(path, engine.info, config.engine.quantization, shards=config.tensor_parallel),
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         max_draft_tokens=config.max_draft_tokens,
     )
     return engine, info
+
+
+def longest_sequence(model: ModelInfo) -> int:
+    """Tokens of the longest sequence, prompt included: what the KV cache holds of the model's context.
+
+    Raises CheckpointError when that is no useful request.
+    """
+    held = model.num_blocks * model.block_size
+    if held < min(_USEFUL_TOKENS, model.max_context_len):
+        message = f"the KV cache holds {held} tokens, fewer than the {_USEFUL_TOKENS} of a short request"
+        raise CheckpointError("kv_cache_bytes", f"{message}; raise it, or num_blocks")
+    if held < model.max_context_len:
+        log.warning("requests have at most %d tokens of the model's %d: the KV cache", held, model.max_context_len)
+    return min(held, model.max_context_len)
 
 
 def serve(

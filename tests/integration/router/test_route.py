@@ -208,6 +208,14 @@ async def test_models_are_listed_with_the_workers_that_can_serve_them(fleet: Fle
     assert (model.model, model.vocab_size, model.num_targets, model.num_drafts) == ("simulated", 1000, 2, 1)
 
 
+async def test_a_model_has_the_context_of_its_smallest_target(fleet: Fleet) -> None:
+    await fleet.target()
+    await fleet.target(FakeTarget(max_context_len=320))
+    await fleet.start()
+    [model] = (await fleet.stub.ListModels(router.ListModelsRequest())).models
+    assert model.max_context_len == 320
+
+
 async def test_a_hundred_concurrent_sessions_complete_and_nothing_is_left_open(
     fleet: Fleet, eventually: Callable[..., Any]
 ) -> None:
