@@ -82,7 +82,7 @@ class HashDecoder:
     before: Callable[[int], None] = lambda num_tokens: None
     """Called before each forward: takes time, or fails."""
     doubt: Callable[[Sequence[int]], int] | None = None
-    """The second likeliest token, which is likely enough for a sibling."""
+    """The second likeliest token, which is likely enough to be drafted too."""
     execution: str = "hash"
     _known: dict[tuple[int, ...], tuple[int, int]] = field(default_factory=dict)
 
@@ -94,9 +94,6 @@ class HashDecoder:
         for span in batch.spans:
             for offset, slot in enumerate(span.written_slots()):
                 batch.slots[slot] = at[span.start + offset] * VOCAB_SIZE + tokens[span.start + offset]
-        for span in batch.spans:
-            for source, copy in zip(*span.copied_slots(), strict=True):
-                batch.slots[copy] = batch.slots[source]
         wanted = rows.tolist()
         chosen = [self._after(batch, row) for row in wanted]
         logits = LOGITS[[best for best, _ in chosen]]

@@ -9,7 +9,7 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.engine import DeviceLost, Engine, ModelInfo
 from outrider.engine.fetching import resolve
 from outrider.engine.revision import revision
-from outrider.engine.sequence import EngineSequence, OutOfBlocks, Sibling
+from outrider.engine.sequence import EngineSequence, OutOfBlocks
 from outrider.engine.step import Row
 from outrider.engine.taps import HEAD_INPUT
 from outrider.engine.tree import MAX_TREE_NODES
@@ -25,7 +25,6 @@ __all__ = [
     "ModelInfo",
     "OutOfBlocks",
     "Row",
-    "Sibling",
     "resolve",
     "revision",
     "tokenizer_fingerprint",

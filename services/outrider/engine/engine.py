@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.engine.attention import Attention, KVCache, RowSpan, SdpaAttention
+from outrider.engine.attention import Attention, KVCache, SdpaAttention
 from outrider.engine.buckets import choose
 from outrider.engine.config import EngineConfig
 from outrider.engine.decoder import Decoder
 from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.engine.memory import held_bytes
-from outrider.engine.sequence import EngineSequence, SiblingKV
 from outrider.engine.step import Row, Step
 from outrider.engine.taps import Taps
 
@@ -74,11 +73,6 @@ class Engine:
         self._attention = attention or SdpaAttention()
         self._graphs = graphs
         self._group = group
-
-    @property
-    def runs_siblings(self) -> bool:
-        """Whether siblings run: only torch makes the copies that they need."""
-        return self._graphs is None and not self.info.execution.startswith("native")
 
     def num_free_tokens(self, num_rows: int, num_tokens: int) -> int:
         """How many more tokens a recorded step of this many sequences and tokens would run in the same time."""
@@ -153,11 +147,6 @@ class Engine:
         step = Step(wiped=self.kv.take_unclean(), moves=self.kv.take_moves())
         for row in rows:
             step.add(row, self.info.block_size)
-            for number, sibling in enumerate(row.sequence.siblings, start=1):
-                step.wanted.append(step.num_tokens)
-                step.spans.append(self._sibling_span(row.sequence, sibling, step.num_tokens, number))
-                step.token_ids.append(sibling.token_id)
-                step.positions.append(sibling.position)
         return step
 
     def _prepare_cache(self, step: Step) -> None:
@@ -200,10 +189,3 @@ class Engine:
         for row in rows:
             row.sequence.tokens.extend(row.token_ids[: row.num_chain_tokens])
             row.sequence.nodes = row.nodes
-
-    def _sibling_span(self, sequence: EngineSequence, sibling: SiblingKV, start: int, beside: int) -> RowSpan:
-        size = self.info.block_size
-        at, offset = divmod(sibling.position, size)
-        blocks = [*sequence.blocks[:at], sibling.block]
-        copied = sequence.blocks[at] if offset else None
-        return RowSpan(start, 1, sibling.position + 1, blocks, size, beside=beside, copied_block=copied)

@@ -65,8 +65,6 @@ class GraphRunner:
         """None when the step is to run eagerly."""
         if not step.spans or step.longest > SMALL_SPAN:
             return None
-        if any(span.copied_block is not None for span in step.spans):
-            return None
         return choose(self._buckets, len(step.spans), step.num_tokens)
 
     def run(self, step: Step) -> Tensor | None:

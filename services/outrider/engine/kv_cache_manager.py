@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engine.blocks import BlockPool, PrefixChanges
-from outrider.engine.sequence import DraftedNodes, EngineSequence, OutOfBlocks, SiblingKV
+from outrider.engine.sequence import DraftedNodes, EngineSequence, OutOfBlocks
 from outrider.engine.step import Row
 from outrider.prefix import block_hashes
 
@@ -51,23 +51,18 @@ class KVCacheManager:
         return sequence
 
     def allocate(self, rows: Sequence[Row]) -> None:
-        """Gives the rows' sequences the blocks that a step writes, one more for each sibling.
+        """Gives the rows' sequences the blocks that a step writes.
 
         Raises OutOfBlocks, with nothing changed, when the pool cannot hold them.
         """
         needs = [self.blocks_needed(row.sequence, len(row.token_ids)) for row in rows]
-        needed = sum(needs) + sum(len(row.siblings) for row in rows)
+        needed = sum(needs)
         if needed > self._pool.num_free:
             raise OutOfBlocks(needed, self._pool.num_free)
         for row, count in zip(rows, needs, strict=True):
-            sequence = row.sequence
-            blocks = sequence.blocks
+            blocks = row.sequence.blocks
             blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
-            sequence.nodes = None
-            self._drop_siblings(sequence)
-            for sibling, block in zip(row.siblings, self._pool.allocate(len(row.siblings)), strict=True):
-                position = sequence.cached_len + sibling.after + 1
-                sequence.siblings.append(SiblingKV(position, sibling.token_id, block))
+            row.sequence.nodes = None
 
     def keep(self, sequence: EngineSequence, path: Sequence[int]) -> None:
         """Continues with these nodes of the last forward's tree, from the root on, and drops the others.
@@ -84,22 +79,12 @@ class KVCacheManager:
             sequence.tokens.append(nodes.token_ids[node])
         self._trim(sequence)
 
-    def accept_branch(self, sequence: EngineSequence, number: int) -> None:
-        """Continues with sibling `number` of the last forward: it replaces the row's tokens from its position on."""
-        sibling = sequence.siblings.pop(number)
-        at = sibling.position // self._block_size
-        del sequence.tokens[sibling.position :]
-        sequence.tokens.append(sibling.token_id)
-        self._pool.release(sequence.blocks[at:])
-        sequence.blocks[at:] = [sibling.block]
-
     def rewind(self, sequence: EngineSequence, length: int) -> None:
-        """Drops the cached tokens from position `length` on, and the last forward's tree and siblings.
+        """Drops the cached tokens from position `length` on, and the last forward's tree.
 
         A published block is never written again, so a rewind into one drops all of it:
         cached_len may end lower.
         """
-        self._drop_siblings(sequence)
         size = self._block_size
         published = len(sequence.hashes)
         if length < published * size:
@@ -111,15 +96,13 @@ class KVCacheManager:
 
     def retract(self, sequence: EngineSequence, length: int) -> None:
         """As rewind, after a failed step. Released blocks may hold NaN, and are zeroed before the next step."""
-        held = [*sequence.blocks, *(sibling.block for sibling in sequence.siblings)]
-        own = {block for block in held if not self._pool.is_shared(block)}
+        own = {block for block in sequence.blocks if not self._pool.is_shared(block)}
         self.rewind(sequence, length)
         self._unclean.extend(own.difference(sequence.blocks))
 
     def discard(self, sequence: EngineSequence) -> None:
         """As close, for a sequence that failed: blocks that only it holds are unpublished and zeroed."""
         self._unclean.extend(self._pool.forget(sequence.blocks))
-        self._unclean.extend(sibling.block for sibling in sequence.siblings)
         self.close(sequence)
 
     def publish(self, sequence: EngineSequence, committed_len: int) -> None:
@@ -137,7 +120,6 @@ class KVCacheManager:
 
     def close(self, sequence: EngineSequence) -> None:
         """Releases the sequence's blocks; published ones stay findable until they are evicted."""
-        self._drop_siblings(sequence)
         sequence.nodes = None
         self._pool.release(sequence.blocks)
         sequence.blocks = []
@@ -168,7 +150,3 @@ class KVCacheManager:
         count = -(-sequence.cached_len // self._block_size)
         self._pool.release(sequence.blocks[count:])
         del sequence.blocks[count:]
-
-    def _drop_siblings(self, sequence: EngineSequence) -> None:
-        self._pool.release([sibling.block for sibling in sequence.siblings])
-        sequence.siblings.clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from outrider.engine.tree import depth_first
 
@@ -16,23 +15,6 @@ class OutOfBlocks(Exception):
         super().__init__(f"{needed} KV blocks needed, {free} free")
         self.needed = needed
         self.free = free
-
-
-class Sibling(NamedTuple):
-    """An alternative to the row's token after `after`, run in the same step."""
-
-    after: int
-    """Index of the row's token that it follows."""
-    token_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class SiblingKV:
-    """Where a sibling's KV is: in a block of its own, after a copy of the earlier positions of that block."""
-
-    position: int
-    token_id: int
-    block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +63,6 @@ class EngineSequence:
     """Hashes of the blocks published so far; always a prefix of `blocks`."""
     nodes: DraftedNodes | None = None
     """The tree of the last forward, until its nodes are kept or dropped."""
-    siblings: list[SiblingKV] = field(default_factory=list)
-    """Siblings of the last forward, until one is accepted or the sequence is rewound."""
 
     @property
     def cached_len(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine.attention import RowSpan
-from outrider.engine.sequence import DraftedNodes, EngineSequence, Sibling
+from outrider.engine.sequence import DraftedNodes, EngineSequence
 from outrider.engine.tree import branches, check_parents, depths
 
 
@@ -19,13 +19,11 @@ class Row:
     """Tokens to run, at the positions from sequence.cached_len on. At least one."""
     num_logits: int
     """Logits are returned for this many of the last tokens, in their order; 0 in the middle of a prefill."""
-    num_tapped: int = field(default=0, kw_only=True)
-    """Hidden states are returned for this many of the last tokens, by Engine.forward_tapped."""
-    siblings: Sequence[Sibling] = ()
-    """Alternatives to tokens of the row; their logits follow those of the row."""
     parents: Sequence[int] = ()
     """For each of the last tokens, the drafted tree: which of these it follows, or -1 for the token before them all.
     They are dropped after the step unless KVCacheManager.keep takes them. Without, all tokens are a chain and stay."""
+    num_tapped: int = field(default=0, kw_only=True)
+    """Hidden states are returned for this many of the last tokens, by Engine.forward_tapped."""
     nodes: DraftedNodes | None = field(default=None, init=False)
     """The tree, as it is laid out."""
 
@@ -37,8 +35,6 @@ class Row:
         check_parents(self.parents, len(self.token_ids))
         if self.parents:
             self.nodes = DraftedNodes.of(self.token_ids[self.num_chain_tokens :], self.parents)
-        if any(not 0 <= sibling.after < len(self.token_ids) for sibling in self.siblings):
-            raise ValueError(f"siblings: one follows none of {len(self.token_ids)} tokens")
 
     @property
     def num_chain_tokens(self) -> int:

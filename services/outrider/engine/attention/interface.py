@@ -47,11 +47,6 @@ class KVCache:
 
         return cls(zeros(), zeros())
 
-    def copy(self, moves: Moves, layer: int) -> None:
-        """Copies slots within one layer."""
-        for cached in (self.keys[layer], self.values[layer]):
-            cached.index_copy_(1, moves.copies, cached.index_select(1, moves.sources))
-
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Copies slots in all layers, from and to."""
         sources, targets = torch.tensor(moves, dtype=torch.int64).T.contiguous().to(self.all_keys.device)
@@ -82,17 +77,7 @@ class RowSpan:
     parents: Sequence[int] = ()
     """For a tree that branches: which of its last tokens each of them follows, or -1 for the token before them all.
     They take a slot each, in this order. Without, the tokens are a chain."""
-    beside: int = 0
-    """For a sibling, a span of one token: how many spans before it its row is. It attends as that row's token at the
-    same position does, with itself in that token's place. 0 for all other spans."""
-    copied_block: int | None = None
-    """For a sibling, the block whose earlier positions are copied to its last block. Every layer copies them after the
-    other tokens of the step are written, so that the sibling reads a chain's layout."""
     _slots: list[int] | None = field(default=None, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.beside and self.num_tokens != 1:
-            raise ValueError(f"beside: {self.num_tokens} tokens, where one stands alone")
 
     @property
     def cached_len(self) -> int:
@@ -137,14 +122,6 @@ class RowSpan:
         blocks, size = self.blocks, self.block_size
         return [blocks[at // size] * size + at % size for at in range(self.cached_len, self.kv_len)]
 
-    def copied_slots(self) -> tuple[list[int], list[int]]:
-        """Source and destination slots of the copy."""
-        if self.copied_block is None:
-            return [], []
-        size, count = self.block_size, self.cached_len % self.block_size
-        sources, copies = (range(block * size, block * size + count) for block in (self.copied_block, self.blocks[-1]))
-        return list(sources), list(copies)
-
     @property
     def contiguous(self) -> bool:
         """Whether the slots are consecutive, in order. Checks all blocks, because they may be permuted."""
@@ -182,23 +159,6 @@ class Chain(NamedTuple):
     def contiguous(self) -> bool:
         """Whether the slots are consecutive, in order."""
         return not self.path and self.span.contiguous
-
-
-@dataclass(frozen=True, slots=True)
-class Moves:
-    """Copies that each layer makes before it attends: source and destination slots, int64 [slots] each."""
-
-    sources: Tensor
-    copies: Tensor
-
-    @classmethod
-    def of(cls, spans: Sequence[RowSpan], device: torch.device) -> Moves | None:
-        found = [span.copied_slots() for span in spans if span.copied_block is not None]
-        if not found:
-            return None
-        pairs = torch.tensor([pair for sources, copies in found for pair in zip(sources, copies, strict=True)])
-        sources, copies = pairs.T.contiguous().to(device)
-        return cls(sources, copies)
 
 
 class Batch(Protocol):

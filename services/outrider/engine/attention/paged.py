@@ -20,7 +20,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from outrider.engine.attention.interface import KVCache, Moves, RowSpan
+from outrider.engine.attention.interface import KVCache, RowSpan
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, Fields, fill, num_tiles
 
 NUM_SPLITS = 16
@@ -96,7 +96,7 @@ class TritonAttention:
         self._pinned = device.type == "cuda"
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> TritonBatch:
-        """Lays out a step of any size, in one copy to the device and one for siblings. Spans are in order."""
+        """Lays out a step of any size, in one copy to the device. Spans are in order."""
         few = [span for span in spans if span.num_tokens <= SMALL_SPAN]
         many = [span for span in spans if span.num_tokens > SMALL_SPAN]
         groups = [(few, self.tile_queries), (many, self.shape.tile_queries(_rows_of_many(cache.keys[0].dtype)))]
@@ -114,9 +114,7 @@ class TritonAttention:
         views = {name: on_device[at] for name, at in slices.items()}
         splits = min(NUM_SPLITS, -(-max((span.kv_len for span in few), default=0) // _TILE_KEYS))
         trees = any(span.parents for span in spans)
-        batch = self.batch(views, cache, tiles, tree=trees, splits=splits)
-        batch.moves = Moves.of(spans, cache.keys[0].device)
-        return batch
+        return self.batch(views, cache, tiles, tree=trees, splits=splits)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
         """See the interface."""
@@ -187,8 +185,6 @@ class TritonBatch:
         workspace: Workspace | None,
     ) -> None:
         self.views = views
-        self.moves: Moves | None = None
-        """Not in a graph: see Engine.runs_siblings."""
         self._shape = shape
         self._kernels = kernels
         self._cache = cache
@@ -227,8 +223,6 @@ class TritonBatch:
 
     def look(self, query: Tensor, layer: int, scale: float) -> Tensor:
         """Attention over the cache, including this step's tokens. The next layer's call overwrites the result."""
-        if self.moves is not None:
-            self._cache.copy(self.moves, layer)
         query = _rows(query)
         if self._workspace is None:
             self._workspace = Workspace.allocate(self._shape, query.shape[0], query, split=self._few > 0)

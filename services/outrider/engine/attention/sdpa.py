@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.engine.attention.interface import Chain, KVCache, Moves, RowSpan
+from outrider.engine.attention.interface import Chain, KVCache, RowSpan
 
 # Rows with at most this many queries share a padded call. Padding others to the length of a prefill would be a waste.
 _MAX_SMALL_TOKENS = 16
@@ -112,7 +112,7 @@ class SdpaAttention:
         many = [chain for chain in chains if chain.num_tokens > _MAX_SMALL_TOKENS]
         groups = [_group(few, device)] if few else []
         groups.extend(_group([chain], device) for chain in many)
-        return SdpaBatch(cache, torch.tensor(write, device=device), groups, Moves.of(spans, device))
+        return SdpaBatch(cache, torch.tensor(write, device=device), groups)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
         """See the interface."""
@@ -122,11 +122,10 @@ class SdpaAttention:
 class SdpaBatch:
     """One step's groups over the cache."""
 
-    def __init__(self, cache: KVCache, write_slots: Tensor, groups: list[_Group], moves: Moves | None) -> None:
+    def __init__(self, cache: KVCache, write_slots: Tensor, groups: list[_Group]) -> None:
         self._cache = cache
         self._write_slots = write_slots
         self._groups = groups
-        self._moves = moves
         # Masks folded for the model's head sharing, made by the first layer and used by all.
         self._masks: dict[int, Tensor] = {}
 
@@ -135,8 +134,6 @@ class SdpaBatch:
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.index_copy_(1, self._write_slots, key.transpose(0, 1))
         values.index_copy_(1, self._write_slots, value.transpose(0, 1))
-        if self._moves is not None:
-            self._cache.copy(self._moves, layer)
         if len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
             return self._attend_group(0, query, keys, values, scale)
         output = query.new_empty(query.shape[0], query.shape[1] * values.shape[2])

@@ -2,7 +2,7 @@
 
 Signed 64-bit numbers in native byte order, as both ends are on one machine. Head: counts of tokens, wanted rows, wiped
 blocks, moved slots and spans; then token ids, positions, wanted rows, wiped blocks, moves from and to; then each span
-with its blocks and, for a tree, its parents. -1 means that no block is copied.
+with its blocks and, for a tree, its parents.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ def encode(step: Step) -> bytes:
     numbers.extend(step.wiped)
     numbers.extend(chain.from_iterable(step.moves))
     for span in step.spans:
-        copied = -1 if span.copied_block is None else span.copied_block
-        numbers.extend((span.start, span.num_tokens, span.kv_len, span.block_size, len(span.blocks)))
-        numbers.extend((len(span.parents), span.beside, copied))
+        numbers.extend((span.start, span.num_tokens, span.kv_len, span.block_size))
+        numbers.extend((len(span.blocks), len(span.parents)))
         numbers.extend(span.blocks)
         numbers.extend(span.parents)
     return numbers.tobytes()
@@ -62,9 +61,9 @@ class _Reader:
         return list(zip(numbers[::2], numbers[1::2], strict=True))
 
     def span(self) -> RowSpan:
-        start, num_tokens, kv_len, block_size, num_blocks, num_nodes, beside, copied = self.take(8)
+        start, num_tokens, kv_len, block_size, num_blocks, num_nodes = self.take(6)
         blocks, parents = self.take(num_blocks), self.take(num_nodes)
-        return RowSpan(start, num_tokens, kv_len, blocks, block_size, parents, beside, None if copied < 0 else copied)
+        return RowSpan(start, num_tokens, kv_len, blocks, block_size, parents)
 
     def end(self) -> None:
         if self._at != len(self._numbers):

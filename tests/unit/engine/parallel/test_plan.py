@@ -19,9 +19,7 @@ def spans(draw: st.DrawFn) -> RowSpan:
     kv_len = num_tokens + draw(st.integers(0, 500))
     blocks = draw(st.lists(ids, min_size=-(-kv_len // size), max_size=-(-kv_len // size)))
     parents = [draw(st.integers(-1, node - 1)) for node in range(draw(st.integers(0, num_tokens)))]
-    beside = draw(st.integers(0, 9)) if num_tokens == 1 else 0
-    copied = draw(st.none() | ids) if beside else None
-    return RowSpan(draw(ids), num_tokens, kv_len, blocks, size, parents, beside, copied)
+    return RowSpan(draw(ids), num_tokens, kv_len, blocks, size, parents)
 
 
 @st.composite
