@@ -13,13 +13,13 @@ from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.slow
 
-_OBJECT: dict[str, Any] = {"type": "object", "properties": {"base": {"type": "number"}}}
+_OBJECT: dict[str, Any] = {"type": "object", "properties": {"base": {"type": "number"}}, "additionalProperties": True}
 _SCHEMA = {
     "type": "object",
     "properties": {"dimensions": _OBJECT, "shape": {"type": "string"}},
     "required": ["shape", "dimensions"],
 }
-_TEXT = '{"dimensions":{"properties":{"base":{"description": "The base"}, "height": {"x": ["y", "z"]}}}, "shape": "a"}'
+_TEXT = '{"dimensions":{"properties":{"base":{"description":"The base"},"height":{"x":["y","z"]}}},"shape":"a"}'
 
 
 async def test_looking_ahead_along_drafts_changes_no_mask() -> None:

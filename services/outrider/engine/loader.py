@@ -33,8 +33,13 @@ from outrider.engine.quantization import check as check_quantization
 log = logging.getLogger(__name__)
 
 
-def load_engine(path: Path | str, config: EngineConfig | None = None, group: Group | None = None) -> Engine:
-    """Loads a checkpoint directory, or this rank's share of it. Raises CheckpointError that names the fault."""
+def load_engine(
+    path: Path | str, config: EngineConfig | None = None, group: Group | None = None, host_bytes: int = 0
+) -> Engine:
+    """Loads a checkpoint directory, or this rank's share of it. Raises CheckpointError that names the fault.
+
+    `host_bytes`: what else the process will take of the machine's memory.
+    """
     path, config = Path(path), config or EngineConfig()
     checkpoints.check(path)
     _check_device(config.device)
@@ -50,10 +55,12 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, group: Gro
     config = _settle_dtype(config, settings, divided=group is not None)
     if group is not None:
         config = replace(config, device=group.device(config.device), execution="transformers", cuda_graphs=False)
+    available = group.available_bytes(config.device) if group is not None else available_bytes(config.device)
+    device_type = torch.device(config.device).type
     num_blocks = kv_blocks(
         _need(path, settings, config, context, shards),
-        group.available_bytes(config.device) if group is not None else available_bytes(config.device),
-        torch.device(config.device).type,
+        available - (host_bytes if device_type == "cpu" else 0),
+        device_type,
         blocks=config.num_blocks,
         kv_bytes=config.kv_cache_bytes,
     )

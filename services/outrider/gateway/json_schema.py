@@ -111,13 +111,13 @@ class _Walk:
 
 def _num_parts(schema: Mapping[str, Any]) -> int:
     """How many schemas describe the properties of the same object."""
-    alternatives = [[schema[name]] for name in ("then", "else") if name in schema]
-    alternatives += [list(schema[name]) for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list)]
+    branches = [[schema[name]] for name in ("then", "else") if name in schema]
+    branches += [list(schema[name]) for name in ("anyOf", "oneOf") if isinstance(schema.get(name), list)]
     if isinstance(dependent := schema.get("dependentSchemas"), dict):
-        alternatives.append(list(dependent.values()))
+        branches.append(list(dependent.values()))
     every = schema["allOf"] if isinstance(schema.get("allOf"), list) else ()
     num_parts = ("properties" in schema) + ("$ref" in schema) + sum(map(_describes, every))
-    return num_parts + sum(any(map(_describes, each)) for each in alternatives)
+    return num_parts + sum(any(map(_describes, each)) for each in branches)
 
 
 def _describes(schema: Any) -> bool:

@@ -12,7 +12,7 @@ from outrider.options.sampling import (
     VerificationMode,
 )
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
-from outrider.speculation.logits import Grammar, LogitsProcessor
+from outrider.speculation.logits import Grammar, LogitsProcessor, MaskLate
 from outrider.speculation.proposals import Proposal, propose
 from outrider.speculation.verification import verify
 
@@ -23,6 +23,7 @@ __all__ = [
     "Grammar",
     "LogitsOptions",
     "LogitsProcessor",
+    "MaskLate",
     "NotFinite",
     "Proposal",
     "SamplingParams",

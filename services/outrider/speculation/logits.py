@@ -18,15 +18,25 @@ from outrider.errors import InvalidRequest
 from outrider.options.logits import MAX_BAD_WORD_TOKENS, LogitsOptions
 
 
+class MaskLate(InvalidRequest):
+    """A mask is not made yet. A later step may ask again."""
+
+
 class Grammar(Protocol):
     """Which tokens may follow. Its state depends on the committed tokens, and only `advance` changes it."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a step should not ask for a mask now, as it would wait in vain."""
+        return False
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were committed."""
 
     def allowed(self, prefix: Sequence[int]) -> Tensor | None:
         """bool [vocab]: the tokens allowed after the committed tokens and `prefix`. None when the prefix itself is not
-        allowed. Raises InvalidRequest when the mask costs more than a step may spend on it."""
+        allowed. Raises InvalidRequest when the mask costs more than a step may spend on it, MaskLate when it is not
+        made yet."""
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens the grammar allows in sequence."""
@@ -77,6 +87,10 @@ class LogitsProcessor:
             self._grammar.advance(token_ids)
         if self._counts is not None:
             self._counts = _counted(self._counts, token_ids)
+
+    @property
+    def awaits_mask(self) -> bool:
+        return self._grammar is not None and self._grammar.awaited
 
     def num_possible(self, token_ids: Sequence[int]) -> int:
         """How many drafted tokens the grammar could accept."""

@@ -13,6 +13,8 @@ from outrider.worker.config import WorkerConfig
 
 MAX_RANKS = 64
 ENGINES = ("outrider", "vllm")
+GRAMMAR_BYTES = 256 << 20
+MIN_GRAMMAR_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,9 @@ class TargetConfig(WorkerConfig):
     """With engine vllm: more of vLLM's own arguments, as on the command line of `vllm serve`."""
     max_draft_tokens: int = 32
     """Most drafted tokens verified in one step of one sequence."""
+    grammar_bytes: int = GRAMMAR_BYTES
+    """Memory of this machine for the grammars of structured output, cached and running; of one tenant's half of it at
+    most. On a CPU the plan of the memory counts it."""
     tensor_parallel: int = 1
     """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
     supervisor_ops_listen: str = ANY_LOOPBACK_PORT
@@ -45,6 +50,8 @@ class TargetConfig(WorkerConfig):
             raise ValueError(f"max_sequences: must be in 1..{bound} (max_batch_tokens), got {self.max_sequences}")
         if not 0 <= self.max_draft_tokens < bound:
             raise ValueError("max_draft_tokens: must be at least 0 and below max_batch_tokens")
+        if self.grammar_bytes < MIN_GRAMMAR_BYTES:
+            raise ValueError(f"grammar_bytes: must be at least {MIN_GRAMMAR_BYTES}, got {self.grammar_bytes}")
         if not 1 <= self.tensor_parallel <= MAX_RANKS:
             raise ValueError(f"tensor_parallel: must be in 1..{MAX_RANKS}, got {self.tensor_parallel}")
         if self.tensor_parallel > 1 and ":" in self.engine.device:

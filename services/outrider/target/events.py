@@ -27,6 +27,14 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarWork:
+    """A thread has worked on a sequence's grammar for so long. Its masks may be ready now."""
+
+    key: SequenceKey
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Offered:
     """A draft of the pool."""
 
@@ -50,5 +58,5 @@ class DraftRefused:
     error: Exception
 
 
-TargetEvent = Opened | Compiled | Offered | Adjusted | DraftRefused
+TargetEvent = Opened | Compiled | GrammarWork | Offered | Adjusted | DraftRefused
 Event = TargetEvent | WorkerEvent

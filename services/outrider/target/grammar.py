@@ -1,4 +1,4 @@
-"""Structured output: which tokens a grammar allows next. llguidance reads the grammar and makes the masks.
+"""Structured output: compiles grammars for one model's vocabulary, within bounds of time and memory.
 
 llguidance is in the extra `structured`. Without it, requests for structured output are refused with that name.
 """
@@ -8,77 +8,50 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import os
 import threading
+import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from itertools import takewhile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from outrider.errors import InvalidRequest, NotSupported
+from outrider.errors import InvalidRequest, NotSupported, Overloaded
 from outrider.rpc.v1 import tokenizer_pb2
 from outrider.speculation import Grammar
+from outrider.target.config import GRAMMAR_BYTES
+from outrider.target.grammar_matcher import FIELD, GrammarMatcher, MatcherAside, WaitAllowance
+from outrider.target.grammar_memory import TENANT_SHARE, GrammarMemory, footprint
 from outrider.target.tokenizer import read_tokenizer
+from outrider.turns import TenantTurns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 log = logging.getLogger(__name__)
-_FIELD = "logits.grammar"
 MAX_COMPILE_S = 10.0
 """The largest grammar that fits a message takes about a second to compile on a slow core."""
 _MAX_CACHED = 64
 STEP_FUEL = 50_000
-"""What the lexer may spend on one mask: some 4 ms. Masks are made on the step thread, so every sequence waits for
-them."""
-# States of 1 to 2 kB each.
+"""What the lexer may spend on one mask: some 4 ms."""
 _MAX_LEXER_STATES = 50_000
-_THREADS = 2
+_COMPILE_THREADS = 2
+_MAX_MASK_THREADS = 4
+_NICE = 10
 
 
-class GrammarMatcher(Grammar):
-    """One sequence's state in its grammar. A token that ends the text also ends the grammar: what follows is not
-    checked."""
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Compiled:
+    """A grammar at its start. Copies of the matcher share its lexer."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos_token_ids: Collection[int]) -> None:
-        self._matcher = matcher
-        self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-
-    def advance(self, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest where they break the grammar."""
-        if not self._matcher.consume_tokens(self._before_end(token_ids)):
-            raise InvalidRequest(_FIELD, "the committed tokens break it")
-
-    def allowed(self, prefix: Sequence[int]) -> Tensor | None:
-        ids, matcher = self._before_end(prefix), self._matcher
-        if len(ids) < len(prefix) or matcher.validate_tokens(ids) < len(ids):
-            return None
-        if ids:
-            # On a copy: after the library's rollback, masks were those of another state of the grammar (1.9.1).
-            matcher = matcher.deep_copy()
-            matcher.consume_tokens(ids)
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-        if matcher.is_error():
-            raise InvalidRequest(_FIELD, "is too complex: a limit of the library was reached")
-        mask = np.zeros(self._vocab_size, dtype=bool)
-        found = np.unpackbits(bits, bitorder="little")[: self._vocab_size]
-        mask[: len(found)] = found
-        return torch.from_numpy(mask)
-
-    def num_allowed(self, token_ids: Sequence[int]) -> int:
-        ids = self._before_end(token_ids)
-        count = int(self._matcher.validate_tokens(ids))
-        return count if count < len(ids) else len(token_ids)
-
-    def _before_end(self, token_ids: Sequence[int]) -> list[int]:
-        return list(takewhile(lambda token_id: token_id not in self._eos_token_ids, token_ids))
+    matcher: LLMatcher
+    num_chars: int
+    users: set[object] = field(default_factory=set)
+    """One for each sequence that runs."""
 
 
 class GrammarCompiler:
@@ -95,66 +68,162 @@ class GrammarCompiler:
         eos_token_ids: Sequence[int],
         max_s: float = MAX_COMPILE_S,
         step_fuel: int = STEP_FUEL,
+        most_bytes: int = GRAMMAR_BYTES,
+        masks_aside: bool = True,
     ) -> None:
+        """`most_bytes`: of cached and running grammars together. `masks_aside`: whether masks are made on threads, for
+        callers that can do without one for a while."""
+        self.memory = GrammarMemory(most_bytes)
         self._max_s = max_s
         self._step_fuel = step_fuel
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="compile grammar")
-        self._cached: OrderedDict[bytes, LLMatcher] = OrderedDict()
-        """Matchers at the start of each grammar, by its hash; the last used is last."""
+        self._masks_aside = masks_aside
+        self._cached: OrderedDict[bytes, _Compiled] = OrderedDict()
+        """By the grammar's hash; the last used is last."""
         self._checkpoint = checkpoint
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
+        self._allowance = WaitAllowance()
         self._lock = threading.Lock()
+        self._reading = threading.Lock()
         threading.Thread(target=self._warm, name="read vocabulary", daemon=True).start()
 
-    async def compile_aside(self, grammar: str, committed: Sequence[int]) -> Grammar:
-        """As `compile`, on a thread: the library releases the GIL. Also raises InvalidRequest when it takes too long;
-        the compilation then ends by itself."""
-        work = asyncio.get_running_loop().run_in_executor(self._threads, self.compile, grammar, committed)
-        try:
-            async with asyncio.timeout(self._max_s):
-                return await work
-        except TimeoutError:
-            raise InvalidRequest(_FIELD, f"could not be compiled within {self._max_s:g} s") from None
+    async def compile_aside(
+        self,
+        grammar: str,
+        committed: Sequence[int],
+        tenant: str = "",
+        worked: Callable[[float], None] = lambda seconds: None,
+    ) -> Grammar:
+        """As `compile`, on a thread: the library releases the GIL. The masks are then made on threads too. `worked` is
+        called on them with the seconds of each piece of work.
 
-    def compile(self, grammar: str, committed: Sequence[int]) -> Grammar:
-        """The grammar's state after `committed`, with its first mask computed. Raises InvalidRequest or
-        NotSupported."""
+        Also raises InvalidRequest when compiling takes too long, not counting the wait for a thread; the compilation
+        then ends by itself.
+        """
+        loop, began = asyncio.get_running_loop(), asyncio.Event()
+        charged = (tenant,) if tenant else ()
+
+        def work() -> GrammarMatcher:
+            with _timed(worked):
+                return self.compile(grammar, committed, *charged)
+
+        compiling = self._compile_turns.submit(tenant, work, lambda: loop.call_soon_threadsafe(began.set))
+        try:
+            await began.wait()
+            async with asyncio.timeout(self._max_s):
+                found = await asyncio.wrap_future(compiling)
+        except TimeoutError:
+            raise InvalidRequest(FIELD, f"could not be compiled within {self._max_s:g} s") from None
+        finally:
+            compiling.cancel()
+        if not self._masks_aside:
+            return found
+        submit = partial(self._mask_turns.submit, tenant)
+        return MatcherAside(found, self._vocab_size, submit, self._allowance, worked)
+
+    def compile(self, grammar: str, committed: Sequence[int], tenant: str = "") -> GrammarMatcher:
+        """The grammar's state after `committed`, with its first mask computed. Raises InvalidRequest, NotSupported, or
+        Overloaded when the grammars of others leave no memory."""
+        with self._lock_vocabulary() as tokenizer:
+            compiled = self._begin(tokenizer, grammar, tenant)
         # A copy: a sequence's commits must not change the cached one.
-        found = GrammarMatcher(self._begin(grammar).deep_copy(), self._vocab_size, self._eos_token_ids)
+        found = self._matcher(compiled, tenant)
         found.advance(committed)
         # The first mask costs most, and copies share its work. Computed here, it delays no step.
         found.allowed(())
+        self._look_ahead(compiled, committed)
         return found
 
-    def _begin(self, grammar: str) -> LLMatcher:
-        """Two threads may compile the same: the second result is then kept."""
-        with self._lock:
+    @cached_property
+    def _compile_turns(self) -> TenantTurns:
+        return TenantTurns(_COMPILE_THREADS, "compile grammar", most_per_tenant=_COMPILE_THREADS - 1, nice=_NICE)
+
+    @cached_property
+    def _mask_turns(self) -> TenantTurns:
+        num_threads = max(1, min(_MAX_MASK_THREADS, len(os.sched_getaffinity(0)) // 2))
+        return TenantTurns(num_threads, "grammar masks", nice=_NICE)
+
+    @contextmanager
+    def _lock_vocabulary(self) -> Iterator[LLTokenizer]:
+        with self._reading:
             tokenizer = self._tokenizer
         if tokenizer is None:
-            raise NotSupported(_FIELD, "needs the extra `structured` and tokenizer.json at the target")
+            raise NotSupported(FIELD, "needs the extra `structured` and tokenizer.json at the target")
+        yield tokenizer
+
+    def _begin(self, tokenizer: LLTokenizer, grammar: str, tenant: str) -> _Compiled:
+        """Two threads may compile the same: the second result is then kept."""
         digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
         with self._lock:
-            if matcher := self._cached.get(digest):
+            if compiled := self._cached.get(digest):
                 self._cached.move_to_end(digest)
-                return matcher
+                return compiled
         from llguidance import LLMatcher, LLParserLimits
 
+        # Errors with the counts that `footprint` reads.
         limits = LLParserLimits(
-            step_lexer_fuel=self._step_fuel, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=False
+            step_lexer_fuel=self._step_fuel, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=True
         )
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             # The rest of the library's message is its internal state.
-            raise InvalidRequest(_FIELD, matcher.get_error().partition("\n")[0])
+            raise InvalidRequest(FIELD, matcher.get_error().partition("\n")[0])
+        compiled = _Compiled(matcher, len(grammar))
+        weakref.finalize(compiled, self.memory.release, id(compiled))
+        held = footprint(matcher, len(grammar), self._vocab_size).shared
+        if held > TENANT_SHARE * self.memory.most_bytes:
+            raise InvalidRequest(FIELD, "is too complex: it needs more memory than a tenant's grammars may have")
+        if not self._hold(id(compiled), tenant, held):
+            raise Overloaded("the grammars under way have taken all memory for grammars", retry_after_s=1.0)
         with self._lock:
-            self._cached[digest] = matcher
+            self._cached[digest] = compiled
             while len(self._cached) > _MAX_CACHED:
                 self._cached.popitem(last=False)
-        return matcher
+        return compiled
+
+    def _matcher(self, compiled: _Compiled, tenant: str) -> GrammarMatcher:
+        """A new user of the grammar, until nobody refers to it."""
+        owner = object()
+        measured = partial(self._measure, compiled, owner, tenant)
+        found = GrammarMatcher(compiled.matcher.deep_copy(), self._vocab_size, self._eos_token_ids, measured)
+        compiled.users.add(owner)
+        # Neither takes this object's lock: they may run in any thread, also in one that holds it.
+        weakref.finalize(found, compiled.users.discard, owner)
+        weakref.finalize(found, self.memory.release, owner)
+        return found
+
+    def _measure(self, compiled: _Compiled, owner: object, tenant: str, matcher: LLMatcher) -> None:
+        """Counts what the grammar and this matcher hold now. Raises InvalidRequest where that is too much."""
+        held = footprint(matcher, compiled.num_chars, self._vocab_size)
+        if not (self._hold(id(compiled), tenant, held.shared) and self._hold(owner, tenant, held.own)):
+            raise InvalidRequest(FIELD, "is too complex: its states have taken all memory for grammars")
+
+    def _hold(self, part: object, tenant: str, num_bytes: int) -> bool:
+        """Forgets unused grammars where there is too little memory. False where that is not enough."""
+        while not self.memory.hold(part, tenant, num_bytes):
+            if not self._forget_one():
+                return False
+        return True
+
+    def _forget_one(self) -> bool:
+        """Forgets the unused grammar that was used longest ago. False where there is none."""
+        with self._lock:
+            unused = next((digest for digest, each in self._cached.items() if not each.users), None)
+            if unused is None:
+                return False
+            # Its memory is released as the last reference ends: here, if no thread is about to use it.
+            forgotten = self._cached.pop(unused)
+        del forgotten
+        return True
+
+    def _look_ahead(self, compiled: _Compiled, committed: Sequence[int]) -> None:
+        """Finds a limit that only the row after the forced tokens meets. Raises InvalidRequest."""
+        ahead = GrammarMatcher(compiled.matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
+        if not committed:
+            ahead.bits(compiled.matcher.deep_copy().compute_ff_tokens())
 
     def _warm(self) -> None:
-        with self._lock:
+        with self._reading:
             _ = self._tokenizer
 
     @cached_property
@@ -168,3 +237,12 @@ class GrammarCompiler:
         except Exception as error:  # a target serves without one; requests that need it are refused
             log.info("no structured output: %s: %s", type(error).__name__, error)
             return None
+
+
+@contextmanager
+def _timed(worked: Callable[[float], None]) -> Iterator[None]:
+    started_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        worked(time.perf_counter() - started_s)

@@ -86,7 +86,7 @@ def place_threads(config: TargetConfig) -> None:
 def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, worker_pb2.WorkerInfo]:
     """The engine and this worker's WorkerInfo. Raises CheckpointError."""
     path = resolve(config.model, log.info)
-    engine = load_engine(path, config.engine, group)
+    engine = load_engine(path, config.engine, group, host_bytes=config.grammar_bytes)
     info = process.describe(
         config,
         worker_pb2.WORKER_ROLE_TARGET,
@@ -154,7 +154,9 @@ def _servicer(
         num_blocks=info.num_blocks,
         max_sequences=config.max_sequences,
         max_draft_tokens=config.max_draft_tokens,
-        grammars=GrammarCompiler(resolve(config.model), info.vocab_size, engine.info.eos_token_ids),
+        grammars=GrammarCompiler(
+            resolve(config.model), info.vocab_size, engine.info.eos_token_ids, most_bytes=config.grammar_bytes
+        ),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
     worker = TargetWorker(engine, limits, batching, time.monotonic)

@@ -139,7 +139,7 @@ def plan(
     if any(s.kv is not None and s.pending > 1 for s in sequences):
         # A step with a chunk of a prompt is never a recorded one.
         pricing = replace(pricing, num_free=lambda num_rows, num_tokens: 0)
-    running = sorted((s for s in sequences if s.kv is not None), key=lambda s: s.serial)
+    running = sorted((s for s in sequences if s.kv is not None and not s.awaits_mask), key=lambda s: s.serial)
     held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None and pricing.may_pay(s)]
     waiting = {s.key for s, _ in held}
     ready = [s for s in running if s.key not in waiting]

@@ -49,6 +49,9 @@ class TargetSequence:
     processor: LogitsProcessor | None = field(init=False)
     """None when the request has no logits options, and while its grammar is compiled."""
 
+    grammar_s: float = 0.0
+    """Time of the threads that worked on its grammar."""
+
     def __post_init__(self) -> None:
         self.speculation = self.opening.speculation
         self.processor = None if self.opening.compiling else self.opening.processor()
@@ -90,6 +93,11 @@ class TargetSequence:
         """Draft positions that can be verified in the next step, whose last token is always the target's own."""
         return max(0, min(self.speculation.max_draft_tokens, self.remaining - 1))
 
+    @property
+    def awaits_mask(self) -> bool:
+        """Whether a step would wait in vain for its mask."""
+        return self.processor is not None and self.processor.awaits_mask
+
     def held_until(self, now_s: float) -> float | None:
         """Until when the sequence is held back for a draft, or None when it may be stepped now."""
         if not self.drafts.active or self.drafts.has_answer(self.committed_len):
@@ -102,11 +110,7 @@ class TargetSequence:
     def offer(self, tree: DraftTree, received_s: float) -> None:
         """Buffers what is useful of a draft worker's tree."""
         self.drafts.offer(tree, self.tokens, self.speculation.capacity)
-        if self.drafts.num_sent:
-            self._cut_impossible()
-            if not self.drafts.num_sent:
-                # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
-                self.drafts.declined_len = self.committed_len
+        self._cut_offered()
         if self.drafts.has_answer(self.committed_len):
             self.timer.draft_answered(received_s)
 
@@ -121,6 +125,11 @@ class TargetSequence:
         self.processor = self.opening.processor()
         self._cut_impossible()
 
+    def grammar_worked(self, seconds: float) -> None:
+        """A thread has worked on its grammar: what the drafts may be is known better now."""
+        self.grammar_s += seconds
+        self._cut_offered()
+
     def adjust(self, speculation: Speculation) -> None:
         self.speculation = speculation
         self.drafts.limit(speculation.capacity)
@@ -133,6 +142,13 @@ class TargetSequence:
             self.processor.advance(token_ids)
         self._cut_impossible()
         self.prompt_report = None
+
+    def _cut_offered(self) -> None:
+        if self.drafts.num_sent:
+            self._cut_impossible()
+            if not self.drafts.num_sent:
+                # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
+                self.drafts.declined_len = self.committed_len
 
     def _cut_impossible(self) -> None:
         """Drops drafted tokens that no grammar lets through, before they cost a row."""

@@ -13,7 +13,7 @@ from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.drafts import PooledDrafts
-from outrider.target.events import Compiled, Event, Opened, TargetEvent
+from outrider.target.events import Compiled, Event, GrammarWork, Opened, TargetEvent
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
 from outrider.target.report import Report, TargetStats
@@ -110,8 +110,10 @@ class TargetServicer(
         opening, compiler = opened.opening, self._limits.grammars
         assert compiler is not None, "openings that need one are refused without"
         assert opening.logits is not None
+        worked = lambda seconds: self.post(GrammarWork(opened.key, seconds))  # noqa: E731
+        asked = opening.logits.grammar, opening.committed, opening.tenant
         try:
-            self.post(Compiled(opened.key, await compiler.compile_aside(opening.logits.grammar, opening.committed)))
+            self.post(Compiled(opened.key, await compiler.compile_aside(*asked, worked)))
         except Exception as error:
             self.post(Refused(opened.key, error))
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.engine import DeviceLost, Engine, EngineSequence, OutOfBlocks, Row
-from outrider.speculation import Candidate, Verdict, verify
+from outrider.speculation import Candidate, MaskLate, Verdict, verify
 from outrider.target.logprobs import add_logprobs, asked_rows, num_prompt_rows, take_prompt
 from outrider.target.scheduler import PlannedRow
 from outrider.target.sequence import TargetSequence
@@ -21,7 +21,7 @@ class Verified:
 
     row: PlannedRow
     found: Verdict | Exception | None
-    """None: a chunk of prefill, which decides nothing."""
+    """None: a chunk of prefill, which decides nothing, or a row whose mask was not ready."""
     raised: bool = False
     """Whether the model raised `found` when it ran this row alone, without its draft."""
 
@@ -61,9 +61,17 @@ def _run(engine: Engine, rows: Sequence[PlannedRow]) -> list[Verified]:
     asked = asked_rows(deciding, logits)
     verdicts = verify(logits, list(map(_candidate, deciding))) if deciding else []
     add_logprobs(deciding, asked, verdicts)
-    # A request that cannot be served is no fault of the model: nothing is run again.
-    found = iter([verdict.error or verdict for verdict in verdicts])
+    found = iter([_result(engine, row, verdict) for row, verdict in zip(deciding, verdicts, strict=True)])
     return [Verified(row, next(found) if row.decides else None) for row in rows]
+
+
+def _result(engine: Engine, row: PlannedRow, verdict: Verdict) -> Verdict | Exception | None:
+    if isinstance(verdict.error, MaskLate):
+        # The same row comes again in a later step.
+        engine.kv.rewind(kv_of(row.sequence), row.sequence.committed_len - 1)
+        return None
+    # A request that cannot be served is no fault of the model: nothing is run again.
+    return verdict.error or verdict
 
 
 def _engine_row(row: PlannedRow) -> Row:

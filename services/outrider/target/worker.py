@@ -84,6 +84,9 @@ class TargetWorker:
             case events.Compiled():
                 if sequence := self._sequences.find(event.key):
                     sequence.take_grammar(event.grammar)
+            case events.GrammarWork():
+                if event.key in self._sequences and (sequence := self._sequences.find(event.key)):
+                    sequence.grammar_worked(event.seconds)
             case events.Offered() | events.DraftRefused():
                 self._offer(event)
             case events.Adjusted():
@@ -244,4 +247,7 @@ class TargetWorker:
     def _remove(self, key: SequenceKey) -> None:
         sequence = self._sequences.remove(key)
         if sequence is not None:
+            # After the steps' shares, which a router bounds by the time of the steps.
+            sequence.timer.times.share_s += sequence.grammar_s
+            self.stats.busy_s += sequence.grammar_s
             self._report.removed.append((key, sequence.timer.times))

@@ -83,6 +83,9 @@ class VllmMachine:
             case events.Compiled():
                 if (sequence := self._find(event.key)) is not None:
                     self._begin(sequence, event.grammar)
+            case events.GrammarWork():
+                # Its masks are made in the step, and are a part of the step's time.
+                pass
             case events.Offered() | events.DraftRefused():
                 self._offer(event)
             case events.Adjusted():

@@ -119,7 +119,9 @@ def _servicer(
         num_blocks=info.num_blocks - 1,
         max_sequences=config.max_sequences,
         max_draft_tokens=config.max_draft_tokens,
-        grammars=GrammarCompiler(path, info.vocab_size, end_tokens(path)),
+        grammars=GrammarCompiler(
+            path, info.vocab_size, end_tokens(path), most_bytes=config.grammar_bytes, masks_aside=False
+        ),
     )
     machine = VllmMachine(core, limits, time.monotonic, end_soon)
     registry.register(VllmMetrics(core.vllm_config, machine))

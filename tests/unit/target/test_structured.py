@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +20,10 @@ from outrider.errors import InvalidRequest
 from outrider.gateway.structured import Structured
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.finish import Finish
-from outrider.speculation import Grammar, LogitsOptions, VerificationMode
-from outrider.target.events import Compiled, Offered
+from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode
+from outrider.target.events import Compiled, GrammarWork, Offered
 from outrider.target.grammar import GrammarCompiler
+from outrider.target.grammar_matcher import MatcherAside, WaitAllowance
 from outrider.target.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_tokenizer
 from torch import Tensor
@@ -290,3 +295,127 @@ async def test_a_grammar_that_takes_too_long_is_refused_by_name(tiny: Path) -> N
         await Stuck(tiny, VOCAB, [EOS], max_s=0.01).compile_aside("x", ())
     released.set()
     assert refused.value.field == "logits.grammar"
+
+
+async def test_waiting_for_a_thread_does_not_count_against_the_limit(tiny: Path) -> None:
+    class Slow(GrammarCompiler):
+        def compile(self, grammar: str, committed: Sequence[int]) -> Any:
+            begun.append(grammar)
+            time.sleep(0.2)
+            return super().compile(grammar, committed)
+
+    begun: list[str] = []
+    compiler = Slow(tiny, VOCAB, [EOS], max_s=0.5)
+    grammars = [Structured("choice", [f"number {i}"], "x").to_grammar() for i in range(6)]
+    assert len(await asyncio.gather(*(compiler.compile_aside(each, ()) for each in grammars))) == 6
+
+
+async def test_tenants_take_turns_with_the_compilers(tiny: Path) -> None:
+    compiler = GrammarCompiler(tiny, VOCAB, [EOS])
+    released, order = threading.Event(), list[str]()
+    turns = compiler._compile_turns
+    held = [turns.submit("many", lambda: released.wait(60)) for _ in range(5)]
+    choice = ASKED[1].to_grammar()
+    async with asyncio.timeout(30):
+        await compiler.compile_aside(choice, (), "other", lambda seconds: order.append("other"))
+    assert order == ["other"] and not any(each.done() for each in held), "one tenant cannot take every thread"
+    released.set()
+
+
+class Aside:
+    """Masks on threads, which work as the test says."""
+
+    def __init__(self, compiler: GrammarCompiler, grammar: str) -> None:
+        self.jobs: list[Callable[[], None]] = []
+        self.seconds: list[float] = []
+        inner = compiler.compile(grammar, ())
+        self.matcher = MatcherAside(inner, VOCAB, self.jobs.append, WaitAllowance(), self.seconds.append)
+
+    def work(self) -> None:
+        while self.jobs:
+            self.jobs.pop(0)()
+
+
+@pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "coupled"])
+def test_masks_of_other_threads_are_the_same_and_hold_up_nobody_while_they_are_not_there(
+    tiny: Path, compiler: GrammarCompiler, sampled: bool
+) -> None:
+    plain = run(tiny, asking(compiler, ASKED[0], sampled))
+    asked, beside = asking(compiler, ASKED[0], sampled)[:2]
+    aside = Aside(compiler, ASKED[0].to_grammar())
+    bench = Bench(tiny, num_blocks=1024)
+    bench.open(0, replace(asked, grammar=aside.matcher))
+    bench.open(1, beside)
+    # No thread works: the other one's text is complete all the same.
+    while key(1) not in bench.answers or bench.answers[key(1)].finish is Finish.NONE:
+        bench.step()
+    assert bench.tokens[key(1)] == plain.tokens[key(1)]
+    assert bench.tokens[key(0)] == list(asked.prompt) and not bench.answers.get(key(0))
+    drafter = Liar({0: plain.tokens[key(0)]}, "right")
+    while key(0) not in bench.answers or bench.answers[key(0)].finish is Finish.NONE:
+        for draft in drafter(0, bench.tokens[key(0)]):
+            bench.apply(Offered(key(0), draft))
+        aside.work()
+        while aside.seconds:
+            bench.apply(GrammarWork(key(0), aside.seconds.pop()))
+        bench.step()
+    assert bench.tokens[key(0)] == plain.tokens[key(0)]
+    [times] = [times for report in bench.reports for removed, times in report.removed if removed == key(0)]
+    assert times.share_s > 0, "the threads' time is on the bill"
+
+
+def test_an_answer_that_is_out_of_date_is_no_mask(compiler: GrammarCompiler) -> None:
+    aside = Aside(compiler, ASKED[1].to_grammar())
+    aside.matcher.advance(TOKENIZER.encode("y"))
+    # It was asked for before the commit.
+    aside.jobs.pop(0)()
+    with pytest.raises(MaskLate):
+        aside.matcher.allowed(())
+    assert aside.matcher.awaited
+    aside.work()
+    assert not aside.matcher.awaited
+    mask = aside.matcher.allowed(())
+    assert mask is not None and mask.nonzero().flatten().tolist() == TOKENIZER.encode("e")
+
+
+def test_steps_wait_for_masks_no_longer_than_their_allowance() -> None:
+    now_s, changed = [0.0], threading.Condition()
+    allowance = WaitAllowance(share=0.1, most_s=0.001, clock=lambda: now_s[0])
+    with changed:
+        now_s[0] += 1
+        assert allowance.wait(changed, lambda: True)
+        before = time.monotonic()
+        for _ in range(100):
+            now_s[0] += 0.0001
+            assert not allowance.wait(changed, lambda: False)
+        assert time.monotonic() - before < 1
+
+
+@pytest.mark.parametrize("value", [[f"choice number {i}" for i in range(2001)]], ids=["choice"])
+def test_thousands_of_texts_are_followed(compiler: GrammarCompiler, value: list[str]) -> None:
+    matcher = compiler.compile(Structured("choice", value, "x").to_grammar(), TOKENIZER.encode("choice number 20"))
+    assert matcher.num_allowed(TOKENIZER.encode("00")) == 2
+
+
+def test_thousands_of_optional_properties_are_too_complex_and_are_told_so(compiler: GrammarCompiler) -> None:
+    fields = {f"p{i}": {"type": "string"} for i in range(2000)}
+    grammar = Structured("json_schema", {"type": "object", "properties": fields}, "x").to_grammar()
+    with pytest.raises(InvalidRequest, match="too complex"):
+        compiler.compile(grammar, TOKENIZER.encode('{"'))
+
+
+def test_a_chain_of_rules_ends_no_process(tiny: Path) -> None:
+    """The library follows it by recursion, so threads that compile have room for it."""
+    chain = "\n".join(["start: a0", *(f'a{i}: a{i + 1} | "x"' for i in range(3000)), 'a3000: "y"'])
+    compiler = GrammarCompiler(tiny, VOCAB, [EOS])
+    assert asyncio.run(compiler.compile_aside(chain, ()))
+
+
+@pytest.mark.slow
+def test_hostile_grammars_stay_within_their_memory_and_leave_the_others_theirs(tiny: Path) -> None:
+    bound = 64 << 20
+    command = [sys.executable, "-m", "tests.unit.target.hostile_grammars", str(tiny), str(VOCAB), str(bound)]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    assert found["running"] == 200
+    assert found["took"] <= bound and found["estimated"] <= bound
+    assert not found["small_refused"]

@@ -1,0 +1,79 @@
+"""Threads that tenants use in turns, so that one tenant's work does not keep another's from starting."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_Work = tuple[Future[Any], Callable[[], Any], Callable[[], object]]
+_STACK_BYTES = 256 << 20
+_creating = threading.Lock()
+
+
+class TenantTurns:
+    """Runs work in the order in which a tenant sent it; the tenants take turns."""
+
+    def __init__(self, num_threads: int, name: str, *, most_per_tenant: int | None = None, nice: int = 0) -> None:
+        """`most_per_tenant`: threads that one tenant may use at once. `nice`: how far the threads yield to others."""
+        self._most = num_threads if most_per_tenant is None else most_per_tenant
+        self._nice = nice
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[str, deque[_Work]] = OrderedDict()
+        self._running: Counter[str] = Counter()
+        with _creating:
+            # Address space, of which work that recurses deeply uses a part.
+            before = threading.stack_size(_STACK_BYTES)
+            for number in range(num_threads):
+                threading.Thread(target=self._run, name=f"{name} {number}", daemon=True).start()
+            threading.stack_size(before)
+
+    def submit(self, tenant: str, work: Callable[[], T], on_start: Callable[[], object] = lambda: None) -> Future[T]:
+        """`on_start` is called by the thread that begins with the work. A future that is cancelled before costs no
+        thread."""
+        future: Future[T] = Future()
+        with self._changed:
+            self._waiting.setdefault(tenant, deque()).append((future, work, on_start))
+            self._changed.notify()
+        return future
+
+    def _run(self) -> None:
+        if self._nice:
+            # Of this thread alone (Linux).
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        while True:
+            with self._changed:
+                while (tenant := self._next()) is None:
+                    self._changed.wait()
+                future, work, on_start = self._take(tenant)
+            if future.set_running_or_notify_cancel():
+                on_start()
+                _settle(future, work)
+            # Or this thread would keep the last work's objects alive while it waits.
+            del future, work, on_start
+            with self._changed:
+                self._running[tenant] -= 1
+                self._running += Counter()
+                self._changed.notify()
+
+    def _next(self) -> str | None:
+        return next((tenant for tenant in self._waiting if self._running[tenant] < self._most), None)
+
+    def _take(self, tenant: str) -> _Work:
+        taken = self._waiting[tenant].popleft()
+        self._waiting.move_to_end(tenant)
+        if not self._waiting[tenant]:
+            del self._waiting[tenant]
+        self._running[tenant] += 1
+        return taken
+
+
+def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
