@@ -27,6 +27,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.command("distill")
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="The teacher.")
+@click.option("--kind", type=click.Choice(["model", "mtp", "eagle3", "medusa"]), default="model", show_default=True)
+@click.option("--start", default="", metavar="PATH|NAME", help="The draft that an mtp head begins as.")
 @click.option("--corpus-tokens", type=click.IntRange(1000), default=None, metavar="N", help="What the target writes.")
 @click.option("--train-tokens", type=click.IntRange(1), default=None, metavar="N", help="Learned from, passes counted.")
 @click.option("--layers", default=None, metavar="I,J,..", help="The target's layers to start from; -1 is its last.")
@@ -48,6 +50,8 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def distill(
     out: Path,
     target_model: str,
+    kind: str,
+    start: str,
     corpus_tokens: int | None,
     train_tokens: int | None,
     layers: str | None,
@@ -80,8 +84,10 @@ def distill(
     try:
         config = DistillConfig(
             out=out,
-            work=work_dir or _work(target_model, prompts or samples),
+            work=work_dir or _work(target_model, kind, prompts or samples),
             target=target_model,
+            kind=kind,
+            start=start,
             in_use=shipped_draft(target_model),
             device=device,
             threads=threads,
@@ -111,15 +117,16 @@ def distill(
         raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
     rows = [[name.replace("_", " "), value] for name, value in asdict(result).items() if value is not None]
     click.echo(columns(["MEASURED", ""], rows))
-    click.echo(f"\n{out} holds the draft: outrider up --draft-model {out}")
+    hint = f": outrider up --draft-model {out}" if kind == "model" else f", an {kind} head"
+    click.echo(f"\n{out} holds the draft{hint}")
     write_json(json_file, "distill", asdict(result))
     return ExitCode.OK
 
 
-def _work(target: str, texts: Path | None) -> Path:
+def _work(target: str, kind: str, texts: Path | None) -> Path:
     """A path or an address becomes one name: the corpus does not belong into the target's own directory. Each file of
-    texts has a corpus of its own."""
-    name = quote(target, safe="")
+    texts has a corpus of its own, and so have EAGLE-3 heads, which read more of the target's states."""
+    name = quote(target, safe="") + ("-eagle3" if kind == "eagle3" else "")
     if texts is not None:
         name += f"-{texts.stem}-{hashlib.sha256(texts.read_bytes()).hexdigest()[:8]}"
     return cache_directory() / "distill" / name

@@ -6,14 +6,19 @@ does not say what was trained, shows here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from outrider.drafters import DrafterKind, ModelConfig, load_drafter
-from outrider.engine import Engine, EngineConfig
+from outrider.drafting.heads import DraftHead
+from outrider.drafting.heads.check import guess_logits
+from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine.taps import HEAD_INPUT
 from outrider.local import Pair
-from outrider.speculation import SamplingParams
+from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose, verify
 
 # Every proposed token is verified, so that the share depends on no clock and on no policy of serving.
 _EVERY_TOKEN = ModelConfig(min_confidence=0.0, num_alternatives=0)
@@ -45,3 +50,42 @@ def measure(target: Engine, draft: Path, prompts: Sequence[Sequence[int]], max_n
         return round(sum(answer.num_accepted for answer in answers) / max(verified, 1), 4)
 
     return Acceptance(share(None), share(_SAMPLED))
+
+
+def measure_head(
+    target: Engine, path: Path, head: DraftHead, prompts: Sequence[Sequence[int]], most: int
+) -> Acceptance:
+    """As `measure`, of a head for the target in `path`: it reads the target's states over each answer, and its guesses
+    are verified as in serving. After an accepted token comes one that nothing was drafted for."""
+    plain = Pair(target, load_drafter(DrafterKind.NGRAM, path), max_sequences=_CONCURRENCY)
+
+    def share(params: SamplingParams) -> float:
+        answers = plain.answer(prompts, most, speculate=False, params=params)
+        verdicts = [
+            verdict
+            for prompt, answer in zip(prompts, answers, strict=True)
+            for verdict in _verdicts(target, head, list(prompt), answer.token_ids, params)
+        ]
+        return round(sum(verdicts) / max(len(verdicts), 1), 4)
+
+    return Acceptance(share(SamplingParams(temperature=0.0)), share(_SAMPLED))
+
+
+def _verdicts(
+    target: Engine, head: DraftHead, prompt: list[int], answer: list[int], params: SamplingParams
+) -> Iterator[bool]:
+    """Whether the target accepts each token that the head drafts, from the second of the answer on."""
+    text, mode = [*prompt, *answer], VerificationMode.GREEDY if params.greedy else VerificationMode.COUPLED
+    sequence = target.kv.open([])
+    row = Row(sequence, text, len(answer) + 1, num_tapped=len(text))
+    logits, states = target.forward_tapped([row], head.taps or (HEAD_INPUT,))
+    target.kv.close(sequence)
+    guesses = guess_logits(head, torch.tensor(text), states)
+    position = len(prompt) + 1
+    while position < len(text):
+        [proposal] = propose(guesses[position - 2, None], [params], [mode], [position], token_map=head.token_map)
+        first = position - len(prompt)
+        candidate = Candidate(params, mode, position, [proposal.token_id])
+        [verdict] = verify(logits[first : first + 2], [candidate])
+        yield verdict.num_accepted > 0
+        position += 1 + verdict.num_accepted

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine import Engine, EngineSequence, Row
+from outrider.engine.taps import HEAD_INPUT
 from outrider.training.conversation import ChatFormat, Conversation
 from outrider.training.shards import Sample, count_samples, list_shards, save_shard, stored_tokens
 from outrider.training.texts import Answered, Message, prompt_ids
@@ -23,7 +24,7 @@ from outrider.training.texts import Answered, Message, prompt_ids
 _SHARD_TOKENS = 40_000
 _TOP = 256
 _TOP_P = 0.97
-# Tokens of one step: each has a row of logits, which are 200 KB for a vocabulary of 49,152.
+# Tokens of one step.
 _STEP_TOKENS = 512
 # Of prompts that a user brings: greedy first, because drafts are used so most often.
 _PASSES = (0.0, 0.8, 0.0, 0.8)
@@ -47,6 +48,8 @@ class CorpusConfig:
     """The target answers these, at most four times, in the place of conversations that it begins itself."""
     samples: tuple[Answered, ...] = ()
     """Answers that exist: the target only reads them, once."""
+    taps: tuple[int, ...] = ()
+    """Layers whose states are kept too, numbered as in the engine's Taps."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "concurrency", "max_len", "answer_tokens"):
@@ -56,11 +59,13 @@ class CorpusConfig:
             raise ValueError("prompts: not together with samples")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Writing:
     conversation: Conversation
     sequence: EngineSequence
     pending: list[int]
+    width: int = 0
+    """Of the head's input, which comes after the taps in `hidden`."""
     hidden: list[Tensor] = field(default_factory=list)
 
     def sample(self) -> Sample:
@@ -70,7 +75,9 @@ class _Writing:
         answers = torch.zeros(len(ids) - 1, dtype=torch.bool)
         for start, end in self.conversation.answer_spans:
             answers[start - 1 : end - 1] = True
-        return Sample(torch.tensor(ids, dtype=torch.int32), hidden[: len(ids) - 1].clone(), answers)
+        states, width = hidden[: len(ids) - 1], self.width
+        taps = states[:, :-width].clone() if states.shape[1] > width else None
+        return Sample(torch.tensor(ids, dtype=torch.int32), states[:, -width:].clone(), answers, taps)
 
 
 def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: CorpusConfig, progress: Progress) -> None:
@@ -112,7 +119,7 @@ def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, run: int, skipp
         texts = _prompted(chat, tokenizer, config, max_len, skipped)
     else:
         texts = _begun(chat, tokenizer, seed, max_len)
-    yield from _run(engine, texts, chat, config.concurrency, seed)
+    yield from _run(engine, texts, chat, config, seed)
 
 
 def _begun(chat: ChatFormat, tokenizer: Any, seed: int, max_len: int) -> Iterator[Conversation]:
@@ -142,44 +149,44 @@ def _text(chat: ChatFormat, tokenizer: Any, sample: Answered, max_len: int) -> C
 
 
 def _run(
-    engine: Engine, texts: Iterator[Conversation], chat: ChatFormat, concurrency: int, seed: int
+    engine: Engine, texts: Iterator[Conversation], chat: ChatFormat, config: CorpusConfig, seed: int
 ) -> Iterator[Sample]:
     noise = torch.Generator().manual_seed(seed)
     writing: list[_Writing] = []
     while True:
-        for text in itertools.islice(texts, concurrency - len(writing)):
+        for text in itertools.islice(texts, config.concurrency - len(writing)):
             # The last token of a text that is complete decides nothing.
             pending = text.token_ids[:-1] if text.finished else list(text.token_ids)
             writing.append(_Writing(text, engine.kv.open([]), pending))
         if not writing:
             return
-        _step(engine, writing, chat, noise)
+        _step(engine, writing, chat, noise, (*config.taps, HEAD_INPUT))
         for w in [w for w in writing if w.conversation.finished and not w.pending]:
             yield w.sample()
             engine.kv.close(w.sequence)
             writing.remove(w)
 
 
-def _step(engine: Engine, writing: Sequence[_Writing], chat: ChatFormat, noise: torch.Generator) -> None:
+def _step(
+    engine: Engine, writing: Sequence[_Writing], chat: ChatFormat, noise: torch.Generator, layers: tuple[int, ...]
+) -> None:
     """Runs what fits into a step, those that decode first; whoever has run all its tokens chooses the next."""
     room, running = _STEP_TOKENS, []
     for w in sorted(writing, key=lambda w: len(w.pending)):
         if (count := min(len(w.pending), room)) > 0:
             running.append((w, count))
             room -= count
-    logits, hidden = engine.forward_with_hidden([Row(w.sequence, w.pending[:n], n) for w, n in running])
-    choosing, ends, end = [], [], 0
-    for w, count in running:
-        w.hidden.append(hidden[end : end + count])
-        end += count
+    choosing = [w for w, n in running if n == len(w.pending) and not w.conversation.finished]
+    rows = [Row(w.sequence, w.pending[:n], int(w in choosing), num_tapped=n) for w, n in running]
+    logits, states = engine.forward_tapped(rows, layers)
+    for (w, count), found in zip(running, torch.split(states, [n for _, n in running]), strict=True):
+        w.hidden.append(found)
+        w.width = found.shape[1] // len(layers)
         del w.pending[:count]
-        if not w.pending and not w.conversation.finished:
-            choosing.append(w)
-            ends.append(end - 1)
     if not choosing:
         return
     temperatures = torch.tensor([w.conversation.temperature for w in choosing])
-    for w, token_id in zip(choosing, _choose(logits[ends].cpu(), temperatures, chat.forbidden, noise), strict=True):
+    for w, token_id in zip(choosing, _choose(logits.cpu().clone(), temperatures, chat.forbidden, noise), strict=True):
         added = w.conversation.accept(token_id)
         w.pending = [] if w.conversation.finished else list(added)
 

@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 
-from outrider.engine import EngineConfig, resolve, weights_revision
-from outrider.engine.draft_checkpoint import read_head, write_recipe
+from outrider.drafting.heads import TargetParts, load_head
+from outrider.engine import CheckpointError, EngineConfig, resolve, weights_revision
+from outrider.engine.checkpoints import read_config
+from outrider.engine.draft_checkpoint import read_embedding, read_head, write_recipe
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.training import acceptance
 from outrider.training.corpus import CorpusConfig, write_corpus
-from outrider.training.loop import LoopConfig, Training
+from outrider.training.head_student import KINDS, HeadLearner, taps_of
+from outrider.training.loop import Learner, LoopConfig, Training
 from outrider.training.shards import Corpus, Sample
 from outrider.training.student import ModelLearner, StudentConfig, commonest_tokens
 from outrider.training.teacher import check_teacher
@@ -37,6 +40,10 @@ class DistillConfig:
     work: Path
     """Directory of the corpus; kept, so that a second run continues from it."""
     target: str = "smollm2-135m-instruct"
+    kind: str = "model"
+    """model, mtp, eagle3 or medusa."""
+    start: str = ""
+    """A draft of the target that an MTP head begins as; empty: its layers are the target's, as a model's."""
     in_use: str = ""
     """Another draft of the target, measured beside the new one; empty for none."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
@@ -47,6 +54,12 @@ class DistillConfig:
     threads: int = 0
     """torch's threads; 0 leaves its default."""
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("model", *KINDS):
+            raise ValueError(f"kind: {self.kind!r} is not one of model, {', '.join(KINDS)}")
+        if self.start and self.kind != "mtp":
+            raise ValueError("start: only an mtp head begins as a draft")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +89,13 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     target = resolve(config.target)
     _write(config, target, progress)
     corpus = Corpus(config.work, len(read_head(target)))
+    if taps_of(config.kind, target) and any(sample.taps is None for sample in corpus.held_out):
+        raise CheckpointError(str(config.work), f"a corpus without the states that {config.kind} heads read")
     token_map = commonest_tokens(corpus.token_counts, config.student.head_tokens)
     started = time.monotonic()
-    learner = ModelLearner(target, config.student, token_map, config.device)
+    learner = _learner(config, target, token_map)
     revision = weights_revision(target)
-    same = [learner.kind, revision, _plain(asdict(config.student)), token_map.tolist()]
+    same = [learner.kind, revision, config.start, _plain(asdict(config.student)), token_map.tolist()]
     training = Training(learner, config.training, config.work / f"training-{learner.kind}.pt", same)
     training.run(corpus, lambda done, total, note: progress("train", done, total, note))
     measured: dict[str, Any] = {
@@ -96,6 +111,13 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     write_recipe(config.out, recipe)
     size = sum(file.stat().st_size for file in config.out.iterdir())
     return DistillReport(bytes=size, **measured)
+
+
+def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Learner:
+    if config.kind == "model":
+        return ModelLearner(target, config.student, token_map, config.device)
+    start = resolve(config.start) if config.start else None
+    return HeadLearner(config.kind, target, config.student, token_map, config.device, start)
 
 
 def _recipe(config: DistillConfig) -> Any:
@@ -117,17 +139,25 @@ def _acceptance(
     measured: dict[str, float | None] = {"acceptance_in_use": None, "acceptance_in_use_sampled": None}
     for number, (name, draft) in enumerate(drafts.items()):
         progress("measure", share * number, share * len(drafts), f"what is accepted of {draft.name}")
-        found = acceptance.measure(engine, draft, prompts, _ANSWER_TOKENS)
+        if "outrider_head" in read_config(draft):
+            parts = TargetParts(
+                read_embedding(target), read_head(target), int(read_config(target)["num_hidden_layers"])
+            )
+            head = load_head(draft, parts)
+            found = acceptance.measure_head(engine, target, head, prompts, _ANSWER_TOKENS)
+        else:
+            found = acceptance.measure(engine, draft, prompts, _ANSWER_TOKENS)
         measured |= {f"acceptance{name}": found.greedy, f"acceptance{name}_sampled": found.sampled}
     return measured
 
 
 def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
+    corpus = replace(config.corpus, taps=taps_of(config.kind, target))
     blocks = config.corpus.concurrency * -(-config.corpus.max_len // 16)
     engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False, device=config.device))
     check_teacher(engine, read_head(target), target)
     tokenizer = load_tokenizer(target)
-    write_corpus(engine, tokenizer, config.work, config.corpus, lambda done, total: progress("corpus", done, total, ""))
+    write_corpus(engine, tokenizer, config.work, corpus, lambda done, total: progress("corpus", done, total, ""))
 
 
 def _plain(value: Any) -> Any:

@@ -29,6 +29,18 @@ class Sample:
     """[tokens - 1, width]: row i is the input of the target's head when it chose token i + 1."""
     answers: Tensor
     """[tokens - 1] bool: whether token i + 1 belongs to an answer."""
+    taps: Tensor | None = None
+    """[tokens - 1, taps * width]: the states of the layers that a head reads, of a corpus that keeps them."""
+
+    @property
+    def states(self) -> Tensor:
+        """What a head reads: the taps, or else the inputs of the target's head."""
+        return self.hidden if self.taps is None else self.taps
+
+    def copied(self) -> Sample:
+        """Apart from its shard, which a view would keep in memory."""
+        taps = None if self.taps is None else self.taps.clone()
+        return Sample(self.token_ids.clone(), self.hidden.clone(), self.answers.clone(), taps)
 
     @property
     def prompt(self) -> list[int]:
@@ -56,11 +68,7 @@ class Corpus:
             samples = read_corpus(shard)
             # Of a corpus that small that no prompt is chosen, one is.
             kept = [s for s in samples if s.held_out(self._one_in)] or ([] if self.held_out else samples[:1])
-            # Copies: a view would keep the whole shard.
-            self.held_out += [
-                Sample(s.token_ids.clone(), s.hidden.clone(), s.answers.clone())
-                for s in kept[: _HELD_OUT_LIMIT - len(self.held_out)]
-            ]
+            self.held_out += [s.copied() for s in kept[: _HELD_OUT_LIMIT - len(self.held_out)]]
             for sample in samples:
                 self.token_counts += torch.bincount(sample.token_ids.long(), minlength=vocab_size)
                 self.num_tokens += len(sample.token_ids)
@@ -106,7 +114,8 @@ def read_corpus(file: Path) -> list[Sample]:
         # Each sample has one hidden row fewer than tokens.
         rows = slice(start - number, start - number + length - 1)
         ids = stored["token_ids"][start : start + length]
-        samples.append(Sample(ids, stored["hidden"][rows], stored["answers"][rows]))
+        taps = stored["taps"][rows] if "taps" in stored else None
+        samples.append(Sample(ids, stored["hidden"][rows], stored["answers"][rows], taps))
         start += length
     return samples
 
@@ -118,6 +127,9 @@ def save_shard(samples: list[Sample], directory: Path, number: int) -> None:
         "hidden": torch.cat([s.hidden for s in samples]).cpu(),
         "answers": torch.cat([s.answers for s in samples]),
     }
+    taps = [s.taps for s in samples if s.taps is not None]
+    if taps:
+        tensors["taps"] = torch.cat(taps).cpu()
     file = directory / f"shard_{number:04d}.safetensors"
     scratch = file.with_suffix(".partial")
     save_file(tensors, scratch)

@@ -12,9 +12,12 @@ from typing import Any, cast
 import pytest
 import torch
 from outrider.drafters import DrafterKind, load_drafter
+from outrider.drafting.heads import TargetParts, load_head
+from outrider.drafting.heads.check import guess_logits
+from outrider.drafting.heads.interface import ChainMemory
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import variants
-from outrider.engine.draft_checkpoint import load_draft_model
+from outrider.engine.draft_checkpoint import load_draft_model, read_embedding, read_head
 from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.engine.loader import load_engine
 from outrider.local import Pair
@@ -22,6 +25,7 @@ from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training import CorpusConfig, DistillConfig, LoopConfig, run
 from outrider.training.conversation import ChatFormat, Conversation
 from outrider.training.corpus import write_corpus
+from outrider.training.head_student import HeadLearner, _Batch
 from outrider.training.shards import Corpus, Sample, list_shards, read_corpus
 from outrider.training.student import StudentConfig, TeacherHead, build_student, hidden_states, learn
 from safetensors.torch import load_file, save_file
@@ -155,10 +159,10 @@ class OneAnswerEngine:
         self._logits = torch.zeros(vocab_size)
         self._logits[token_id] = 1e4
 
-    def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+    def forward_tapped(self, rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         ids = torch.tensor([token_id for row in rows for token_id in row.token_ids])
         # What was seen there tells which token it was seen after.
-        return self._logits.repeat(len(ids), 1), ids[:, None].float()
+        return self._logits.repeat(sum(row.num_logits for row in rows), 1), ids[:, None].float()
 
 
 def write(directory: Path, *, max_len: int) -> list[Path]:
@@ -233,3 +237,50 @@ def test_training_goes_on_from_its_checkpoint_and_only_from_one_of_the_same_stud
     learned.clear()
     run(other, lambda stage, done, total, note: learned.append(done) if stage == "train" else None)
     assert learned[0] < 4_000
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa"])
+def test_a_head_comes_nearer_to_its_target_and_its_file_says_what_was_trained(tmp_path: Path, kind: str) -> None:
+    # EAGLE-3 reads the states of three layers of its target.
+    deep = tiny_checkpoint(tmp_path / "target", layers=6, max_context_len=1024, tied=False)
+    config = replace(distill(deep, tmp_path, 1), kind=kind)
+    config = replace(config, corpus=replace(config.corpus, tokens=3_000))
+    barely = run(config, lambda *_: None)
+    longer = run(replace(config, training=replace(config.training, train_tokens=12_000)), lambda *_: None)
+    assert longer.held_out_loss < 0.985 * barely.held_out_loss
+    assert 0 <= longer.acceptance <= 1 and longer.bytes < 200_000
+    parts = TargetParts(read_embedding(deep).float(), read_head(deep).float(), 6)
+    head = load_head(config.out, parts, torch.float32)
+    assert head.kind == kind and head.token_map is not None and len(head.token_map) == 300
+    loss = weight = 0.0
+    for sample in Corpus(config.work, 384).held_out:
+        guess = guess_logits(head, sample.token_ids[:-1].long(), sample.states).log_softmax(-1)
+        said = (sample.hidden[1:].float() @ parts.head[head.token_map].T).log_softmax(-1)
+        weights = torch.where(sample.answers[1:], 1.0, 0.4)
+        loss += float((((said - guess) * said.exp()).sum(-1) * weights).sum())
+        weight += float(weights.sum())
+    # What is left out of a text is its last two tokens: a batch unrolls three steps.
+    assert longer.held_out_loss == pytest.approx(loss / weight, rel=0.05)
+
+
+def test_steps_on_a_head_s_own_states_are_those_of_drafting(target: Path) -> None:
+    """What training unrolls for all positions at once is, at each position, what a draft of three tokens computes."""
+    torch.manual_seed(1)
+    config = StudentConfig(layers=(0, -1))
+    learner = HeadLearner("mtp", target, config, None, "cpu", None)
+    torch.nn.init.normal_(learner.module.eh_proj.weight, std=0.1)
+    count = 12
+    sample = Sample(
+        torch.randint(3, 300, (count,)), torch.randn(count - 1, 64), torch.ones(count - 1, dtype=torch.bool)
+    )
+    batch = _Batch.of([sample], "cpu")
+    with torch.no_grad():
+        outs = learner._unrolled(batch)
+        for anchor in range(batch.anchors):
+            memory, ids = ChainMemory(), sample.token_ids[None]
+            features, position = sample.hidden[None, : anchor + 1], torch.arange(anchor + 1)[None]
+            _, out = learner.module(ids[:, 1 : anchor + 2], features, position, memory)
+            for step in range(3):
+                torch.testing.assert_close(out[:, -1], outs[step][:, anchor], rtol=1e-3, atol=1e-3)
+                token = ids[:, anchor + 2 + step, None]
+                _, out = learner.module(token, out[:, -1:], torch.tensor([[anchor + 1 + step]]), memory)

@@ -17,20 +17,21 @@ LEAST = 0.1
 
 
 @torch.inference_mode()
-def first_guesses(head: DraftHead, token_ids: Tensor, states: Tensor) -> Tensor:
-    """token_ids [n], states [n, …] of the same positions → [n - 1]: the head's guess of token t + 2, for each t."""
+def guess_logits(head: DraftHead, token_ids: Tensor, states: Tensor) -> Tensor:
+    """token_ids [n], states [n, …] of the same positions → float32 [n - 1, logits width]: row t is the head's guess of
+    token t + 2."""
     count = len(token_ids) - 1
     positions = torch.arange(count, device=states.device)[None]
     features = head.features(states[None, :count])
     _, hidden = head.forward(token_ids[None, 1:], features, positions, ChainMemory())
     logits = head.logits(hidden)
-    best = (logits if head.recurrent else logits[0])[0].argmax(-1)
-    return best if head.token_map is None else head.token_map.to(best.device)[best]
+    return (logits if head.recurrent else logits[0])[0].float()
 
 
 def agreement(head: DraftHead, token_ids: Tensor, states: Tensor) -> float:
     """Share of the text's tokens that the head guesses from those before: first-token acceptance of greedy text."""
-    guesses = first_guesses(head, token_ids, states)[:-1]
+    best = guess_logits(head, token_ids, states)[:-1].argmax(-1)
+    guesses = best if head.token_map is None else head.token_map.to(best.device)[best]
     return float((guesses == token_ids[2:]).float().mean())
 
 

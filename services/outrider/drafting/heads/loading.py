@@ -199,7 +199,9 @@ def _load_ours(path: Path, config: dict[str, Any], target: TargetParts) -> nn.Mo
     token_map = tensors.pop("token_map").long() if "token_map" in tensors else None
     head: nn.Module
     if about.get("kind") == "mtp":
-        head = MtpHead(settings_of(config, path), target, token_map, norms_tokens="enorm.weight" in tensors)
+        early = int(about.get("early", 0))
+        normed = "enorm.weight" in tensors
+        head = MtpHead(settings_of(config, path), target, token_map, norms_tokens=normed, early=early)
     elif about.get("kind") == "medusa":
         blocks = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
         head = MedusaHead(target, len(blocks), token_map=token_map)
