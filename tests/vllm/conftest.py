@@ -20,14 +20,6 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.pop("TRITON_INTERPRET", None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test waits for whoever else needs the cores."""
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.timeout(600))
-
-
 @pytest.fixture(scope="session")
 def tiny_vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint, with heads of a size that vLLM's attention for CPUs has."""

@@ -12,6 +12,8 @@ from outrider.speculation import SamplingParams
 from outrider.speculation.sampling import support
 from scipy.stats import chisquare
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 DRAWS = 200_000
 BATCH = 500
 VOCABULARY = 384

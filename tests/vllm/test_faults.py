@@ -18,6 +18,8 @@ from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.processes import ngrams, target
 from tests.vllm.served import Loaded, loaded, served
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 SEEDED = {"sampling": sp.Sampling(temperature=0.8, top_p=0.95, seed=5), "mode": sp.VERIFICATION_MODE_COUPLED}
 LENGTH = 400

@@ -18,6 +18,8 @@ from outrider.testing.tiny import tiny_tokenizer
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.served import Loaded, loaded, served
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 PROMPT = [5, 6, 7, 300, 301, 40, 41]
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}}
 WAITING = sp.Speculation(max_draft_tokens=4, max_wait_us=1_000_000)

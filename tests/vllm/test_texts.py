@@ -12,6 +12,8 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.served import Loaded, loaded, served
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
 MODEL = "smollm2-135m-instruct"
 LENGTH = 24
 QUESTIONS = [

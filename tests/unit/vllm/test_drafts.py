@@ -1,0 +1,107 @@
+"""The drafts of one vLLM engine: what a step verifies, what is learned of it, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.drafting.tree import DraftTree
+from outrider.errors import InvalidRequest
+from outrider.target.opening import Speculation
+from outrider.vllm.drafts import Decoding, DraftBook, Room
+
+ROOMY = Room(tokens=100, blocks=100, block_size=16)
+
+
+def book(price: float = 0.0, **speculation: float) -> DraftBook:
+    made = DraftBook(vocab_size=100, row_price=lambda cost: price)
+    made.open("a", [1, 2, 3], Speculation(**({"max_draft_tokens": 4, "run_ahead_tokens": 4} | speculation)))
+    return made
+
+
+def chosen(drafts: DraftBook, room: Room = ROOMY, count: int = 100, length: int = 3) -> list[int]:
+    return drafts.choose([Decoding("a", length, count)], room).get("a", [])
+
+
+def test_a_step_verifies_what_is_buffered_up_to_the_cap_and_the_requests_own_room() -> None:
+    drafts = book()
+    drafts.offer("a", DraftTree(3, (4, 5, 6, 7, 8, 9)))
+    assert chosen(drafts) == [4, 5, 6, 7]
+    assert chosen(drafts, count=2) == [4, 5]
+    drafts.adjust("a", Speculation(max_draft_tokens=1))
+    assert chosen(drafts) == [4]
+    drafts.adjust("a", Speculation())
+    assert chosen(drafts) == []
+
+
+def test_of_a_tree_the_likeliest_path_is_verified() -> None:
+    drafts = book()
+    drafts.offer("a", DraftTree(3, (4, 5, 6, 7), parents=(-1, -1, 1, 0), chances=(0.2, 0.9, 0.9, 0.9)))
+    assert chosen(drafts) == [5, 6]
+
+
+def test_a_token_is_verified_if_it_is_worth_its_row() -> None:
+    tree = DraftTree(3, (4, 5, 6), chances=(0.97, 0.97, 0.02))
+    cheap, dear = book(price=0.6), book(price=0.99)
+    for drafts in (cheap, dear):
+        drafts.offer("a", tree)
+    assert chosen(cheap) == [4, 5]
+    assert len(chosen(dear)) < 2
+    weighty = book(price=0.99, weight=50.0)
+    weighty.offer("a", tree)
+    assert chosen(weighty) == [4, 5, 6]
+
+
+def test_drafts_take_no_block_that_is_not_free_and_no_token_that_a_step_has_not() -> None:
+    drafts = book()
+    drafts.offer("a", DraftTree(3, (4, 5, 6)))
+    assert chosen(drafts, Room(tokens=2, blocks=9, block_size=16)) == [4, 5]
+    # Position 3 and 4 are in the sequence's own block, 5 would open another.
+    assert chosen(drafts, Room(tokens=9, blocks=0, block_size=5)) == [4, 5]
+
+
+@pytest.mark.parametrize("token_id", [100, 2**31])
+def test_ids_beyond_the_vocabulary_are_refused(token_id: int) -> None:
+    drafts = book()
+    with pytest.raises(InvalidRequest, match=r"draft\.token_ids"):
+        drafts.offer("a", DraftTree(3, (4, token_id)))
+    assert chosen(drafts) == []
+
+
+def test_a_commit_says_what_was_accepted_and_the_rest_stays() -> None:
+    tokens = [1, 2, 3]
+    drafts = DraftBook(vocab_size=100, row_price=lambda cost: 0.0)
+    drafts.open("a", tokens, Speculation(max_draft_tokens=2, run_ahead_tokens=6))
+    drafts.offer("a", DraftTree(3, (4, 5, 6, 7), serial=8))
+    verified = chosen(drafts)
+    tokens += [4, 5, 6]
+    judged = drafts.committed("a", [4, 5, 6], verified, finished=False)
+    assert (judged.num_drafted, judged.num_verified, judged.num_accepted) == (2, 2, 2)
+    assert (judged.rejected, judged.draft_serial, judged.num_dropped) == ((), 8, 0)
+    assert chosen(drafts, length=6) == [7]
+    tokens += [9]
+    judged = drafts.committed("a", [9], [7], finished=False)
+    assert (judged.num_verified, judged.num_accepted, judged.rejected) == (1, 0, (7,))
+    assert chosen(drafts, length=7) == []
+
+
+def test_a_stop_inside_accepted_drafts_verifies_nothing_after_it() -> None:
+    drafts = book()
+    drafts.offer("a", DraftTree(3, (4, 5, 6)))
+    judged = drafts.committed("a", [4, 5], chosen(drafts), finished=True)
+    assert (judged.num_drafted, judged.num_verified, judged.num_accepted) == (3, 2, 2)
+
+
+def test_what_a_grammar_forbids_is_not_verified() -> None:
+    drafts = DraftBook(vocab_size=100, row_price=lambda cost: 0.0)
+    even = lambda ids: next((n for n, each in enumerate(ids) if each % 2), len(ids))  # noqa: E731
+    drafts.open("a", [1, 2, 3], Speculation(max_draft_tokens=4), num_possible=even)
+    drafts.offer("a", DraftTree(3, (4, 6, 7, 8)))
+    assert chosen(drafts) == [4, 6]
+
+
+def test_requests_that_are_closed_or_forgotten_have_no_drafts() -> None:
+    drafts = book()
+    drafts.offer("a", DraftTree(3, (4,)))
+    drafts.close("a")
+    drafts.offer("a", DraftTree(3, (4,)))
+    assert chosen(drafts) == [] and not len(drafts)
+    assert drafts.committed("a", [4], [], finished=False).num_accepted == 0
