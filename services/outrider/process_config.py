@@ -1,6 +1,6 @@
 """The options of every process: how others reach it, what it logs, how it ends. Each process's own class adds the rest.
 
-Imports no gRPC: the process that starts the ranks of a divided target forks, and gRPC does not outlive that.
+Imports no gRPC, which the process that starts the ranks of a divided target does not need.
 """
 
 from __future__ import annotations

@@ -103,7 +103,6 @@ def _check_device(name: str) -> None:
         raise CheckpointError("device", f"{name}: models run on cpu and cuda")
     if torch.version.cuda is None:
         raise CheckpointError("device", f"{name}: the installed torch {torch.__version__} is built without CUDA")
-    # Counting GPUs creates no CUDA context, which a process that forks ranks must not have.
     if (device.index or 0) >= torch.cuda.device_count():
         raise CheckpointError("device", f"{name}: {torch.cuda.device_count()} GPUs are visible here")
 

@@ -34,7 +34,7 @@ def _one(config: TargetConfig) -> int:
 
 
 def _several(config: TargetConfig) -> int:
-    # This process only forks the ranks: it imports no gRPC, which does not outlive a fork.
+    # This process only starts the ranks.
     from outrider.target.rank import run_rank
     from outrider.target.supervisor import Supervisor
 

@@ -14,10 +14,12 @@ from outrider.engine.parallel.group import Group, Place
 from outrider.engine.parallel.links import PeerGone
 from outrider.engine.parallel.watchdog import EXIT_BROKEN
 from outrider.target.config import TargetConfig
+from outrider.telemetry.logging import configure_logging
 
 
 def run_rank(config: TargetConfig, place: Place) -> int:
     """Runs until the group ends. Returns the exit code."""
+    configure_logging("target", config.log_format)
     if torch.device(config.engine.device).type == "cpu":
         # Otherwise transformers would take the first accelerator it finds.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -40,7 +42,7 @@ def run_rank(config: TargetConfig, place: Place) -> int:
 
 
 def _lead(group: Group, config: TargetConfig) -> None:
-    # Not before: gRPC does not outlive a fork, and followers need none.
+    # Not before: followers need no gRPC.
     from outrider.target.process import run
 
     asyncio.run(run(config, group))

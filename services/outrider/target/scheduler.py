@@ -17,6 +17,10 @@ from outrider.drafting.tree import ROOT, DraftTree
 from outrider.target.choice import Choice, Pricing
 from outrider.target.sequence import TargetSequence
 
+_MAX_PROMPT_LOGPROBS = 256
+"""Most tokens of prompts in one step whose log probabilities are asked for: all their logits, [tokens, vocab], are held
+at once, by each rank of a group."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batching:
@@ -201,9 +205,15 @@ def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: 
 
 
 def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[PlannedRow]:
-    rows = []
+    rows, wanted_left = [], _MAX_PROMPT_LOGPROBS
     for sequence in prefilling:
-        count = room.fit(sequence.cached_len, sequence.pending)
+        wanted = sequence.pending
+        if sequence.wants_prompt_logprobs:
+            wanted = min(wanted, wanted_left)
+            wanted_left -= wanted
+        if not wanted:
+            continue
+        count = room.fit(sequence.cached_len, wanted)
         if not count:
             break
         room.take(sequence.cached_len, count)

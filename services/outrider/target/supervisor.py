@@ -1,14 +1,14 @@
 """Starts the ranks of a tensor-parallel target, and restarts all of them when one dies or is silent. Knows no model.
 
-Ranks are forked from this process, which has imported all they need and computes nothing itself, so a restart takes
-only the time to read the weights. No rank outlives its group or this process.
+Ranks are new processes, not forks of this one: what it has imported (torchao, for one) may have initialised CUDA, which
+does not outlive a fork. No rank outlives its group or this process.
 """
 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import logging
+import multiprocessing
 import os
 import select
 import signal
@@ -32,15 +32,9 @@ log = logging.getLogger(__name__)
 RunRank = Callable[[Place], int]
 """Runs one rank to its end, in its own process, and returns its exit code."""
 
-# Imported once, before the first fork. Nothing here starts threads or touches a GPU.
-_PRELOAD = (
-    "outrider.engine.loader",
-    "outrider.engine.parallel.follower",
-    "torch.distributed.tensor",
-    "transformers.modeling_utils",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.llama.modeling_llama",
-)
+_SPAWN = multiprocessing.get_context("spawn")
+# Until its first heartbeat a rank imports torch and transformers.
+_IMPORTS_S = 120.0
 _RESTARTS, _WINDOW_S = 5, 60.0
 _POLL_S = 0.2
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -107,8 +101,6 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit code: that of rank 0 when it ended by itself, 1 when restarts did not help."""
-        for name in _PRELOAD:
-            importlib.import_module(name)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note_signal)
         self._open_ops()
@@ -151,52 +143,23 @@ class Supervisor:
         self._signals.append(number)
 
     def _start(self) -> None:
-        """Forks the ranks. Returns in this process only."""
         rendezvous = listen()
         pairs = [Link.pair() for _ in range(self.size - 1)]
         beats = [os.pipe() for _ in range(self.size)]
         self._ranks = []
         for number in range(self.size):
             links = tuple(pair[0] for pair in pairs) if number == 0 else (pairs[number - 1][1],)
-            keep = {link.fileno() for link in links} | {rendezvous.fileno(), beats[number][1]}
-            everything = {self._server.fileno()} if self._server is not None else set()
-            everything |= {end for pipe in beats for end in pipe} | {link.fileno() for pair in pairs for link in pair}
             place = Place(number, self.size, links, rendezvous, beats[number][1], self.step_timeout_s)
-            pid = self._fork(place, everything - keep)
-            self._ranks.append(Rank(number, pid, beats[number][0], time.monotonic()))
-            log.info("rank %d of %d is process %d", number, self.size, pid)
+            process = _SPAWN.Process(target=_run, args=(self.run_rank, place, os.getpid()))
+            process.start()
+            assert process.pid is not None
+            self._ranks.append(Rank(number, process.pid, beats[number][0], time.monotonic() + _IMPORTS_S))
+            log.info("rank %d of %d is process %d", number, self.size, process.pid)
         rendezvous.close()
         for _, write_end in beats:
             os.close(write_end)
         for link in (link for pair in pairs for link in pair):
             link.close()
-
-    def _fork(self, place: Place, strange: set[int]) -> int:
-        parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
-        if pid := os.fork():
-            return pid
-        code = 1
-        try:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(1)
-            prctl(_PR_SET_NAME, f"outrider-tp-{place.rank}".encode())
-            # Ctrl-C in a terminal is for the supervisor, which passes it on to rank 0.
-            os.setpgid(0, 0)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_DFL if place.rank == 0 else signal.SIG_IGN)
-            # A descriptor that stays open here would hide another rank's death from its peers.
-            for fd in strange:
-                os.close(fd)
-            code = self.run_rank(place)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            # Skips the parent's exit handlers.
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
 
     def _watch(self) -> str:
         """Waits until rank 0 has ended normally, which returns "", or there is a reason to end all ranks, which is
@@ -233,3 +196,27 @@ class Supervisor:
         for rank in self._ranks:
             rank.reap(0)
             os.close(rank.beat_fd)
+
+
+def _run(run_rank: RunRank, place: Place, parent: int) -> None:
+    """A rank's process, from start to end."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    prctl(_PR_SET_NAME, f"outrider-tp-{place.rank}".encode())
+    # Ctrl-C in a terminal is for the supervisor, which passes it on to rank 0.
+    os.setpgid(0, 0)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL if place.rank == 0 else signal.SIG_IGN)
+    code = 1
+    try:
+        code = run_rank(place)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Skips exit handlers, which could wait for threads.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -202,7 +202,7 @@ class OpsServer(ThreadingHTTPServer):
 
 
 class InlineOpsServer(OpsServer):
-    """Without a thread, for a process that forks: its owner calls `answer` when the socket is readable."""
+    """Without a thread, for a process that waits for others: its owner calls `answer` when the socket is readable."""
 
     timeout = 0
     client_timeout_s = 0.2

@@ -31,7 +31,7 @@ Deliver = Callable[[R], None]
 """Called on the step thread after each turn. Must not block."""
 
 _PAUSE_AFTER_FAULT_S = 0.05
-_MOST_FAILED_STEPS = 3
+_MAX_FAILED_STEPS = 3
 
 
 class StepMachine(Protocol[E_contra, R_co]):
@@ -148,8 +148,8 @@ class StepLoop(Generic[E, R]):
             return self._broken("the device is lost", error)
         except Exception as error:
             self._num_failed_steps += 1
-            if self._num_failed_steps == _MOST_FAILED_STEPS:
-                return self._broken(f"{_MOST_FAILED_STEPS} whole steps in a row have failed", error)
+            if self._num_failed_steps == _MAX_FAILED_STEPS:
+                return self._broken(f"{_MAX_FAILED_STEPS} whole steps in a row have failed", error)
             if isinstance(error, WholeStepFailed):
                 log.error("a whole step failed", exc_info=error)
                 return self._clock() + _PAUSE_AFTER_FAULT_S

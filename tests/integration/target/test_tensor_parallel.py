@@ -23,7 +23,17 @@ from tests.ports import free_port
 from .test_server import GREEDY, SAMPLED, Router, open_sequence
 from .test_server import target as target_alone
 
-SERVED_AGAIN_S = 15.0
+# Each start of the ranks imports torch anew.
+pytestmark = pytest.mark.timeout(400)
+
+SERVED_AGAIN_S = 90.0
+# A process that has initialised CUDA, as torchao does when it is imported: its forks are of no use.
+NO_FORK = """
+import os, sys
+os.register_at_fork(after_in_child=lambda: os._exit(77))
+from outrider.target.__main__ import main
+sys.exit(main())
+"""
 OPTIONS = ("--dtype", "float32", "--block-size", "8", "--max-batch-tokens", "64", "--max-sequences", "40")
 
 
@@ -68,7 +78,7 @@ def _opening(number: int, prompt: Sequence[int]) -> sp.OpenSequence:
 async def served(model: Path, *arguments: str) -> AsyncIterator[Served]:
     address = f"127.0.0.1:{free_port()}"
     options = ("--model", str(model), "--listen", address, "--threads", "1", *OPTIONS, *arguments)
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "outrider.target", *options)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", NO_FORK, *options)
     try:
         found = Served(process, address)
         await found.until_serving()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from outrider.engine import Engine, Row
 from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
 from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
 from outrider.target.opening import Opening, Speculation
@@ -101,3 +103,26 @@ def test_a_sequence_taken_over_says_nothing_of_the_prompt_again(tiny: Path) -> N
 def test_in_ratio_mode_each_token_has_its_own(tiny: Path) -> None:
     bench = run(tiny, asking(SAMPLED, mode=VerificationMode.RATIO, speculation=Speculation())[:3])
     assert all(len(logprobs_of(bench, number)[1]) == 24 for number in range(3))
+
+
+class Counting(Engine):
+    """Notes the most rows of logits that a step has made."""
+
+    most = 0
+
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        self.most = max(self.most, sum(row.num_logits for row in rows))
+        return super().forward(rows)
+
+
+def test_those_of_long_prompts_are_made_a_few_at_a_time_and_hold_up_no_other(tiny: Path) -> None:
+    long = [replace(opening([5 + n] * 400, max_new_tokens=2), logprobs=ASKED) for n in range(3)]
+    bench = Bench(tiny, max_batch_tokens=1600)
+    bench.engine.__class__ = Counting
+    for number, each in enumerate([*long, opening([9] * 300, max_new_tokens=2)]):
+        bench.open(number, each)
+    bench.step()
+    assert bench.answers[key(3)].commits, "its prompt was run at once"
+    bench.run()
+    assert 250 < bench.engine.most <= 260  # type: ignore[attr-defined]
+    assert [len(logprobs_of(bench, number)[0]) for number in range(3)] == [399] * 3

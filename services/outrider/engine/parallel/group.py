@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,17 @@ class Place:
     """A listening socket, for the group store of rank 0."""
     beat_fd: int
     step_timeout_s: float
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For the process that is being started: a number alone would be no open descriptor there."""
+        beat = DupFd(self.beat_fd)
+        return _inherited, (beat, self.rank, self.size, self.links, self.rendezvous, self.step_timeout_s)
+
+
+def _inherited(
+    beat: Any, rank: int, size: int, links: tuple[Link, ...], rendezvous: socket.socket, step_timeout_s: float
+) -> Place:
+    return Place(rank, size, links, rendezvous, beat.detach(), step_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
