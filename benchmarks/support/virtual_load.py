@@ -163,7 +163,7 @@ class _Stream:
             tokens.append(_RIGHT if chance.random() < self.text.chance(confidence, now_s) else _WRONG)
         length = self.sequence.committed_len
         tree = DraftTree(length, tuple(tokens), chances=tuple(confidences), source="model", epoch=length)
-        self.sequence.drafts.cut(0)
+        self.sequence.drafts.keep(lambda held: held.upto(0))
         self.sequence.offer(tree, now_s)
 
     def _confidences(self, chance: random.Random, price: float) -> Iterator[float]:

@@ -184,7 +184,7 @@ class Pair:
         key, now_s = SequenceKey(_STREAM, next(self._ids)), time.monotonic()
         self._target.apply(target_events.Opened(key, opening, now_s))
         if opening.speculation.max_draft_tokens:
-            asked = opening.for_drafts(0.0)
+            asked = opening.for_drafts(opening.speculation.draft_limits(0.0))
             self._draft.apply(draft_events.Opened(key, asked, now_s))
             self._drafted.add(key)
         return key

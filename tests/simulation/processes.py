@@ -14,7 +14,9 @@ from outrider.draft.service import DraftServicer
 from outrider.draft.wire import Limits as DraftLimits
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import CombinedDrafter, Drafter, ModelConfig, ModelDrafter, NgramDrafter
+from outrider.drafting.lookup import NAMES
 from outrider.drafting.lookup.ngram import NgramConfig
+from outrider.drafting.source import make_sources
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.target.opening import Limits as TargetLimits
@@ -120,9 +122,8 @@ class TargetProcess(Worker):
         limits = TargetLimits(
             VOCAB_SIZE, plan.max_context_len, schedule.block_size, plan.num_blocks, plan.max_sequences, 8
         )
-        self.worker = TargetWorker(
-            self.engine, limits, Batching(schedule.block_size, plan.max_batch_tokens), self.machine.clock
-        )
+        batching, sources = Batching(schedule.block_size, plan.max_batch_tokens), make_sources(NAMES)
+        self.worker = TargetWorker(self.engine, limits, batching, self.machine.clock, sources=sources)
         info = fake_info(
             worker.WORKER_ROLE_TARGET,
             worker_id=name,

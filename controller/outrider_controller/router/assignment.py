@@ -38,7 +38,7 @@ from outrider_controller.router.placement import (
 from outrider_controller.router.policy import Policy
 from outrider_controller.router.request import RequestState
 from outrider_controller.router.sequences import ActiveRequest, Client, NewResponse, RoundTimer, SequenceTable
-from outrider_controller.router.speculation import PLAIN, Allowance, Setting, SpeculationController
+from outrider_controller.router.speculation import Allowance, Setting, SpeculationController
 from outrider_controller.router.telemetry import RouterTelemetry
 from outrider_controller.router.tracing import Recorder, now_us
 
@@ -254,7 +254,7 @@ class Assigner:
         active.room_until_s = room_until_s
         active.state.stats.num_on_as_auto = int(self._policy.counts_on_as_auto(request))
         self._table.requests[active] = None
-        setting = PLAIN if draft is None else self._setting(active, target, draft)
+        setting = active.speculation.lost() if draft is None else self._setting(active, target, draft)
         self._keep_revision(active, target)
         self._table.open(active, target, draft, setting)
         if allowed != before and active.lacks_draft:
@@ -303,7 +303,7 @@ class Assigner:
         if draft is not None and not self._picker.can_draft(draft, target):
             draft = None
         speculation = active.speculation
-        setting = PLAIN if draft is None else speculation.opened(speculation.workers_limit)
+        setting = speculation.lost() if draft is None else speculation.opened(speculation.workers_limit)
         self._table.open(active, target, draft, setting)
 
     async def _endure_failures(self, failover: FailoverState) -> None:

@@ -36,7 +36,7 @@ class PolicyConfig:
     max_wait_us: int = 50_000
     """Longest, in microseconds, that the target may hold a sequence back for a draft, however much it promises."""
     run_ahead_tokens: int = 8
-    """Most tokens a draft may guess beyond what it has sent, while that is verified: fewer where it has less time."""
+    """Tokens that a draft may guess beyond what it has sent, while that is verified."""
     silent_commits: int = 2
     """Times that a target may wait for a draft in vain before it stops waiting for it."""
 

@@ -73,8 +73,12 @@ class Policy:
         insists = request.speculation == router.SPECULATION_MODE_ON and policy.clients_insist
         insistent = forced is Setting.ON or (forced is Setting.AUTO and insists)
         bounds = (config.max_draft_tokens, request.max_draft_tokens, policy.cap)
+        most = min(bound for bound in bounds if bound is not None)
+        off = request.speculation == router.SPECULATION_MODE_OFF or forced is Setting.OFF
         allowed = Allowance(
-            max_draft_tokens=min(bound for bound in bounds if bound is not None),
+            max_draft_tokens=most,
+            # Nobody waits for these: the target runs those that are worth their rows, whatever drafts elsewhere save.
+            max_own_draft_tokens=0 if off else most,
             max_wait_us=config.max_wait_us
             if policy.max_wait_us is None
             else min(config.max_wait_us, policy.max_wait_us),
@@ -84,8 +88,7 @@ class Policy:
             min_acceptance=policy.min_acceptance,
             draft=decision.draft_for(request.request_id),
         )
-        drafts = forced is not Setting.OFF and (insistent or allowed.draft is not None or _undecided(decision))
-        if request.speculation == router.SPECULATION_MODE_OFF or not drafts:
+        if off or not (insistent or allowed.draft is not None or _undecided(decision)):
             return replace(allowed, max_draft_tokens=0)
         return allowed
 

@@ -323,4 +323,5 @@ def _speculation(setting: Setting) -> sequence.Speculation:
         max_wait_us=setting.max_wait_us,
         run_ahead_tokens=setting.run_ahead_tokens,
         weight=setting.weight,
+        max_own_draft_tokens=setting.max_own_draft_tokens,
     )

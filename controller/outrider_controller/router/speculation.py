@@ -1,4 +1,4 @@
-"""Speculation settings of one request: draft length, longest wait, run-ahead. Pure; the clock is an argument.
+"""Speculation settings of one request: draft length, longest wait. Pure; the clock is an argument.
 
 Waiting for a draft saves steps, but does not pay when the draft takes much longer than the steps it saves. Whether
 drafting pays within a request is measured by `speculation_gain`, and across requests by the plan.
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from outrider.protocol.rounds import Round
 
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.run_ahead import RunAhead
 from outrider_controller.router.speculation_gain import DraftRecord, RoundSums, SpeculationGain
 from outrider_controller.router.window import Window
 
@@ -34,12 +33,14 @@ class Setting:
     max_wait_us: int
     run_ahead_tokens: int = 0
     weight: float = 1.0
+    max_own_draft_tokens: int = 0
+    """Of drafts that the target makes itself, without a draft worker."""
 
     def like(self, other: Setting) -> bool:
         """Whether the difference is not worth a message."""
-        return self.max_draft_tokens == other.max_draft_tokens and (
-            _alike(self.max_wait_us, other.max_wait_us) and _alike(self.run_ahead_tokens, other.run_ahead_tokens)
-        )
+        mine = self.max_draft_tokens, self.max_own_draft_tokens, self.run_ahead_tokens
+        theirs = other.max_draft_tokens, other.max_own_draft_tokens, other.run_ahead_tokens
+        return mine == theirs and _alike(self.max_wait_us, other.max_wait_us)
 
 
 PLAIN = Setting(max_draft_tokens=0, max_wait_us=0)
@@ -50,7 +51,7 @@ class Allowance:
     """The speculation that client, operators and the plan allow one request."""
 
     max_draft_tokens: int
-    """Per step; 0 means plain decoding."""
+    """Per step, of a draft worker; 0 means none."""
     max_wait_us: int
     insistent: bool = False
     """The target waits for the draft, within the limit, whether or not that pays."""
@@ -62,6 +63,8 @@ class Allowance:
     """Floor on the acceptance of the last 200 verified tokens: below it the rest of the request is decoded plainly."""
     draft: str | None = None
     """The draft version to use; None: any."""
+    max_own_draft_tokens: int = 0
+    """Per step, of drafts that the target makes itself."""
 
 
 def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
@@ -129,16 +132,12 @@ class SpeculationController:
     sent: Setting = PLAIN
     """The setting in force."""
     gain: SpeculationGain = field(default_factory=SpeculationGain)
-    run_ahead: RunAhead = field(init=False)
     window: Window = field(default_factory=Window)
     times: _Times = field(default_factory=_Times)
     acceptance: _Acceptance = field(default_factory=_Acceptance)
     _committed_us: int | None = None
     """When the last round was, since the draft was opened or woken."""
     _seen: RoundSums = field(default_factory=RoundSums)
-
-    def __post_init__(self) -> None:
-        self.run_ahead = RunAhead(self.config.run_ahead_tokens)
 
     @property
     def limit(self) -> int:
@@ -152,8 +151,6 @@ class SpeculationController:
         """
         self.workers_limit = workers_limit
         known = self.gain.record if record is None else record
-        if known is not self.gain.record:
-            self.run_ahead.forget()
         self.times.step_us = self.times.step_us or known.step_us
         self._begin(known)
         self.sent = self._wanted()
@@ -166,7 +163,7 @@ class SpeculationController:
             self._begin(self.gain.record)
         elif allowed.saving < before.saving:
             self.gain.known = min(self.gain.known, allowed.saving)
-        if not self.workers_limit or self._wanted() == self.sent:
+        if self._wanted() == self.sent:
             return None
         self.sent = self._wanted()
         return self.sent
@@ -176,9 +173,9 @@ class SpeculationController:
         self._forget_draft()
 
     def lost(self) -> Setting:
-        """The draft is gone: decode plainly."""
+        """There is no draft worker, or none any more: the target goes on alone."""
         self.workers_limit = 0
-        self.sent = PLAIN
+        self.sent = self._wanted()
         return self.sent
 
     def committed(self, done: Round, now_us: int, *, decides: bool = True) -> Setting | None:
@@ -208,8 +205,6 @@ class SpeculationController:
         was_resting, step_us = gain.resting, seen.step_us / seen.rounds
         if draft_active := bool(times.answers_us):
             times.turnaround_us = gain.record.turnaround_us = min(times.answers_us)
-            if not was_resting:
-                self.run_ahead.round(step_us=times.step_us, turnaround_us=times.turnaround_us, rounds=seen.rounds)
         gain.round(seen, draft_active=draft_active, may_rest=not self.allowed.insistent)
         if was_resting and not gain.resting:
             # The draft must first prefill the tokens committed meanwhile.
@@ -227,31 +222,34 @@ class SpeculationController:
         self._seen = RoundSums()
         self.times.forget_draft(self.gain.record.turnaround_us)
 
-    def draft_active(self, answer_us: int, *, num_tokens: int = 0, compute_us: int = 0) -> None:
-        """The draft works: its last answer came `answer_us` after the commit and took `compute_us` to compute.
-
-        `answer_us` is 0 where it answered nothing. The setting is decided with the next commit.
-        """
+    def draft_active(self, answer_us: int) -> None:
+        """The draft works: its last answer came `answer_us` after the commit, 0 where it answered nothing. The setting
+        is decided with the next commit."""
         if self.gain.resting:
             # Sent before the draft received the setting to rest.
             return
         if answer_us > 0:
-            self.run_ahead.answered(num_tokens, compute_us)
             self.times.answers_us.append(answer_us)
         self.unanswered = 0
 
     @property
     def _off(self) -> bool:
-        """Drafts are not allowed. Below the tenant's floor this is final: without drafts the window stays the same."""
+        """Draft workers are not allowed, or there is none."""
+        return self._below_floor or self.limit == 0
+
+    @property
+    def _below_floor(self) -> bool:
+        """Final: without drafts the window stays the same."""
         least = self.allowed.min_acceptance
-        if least is not None and (acceptance := self.window.acceptance) is not None and acceptance < least:
-            return True
-        return self.limit == 0
+        return least is not None and (acceptance := self.window.acceptance) is not None and acceptance < least
 
     def _wanted(self) -> Setting:
-        if self.gain.resting or self._off:
+        if self._below_floor:
             return PLAIN
-        return Setting(self.limit, self._wait_us(), self.run_ahead.num_tokens, self.allowed.weight)
+        own = self.allowed.max_own_draft_tokens
+        if self.gain.resting or self._off:
+            return Setting(0, 0, weight=self.allowed.weight, max_own_draft_tokens=own) if own else PLAIN
+        return Setting(self.limit, self._wait_us(), self.config.run_ahead_tokens, self.allowed.weight, own)
 
     def _wait_us(self) -> int:
         if self.unanswered >= self.config.silent_commits:

@@ -53,9 +53,7 @@ class Steering:
                 continue
             speculation = active.speculation
             if done.draft_active:
-                speculation.draft_active(
-                    done.answer_us, num_tokens=done.answer_tokens, compute_us=done.answer_compute_us
-                )
+                speculation.draft_active(done.answer_us)
             decides = turns == 1 or (active.failover.rounds_here + draft.sequence_id) % turns == 0
             was_low = speculation.window.low
             setting = speculation.committed(done, at_us, decides=decides)

@@ -66,7 +66,7 @@ class DraftBuffer:
         elif placed.token_ids:
             self._sent[tree.source] = placed
             self._merged = None
-            self.cut(capacity)
+            self._cut(self._sent, capacity)
 
     def put(self, tree: DraftTree, committed_len: int, capacity: int) -> None:
         """Takes the tree of a source in this process in the place of its last one, unless a commit came between."""
@@ -96,27 +96,30 @@ class DraftBuffer:
             else:
                 self._sent[source] = left
 
-    def cut(self, depth: int) -> None:
-        """Drops the tokens beyond the first `depth` positions, and counts them."""
-        self.keep(lambda tree: tree.upto(depth))
-
     def keep(self, part: Callable[[DraftTree], DraftTree]) -> None:
-        """Replaces each tree by a part of it, and counts the tokens of main guesses that go."""
-        for trees in (self._sent, self._looked_up):
-            for source, tree in list(trees.items()):
-                if (kept := part(tree)) is tree:
-                    continue
-                self._merged = None
-                if trees is self._sent:
-                    self.num_dropped += len(tree.main()) - len(kept.main())
-                if kept.token_ids:
-                    trees[source] = kept
-                else:
-                    del trees[source]
+        """Replaces each tree by a part of it, and counts the tokens that go from guesses of draft workers."""
+        self._keep(self._sent, part)
+        self._keep(self._looked_up, part)
 
-    def limit(self, capacity: int) -> None:
-        """Follows a new capacity; 0 when drafting is no longer allowed."""
-        self.cut(capacity)
+    def _cut(self, trees: dict[str, DraftTree], depth: int) -> None:
+        self._keep(trees, lambda tree: tree.upto(depth))
+
+    def _keep(self, trees: dict[str, DraftTree], part: Callable[[DraftTree], DraftTree]) -> None:
+        for source, tree in list(trees.items()):
+            if (kept := part(tree)) is tree:
+                continue
+            self._merged = None
+            if trees is self._sent:
+                self.num_dropped += len(tree.main()) - len(kept.main())
+            if kept.token_ids:
+                trees[source] = kept
+            else:
+                del trees[source]
+
+    def limit(self, capacity: int, own_capacity: int = 0) -> None:
+        """Follows new capacities, of what is sent and of what sources in this process propose; 0 for no drafts."""
+        self._cut(self._sent, capacity)
+        self._cut(self._looked_up, own_capacity)
         self.active &= capacity > 0
 
     def take_num_dropped(self) -> int:

@@ -153,9 +153,9 @@ class Calibration:
         return min(_SURE, fit.factor * self._mean(each)) if drawn else self.own(each, fit, hope=hope)
 
     def best(self, fit: Fit) -> float:
-        """The chance of the likeliest first token that a draft could still propose for a text."""
+        """The chance of the likeliest first token that a draft worker could still propose for a text."""
         if self._best[0] != self._step:
-            known = (_hoped(share, each.prior, self._step) for each, share in self._shares.items())
+            known = (_hoped(share, each.prior, self._step) for each, share in self._shares.items() if not each.matched)
             self._best = self._step, max(known, default=1.0)
         return min(_SURE, fit.factor * self._best[1])
 

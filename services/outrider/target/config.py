@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from outrider.configuration import Option, load
+from outrider.drafting.lookup import NAMES
+from outrider.drafting.source import KINDS
 from outrider.rpc.roles import Role
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 from outrider.worker.config import WorkerConfig
@@ -31,6 +33,9 @@ class TargetConfig(WorkerConfig):
     grammar_bytes: int = GRAMMAR_BYTES
     """Memory of this machine for the grammars of structured output, cached and running; of one tenant's half of it at
     most. On a CPU the plan of the memory counts it."""
+    lookups: str = ",".join(NAMES)
+    """What this target drafts from itself, by name: the text so far (ngram), and the output that a client predicts
+    (prediction). Empty for nothing."""
     tensor_parallel: int = 1
     """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
     supervisor_ops_listen: str = ANY_LOOPBACK_PORT
@@ -52,10 +57,16 @@ class TargetConfig(WorkerConfig):
             raise ValueError("max_draft_tokens: must be at least 0 and below max_batch_tokens")
         if self.grammar_bytes < MIN_GRAMMAR_BYTES:
             raise ValueError(f"grammar_bytes: must be at least {MIN_GRAMMAR_BYTES}, got {self.grammar_bytes}")
+        if unknown := sorted(set(self.lookup_names) - KINDS.keys()):
+            raise ValueError(f"lookups: {unknown[0]!r} is not one of {', '.join(sorted(KINDS))}")
         if not 1 <= self.tensor_parallel <= MAX_RANKS:
             raise ValueError(f"tensor_parallel: must be in 1..{MAX_RANKS}, got {self.tensor_parallel}")
         if self.tensor_parallel > 1 and ":" in self.engine.device:
             raise ValueError(f"device: {self.engine.device!r} names one device, tensor_parallel wants several")
+
+    @property
+    def lookup_names(self) -> list[str]:
+        return [name for part in self.lookups.split(",") if (name := part.strip())]
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> TargetConfig:

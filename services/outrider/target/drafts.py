@@ -65,7 +65,8 @@ class PooledDrafts:
                 self._speculation[event.key] = event.opening.speculation
                 draft = assigned.get(event.key.sequence_id)
                 assignment = None if draft is None else assignment_of(draft)
-                self.pool.open(event.key, event.opening.for_drafts(self._row_price), assignment)
+                limits = event.opening.speculation.draft_limits(self._row_price)
+                self.pool.open(event.key, event.opening.for_drafts(limits), assignment)
             elif isinstance(event, Adjusted) and event.key in self._speculation:
                 self._speculation[event.key] = event.speculation
                 self.pool.limit(event.key, event.speculation.draft_limits(self._row_price))

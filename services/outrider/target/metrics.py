@@ -65,6 +65,8 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("wasted_seconds", "Of that, rows of drafted tokens that were not accepted.", stats.wasted_s),
         ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", stats.num_preemptions),
         ("step_failures", "Sequences that ended by a fault in their step.", stats.num_step_failures),
+        ("own_drafts_seconds", "Time between steps for drafts that the target makes itself.", stats.own_drafts_s),
+        ("draft_source_failures", "Faults of sources in the target's own process.", stats.num_source_failures),
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
         ("unleased_drafts", "Drafts that routers named and no lease does: not called.", stats.num_unleased_drafts),
         ("dropped_draft_tokens", "Draft tokens that came late or with a gap.", stats.num_dropped_tokens),

@@ -45,6 +45,8 @@ class Speculation:
     weight: float = 1.0
     """What an accepted token is worth: a drafted one is verified when weight times its chance is at least its row's
     price."""
+    max_own_draft_tokens: int = 0
+    """As max_draft_tokens, for drafts that the target makes itself: those do not need a draft worker."""
 
     @property
     def capacity(self) -> int:
@@ -52,8 +54,13 @@ class Speculation:
         return self.draft_limits(0.0).capacity
 
     def draft_limits(self, row_price: float) -> DraftLimits:
-        """What a source of drafts is told, at this price of a row."""
+        """What a draft worker is told, at this price of a row."""
         return DraftLimits(self.max_draft_tokens, self.run_ahead_tokens, min_chance(row_price, self.weight))
+
+    @property
+    def own_limits(self) -> DraftLimits:
+        """What a source in this process is told."""
+        return DraftLimits(self.max_own_draft_tokens)
 
     def check(self, limits: Limits) -> None:
         """Raises InvalidRequest."""
@@ -111,14 +118,14 @@ class Opening:
         """Whether the sequence may not run yet because its grammar is not compiled."""
         return self.grammar is None and self.logits is not None and bool(self.logits.grammar)
 
-    def for_drafts(self, row_price: float) -> drafting.Opening:
+    def for_drafts(self, limits: DraftLimits) -> drafting.Opening:
         """What a source of drafts needs of it."""
         return drafting.Opening(
             prompt=self.prompt,
             params=self.params,
             mode=self.mode,
             committed=self.committed,
-            limits=self.speculation.draft_limits(row_price),
+            limits=limits,
             max_new_tokens=self.stopping.max_new_tokens,
             stop_token_ids=self.stopping.stop_token_ids,
             salt=self.salt,

@@ -16,6 +16,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.drafting.pool import no_leases
+from outrider.drafting.source import make_sources
 from outrider.engine import CheckpointError, Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
@@ -159,7 +160,8 @@ def _servicer(
         ),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
-    worker = TargetWorker(engine, limits, batching, time.monotonic)
+    sources = make_sources(config.lookup_names)
+    worker = TargetWorker(engine, limits, batching, time.monotonic, sources=sources)
     return TargetServicer(
         worker,
         info,

@@ -79,3 +79,7 @@ class TargetStats:
     num_unleased_drafts: int = 0
     """Drafts that routers named and that hold no lease. Only the event loop writes it."""
     num_committed_tokens: int = 0
+    own_drafts_s: float = 0.0
+    """Seconds between steps for drafts that the target makes itself."""
+    num_source_failures: int = 0
+    """Calls of such a source that raised an error."""

@@ -91,7 +91,8 @@ class TargetSequence:
     @property
     def max_depth(self) -> int:
         """Draft positions that can be verified in the next step, whose last token is always the target's own."""
-        return max(0, min(self.speculation.max_draft_tokens, self.remaining - 1))
+        most = max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens)
+        return max(0, min(most, self.remaining - 1))
 
     @property
     def awaits_mask(self) -> bool:
@@ -116,7 +117,7 @@ class TargetSequence:
 
     def put(self, tree: DraftTree) -> None:
         """Buffers what is useful of a tree that was made in this process."""
-        self.drafts.put(tree, self.committed_len, self.speculation.max_draft_tokens)
+        self.drafts.put(tree, self.committed_len, self.speculation.max_own_draft_tokens)
         self._cut_impossible()
 
     def take_grammar(self, grammar: Grammar) -> None:
@@ -132,7 +133,7 @@ class TargetSequence:
 
     def adjust(self, speculation: Speculation) -> None:
         self.speculation = speculation
-        self.drafts.limit(speculation.capacity)
+        self.drafts.limit(speculation.capacity, speculation.max_own_draft_tokens)
 
     def commit(self, token_ids: list[int], num_drafted: int) -> None:
         """Appends committed tokens."""
@@ -144,11 +145,11 @@ class TargetSequence:
         self.prompt_report = None
 
     def _cut_offered(self) -> None:
-        if self.drafts.num_sent:
-            self._cut_impossible()
-            if not self.drafts.num_sent:
-                # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
-                self.drafts.declined_len = self.committed_len
+        sent = self.drafts.num_sent
+        self._cut_impossible()
+        if sent and not self.drafts.num_sent:
+            # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
+            self.drafts.declined_len = self.committed_len
 
     def _cut_impossible(self) -> None:
         """Drops drafted tokens that no grammar lets through, before they cost a row."""

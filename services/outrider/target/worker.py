@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
+from outrider.drafting.source import DraftSource
 from outrider.engine import Engine, OutOfBlocks
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.protocol.finish import Finish
@@ -21,6 +22,7 @@ from outrider.target.choice import Pricing
 from outrider.target.commit import apply_stop_conditions
 from outrider.target.events import Event
 from outrider.target.opening import Limits
+from outrider.target.own_drafts import OwnDrafts
 from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.scheduler import Batching, Plan, PlannedRow, plan
 from outrider.target.sequence import PromptReport
@@ -48,8 +50,10 @@ class TargetWorker:
         batching: Batching,
         clock: Clock,
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
+        sources: Sequence[DraftSource] = (),
     ) -> None:
-        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs."""
+        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs.
+        `sources`: those of drafts that are made in this process."""
         self.stats = TargetStats()
         self.pace = StepPace(batching.max_batch_tokens, MIN_S if engine.info.device == "cpu" else MIN_ON_GPU_S)
         self.draining = False
@@ -57,6 +61,7 @@ class TargetWorker:
         self._limits = limits
         self._batching = batching
         self._clock = clock
+        self._own_drafts = OwnDrafts(sources, self.stats)
         self._sequences = OpenSequences(engine.kv, self.stats)
         self._accounting = StepAccounting(self.stats, row_price)
         self._report = Report()
@@ -92,6 +97,7 @@ class TargetWorker:
             case events.Adjusted():
                 if sequence := self._sequences.find(event.key):
                     sequence.adjust(event.speculation)
+                    self._own_drafts.limit(event.key, event.speculation)
             case Closed():
                 if self._sequences.find(event.key):
                     self._remove(event.key)
@@ -113,6 +119,7 @@ class TargetWorker:
         Returns when to call again if no event comes before: 0 for at once, None for never, else monotonic seconds.
         """
         started_s = self._clock()
+        self._own_drafts.offer(self._sequences)
         planned = self._schedule(started_s)
         for sequence, until_s in planned.held:
             sequence.timer.held_until_s = until_s
@@ -193,6 +200,7 @@ class TargetWorker:
         self._accounting.verified(result, outcome)
         self._engine.kv.keep(kv_of(sequence), result.path)
         sequence.commit(outcome.token_ids, draft.depth)
+        self._own_drafts.commit(sequence.key, base_len, outcome.token_ids)
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.
         self._engine.kv.rewind(kv_of(sequence), sequence.committed_len - 1)
         committed = Committed(
@@ -226,6 +234,7 @@ class TargetWorker:
         else:
             made = self._sequences.add(key, event.opening, self._limits.max_context_len, event.received_s)
             made.fit = self._accounting.calibration.fit(event.opening.tenant)
+            self._own_drafts.open(key, event.opening)
 
     def _offer(self, event: events.Offered | events.DraftRefused) -> None:
         sequence = self._sequences.find(event.key)
@@ -246,6 +255,7 @@ class TargetWorker:
 
     def _remove(self, key: SequenceKey) -> None:
         sequence = self._sequences.remove(key)
+        self._own_drafts.close(key)
         if sequence is not None:
             # After the steps' shares, which a router bounds by the time of the steps.
             sequence.timer.times.share_s += sequence.grammar_s

@@ -67,7 +67,7 @@ def test_every_token_knows_which_message_brought_it() -> None:
     assert serials(buffer) == [1, 1, 2, 3]
     buffer.advance([20], num_in_step=1)
     assert serials(buffer) == [1, 2, 3]
-    buffer.cut(2)
+    buffer.limit(2, 2)
     assert serials(buffer) == [1, 2]
     buffer.offer(DraftTree(5, (30,), epoch=1, serial=4), [*TRUTH, 20], 8)
     assert (guess(buffer), serials(buffer)) == ([30], [4])

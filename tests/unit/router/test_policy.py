@@ -56,6 +56,25 @@ def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
 
 
 @pytest.mark.parametrize(
+    ("client", "decision", "tokens"),
+    [
+        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5),
+        # What a draft worker saves or costs says nothing of what the target looks up.
+        (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 5),
+        (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0),
+        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(Setting.OFF)), 0),
+        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON, max_draft_tokens=2)), 2),
+    ],
+)
+def test_a_target_drafts_itself_unless_client_or_operator_forbid_drafts(
+    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int
+) -> None:
+    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
+    assert policy.allowance(a_request(speculation=client)).max_own_draft_tokens == tokens
+
+
+@pytest.mark.parametrize(
     ("asked", "operator", "tokens"), [(None, None, 5), (7, None, 5), (7, 3, 3), (7, 9, 5), (0, 3, 0), (2, 3, 2)]
 )
 def test_the_bounds_of_client_operator_and_router_all_hold(

@@ -202,20 +202,6 @@ def test_settings_are_sent_when_they_change_noticeably_not_every_round() -> None
     assert len(played(opened(), 200, drafted=5, accepted=2)) < 12
 
 
-def rounds(
-    controller: SpeculationController,
-    number: int,
-    *,
-    turnaround_us: int,
-    compute_us: int = 4_000,
-) -> None:
-    """Of a 20 ms step and an answer of three tokens."""
-    for i in range(number):
-        now_us = (i + 1) * (20_000 + turnaround_us)
-        committed(controller, 100 + i, now_us, num_tokens=2, num_drafted=3, num_accepted=1)
-        controller.draft_active(turnaround_us, num_tokens=3, compute_us=compute_us)
-
-
 def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 60) -> SpeculationController:
     """After so many rounds, of which one in `turns` is thought over."""
     controller = SpeculationController(CONFIG, ALLOWED)
@@ -231,7 +217,7 @@ def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 
             source="model",
         )
         controller.committed(done, number * round_us, decides=number % turns == turns - 1)
-        controller.draft_active(5_000, num_tokens=4, compute_us=4_000)
+        controller.draft_active(5_000)
     return controller
 
 
@@ -252,34 +238,24 @@ def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_o
     assert controller.gain.resting and controller.sent == PLAIN
 
 
-def test_a_draft_guesses_ahead_as_far_as_it_has_time_for() -> None:
-    for compute_us, turnaround_us, tokens in (
-        (4_000, 6_000, 8),
-        (24_000, 26_000, 3),
-        (24_000, 40_000, 5),
-        (90_000, 91_000, 1),
-    ):
-        controller = SpeculationController(CONFIG, INSISTENT)
-        assert controller.opened(5).run_ahead_tokens == CONFIG.run_ahead_tokens == 8
-        rounds(controller, 12, turnaround_us=turnaround_us, compute_us=compute_us)
-        assert controller.sent.run_ahead_tokens == tokens
+def test_a_draft_may_always_guess_as_far_ahead_as_is_configured() -> None:
+    assert opened().sent.run_ahead_tokens == CONFIG.run_ahead_tokens
 
 
-def test_how_far_one_draft_guesses_ahead_says_nothing_of_another() -> None:
-    controller, slow = SpeculationController(CONFIG, INSISTENT), DraftRecord()
-    controller.opened(5, slow)
-    rounds(controller, 12, turnaround_us=91_000, compute_us=90_000)
-    assert controller.opened(5).run_ahead_tokens == controller.opened(5, slow).run_ahead_tokens == 1
-    assert controller.opened(5, DraftRecord()).run_ahead_tokens == CONFIG.run_ahead_tokens
+OWN = replace(ALLOWED, max_own_draft_tokens=3)
+ALONE = Setting(0, 0, max_own_draft_tokens=3)
 
 
-def test_what_the_prompt_took_a_draft_is_not_what_a_token_takes_it() -> None:
-    controller = SpeculationController(CONFIG, INSISTENT)
-    controller.opened(5)
-    controller.draft_active(700_000, num_tokens=3, compute_us=600_000)
-    rounds(controller, 40, turnaround_us=6_000, compute_us=4_000)
-    assert (controller.sent.max_draft_tokens, controller.sent.run_ahead_tokens) == (5, 8)
-    # Nor what it had to read after a rest.
-    controller.draft_active(700_000, num_tokens=3, compute_us=600_000)
-    rounds(controller, 12, turnaround_us=6_000, compute_us=4_000)
-    assert (controller.sent.max_draft_tokens, controller.sent.run_ahead_tokens) == (5, 8)
+def test_a_target_makes_its_own_drafts_with_a_draft_worker_and_without() -> None:
+    controller = SpeculationController(CONFIG, OWN)
+    assert controller.opened(5).max_own_draft_tokens == 3
+    assert controller.lost() == ALONE
+    assert SpeculationController(CONFIG, OWN).lost() == ALONE
+
+
+def test_what_a_target_drafts_itself_changes_with_what_is_allowed_also_without_a_draft_worker() -> None:
+    controller = SpeculationController(CONFIG, OWN)
+    controller.lost()
+    assert controller.allow(ALLOWED) == PLAIN
+    assert controller.allow(ALLOWED) is None
+    assert controller.allow(OWN) == ALONE

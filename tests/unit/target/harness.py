@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from outrider.drafting.source import DraftSource
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig
 from outrider.engine.loader import load_engine
@@ -86,6 +87,7 @@ class Bench:
         prefix_cache: bool = True,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
+        sources: Sequence[DraftSource] = (),
     ) -> None:
         config = EngineConfig(
             dtype="float32",
@@ -104,6 +106,7 @@ class Bench:
             Batching(info.block_size, max_batch_tokens),
             lambda: self.now_s,
             row_price=row_price,
+            sources=sources,
         )
         self.answers: dict[SequenceKey, Answer] = {}
         self.tokens: dict[SequenceKey, list[int]] = {}

@@ -6,7 +6,16 @@ itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from outrider.drafting.lookup.source import LookupDrafts
+from outrider.drafting.source import DraftSource, Opening, register
+
+NAME = "ngram"
+# Tokens indexed at once: a long prompt is taken in over several steps, during its prefill.
+_MAX_INDEXED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class NgramConfig:
     measured on Spec-Bench: docs/benchmarks.md."""
     max_match: int = 8
     """A run this long is not compared further: the most recent one wins."""
-    max_candidates: int = 128
+    max_candidates: int = 8
     """Earlier occurrences of the shortest run that are looked at, most recent first."""
 
     def __post_init__(self) -> None:
@@ -30,8 +39,7 @@ class NgramConfig:
             raise ValueError("max_candidates: must be at least 1")
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """An earlier occurrence of the last `length` tokens, and the position that followed it."""
 
     start: int
@@ -51,41 +59,76 @@ class NgramIndex:
         # _previous[i - min_match]: the occurrence before the one that position i follows, or -1.
         self._previous: list[int] = []
 
-    def update(self) -> None:
-        """Takes in the tokens appended since the last call."""
+    def update(self, most: int | None = None) -> bool:
+        """Takes in tokens appended since the last call, at most so many; returns whether those are all."""
         size, tokens = self._config.min_match, self._tokens
         # An entry holds the position after its run, so the run at the very end is added later.
-        for position in range(len(self._previous) + size, len(tokens)):
+        start, end = len(self._previous) + size, len(tokens)
+        stop = end if most is None else min(end, start + most)
+        for position in range(start, stop):
             run = tuple(tokens[position - size : position])
             self._previous.append(self._latest.get(run, -1))
             self._latest[run] = position
+        return stop >= end
 
     def find(self) -> Match | None:
         """The longest earlier occurrence of the list's end, up to max_match; of equal ones the most recent."""
-        size, tokens = self._config.min_match, self._tokens
+        config, tokens, previous = self._config, self._tokens, self._previous
+        size, most = config.min_match, config.max_match
         position = self._latest.get(tuple(tokens[-size:]), -1)
-        best: Match | None = None
-        for _ in range(self._config.max_candidates):
+        best, longest = -1, 0
+        # Inline, because this runs between steps for each sequence: a call costs more than most comparisons.
+        for _ in range(config.max_candidates):
             if position < 0:
                 break
-            length = self._common(position)
-            if best is None or length > best.length:
-                best = Match(position, length)
-            if length == self._config.max_match:
-                break
-            position = self._previous[position - size]
-        return best
+            length, end = size, min(most, position)
+            while length < end and tokens[position - 1 - length] == tokens[-1 - length]:
+                length += 1
+            if length > longest:
+                best, longest = position, length
+                if length == most:
+                    break
+            position = previous[position - size]
+        return Match(best, longest) if longest else None
 
     def continuation(self, match: Match, count: int) -> list[int]:
         """`count` tokens from where the match ended. Past the end of the list it repeats with the match's own
         period."""
-        period = len(self._tokens) - match.start
-        return [self._tokens[match.start + offset % period] for offset in range(count)]
+        tokens, start = self._tokens, match.start
+        if start + count <= len(tokens):
+            return tokens[start : start + count]
+        period = len(tokens) - start
+        return [tokens[start + offset % period] for offset in range(count)]
 
-    def _common(self, position: int) -> int:
-        """How many tokens before `position` equal the list's last ones; at least min_match are known to."""
-        tokens, size = self._tokens, self._config.min_match
-        most = min(self._config.max_match, position)
-        while size < most and tokens[position - 1 - size] == tokens[-1 - size]:
-            size += 1
-        return size
+
+@register(NAME, gives_q=True)
+def ngrams() -> DraftSource:
+    return LookupDrafts(NAME, NgramLookup)
+
+
+class NgramLookup:
+    """The index of one sequence, and its last match: as long as commits follow that, it is not searched anew."""
+
+    def __init__(self, opening: Opening, config: NgramConfig | None = None) -> None:
+        self._config = config or NgramConfig()
+        self._tokens = [*opening.prompt, *opening.committed]
+        self._index = NgramIndex(self._tokens, self._config)
+        self._match: Match | None = None
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        match, count = self._match, len(tokens)
+        if match is not None:
+            follows = self._index.continuation(match, count) == list(tokens)
+            self._match = Match(match.start + count, match.length + count) if follows else None
+        self._tokens.extend(tokens)
+
+    def catch_up(self) -> bool:
+        return self._index.update(_MAX_INDEXED)
+
+    def find(self, count: int) -> tuple[Sequence[int], int]:
+        """The tokens after the longest match."""
+        match = self._match
+        if match is None and (match := self._index.find()) is None:
+            return (), 0
+        self._match = match
+        return self._index.continuation(match, count), min(match.length, self._config.max_match)

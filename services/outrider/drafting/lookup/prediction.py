@@ -1,0 +1,40 @@
+"""Drafts from the output that the client predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.drafting.lookup.source import LookupDrafts
+from outrider.drafting.source import DraftSource, Opening, register
+from outrider.options.prediction import Prediction
+
+NAME = "prediction"
+
+
+@register(NAME, gives_q=True)
+def predictions() -> DraftSource:
+    return LookupDrafts(NAME, PredictionLookup.of)
+
+
+class PredictionLookup:
+    """The place of the answer in the prediction."""
+
+    def __init__(self, prediction: Prediction) -> None:
+        self._prediction = prediction
+
+    @classmethod
+    def of(cls, opening: Opening) -> PredictionLookup | None:
+        if not opening.prediction:
+            return None
+        prediction = Prediction(opening.prediction)
+        prediction.extend(opening.committed)
+        return cls(prediction)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._prediction.extend(tokens)
+
+    def catch_up(self) -> bool:
+        return True
+
+    def find(self, count: int) -> tuple[Sequence[int], int]:
+        return self._prediction.upcoming(count), self._prediction.matched

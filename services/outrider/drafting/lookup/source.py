@@ -1,0 +1,100 @@
+"""Drafts that are looked up in what a sequence has said so far, in the process that verifies them.
+
+A lookup answers before the next step is planned, so it is never waited for. It must be quick: it runs between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Opening
+from outrider.drafting.tree import DraftTree
+from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
+from outrider.protocol.sequence_key import SequenceKey
+
+
+class Lookup(Protocol):
+    """One sequence's text."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Takes committed tokens in."""
+        ...
+
+    def catch_up(self) -> bool:
+        """Does a bounded part of what is left to do before the first lookup; returns whether that is all."""
+        ...
+
+    def find(self, count: int) -> tuple[Sequence[int], int]:
+        """At most `count` next tokens, and how many tokens before them matched. No tokens: nothing was found."""
+        ...
+
+
+@dataclass(slots=True)
+class _Text:
+    lookup: Lookup
+    length: int
+    count: int
+    stop_token_ids: frozenset[int]
+    ratio: bool
+
+
+@dataclass(slots=True)
+class LookupDrafts:
+    """A DraftSource with one lookup for each sequence."""
+
+    name: str
+    make: Callable[[Opening], Lookup | None]
+    """None: there is nothing to look up for this sequence."""
+    _texts: dict[SequenceKey, _Text] = field(default_factory=dict)
+    _due: dict[SequenceKey, _Text] = field(default_factory=dict)
+    """Those whose text or limits have changed since they were last looked up."""
+
+    def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
+        if (lookup := self.make(opening)) is None:
+            return
+        length, ratio = len(opening.prompt) + len(opening.committed), opening.mode is VerificationMode.RATIO
+        count = opening.limits.max_draft_tokens
+        self._texts[key] = self._due[key] = _Text(lookup, length, count, opening.stop_token_ids, ratio)
+
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
+        if (text := self._texts.get(key)) is not None:
+            text.lookup.extend(tokens)
+            text.length = base_len + len(tokens)
+            self._due[key] = text
+
+    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+        if (text := self._texts.get(key)) is not None:
+            text.count = limits.max_draft_tokens
+            self._due[key] = text
+
+    def close(self, key: SequenceKey, reason: CloseReason) -> None:
+        self._texts.pop(key, None)
+        self._due.pop(key, None)
+
+    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree]]:
+        due, self._due = self._due, {}
+        for key, text in due.items():
+            if not text.lookup.catch_up():
+                self._due[key] = text
+            elif text.count:
+                tokens, matched = text.lookup.find(text.count)
+                if tokens:
+                    yield key, self._tree(text, tokens, matched)
+
+    def _tree(self, text: _Text, tokens: Sequence[int], matched: int) -> DraftTree:
+        found = tuple(_until_stop(tokens, text.stop_token_ids))
+        # The token is not drawn, so in ratio mode q gives it probability 1.
+        q = tuple(DraftDistribution((token,), (Q_TOTAL,)) for token in found) if text.ratio else ()
+        return DraftTree(text.length, found, q=q, source=self.name, matched=matched)
+
+
+def _until_stop(tokens: Sequence[int], stop_token_ids: frozenset[int]) -> Sequence[int]:
+    """The tokens up to and including the first stop token."""
+    if stop_token_ids.isdisjoint(tokens):
+        return tokens
+    for position, token in enumerate(tokens):
+        if token in stop_token_ids:
+            return tokens[: position + 1]
+    return tokens

@@ -1,0 +1,104 @@
+"""Lookups as sources of drafts: what they propose after each commit, and what they cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from outrider.drafting.lookup import NAMES
+from outrider.drafting.lookup.ngram import NgramLookup, ngrams
+from outrider.drafting.lookup.prediction import predictions
+from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Opening, make_sources, register
+from outrider.drafting.tree import DraftTree
+from outrider.options.sampling import SamplingParams, VerificationMode
+from outrider.protocol.sequence_key import SequenceKey
+
+KEY, OTHER = SequenceKey(1, 1), SequenceKey(1, 2)
+
+
+def opening(prompt: Sequence[int], count: int = 4, **fields: object) -> Opening:
+    given = {"params": SamplingParams(temperature=0), "mode": VerificationMode.GREEDY} | fields
+    return Opening(prompt, limits=DraftLimits(count), **given)  # type: ignore[arg-type]
+
+
+def proposed(source: DraftSource) -> list[tuple[SequenceKey, int, list[int], int]]:
+    trees = [(key, tree) for key, tree in source.poll() if isinstance(tree, DraftTree)]
+    return [(key, tree.base_len, tree.guess(), tree.matched) for key, tree in trees]
+
+
+def test_the_text_so_far_is_looked_up_once_after_each_commit() -> None:
+    source = ngrams()
+    source.open(KEY, opening([1, 2, 3, 4, 9, 1, 2]))
+    source.open(OTHER, opening([5, 6, 7]))
+    assert proposed(source) == [(KEY, 7, [3, 4, 9, 1], 2)]
+    assert proposed(source) == []
+    source.commit(KEY, 7, [3, 4])
+    assert proposed(source) == [(KEY, 9, [9, 1, 2, 3], 4)]
+    source.commit(KEY, 9, [8])
+    assert proposed(source) == []
+    source.commit(KEY, 10, [1, 2])
+    assert proposed(source) == [(KEY, 12, [3, 4, 8, 1], 2)]
+
+
+def test_a_closed_or_paused_sequence_is_not_looked_up() -> None:
+    source = ngrams()
+    source.open(KEY, opening([1, 2, 3, 1, 2]))
+    source.limit(KEY, DraftLimits(0))
+    assert proposed(source) == []
+    source.limit(KEY, DraftLimits(1))
+    assert proposed(source) == [(KEY, 5, [3], 2)]
+    source.close(KEY, CloseReason.FINISHED)
+    source.commit(KEY, 5, [3])
+    assert proposed(source) == []
+
+
+def test_a_proposal_ends_with_a_stop_token() -> None:
+    source = ngrams()
+    source.open(KEY, opening([1, 2, 3, 4, 1, 2], stop_token_ids=frozenset({4})))
+    assert proposed(source) == [(KEY, 6, [3, 4], 2)]
+
+
+def test_in_ratio_mode_what_is_looked_up_has_probability_one() -> None:
+    source = ngrams()
+    source.open(KEY, opening([1, 2, 3, 1, 2], params=SamplingParams(temperature=1), mode=VerificationMode.RATIO))
+    [(_, tree)] = source.poll()
+    assert isinstance(tree, DraftTree)
+    assert [(q.token_ids, q.counts) for q in tree.q] == [((token,), (65536,)) for token in tree.token_ids]
+
+
+def test_a_long_prompt_is_taken_in_over_several_steps() -> None:
+    source, prompt = ngrams(), [*range(3000), 1, 2]
+    source.open(KEY, opening(prompt))
+    assert [bool(proposed(source)) for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_match_that_is_followed_goes_on_as_one_that_is_searched_anew(seed: int) -> None:
+    rng = random.Random(seed)
+    text = [rng.randrange(50) for _ in range(40)]
+    followed = NgramLookup(opening(text[:2]))
+    followed.extend([*text[2:], *text[:3]])
+    assert followed.catch_up()
+    for position in range(3, 30):
+        tokens, matched = followed.find(3)
+        assert list(tokens) == text[position : position + 3] and matched == min(position, 8)
+        followed.extend([text[position]])
+        followed.catch_up()
+
+
+def test_a_prediction_is_proposed_and_gone_on_with_where_the_answer_leaves_it() -> None:
+    source, predicted = predictions(), list(range(100, 120))
+    source.open(OTHER, opening([5, 6]))
+    source.open(KEY, opening([5, 6], 3, prediction=predicted, committed=[100]))
+    assert [found[:3] for found in proposed(source)] == [(KEY, 3, [101, 102, 103])]
+    source.commit(KEY, 3, [101, 9])
+    assert [found[:3] for found in proposed(source)] == [(KEY, 5, [103, 104, 105])], "as if 9 stood for 102"
+
+
+def test_sources_are_made_by_name_and_a_name_stands_for_one() -> None:
+    assert len(make_sources(NAMES)) == len(NAMES)
+    with pytest.raises(ValueError, match="'oracle' is no source of drafts"):
+        make_sources(["oracle"])
+    with pytest.raises(ValueError, match="called 'ngram' already"):
+        register("ngram", gives_q=True)(ngrams)
