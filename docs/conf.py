@@ -21,6 +21,6 @@ html_extra_path = ["openapi"]
 myst_heading_anchors = 4
 # Of make linkcheck: addresses on the reader's own machine.
 linkcheck_ignore = [r"http://(127\.0\.0\.1|localhost)"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "upstream"]
 # The text of code blocks is a diagram, output or a mixture of shells: Pygments need not read it.
 highlight_language = "none"

@@ -57,6 +57,12 @@ PEERS = {
     "transformers": Peer("peer_transformers"),
     "vllm": _EAGER_VLLM,
     "vllm-compiled": replace(_EAGER_VLLM, arguments=("compiled",)),
+    # vLLM with a target's scheduler, worker and proposer, and no drafts: what these cost alone.
+    "vllm-outrider": replace(
+        _EAGER_VLLM,
+        arguments=("eager", "outrider", "8"),
+        variables={**_VLLM_VARIABLES, "PYTHONPATH": f"{ROOT}:{ROOT / 'services'}"},
+    ),
     # Compiled for this machine's instructions, like llama.cpp's default; without image support.
     "llamacpp": Peer(
         "peer_llamacpp",

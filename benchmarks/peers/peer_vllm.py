@@ -12,12 +12,14 @@ from typing import Any
 from benchmarks.peers.serving import Measures, serve, timed_ms
 
 _MAX_TOKENS = 1024
+_MAX_SEQUENCES = 64
 
 
 class Vllm:
     """One engine, and the requests of the measurement at hand."""
 
-    def __init__(self, path: str, eager: bool, speculation: dict[str, Any] | None = None) -> None:
+    def __init__(self, path: str, eager: bool, speculation: dict[str, Any] | None = None, **more: Any) -> None:
+        """`more`: arguments of vLLM's engine."""
         from vllm import LLM
 
         self._engine: Any = LLM(
@@ -26,9 +28,10 @@ class Vllm:
             enforce_eager=eager,
             enable_prefix_caching=False,
             max_model_len=2048,
-            max_num_seqs=64,
+            max_num_seqs=_MAX_SEQUENCES,
             disable_log_stats=True,
             speculative_config=speculation,
+            **more,
         ).llm_engine
         self._requests: list[str] = []
         self._count = 0
@@ -98,16 +101,25 @@ def speculative_config(kind: str, tokens: int, draft: str) -> dict[str, Any]:
     if kind == "ngram":
         lookup = {"prompt_lookup_max": 8, "prompt_lookup_min": 2}
         return {"method": "ngram", "num_speculative_tokens": tokens, **lookup}
+    if kind == "outrider":
+        every = [[1, _MAX_SEQUENCES, tokens]]
+        method = {"method": "custom_class", "model": "outrider.vllm.proposer.NoProposer"}
+        return {**method, "num_speculative_tokens": tokens, "num_speculative_tokens_per_batch_size": every}
     return {"method": "draft_model", "model": draft, "num_speculative_tokens": tokens}
 
 
+_OUTRIDER = {"scheduler_cls": "outrider.vllm.scheduler.Scheduler", "worker_cls": "outrider.vllm.worker.Worker"}
+"""What a target sets besides speculation. Without drafts it shows what these settings alone cost."""
+
+
 def load(path: str, mode: str, kind: str = "", tokens: str = "0", draft: str = "") -> tuple[Measures, dict[str, Any]]:
-    """For `serve`. `mode` is eager or compiled; `kind` is ngram, draft or empty for no speculation.
+    """For `serve`. `mode` is eager or compiled; `kind` is ngram, draft, outrider (the settings of a target, without
+    drafts), or empty for no speculation.
 
     vLLM sets its threads itself: one for each core it is bound to.
     """
     speculation = speculative_config(kind, int(tokens), draft) if kind else None
-    peer = Vllm(path, mode == "eager", speculation)
+    peer = Vllm(path, mode == "eager", speculation, **(_OUTRIDER if kind == "outrider" else {}))
     import torch
     import vllm
 

@@ -30,9 +30,12 @@ class MaskedGrammar(StructuredOutputGrammar):
         self._ahead: list[int] = []
 
     def settle(self) -> None:
-        if self._ahead:
-            self._grammar.advance(self._ahead)
-            self._ahead = []
+        ahead, self._ahead = self._ahead, []
+        try:
+            if ahead:
+                self._grammar.advance(ahead)
+        except InvalidRequest as error:
+            self.error = error
 
     def num_possible(self, token_ids: list[int]) -> int:
         """How many of these drafted tokens the grammar lets through. Between two steps only."""

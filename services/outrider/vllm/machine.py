@@ -84,8 +84,8 @@ class VllmMachine:
                 if (sequence := self._find(event.key)) is not None:
                     self._begin(sequence, event.grammar)
             case events.GrammarWork():
-                # Its masks are made in the step, and are a part of the step's time.
-                pass
+                if event.key in self._open:
+                    self._open[event.key].grammar_s += event.seconds
             case events.Offered() | events.DraftRefused():
                 self._offer(event)
             case events.Adjusted():
@@ -182,14 +182,18 @@ class VllmMachine:
         self.stats.num_preemptions = self._scheduler.num_preemptions
 
     def _settle(self, sequence: VllmSequence, output: Any) -> None:
-        error: Exception | None = sequence.grammar.error if sequence.grammar is not None else None
-        if error is None and output.finish_reason not in FINISHES:
-            error = Unavailable(f"vLLM ended the request: {output.finish_reason}")
-        if error is not None:
-            self.stats.num_step_failures += 1
+        try:
+            if sequence.grammar is not None and sequence.grammar.error is not None:
+                raise sequence.grammar.error
+            if output.finish_reason not in FINISHES:
+                raise Unavailable(f"vLLM ended the request: {output.finish_reason}")
+            self._commit(sequence, output)
+        except Exception as error:
+            if not isinstance(error, InvalidRequest):
+                log.error("a sequence failed in its step", exc_info=error, extra=sequence.opening.log_fields)
+                self.stats.num_step_failures += 1
             self._fail(sequence.key, error)
             return
-        self._commit(sequence, output)
         if output.finish_reason is not None:
             self._remove(sequence.key)
 
@@ -320,6 +324,9 @@ class VllmMachine:
         self._book.close(sequence.request_id)
         # Nothing happens when vLLM has ended it already.
         self._core.abort_requests([sequence.request_id])
+        # After the steps' shares, which a router bounds by the time of the steps.
+        sequence.timer.times.share_s += sequence.grammar_s
+        self.stats.busy_s += sequence.grammar_s
         self._report.removed.append((key, sequence.timer.times))
 
 

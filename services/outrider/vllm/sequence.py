@@ -35,6 +35,8 @@ class VllmSequence:
     request: Any = None
     """vLLM's; None while the grammar is compiled."""
     grammar: MaskedGrammar | None = None
+    grammar_s: float = 0.0
+    """Time of the threads that compiled its grammar."""
     committed_len: int = field(init=False)
     answered: bool = False
     """Whether tokens were committed since the opening."""
