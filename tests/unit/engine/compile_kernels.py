@@ -1,68 +1,222 @@
-"""Compiles every kernel for a Hopper GPU, which needs none. Prints a line for each: name, registers spilt to memory.
+"""Compiles every kernel that the engine launches, for GPUs that are not here.
+
+    python tests/unit/engine/compile_kernels.py [--archs 80 90] [--models llama-8b] [--dtypes bfloat16] [--write]
+
+The launches are the engine's own: its code runs on tensors without data, with a recorder in the place of Triton's
+launcher. What each arrives with is compiled for each card. Prints one line of JSON for each: registers, spilt bytes,
+shared memory, and how many blocks a multiprocessor holds. `--write` keeps these as the bounds of later compiles.
 
 Run in a process of its own: kernels are either interpreted or compiled, as the environment says when they are imported.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import subprocess
-import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
-from outrider.engine import llama_kernels
-from outrider.engine.attention import paged_kernels
+from outrider.engine import fused_gpu, llama_kernels
+from outrider.engine.attention import KVCache, paged_kernels
+from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS
+from outrider.engine.attention.paged import NUM_SPLITS, Shape, TritonBatch
+from transformers import LlamaConfig, LlamaForCausalLM
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-HOPPER = GPUTarget("cuda", 90, 32)
-POINTERS = {"*bf16": "query key value key_cache value_cache out residual delta weight qkv cos sin gate_up"}
-POINTERS |= {"*fp32": "partial partial_max partial_sum", "fp32": "scale eps"}
-POINTERS["*i64"] = "tile_start tile_count tile_blocks tile_own blocks visible own_mask slots positions"
-TYPES = {name: kind for kind, names in POINTERS.items() for name in names.split()}
-HEADS = {"HEADS": 32, "HEAD_DIM": 128, "HEAD_PADDED": 128}
+BOUNDS = Path(__file__).with_name("kernel_bounds.json")
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
+DTYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
+BLOCK_SIZE = 16
+REGISTERS = 65536
+"""Of a multiprocessor."""
 
 
-def cases() -> list[tuple[Any, dict[str, Any]]]:
-    attend = HEADS | {"SHARE": 4, "BLOCK_SIZE": 16, "TILE_KEYS": 64, "WIDEN": False}
-    few, many = {"TILE_ROWS": 16, "NUM_SPLITS": 16}, {"TILE_ROWS": 64, "NUM_SPLITS": 1}
-    store = {"KV_HEADS": 8, "KV_HEADS_PADDED": 8, "HEAD_DIM": 128, "HEAD_PADDED": 128}
-    return [
-        *((paged_kernels.attend_kernel, attend | size | {"TREE": tree}) for size in (few, many) for tree in (0, 1)),
-        (paged_kernels.reduce_kernel, HEADS | {"TILE_KEYS": 64, "NUM_SPLITS": 16}),
-        (paged_kernels.store_kernel, store),
-        (llama_kernels.norm_kernel, {"WIDTH": 4096, "PADDED": 4096, "ADD": True}),
-        (llama_kernels.rotate_store_kernel, {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HALF_PADDED": 64}),
-        (llama_kernels.gate_kernel, {"WIDTH": 14336, "BLOCK": 1024}),
-    ]
+@dataclass(frozen=True)
+class Card:
+    shared_block: int
+    """Most bytes of shared memory of one block."""
+    shared: int
+    """Bytes of shared memory of a multiprocessor."""
+    warps: int
 
 
-def spilt_bytes(kernel: Any, constants: dict[str, Any]) -> int:
-    """Of local memory that one thread of the compiled kernel uses."""
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in names}
-    values = {(names.index(name),): value for name, value in constants.items()}
-    # As in service: tensors and strides are multiples of 16, which lets loads be wide.
-    aligned = {
-        (names.index(n),): [["tt.divisibility", 16]]
-        for n, kind in signature.items()
-        if kind not in ("constexpr", "fp32")
-    }
-    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=aligned)
-    compiled = triton.compile(source, target=HOPPER)
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+CARDS = {
+    80: Card(166912, 167936, 64),
+    89: Card(101376, 102400, 48),
+    90: Card(232448, 233472, 64),
+    100: Card(232448, 233472, 64),
+}
+
+# Width, inner width, heads, key heads, head_dim.
+MODELS = {
+    "llama-8b": (4096, 14336, 32, 8, 128),
+    "llama-70b": (8192, 28672, 64, 8, 128),
+    "llama-1b": (2048, 8192, 32, 8, 64),
+    "qwen2.5-7b": (3584, 18944, 28, 4, 128),
+    "smollm2-135m": (576, 1536, 9, 3, 64),
+    "phi-3-mini": (3072, 8192, 32, 32, 96),
+    "gemma-3-4b": (2560, 10240, 8, 4, 256),
+    "llama-2-7b": (4096, 11008, 32, 32, 128),
+}
+# Tiles of few queries and of many, and whether there are trees: decoding, verification of trees, a chunk of prefill.
+STEPS = (((1, 0), False), ((1, 0), True), ((0, 1), False))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with all that Triton compiles into it."""
+
+    kernel: str
+    arguments: tuple[tuple[str, str, bool], ...]
+    """Name, type, and whether it is a multiple of 16."""
+    constants: tuple[tuple[str, Any], ...]
+    warps: int
+    stages: int
+
+    @property
+    def name(self) -> str:
+        """What the bounds are kept under."""
+        sizes = ",".join(f"{name}={value}" for name, value in self.constants)
+        kinds = sorted({kind[1:] for _, kind, _ in self.arguments if kind.startswith("*")} - {"i64"})
+        return f"{self.kernel} {'/'.join(kinds)} {sizes}"
+
+
+class Recorder:
+    """Stands for a module of kernels, and keeps what each is launched with."""
+
+    def __init__(self, module: Any, found: dict[Launch, None]) -> None:
+        self._module = module
+        self._found = found
+
+    def __getattr__(self, name: str) -> Launcher:
+        return Launcher(self, getattr(self._module, name))
+
+    def add(self, kernel: Any, values: Sequence[Any], options: dict[str, Any]) -> None:
+        warps, stages = options.pop("num_warps", 4), options.pop("num_stages", 3)
+        constants, arguments = dict(options), []
+        for parameter, value in zip(kernel.params, values, strict=False):
+            if isinstance(value, torch.Tensor):
+                # The allocator's addresses are multiples of 16; a view of a step's layout may begin anywhere.
+                kind = DTYPES[value.dtype]
+                arguments.append((parameter.name, kind, not parameter.do_not_specialize_on_alignment))
+            elif isinstance(value, float):
+                arguments.append((parameter.name, "fp32", False))
+            elif value == 1:
+                constants[parameter.name] = 1
+            else:
+                arguments.append((parameter.name, "i32", value % 16 == 0))
+        launch = Launch(kernel.__name__, tuple(arguments), tuple(sorted(constants.items())), warps, stages)
+        self._found[launch] = None
+
+
+@dataclass(frozen=True)
+class Launcher:
+    recorder: Recorder
+    kernel: Any
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        return lambda *values, **options: self.recorder.add(self.kernel, values, options)
+
+
+def launches(models: Sequence[str], dtypes: Sequence[torch.dtype]) -> list[Launch]:
+    """What the engine launches for these models, each once."""
+    found: dict[Launch, None] = {}
+    with torch.device("meta"):
+        for name in models:
+            for dtype in dtypes:
+                _run(MODELS[name], dtype, found)
+    return list(found)
+
+
+def _run(sizes: tuple[int, ...], dtype: torch.dtype, found: dict[Launch, None]) -> None:
+    width, inner, heads, kv_heads, head_dim = sizes
+    config = LlamaConfig(
+        hidden_size=width,
+        intermediate_size=inner,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        num_hidden_layers=1,
+        vocab_size=64,
+    )
+    paged, llama = Recorder(paged_kernels, found), Recorder(llama_kernels, found)
+    fused_gpu._load_kernels = lambda: llama
+    model = fused_gpu.GpuLlama(LlamaForCausalLM(config).to(dtype), 64)
+    shape = Shape(heads, kv_heads, head_dim, BLOCK_SIZE)
+    cache = KVCache(*(torch.zeros(1, kv_heads, 64, head_dim, dtype=dtype) for _ in range(2)))
+    numbers = torch.zeros(32, dtype=torch.int64)
+    views = dict.fromkeys((*TOKEN_FIELDS, *TILE_FIELDS, "blocks"), numbers)
+    for tiles, tree in STEPS:
+        batch = TritonBatch(shape, paged, cache, views, tiles, NUM_SPLITS, tree, None)
+        model.forward(numbers, numbers, numbers, batch)
+    # Decoders of other shapes have their keys written by a kernel of their own.
+    key = torch.zeros(32, kv_heads, head_dim, dtype=dtype)
+    batch.store(key, key, 0)
+
+
+def compiled(launch: Launch, arch: int) -> dict[str, Any]:
+    """What the assembler made of it for one card."""
+    kernel = getattr(paged_kernels, launch.kernel, None) or getattr(llama_kernels, launch.kernel)
+    kinds = {name: kind for name, kind, _ in launch.arguments}
+    signature = {name: kinds.get(name, "constexpr") for name in kernel.arg_names}
+    at = kernel.arg_names.index
+    aligned = {(at(name),): [["tt.divisibility", 16]] for name, _, multiple in launch.arguments if multiple}
+    constants = {(at(name),): value for name, value in launch.constants}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
+        file.write(made.asm["cubin"])
         file.flush()
-        usage = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"STACK:(\d+) .*LOCAL:(\d+)", usage)
-    assert found, usage
-    return int(found[1]) + int(found[2])
+        usage = _tool("-res-usage", file.name)
+    sizes = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    card, shared = CARDS[arch], made.metadata.shared
+    registers = sizes["REG"] * 32 * launch.warps
+    return {
+        "registers": sizes["REG"],
+        "spilt": sizes["STACK"] + sizes["LOCAL"],
+        "shared": shared,
+        "fits": shared <= card.shared_block,
+        "blocks": min(REGISTERS // registers, card.warps // launch.warps, card.shared // (shared + 1024)),
+        "tensor_cores": "mma" in made.asm["ptx"],
+    }
+
+
+def _tool(*arguments: str) -> str:
+    return subprocess.run([TOOLS / "cuobjdump", *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def _line(task: tuple[Launch, int]) -> dict[str, Any]:
+    launch, arch = task
+    return {"arch": arch, "kernel": launch.kernel, "name": launch.name, **compiled(launch, arch)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--archs", type=int, nargs="+", default=list(CARDS), choices=list(CARDS))
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    found = launches(options.models, [getattr(torch, name) for name in options.dtypes])
+    bounds: dict[str, dict[str, list[int]]] = {}
+    with ProcessPoolExecutor() as pool:
+        for line in pool.map(_line, [(launch, arch) for arch in options.archs for launch in found]):
+            print(json.dumps(line), flush=True)
+            bounds.setdefault(line["name"], {})[str(line["arch"])] = [line["registers"], line["blocks"]]
+    if options.write:
+        lines = [f"{json.dumps(name)}: {json.dumps(cards)}" for name, cards in sorted(bounds.items())]
+        BOUNDS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":
-    for kernel, constants in cases():
-        sys.stdout.write(f"{kernel.__name__} {spilt_bytes(kernel, constants)}\n")
+    main()

@@ -27,7 +27,8 @@ NUM_SPLITS = 16
 """With eight key heads one sequence occupies 128 programs, about the multiprocessors of a large GPU."""
 SMALL_SPAN = 64
 """Rows with at most this many queries have their keys split."""
-_TILE_KEYS = 64
+MAX_HEAD_DIM = 256
+"""Tiles of larger heads do not fit the registers and the shared memory of any card."""
 _TILE_ROWS_SMALL, _TILE_ROWS_LARGE = 16, 64
 
 
@@ -60,6 +61,8 @@ class Shape:
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads: {self.heads} is not a multiple of {self.kv_heads} key heads")
+        if self.head_dim > MAX_HEAD_DIM:
+            raise ValueError(f"head_dim: {self.head_dim} is more than the {MAX_HEAD_DIM} that attention runs on GPUs")
 
     @property
     def share(self) -> int:
@@ -69,6 +72,23 @@ class Shape:
     @property
     def head_padded(self) -> int:
         return max(16, _power_of_two(self.head_dim))
+
+    @property
+    def tile_keys(self) -> int:
+        """Keys of one tile. Tiles of 64 keys of 256 numbers do not fit the shared memory of an L4, A10 or RTX 4090."""
+        return 32 if self.head_padded == MAX_HEAD_DIM else 64
+
+    def launch(self, least_rows: int, dtype: torch.dtype) -> dict[str, int]:
+        """How many warps run a tile, and how many of its loads are under way at a time.
+
+        Four warps spill the registers of a large tile, and a third load those of a small one of small heads. In float32
+        a second load does not fit the shared memory of small cards.
+        """
+        if dtype == torch.float32:
+            return {"num_warps": 4, "num_stages": 1}
+        if least_rows == _TILE_ROWS_LARGE:
+            return {"num_warps": 8, "num_stages": 3}
+        return {"num_warps": 4, "num_stages": 2 if self.head_padded <= 64 else 3}
 
     def tile_rows(self, least: int) -> int:
         return max(least, _power_of_two(self.share))
@@ -112,7 +132,7 @@ class TritonAttention:
         fill({name: numbers[at] for name, at in slices.items()}, groups)
         on_device = buffer.to(cache.keys[0].device, non_blocking=True)
         views = {name: on_device[at] for name, at in slices.items()}
-        splits = min(NUM_SPLITS, -(-max((span.kv_len for span in few), default=0) // _TILE_KEYS))
+        splits = min(NUM_SPLITS, -(-max((span.kv_len for span in few), default=0) // self.shape.tile_keys))
         trees = any(span.parents for span in spans)
         return self.batch(views, cache, tiles, tree=trees, splits=splits)
 
@@ -263,10 +283,11 @@ class TritonBatch:
             HEAD_PADDED=shape.head_padded,
             BLOCK_SIZE=shape.block_size,
             TILE_ROWS=shape.tile_rows(least_rows),
-            TILE_KEYS=_TILE_KEYS,
+            TILE_KEYS=shape.tile_keys,
             NUM_SPLITS=NUM_SPLITS if split else 1,
             TREE=self._tree,
             WIDEN=keys.device.type == "cpu",
+            **shape.launch(least_rows, keys.dtype),
         )
 
     def _reduce(self, tokens: int) -> None:
@@ -280,7 +301,7 @@ class TritonBatch:
             HEADS=shape.heads,
             HEAD_DIM=shape.head_dim,
             HEAD_PADDED=shape.head_padded,
-            TILE_KEYS=_TILE_KEYS,
+            TILE_KEYS=shape.tile_keys,
             NUM_SPLITS=NUM_SPLITS,
         )
 
