@@ -64,24 +64,23 @@ class TenantUser(User):
 
     def _done(self, outcome: Outcome) -> None:
         type(self).record(outcome)
-        self._series(
-            "", outcome.e2e_ms, outcome.completion_tokens, RuntimeError(outcome.error) if outcome.error else None
-        )
-        if not outcome.error:
-            self._series(": first token", outcome.ttft_ms)
-            for gap_ms in outcome.itl_ms:
-                self._series(": inter-token", gap_ms)
-
-    def _series(self, what: str, milliseconds: float, length: int = 0, exception: Exception | None = None) -> None:
-        """Adds a sample to Locust's own statistics and charts. `length` is in tokens."""
         self.environment.events.request.fire(
             request_type=self.tenant.protocol,
-            name=f"{self.tenant.name}{what}",
-            response_time=milliseconds,
-            response_length=length,
-            exception=exception,
+            name=self.tenant.name,
+            response_time=outcome.e2e_ms,
+            response_length=outcome.completion_tokens,
+            exception=RuntimeError(outcome.error) if outcome.error else None,
             context={},
         )
+        if not outcome.error:
+            self._log("first token", outcome.ttft_ms)
+            for gap_ms in outcome.itl_ms:
+                self._log("inter-token", gap_ms)
+
+    def _log(self, what: str, milliseconds: float) -> None:
+        """A row of its own in Locust's report, which its totals leave out: they are of requests."""
+        row = self.environment.stats.get(f"{self.tenant.name}: {what}", self.tenant.protocol)
+        row.log(milliseconds, 0)
 
 
 def user_classes(

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import grpc
+from outrider.errors import OutriderError
 from outrider.rpc.roles import bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 
 from outrider_controller.cli.channels import gateway_channel
 from outrider_controller.cli.contexts import api_key
-from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.exits import CommandError, ExitCode
 
 SPECULATION_MODES = {
     "auto": router_pb2.SPECULATION_MODE_AUTO,
@@ -80,10 +81,19 @@ class Gateway:
             async for response in call:
                 yield response
         except grpc.RpcError as error:
-            raise CommandError.of(from_rpc_error(error), f"gateway at {self.address}") from error
+            raise self._refused(from_rpc_error(error)) from error
         finally:
             # grpc.aio cancels no call that is merely let go of: it would keep its place among the connection's.
             call.cancel()
+
+    def _refused(self, error: OutriderError) -> CommandError:
+        refused = CommandError.of(error, f"gateway at {self.address}")
+        if refused.exit_code is not ExitCode.DENIED or self._credential:
+            return refused
+        # What the gateway says of HTTP headers is no help here.
+        where = "OUTRIDER_API_KEY, or outrider config set-context --api-key-file"
+        message = f"gateway at {self.address}: it asks for an API key: {where}"
+        return CommandError(message, refused.exit_code, reason=refused.reason)
 
     async def answer(
         self,

@@ -141,7 +141,7 @@ def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]
     yield f"  change  {row['what_would_change_it']}"
     if decision.rounds:
         low, high = row["interval"]
-        saving = f"{row['saving']:+.2f} plain rounds a round ({low:+.2f} to {high:+.2f}, 80 %)"
+        saving = f"{row['saving']:+.2f} steps saved a round ({low:+.2f} to {high:+.2f}, 80 %)"
         yield f"  saving  {saving}, {row['rounds']:,} rounds"
         accepted = f"{row['acceptance']:.0%} accepted" if row["acceptance"] is not None else "nothing verified"
         if row["tokens_per_round"] is not None:

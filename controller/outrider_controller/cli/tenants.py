@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
-from outrider.rpc.v1 import control_pb2, tenants_pb2
+from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.cli.asking import Nouns, confirm, yes_option
 from outrider_controller.cli.certificates import create_certificates
@@ -58,9 +58,26 @@ def apply(files: tuple[str, ...], dry_run: bool, control: str, output: str) -> N
     rows = [
         {"name": change.name, "change": _CHANGES[change.change], "version": change.version} for change in answer.changes
     ]
+    for line in _unserved(tenants, ask_control(control, _models)):
+        note(line)
     if dry_run:
         note("nothing was changed: --dry-run")
     print_rows("apply", "tenants", rows, ("name", "change", "version"), output)
+
+
+async def _models(stub: Control) -> set[str]:
+    """Those that targets have now."""
+    request = control_pb2.ListWorkersRequest(role=worker_pb2.WORKER_ROLE_TARGET)
+    return {worker.info.model for worker in (await stub.ListWorkers(request)).workers}
+
+
+def _unserved(tenants: Iterable[tenants_pb2.Tenant], served: Collection[str]) -> Iterator[str]:
+    """It may be misspelt, or still to come."""
+    there = ", ".join(sorted(served)) or "none"
+    for tenant in tenants:
+        for model in tenant.models:
+            if model not in served:
+                yield f"{tenant.name}: models: no target has {model} now; there are: {there}"
 
 
 @click.group("create", cls=Nouns)

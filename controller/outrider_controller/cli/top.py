@@ -69,7 +69,7 @@ def top(once: bool, interval: float, control: str, output: str) -> None:
     """Show what tenants and workers do, live: rates over the last interval.
 
     VERIFIED/S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
-    counts for the workers that it is on. MODE, SAVING (in plain rounds a round) and PRICE (of a drafted token, in
+    counts for the workers that it is on. MODE, SAVING (steps saved a round) and PRICE (of a drafted token, in
     tokens) are the plan's, for each target that has one; `outrider explain TENANT` has the reasons.
     """
     live = sys.stdout.isatty() and not once and output == "table"

@@ -166,6 +166,7 @@ Ask it:
   outrider generate{named} "Why is the sky blue?"
   outrider get workers{named}
 
+Console: http://{stack.ops["control"]}/console
 Logs: {stack.run_dir}
 Every process answers at its ops address: /livez, /readyz, /metrics and /configz. For Prometheus (file_sd_configs):
 {stack.scrape_file}{_TOKENS_KEPT if stack.config.trace_tokens else ""}"""

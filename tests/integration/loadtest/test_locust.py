@@ -57,6 +57,17 @@ async def test_users_of_all_apis_are_served_and_reported(tiny: Path, tmp_path: P
     assert lengths == dict.fromkeys(("chat", "tools", "plain", "items", "code"), 3.0) | {"engine": None}
     html = (tmp_path / "report.html").read_text()
     assert "chat: first token" in html and "code: inter-token" in html
+    # Locust's report counts requests, those of the warm-up too; not the samples of their parts.
+    counts = _counts(html)
+    whole = [count for name, count in counts.items() if ": " not in name and name != "Aggregated"]
+    assert counts["Aggregated"] == sum(whole) and counts["code: inter-token"] and counts["chat: first token"]
+
+
+def _counts(html: str) -> dict[str, int]:
+    """By the name of a row, from what Locust's report gives to its own script."""
+    start = "window.templateArgs = "
+    found, _ = json.JSONDecoder().raw_decode(html[html.index(start) + len(start) :])
+    return {row["name"]: row["num_requests"] for row in found["requests_statistics"]}
 
 
 class _Control(control_pb2_grpc.ControlServiceServicer):

@@ -80,6 +80,11 @@ def test_a_file_is_applied_and_applied_again_changes_nothing(
     assert command(control, "get", "tenants", "nobody") == 3
 
 
+def test_a_model_that_no_target_has_is_told(control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(control, "apply", "-f", str(write(tmp_path, GOOD))) == 0
+    assert "acme: models: no target has m now; there are: none" in capsys.readouterr().err
+
+
 def test_a_key_is_printed_once_listed_and_revoked(
     control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

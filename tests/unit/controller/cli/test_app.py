@@ -81,9 +81,9 @@ def test_a_home_that_cannot_be_used_costs_one_line(command: list[str], tmp_path:
     assert said.stderr.startswith("outrider: ") and len(said.stderr.splitlines()) == 1
 
 
-def test_a_directory_for_logs_that_others_may_write_into_is_refused(tmp_path: Path) -> None:
+def test_a_directory_for_logs_that_others_may_write_into_is_refused(tiny: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    start = (sys.executable, "-m", "outrider_controller.cli", "up", "--target-model", str(tmp_path))
+    start = (sys.executable, "-m", "outrider_controller.cli", "up", "--target-model", str(tiny))
     more = ("--draft-kind", "ngram", "--run-dir", str(tmp_path), "--http-port", "0", "--grpc-port", "0")
     said = subprocess.run([*start, *more], capture_output=True, text=True, timeout=60)
     assert said.returncode == 1

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from outrider.engine import config as engine_config
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ProcessSpec
+from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import NATIVE_VARIANTS, Planner, StackConfig
+from outrider_controller.cli.up import _first_requests
 
 
 def target(config: StackConfig, cores: list[int]) -> ProcessSpec:
@@ -78,3 +82,11 @@ def test_a_secret_goes_to_every_process_for_each_proves_its_role_by_it() -> None
     tiers = Planner(config, Path("/m"), "redis://x", [0]).plan(Ports()).tiers
     told = {spec.name for tier in tiers for spec in tier if flag(spec, "--cluster-secret-file") == "/s/secret"}
     assert told == {spec.name for tier in tiers for spec in tier}
+
+
+def test_what_up_prints_leads_to_the_console() -> None:
+    stack = SimpleNamespace(
+        config=StackConfig(), ops={"control": "127.0.0.1:9"}, run_dir=Path("/r"), scrape_file=Path("/r/s")
+    )
+    stack.gateway_http = stack.gateway_grpc = "127.0.0.1:8"
+    assert "Console: http://127.0.0.1:9/console\n" in _first_requests(cast(Stack, stack), "default")
