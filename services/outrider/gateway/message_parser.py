@@ -20,6 +20,8 @@ def parser_of(prompt: Prompt, tokenizer: ModelTokenizer, prompt_token_ids: Seque
     if tokenizer.reasons:
         reasoning = ReasoningParser(inside=tokenizer.thought_after(prompt_token_ids) is Thought.OPEN)
     use = prompt.tools
+    if reasoning is None and use is None:
+        return None
     return MessageParser(reasoning, _tools(use, tokenizer.tool_format), None if use is None or use.parallel else 1)
 
 

@@ -9,7 +9,6 @@ from pydantic_core import from_json
 from outrider.errors import InvalidRequest
 from outrider.gateway.fields import check_names, ignore_unknown
 from outrider.gateway.http.errors import unsupported
-from outrider.gateway.tools import MAX_TOOLS
 
 # OpenAI's newer name for instructions above the user's; templates have only the older one.
 _ROLES = {"developer": "system"}
@@ -22,6 +21,8 @@ _FIELDS = {
 }
 # Fields of OpenAI's answers that mean something, which cannot be told to the model.
 _UNSERVED = ("audio", "function_call")
+_MAX_CALLS = 8192
+"""More than an answer has room for: what a model has written must be taken back."""
 _KNOWN = ("role", "content", *dict.fromkeys(name for names in _FIELDS.values() for name in names), *_UNSERVED)
 
 
@@ -94,8 +95,8 @@ def _text_part(where: str, part: Any) -> str:
 def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
     if not isinstance(calls, list):
         raise InvalidRequest(where, "has to be a list of calls")
-    if len(calls) > MAX_TOOLS:
-        raise InvalidRequest(where, f"{len(calls)} calls; at most {MAX_TOOLS} are allowed")
+    if len(calls) > _MAX_CALLS:
+        raise InvalidRequest(where, f"{len(calls)} calls; at most {_MAX_CALLS} are allowed")
     return [_tool_call(f"{where}[{i}]", call) for i, call in enumerate(calls)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,11 @@ class Delta:
 def held_back(text: str, markers: Sequence[str]) -> int:
     """How many characters at the end of `text` could begin a marker."""
     longest = max(map(len, markers), default=1) - 1
-    for count in range(min(longest, len(text)), 0, -1):
+    last = text[-longest:] if longest > 0 else ""
+    # Nearly all text has no such character, and this is asked for every token.
+    if not any(marker[0] in last for marker in markers if marker):
+        return 0
+    for count in range(len(last), 0, -1):
         if any(marker.startswith(text[-count:]) for marker in markers):
             return count
     return 0
@@ -309,7 +314,10 @@ class PythonicCalls(ToolParser):
 
 def _python_calls(text: str, tools: Collection[str]) -> list[Call]:
     try:
-        tree = ast.parse(text.strip(SPACE), mode="eval").body
+        with warnings.catch_warnings():
+            # Of the model's code, which is not run.
+            warnings.simplefilter("ignore")
+            tree = ast.parse(text.strip(SPACE), mode="eval").body
         if not isinstance(tree, ast.List) or not tree.elts:
             raise NotACall("no list of calls")
         return [_python_call(each, tools) for each in tree.elts]
