@@ -58,11 +58,20 @@ def fault(path: Path) -> Fault | None:
     config = _read(path / "config.json")
     if isinstance(config, Fault):
         return config
-    found = _weights_fault(path) or _scheme_fault(path, config)
+    found = _weights_fault(path)
     if found is not None or "outrider_draft" in config:
         # A distilled draft has its target's tokenizer.
         return found
     return _tokenizer_fault(path) or _ends_fault(path, config)
+
+
+def engine_fault(path: Path) -> Fault | None:
+    """What the engine of this package cannot run of a checkpoint without `fault`; vLLM may."""
+    config = _read(path / "config.json")
+    if isinstance(config, Fault):
+        return config
+    text = config.get("text_config")
+    return _scheme_fault(path, config) or _attention_fault(path, text if isinstance(text, dict) else config)
 
 
 def end_tokens(path: Path) -> tuple[int, ...]:
@@ -135,6 +144,18 @@ def _scheme_fault(path: Path, config: dict[str, Any]) -> Fault | None:
         )
         return Fault(file, message)
     return None
+
+
+def _attention_fault(path: Path, config: dict[str, Any]) -> Fault | None:
+    """Of families that are known by their names; others show when their model is made."""
+    kind = config.get("model_type")
+    if config.get("kv_lora_rank"):
+        reason = "multi-head latent attention (kv_lora_rank), whose cache is no keys and values of heads"
+    elif kind == "gpt_oss":
+        reason = "its attention has attention sinks (s_aux)"
+    else:
+        return None
+    return Fault(f"{path}/config.json", f"model_type {kind}: {reason}")
 
 
 def _tokenizer_fault(path: Path) -> Fault | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.checkpoint_files import end_tokens, fault
+from outrider.checkpoint_files import end_tokens, engine_fault, fault
 from outrider.engine import CheckpointError, EngineConfig, resolve
 from outrider.engine.loader import load_engine
 
@@ -24,7 +24,7 @@ def change(file: Path, **fields: Any) -> None:
 
 def refused(path: Path) -> str:
     """The line, which both a supervisor and the engine give."""
-    found = str(fault(path))
+    found = str(fault(path) or engine_fault(path))
     with pytest.raises(CheckpointError) as raised:
         load_engine(path, EngineConfig(dtype="float32", num_blocks=8))
     assert str(raised.value) == found
@@ -74,6 +74,22 @@ def test_without_tokenizer_json_the_way_to_one_is_told(copy: Path) -> None:
 def test_quantized_weights_that_cannot_be_read_are_named(copy: Path, stated: Any, complaint: str) -> None:
     change(copy / "config.json", quantization_config=stated)
     assert f"config.json: quantization_config: {complaint}" in refused(copy)
+    # vLLM reads what it knows.
+    assert resolve(copy) == copy
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "model_type deepseek_v3: multi-head latent attention"),
+        ({"model_type": "gpt_oss"}, "model_type gpt_oss: its attention has attention sinks"),
+    ],
+)
+def test_an_attention_that_is_known_by_its_name_is_refused_early(
+    copy: Path, fields: dict[str, Any], complaint: str
+) -> None:
+    change(copy / "config.json", **fields)
+    assert complaint in refused(copy)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from outrider.checkpoint_files import fault
+from outrider.checkpoint_files import engine_fault, fault
 from outrider.model_names import fetched_directory
 
 from outrider_controller.cli.exits import CommandError
@@ -46,7 +46,7 @@ def located(model: str) -> Path | None:
 
 def checked(path: Path) -> Path:
     """The directory itself. Raises CommandError for a fault that shows without reading weights."""
-    if (found := fault(path)) is not None:
+    if (found := fault(path) or engine_fault(path)) is not None:
         raise CommandError(str(found))
     return path
 

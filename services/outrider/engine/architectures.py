@@ -29,8 +29,6 @@ def architecture_problem(config: Any) -> str | None:
         return "recurrent: it keeps a state that cannot be rewound"
     if not model._supports_attention_backend:
         return "its attention cannot be replaced by one over a paged cache"
-    if getattr(config.get_text_config(), "kv_lora_rank", None):
-        return "multi-head latent attention (kv_lora_rank), whose cache is no keys and values of heads"
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         return "its attention caps scores (attn_logit_softcapping), which no attention here does"
     return None

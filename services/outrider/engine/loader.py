@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.checkpoint_files import end_tokens
+from outrider.checkpoint_files import end_tokens, engine_fault
 from outrider.engine import checkpoints
 from outrider.engine.architectures import architecture_problem, model_problem, tensors_problem
 from outrider.engine.assembly import assemble, kv_shape
@@ -42,6 +42,8 @@ def load_engine(
     """
     path, config = Path(path), config or EngineConfig()
     checkpoints.check(path)
+    if (found := engine_fault(path)) is not None:
+        raise CheckpointError(found.file, found.message)
     _check_device(config.device)
     check_quantization(config.quantization, config.device, divided=group is not None)
     _quiet_transformers()
