@@ -26,7 +26,7 @@ class DraftLimits:
 
     @property
     def capacity(self) -> int:
-        """Drafted positions worth keeping."""
+        """Positions worth drafting for."""
         return self.max_draft_tokens + self.run_ahead_tokens if self.max_draft_tokens else 0
 
 

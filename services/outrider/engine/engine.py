@@ -97,14 +97,7 @@ class Engine:
 
         Raises OutOfBlocks, with nothing changed, when the pool cannot hold them, and DeviceLost.
         """
-        step = self._lay_out(rows)
-        with self._on_device():
-            self._prepare_cache(step)
-            logits = self._graphs.run(step) if self._graphs is not None else None
-            if logits is None:
-                logits, _ = self._run(step)
-        self._advance(rows)
-        return logits
+        return self.forward_tapped(rows, ())[0]
 
     def forward_tapped(self, rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """As forward, also with the hidden states that enter these layers, [tokens tapped, len(layers) * width].
@@ -112,13 +105,13 @@ class Engine:
         Layers are numbered as in Taps. The tokens are the last `num_tapped` of each row, in their order.
         """
         step = self._lay_out(rows)
-        taps = Taps(layers, torch.tensor(step.tapped, dtype=torch.int64, device=self._device))
         with self._on_device():
             self._prepare_cache(step)
-            logits, _ = self._run(step, taps)
-            states = taps.joined()
+            found = self._graphs.run(step, layers) if self._graphs is not None else None
+            if found is None:
+                found = self._run_tapped(step, layers)
         self._advance(rows)
-        return logits, states
+        return found
 
     def check(self) -> None:
         """Runs one token for itself. Raises what the model raises, whatever it is given."""
@@ -153,6 +146,14 @@ class Engine:
         if step.moves:
             self._attention.move(step.moves, self._cache)
         self._cache.wipe(step.wiped, self.info.block_size)
+
+    def _run_tapped(self, step: Step, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if not layers:
+            logits, _ = self._run(step)
+            return logits, logits[:0]
+        taps = Taps(layers, torch.tensor(step.tapped, dtype=torch.int64, device=self._device))
+        logits, _ = self._run(step, taps)
+        return logits, taps.joined()
 
     def _run(self, step: Step, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
         with self._group.run(step) if self._group is not None else nullcontext():

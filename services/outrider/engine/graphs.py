@@ -20,11 +20,16 @@ from outrider.engine.buckets import Bucket, choose
 from outrider.engine.decoder import Decoder
 from outrider.engine.inputs import StepInputs
 from outrider.engine.step import Step
+from outrider.engine.taps import Taps
 
 log = logging.getLogger(__name__)
 
 # The first run compiles kernels and chooses algorithms, which must not happen while a graph is recorded.
 _WARM_UP_RUNS = 2
+
+
+Layers = tuple[int, ...]
+"""Those whose hidden states are taken, as in Taps. Each set has graphs of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,8 @@ class GraphRunner:
         most = max(bucket.tokens for bucket in shape.buckets)
         self._workspace = attention.workspace(most, cache)
         self._logits = torch.zeros(most, shape.logits_width, dtype=torch.float32, device=device)
-        self._graphs: dict[Bucket, torch.cuda.CUDAGraph] = {}
+        self._states: dict[Layers, Tensor] = {}
+        self._graphs: dict[tuple[Bucket, Layers], torch.cuda.CUDAGraph] = {}
         # Graphs never run at the same time, so their intermediate tensors may share memory.
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
@@ -67,39 +73,43 @@ class GraphRunner:
             return None
         return choose(self._buckets, len(step.spans), step.num_tokens)
 
-    def run(self, step: Step) -> Tensor | None:
-        """float32 logits [wanted, width], valid until the next run; None when no graph fits."""
+    def run(self, step: Step, layers: Layers = ()) -> tuple[Tensor, Tensor] | None:
+        """float32 logits [wanted, width], and these layers' hidden states as Taps joins them, valid until the next run.
+
+        None when no graph fits.
+        """
         bucket = self.bucket_for(step)
         if bucket is None:
             return None
-        graph = self._graphs.get(bucket) or self._capture(bucket)
+        graph = self._graphs.get((bucket, layers)) or self._capture(bucket, layers)
         self._inputs.send(step)
         graph.replay()
-        return self._logits[: len(step.wanted)]
+        states = self._states[layers] if layers else self._logits[:0]
+        return self._logits[: len(step.wanted)], states[: len(step.tapped)]
 
-    def capture_all(self) -> None:
+    def capture_all(self, layers: Layers = ()) -> None:
         """Captures the largest first: the smaller ones then reuse its memory from the pool."""
         started_s = time.monotonic()
         for bucket in reversed(self._buckets):
-            if bucket not in self._graphs:
-                self._capture(bucket)
+            if (bucket, layers) not in self._graphs:
+                self._capture(bucket, layers)
         log.info("captured %d CUDA graphs in %.1f s", len(self._graphs), time.monotonic() - started_s)
 
-    def _capture(self, bucket: Bucket) -> torch.cuda.CUDAGraph:
+    def _capture(self, bucket: Bucket, layers: Layers) -> torch.cuda.CUDAGraph:
         self._inputs.clear()
         batch = self.batch(bucket)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP_RUNS):
-                self.decode(bucket, batch)
+                self.decode(bucket, batch, layers)
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may call CUDA meanwhile; only this one's calls are recorded.
         with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            self.decode(bucket, batch)
-        self._graphs[bucket] = graph
+            self.decode(bucket, batch, layers)
+        self._graphs[bucket, layers] = graph
         return graph
 
     def batch(self, bucket: Bucket) -> TritonBatch:
@@ -108,8 +118,15 @@ class GraphRunner:
         # A chain's masks hide nothing, and their bits are those without.
         return self._attention.batch(views, self._cache, (tiles,), tree=True, workspace=self._workspace)
 
-    def decode(self, bucket: Bucket, batch: TritonBatch) -> None:
+    def decode(self, bucket: Bucket, batch: TritonBatch, layers: Layers) -> None:
         """The computation that the bucket's graph records."""
         views = batch.views
-        logits, _ = self._decoder.forward(views["token_ids"], views["positions"], views["wanted"], batch)
+        taps = Taps(layers, views["tapped"]) if layers else None
+        logits, _ = self._decoder.forward(views["token_ids"], views["positions"], views["wanted"], batch, taps)
         self._logits[: bucket.tokens].copy_(logits)
+        if taps is not None:
+            states = taps.joined()
+            if layers not in self._states:
+                # In the first run, which is not recorded: this memory is not the graphs'.
+                self._states[layers] = states.new_zeros(len(self._logits), states.shape[1])
+            self._states[layers][: bucket.tokens].copy_(states)

@@ -9,14 +9,14 @@ from outrider.engine.attention.layout import TILE_FIELDS, Fields, fill
 from outrider.engine.buckets import Bucket
 from outrider.engine.step import Step
 
-STEP_FIELDS = ("token_ids", "positions", "wanted")
+STEP_FIELDS = ("token_ids", "positions", "wanted", "tapped")
 
 
 class StepInputs:
     """Fixed addresses on the device, for steps up to the largest bucket.
 
     Padding tokens are token 0 at position 0, are written to the scratch slot and attend to nothing. Unused rows of
-    logits repeat the first row.
+    logits and of hidden states repeat the first token's.
     """
 
     def __init__(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.engine import Engine, EngineConfig, EngineSequence, Row
+from outrider.engine import HEAD_INPUT, Engine, EngineConfig, EngineSequence, Row
 from outrider.engine.buckets import Bucket, make_buckets
-from outrider.engine.graphs import GraphRunner, GraphShape
+from outrider.engine.graphs import GraphRunner, GraphShape, Layers
 from outrider.engine.loader import load_engine
 from torch import Tensor
 
@@ -22,14 +22,17 @@ CONTEXT = 128
 class Unrecorded(GraphRunner):
     """Replays by running again: everything of a graph but the recording, which needs a GPU."""
 
-    def _capture(self, bucket: Bucket) -> torch.cuda.CUDAGraph:
+    def _capture(self, bucket: Bucket, layers: Layers) -> torch.cuda.CUDAGraph:
         batch = self.batch(bucket)
 
         class Rerun:
-            replay = staticmethod(lambda: self.decode(bucket, batch))
+            replay = staticmethod(lambda: self.decode(bucket, batch, layers))
 
-        self._graphs[bucket] = Rerun()  # type: ignore[assignment]
-        return self._graphs[bucket]
+        # As before a recording, in a run that makes what the graphs share.
+        self._inputs.clear()
+        self.decode(bucket, batch, layers)
+        self._graphs[bucket, layers] = Rerun()  # type: ignore[assignment]
+        return self._graphs[bucket, layers]
 
 
 @pytest.fixture(params=["fused", pytest.param("transformers", marks=pytest.mark.slow)])
@@ -96,23 +99,24 @@ def test_padding_is_written_to_nobodys_block(engine: Engine) -> None:
         assert changed == mine | {NUM_BLOCKS * BLOCK_SIZE}
 
 
+@pytest.mark.slow
 def test_a_recorded_tree_says_what_chains_say(engine: Engine) -> None:
-    """And the nodes that are kept go on as a chain. Another row shares the step."""
-    text, nodes, parents = list(range(20)), [7, 8, 9, 10, 11], [-1, -1, 1, 0, 2]
-    engine._graphs = recorded(engine)
+    """Its logits and hidden states. The nodes that are kept go on as a chain. Another row shares the step."""
+    text, nodes, parents, layers = [5, 6, 7, 8, 9], [7, 8, 9, 10, 11], [-1, -1, 1, 0, 2], (1, HEAD_INPUT)
     sequence, other = engine.kv.open([]), engine.kv.open([])
-    for each in (sequence, other):
-        engine.forward([Row(each, text[:-1], 0)])
-    rows = [Row(other, [text[-1], 3], 2), Row(sequence, [text[-1], *nodes], 6, parents=parents)]
-    got = engine.forward(rows).clone()
+    engine.forward([Row(sequence, text[:-1], 0), Row(other, text[:-1], 0)])
+    engine._graphs = recorded(engine)
+    rows = [Row(other, [text[-1], 3], 2), Row(sequence, [text[-1], *nodes], 6, num_tapped=6, parents=parents)]
+    logits, states = (found.clone() for found in engine.forward_tapped(rows, layers))
     engine.kv.keep(sequence, [1, 2, 4])
     after = engine.forward([Row(sequence, [5], 1)]).clone()
-    assert {Bucket(16, 2), Bucket(16, 1)} <= set(engine._graphs._graphs)
+    assert set(engine._graphs._graphs) == {(Bucket(16, 2), layers), (Bucket(16, 1), ())}
     engine._graphs = None
     for chain, at in (([8, 9, 11, 5], [0, 2, 3, 5]), ([7, 10], [0, 1, 4])):
-        alone = engine.kv.open([])
-        want = engine.forward([Row(alone, [*text, *chain], len(chain) + 1)])
-        torch.testing.assert_close(got[2:][at], want[: len(at)])
+        whole = Row(engine.kv.open([]), [*text, *chain], len(chain) + 1, num_tapped=len(chain) + 1)
+        want, want_states = engine.forward_tapped([whole], layers)
+        torch.testing.assert_close(logits[2:][at], want[: len(at)])
+        torch.testing.assert_close(states[at], want_states[: len(at)])
         if chain[-1] == 5:
             torch.testing.assert_close(after, want[-1:])
 

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from outrider.engine.loader import load_engine
 
 from .ranks import CONFIG, play
 
 
+@pytest.mark.slow
 def test_two_ranks_compute_trees_as_one_does(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "logits"
     subprocess.run([sys.executable, "-m", f"{__package__}.ranks", str(tiny), str(file)], check=True, timeout=200)
