@@ -34,8 +34,9 @@ class TargetConfig(WorkerConfig):
     """Memory of this machine for the grammars of structured output, cached and running; of one tenant's half of it at
     most. On a CPU the plan of the memory counts it."""
     lookups: str = ",".join(NAMES)
-    """What this target drafts from itself, by name: the text so far (ngram), and the output that a client predicts
-    (prediction). Empty for nothing."""
+    """What this target drafts from itself, by name: the text so far (ngram), the output that a client predicts
+    (prediction), and earlier answers under the same cache salt (suffix; not by default, because it remembers them: in
+    at most 64 MB, until the process ends). Empty for nothing."""
     tensor_parallel: int = 1
     """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
     supervisor_ops_listen: str = ANY_LOOPBACK_PORT

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from outrider.drafting.lookup import NAMES
+from outrider.drafting.lookup import ALL_NAMES, NAMES
 from outrider.drafting.source import make_sources
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import DraftDistribution
@@ -62,6 +62,25 @@ def test_without_any_draft_worker_a_text_that_was_predicted_takes_fewer_steps(ti
     bench.run()
     assert bench.tokens[key(0)] == text
     assert bench.worker.stats.num_steps <= 13, "four drafts and the target's own token, each step"
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+def test_an_answer_given_again_takes_fewer_steps_to_the_same_text_and_only_under_its_salt(
+    tiny: Path, params: SamplingParams
+) -> None:
+    what = [opening(prompt, max_new_tokens=40, params=params, speculation=ALONE) for prompt in prompts(4)]
+    expected = texts(tiny, what)
+    bench = Bench(tiny, sources=make_sources(ALL_NAMES), row_price=lambda cost: 0.0)
+    verified = []
+    for number, salt in enumerate((b"a", b"b", b"a", b"b")):
+        before = bench.worker.stats.num_accepted_tokens
+        for index, one in enumerate(what):
+            bench.open(10 * number + index, replace(one, salt=salt))
+        bench.run()
+        assert [bench.tokens[key(10 * number + index)] for index in range(4)] == list(expected.values())
+        verified.append(bench.worker.stats.num_accepted_tokens - before)
+    # The first answers under each salt find nothing in the past.
+    assert verified[0] == verified[1] and min(verified[2:]) > max(60, 2 * verified[0])
 
 
 def test_a_request_may_have_no_lookups(tiny: Path) -> None:

@@ -3,10 +3,13 @@
 `source` has what all lookups share; a new kind is one file like `prediction`, imported here, where it registers itself.
 """
 
-from outrider.drafting.lookup import ngram, prediction
+from outrider.drafting.lookup import ngram, prediction, suffix
 from outrider.drafting.lookup.source import Lookup, LookupDrafts
 
 NAMES = (ngram.NAME, prediction.NAME)
-"""The kinds of this package, as make_sources takes them."""
+"""The kinds that a target has by default, as make_sources takes them. Suffixes remember answers: an operator turns them
+on."""
 
-__all__ = ["NAMES", "Lookup", "LookupDrafts"]
+ALL_NAMES = (*NAMES, suffix.NAME)
+
+__all__ = ["ALL_NAMES", "NAMES", "Lookup", "LookupDrafts"]
