@@ -5,14 +5,27 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _Work = tuple[Future[Any], Callable[[], Any], Callable[[], object]]
 _STACK_BYTES = 256 << 20
 _creating = threading.Lock()
+
+
+@contextmanager
+def deep_stacks() -> Iterator[None]:
+    """Threads that the block starts have room for work that recurses once for each rule of a long grammar, as
+    llguidance does: it would end the process on a usual stack. It is address space, of which little is used."""
+    with _creating:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            yield
+        finally:
+            threading.stack_size(before)
 
 
 class TenantTurns:
@@ -25,12 +38,9 @@ class TenantTurns:
         self._changed = threading.Condition()
         self._waiting: OrderedDict[str, deque[_Work]] = OrderedDict()
         self._running: Counter[str] = Counter()
-        with _creating:
-            # Address space, of which work that recurses deeply uses a part.
-            before = threading.stack_size(_STACK_BYTES)
+        with deep_stacks():
             for number in range(num_threads):
                 threading.Thread(target=self._run, name=f"{name} {number}", daemon=True).start()
-            threading.stack_size(before)
 
     def submit(self, tenant: str, work: Callable[[], T], on_start: Callable[[], object] = lambda: None) -> Future[T]:
         """`on_start` is called by the thread that begins with the work. A future that is cancelled before costs no

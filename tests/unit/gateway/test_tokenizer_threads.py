@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from outrider.gateway.structured import Structured
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.threads import SHORT_CHARS, TokenizerThreads
 from outrider.target.tokenizer import read_tokenizer
@@ -66,3 +67,13 @@ def test_other_threads_run_while_a_text_is_tokenised(tiny: Path) -> None:
     worker.join()
     # Hundreds; two or three where the interpreter's lock is held all the time.
     assert turns > 30
+
+
+async def test_a_long_chain_in_a_grammar_does_not_end_the_gateway(threads: TokenizerThreads) -> None:
+    """The library follows rules and references by recursion."""
+    pytest.importorskip("llguidance")
+    rules = "\n".join(["start: a0", *(f'a{i}: a{i + 1} | "x"' for i in range(3000)), 'a3000: "y"'])
+    places = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1800)} | {"d1800": {"type": "integer"}}
+    schema = {"$defs": places, "$ref": "#/$defs/d0"}
+    for asked in (Structured("grammar", rules, "x"), Structured("json_schema", schema, "x")):
+        assert await threads.run(asked.num_chars, asked.to_grammar)
