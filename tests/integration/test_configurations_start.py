@@ -88,7 +88,7 @@ async def test_what_a_check_accepts_starts_and_serves(
     accepted, said = checked(parse, arguments, capsys)
     assert (accepted, refusal in said) == (not refusal, True), said
     if accepted:
-        async with asyncio.timeout(30), start(parse(arguments)):
+        async with asyncio.timeout(60), start(parse(arguments)):
             pass
 
 

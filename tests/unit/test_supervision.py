@@ -25,7 +25,7 @@ class Attempts:
     async def run(self, backoff: Backoff) -> None:
         """Until all outcomes have come, then cancelled."""
         running = asyncio.create_task(keep_running(self, backoff, self.reported.append))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while self.outcomes and not running.done():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert not running.done()

@@ -60,7 +60,7 @@ async def test_a_stop_signal_refuses_new_sequences_finishes_the_open_ones_and_ex
         assert [(e.sequence_id, e.reason) for e in response.errors] == [(2, "DRAINING")]
         assert [draft.sequence_id for draft in response.drafts] == [1]
         await call.write(draft_pb2.DraftRequest(closes=[sequence_pb2.CloseSequence(sequence_id=1)]))
-        assert await asyncio.wait_for(process.wait(), 25) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ async def test_what_does_not_finish_in_time_is_given_back(tiny: Path) -> None:
         process.send_signal(signal.SIGTERM)
         [error] = (await read(call)).errors
         assert (error.sequence_id, error.code) == (1, Code.UNAVAILABLE)
-        assert await asyncio.wait_for(process.wait(), 25) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 @pytest.mark.slow

@@ -345,6 +345,6 @@ async def test_a_client_that_begins_no_handshake_is_let_go_of_in_time_and_others
         for port in (running.http_address, running.grpc_address):
             host, _, number = port.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(number))
-            await asyncio.wait_for(reader.read(), 10)
+            await asyncio.wait_for(reader.read(), 60)
             writer.close()
         assert (await client.get(f"https://{running.http_address}/health")).status_code == 200

@@ -350,7 +350,7 @@ async def test_a_gateway_follows_targets_that_come_back_with_another_tokenizer(
         other = tokenizer_pb2.Tokenizer.FromString(router.tokenizer)
         other.eos_token_ids[:] = [5]
         router.tokenizer = other.SerializeToString(deterministic=True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while list(router.requests[-1].stopping.stop_token_ids) != [5]:
                 answer = await stub.Generate(Request(model=MODEL, text="a"))
         assert answer.text == TEXT
@@ -363,7 +363,7 @@ async def test_health_follows_whether_a_model_is_served(serve: Any, router: Scri
         health = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(service)).status == health_pb2.HealthCheckResponse.NOT_SERVING
         router.models = (MODEL,)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             async for answer in health.Watch(service):
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     break

@@ -74,7 +74,7 @@ async def test_a_taken_port_is_one_line_and_exit_1() -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         async with process("--listen-http", address, "--router", "127.0.0.1:1") as child:
-            _, log = await asyncio.wait_for(child.communicate(), 30)
+            _, log = await asyncio.wait_for(child.communicate(), 60)
     assert child.returncode == 1
     assert f"cannot listen on {address}".encode() in log
     assert b"Traceback" not in log

@@ -106,7 +106,7 @@ class Fleet:
 
     async def start(self, **changes: Any) -> RunningRouter:
         """Starts the router once all workers so far are listed; `changes` replace parts of its configuration."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(await self.store.workers()) < self.num_workers:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         self.config = replace(CONFIG, **changes)

@@ -88,7 +88,7 @@ async def test_a_drained_target_hands_its_requests_over_once_another_can_go_on_w
         check_text(answer.token_ids)
         assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (1000, 1)
         drained = control_pb2.GetWorkerRequest(worker_id=first.info.worker_id)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (await control.GetWorker(drained)).worker.cordon.drained_unix_ms:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
     told = [event.kind for event in await fleet.store.events() if event.fields.get("role") == "target"]

@@ -52,7 +52,7 @@ class OpenStream:
         return True
 
     async def until_ended(self, *call_ids: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not set(call_ids) <= self.finished | self.errors.keys():
                 assert await self.read()
 

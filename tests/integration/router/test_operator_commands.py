@@ -153,7 +153,7 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
         more = {"tenant": "acme", "request_id": "long", "speculation": SPECULATION_MODE_ON, "max_draft_tokens": 1}
         request = fleet.request(max_new_tokens=4000, **more)
         running.append(asyncio.create_task(fleet.ask(request, timeout=100)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not draft.live:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         return target.info.worker_id, draft.info.worker_id

@@ -124,7 +124,7 @@ async def test_what_an_operator_says_reaches_running_sequences_and_ends_by_itsel
         await until(lambda: follows(router))
         call = fleet.call(fleet.request(max_new_tokens=3000), timeout=60)
         drafted = asyncio.create_task(_drafted(call))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not drafted_of(router):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         await stub.SetSpeculation(control_pb2.SetSpeculationRequest(tenant="t", setting=OFF, ttl_ms=1500))

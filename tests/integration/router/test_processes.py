@@ -29,7 +29,7 @@ async def started(role: str, url: str, *arguments: str) -> AsyncIterator[Process
     try:
         yield process
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             assert await process.wait() == 0
     finally:
         if process.returncode is None:

@@ -361,7 +361,7 @@ async def test_a_target_that_was_full_when_the_store_went_away_is_not_taken_to_b
         assert (await refusal_of(fleet, fleet.request())).code is Code.RESOURCE_EXHAUSTED
         redis.stop()
         target.load.num_running = 0
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not target.opens:
                 with suppress(OutriderError):
                     await fleet.ask(fleet.request())

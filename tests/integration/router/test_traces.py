@@ -35,7 +35,7 @@ async def get_traces(fleet: Fleet, request_id: str = "r1") -> list[trace.Request
 
 async def ended_trace(fleet: Fleet, request_id: str = "r1") -> trace.RequestTrace:
     """A call ends on the router a moment after its last response has arrived."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while (found := (await get_traces(fleet, request_id))[-1]).running:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
     return found

@@ -137,7 +137,7 @@ async def read_until_answered(router: Router, num_openings: int) -> None:
 
 async def all_free(servicer: TargetServicer) -> None:
     """Nothing that a peer opened is left."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while servicer.steps.load.num_running or servicer.steps.load.num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     assert servicer.drafts.pool._open == {} and servicer.drafts.pool.links.by_draft == {}
@@ -166,9 +166,9 @@ async def test_a_message_is_taken_up_to_its_bound_and_beyond_it_costs_its_own_st
                 assert len(message) == size
                 await call.write(message)
                 if size <= 32 * MIB:
-                    assert target_pb2.VerifyResponse.FromString(await asyncio.wait_for(call.read(), 30)).commits
+                    assert target_pb2.VerifyResponse.FromString(await asyncio.wait_for(call.read(), 60)).commits
                     call.cancel()
                 else:
-                    assert await asyncio.wait_for(call.code(), 30) is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    assert await asyncio.wait_for(call.code(), 60) is grpc.StatusCode.RESOURCE_EXHAUSTED
 
         await undisturbed(stub, attack())

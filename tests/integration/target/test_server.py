@@ -162,7 +162,7 @@ async def target_and_draft(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -514,7 +514,7 @@ async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Pat
                 (lease,) = await store.workers(worker_pb2.WORKER_ROLE_TARGET)
                 assert lease.info == servicer.info
                 hashes = block_hashes(prompt, 8, b"tenant")
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     role, ids = worker_pb2.WORKER_ROLE_TARGET, [servicer.info.worker_id]
                     while not (found := await store.lookup_prefix(role, hashes, ids)):  # noqa: ASYNC110
                         await asyncio.sleep(0.01)

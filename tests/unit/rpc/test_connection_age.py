@@ -60,7 +60,7 @@ async def ask(address: str, message: generation_pb2.GenerateRequest, over: async
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # A count, which nobody announces.
             await asyncio.sleep(0.01)
 

@@ -184,7 +184,7 @@ async def test_a_public_grpc_port_asks_clients_for_no_certificate(cluster: Clust
         serving(create_server(), "127.0.0.1:0", services=[], credentials=public_port(public)) as life,
         grpc.aio.secure_channel(life.address, grpc.ssl_channel_credentials(cluster.authority.pem)) as channel,
     ):
-        await asyncio.wait_for(channel.channel_ready(), 10)
+        await asyncio.wait_for(channel.channel_ready(), 60)
 
 
 def test_files_that_peers_would_not_take_are_refused_at_start(cluster: Cluster, tmp_path: Path) -> None:

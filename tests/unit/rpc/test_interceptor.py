@@ -73,7 +73,7 @@ async def test_a_stream_is_closed_at_once_when_its_client_leaves_between_two_mes
         await call.read()
         await asyncio.sleep(0.1)
         call.cancel()
-        await asyncio.wait_for(closed.wait(), 2)
+        await asyncio.wait_for(closed.wait(), 60)
 
 
 async def test_an_unknown_method_is_unimplemented(serve: Any, call_error: Callable[..., Any]) -> None:

@@ -174,7 +174,7 @@ asyncio.run(main())
 async def test_a_signal_starts_the_drain_and_the_process_ends_with_zero(number: signal.Signals) -> None:
     process = await start_worker("leave")
     process.send_signal(number)
-    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
     assert out.decode().split() == ["draining", "False"]
     assert process.returncode == 0
 
@@ -185,7 +185,7 @@ async def test_a_second_signal_ends_a_drain_that_hangs() -> None:
     process.terminate()
     assert await process.stdout.readline() == b"draining False\n"
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), 30) == 128 + signal.SIGTERM
+    assert await asyncio.wait_for(process.wait(), 60) == 128 + signal.SIGTERM
 
 
 async def start_worker(behaviour: str) -> asyncio.subprocess.Process:

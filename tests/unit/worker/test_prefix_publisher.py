@@ -23,7 +23,7 @@ class SlowStore:
 
 
 async def until(store: SlowStore, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(store.published) < count:  # noqa: ASYNC110
             await asyncio.sleep(0)
 

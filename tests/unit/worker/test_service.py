@@ -50,7 +50,7 @@ def servicer(machine: FakeMachine, **more: Any) -> FakeServicer:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -102,7 +102,7 @@ async def test_a_drain_is_in_the_load_at_once_and_over_when_nothing_is_open() ->
         assert not serving.load_message().draining
         serving.start_drain()
         assert serving.load_message().draining
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await serving.drained.wait()
 
 

@@ -64,7 +64,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 async def until(counted: Counter[str], **expected: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while counted != expected:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
