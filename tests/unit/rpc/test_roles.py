@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -65,13 +66,15 @@ def _methods(service: str) -> list[str]:
 
 
 def test_every_route_of_the_gateway_is_declared_and_none_besides() -> None:
-    app = create_app(None, Limits(), KeyGuard(None))  # type: ignore[arg-type]  # Nobody asks it anything.
+    nobody: Any = SimpleNamespace(quotas=None)  # Nobody asks it anything.
+    app = create_app(nobody, Limits(), KeyGuard(None))
     assert {route.path for route in app.routes if isinstance(route, Route)} == set(ROUTES)
 
 
 def test_an_application_with_an_undeclared_route_is_not_made() -> None:
+    quotas: Any = None
     with pytest.raises(Undeclared, match="/v1/new"):
-        guarded([Route("/v1/new", lambda request: None)], KeyGuard(None))
+        guarded([Route("/v1/new", lambda request: None)], KeyGuard(None), quotas)
 
 
 async def test_a_server_with_an_undeclared_call_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
