@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from outrider.testing.tiny import tiny_tokenizer
 
 
 def said(role: str, *arguments: str, **environment: str) -> str:
@@ -28,6 +29,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "t5"
     config = transformers.T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, vocab_size=384)
     transformers.T5ForConditionalGeneration(config).save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
     return path
 
 
