@@ -250,7 +250,7 @@ SCHEMAS: dict[str, Schema] = {
     "ResponseUsage": _object(
         {
             **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), _WHOLE),
-            "input_tokens_details": _object({"cached_tokens": _WHOLE}),
+            "input_tokens_details": _object({"cached_tokens": _WHOLE, "cache_write_tokens": _WHOLE}),
             "output_tokens_details": _object({"reasoning_tokens": _WHOLE}),
         }
     ),

@@ -208,7 +208,8 @@ def _counted(stats: ChoiceStats, reader: MessageReader) -> Usage:
 def _usage(counts: Usage) -> Json:
     return {
         "input_tokens": counts.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": counts.cached_tokens},
+        # Writing to the cache has no price of its own here.
+        "input_tokens_details": {"cached_tokens": counts.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": counts.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens},
         "total_tokens": counts.prompt_tokens + counts.completion_tokens,
