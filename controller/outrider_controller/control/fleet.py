@@ -12,7 +12,7 @@ from typing import NoReturn, Protocol
 from outrider.metadata import LeaseRecord
 from outrider.metadata.directory import Key
 from outrider.metadata.event_writer import EventWriter
-from outrider.metadata.events import EventKind
+from outrider.metadata.events import MAX_EVENTS, Event, EventKind
 from outrider.metadata.keys import role_name
 from outrider.metadata.lease import HEARTBEAT_S
 from outrider.protocol.pairs import unpaired
@@ -26,7 +26,7 @@ SETTLE_MS = 3000
 
 
 class Leases(Protocol):
-    """The part of the metadata store that names workers."""
+    """The part of the metadata store that names workers, and knows what was told of them."""
 
     @property
     def available(self) -> bool: ...
@@ -35,6 +35,8 @@ class Leases(Protocol):
     def given_back(self) -> frozenset[Key]: ...
 
     async def workers(self) -> list[LeaseRecord]: ...
+
+    async def last_events(self, limit: int) -> list[Event]: ...
 
 
 class Cordons(Protocol):
@@ -90,8 +92,8 @@ def is_drained(record: LeaseRecord, now_unix_ms: int) -> bool:
 
 
 class FleetWatch:
-    """Reads the leases every second and writes the changes since the first read as events. Of several control planes
-    only the leader writes."""
+    """Reads the leases every second and writes the changes as events, each joining once. Of several control planes only
+    the leader writes."""
 
     def __init__(
         self,
@@ -121,15 +123,22 @@ class FleetWatch:
         before, self._known = self._known, now
         if not self._leads():
             return
-        if before is not None:
-            for change in changes(before, now, self._leases.given_back):
-                change.tell(self._events)
+        if before is None:
+            before = await self._announced(now)
+        for change in changes(before, now, self._leases.given_back):
+            change.tell(self._events)
         self._tell_unpaired(now)
         now_ms = round(self._wall_clock() * 1000)
         for record in now.values():
             if record.cordon is not None and is_drained(record, now_ms):
                 await self._cordons.mark_drained(record.cordon, now_ms)
                 Change(EventKind.WORKER_DRAINED, record, record.cordon.reason, record.cordon.by).tell(self._events)
+
+    async def _announced(self, now: Mapping[Key, LeaseRecord]) -> dict[Key, LeaseRecord]:
+        """Of the workers that were there first, those whose joining an earlier control plane has told."""
+        last = await self._leases.last_events(MAX_EVENTS)
+        told = {event.fields.get("worker_id") for event in last if event.kind == EventKind.WORKER_JOINED}
+        return {key: record for key, record in now.items() if record.info.worker_id in told}
 
     def _tell_unpaired(self, now: Mapping[Key, LeaseRecord]) -> None:
         """Also those that this control plane found when it came to lead."""

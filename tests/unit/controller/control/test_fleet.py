@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.metadata import LeaseRecord
 from outrider.metadata.directory import Key
 from outrider.metadata.event_writer import EventWriter
+from outrider.metadata.events import Event
 from outrider.rpc.v1 import control_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.control.fleet import FleetWatch, by_key, changes
@@ -35,21 +37,24 @@ def test_a_worker_that_was_stopped_has_left_and_one_whose_lease_ran_out_is_lost(
 class Leases:
     """What the store would answer."""
 
-    def __init__(self, *records: LeaseRecord) -> None:
+    def __init__(self, *records: LeaseRecord, new: Sequence[str] = ()) -> None:
+        """`new`: those whose joining nobody has told."""
         self.records = list(records)
+        self.told = {record.info.worker_id for record in records} - set(new)
         self.available = True
         self.given_back: frozenset[Key] = frozenset()
 
     async def workers(self) -> list[LeaseRecord]:
         return self.records
 
+    async def last_events(self, limit: int) -> list[Event]:
+        return [Event("1-0", "worker_joined", {"worker_id": name}) for name in self.told]
+
     async def mark_drained(self, cordon: control_pb2.Cordon, drained_unix_ms: int) -> None:
         cordon.drained_unix_ms = drained_unix_ms
 
 
-async def test_no_news_are_the_first_workers_those_missing_while_the_store_is_away_and_what_another_leader_tells() -> (
-    None
-):
+async def test_no_news_are_workers_told_before_those_missing_with_the_store_and_what_another_leader_tells() -> None:
     stream = Stream()
     stream.open.set()
     leases = Leases(lease("a"))
@@ -68,6 +73,17 @@ async def test_no_news_are_the_first_workers_those_missing_while_the_store_is_aw
         await watch.look()
     joined = {"worker_id": "b", "role": "target", "address": "127.0.0.1:1", "model": "m"}
     assert stream.taken == [("worker_joined", joined)]
+
+
+async def test_of_workers_that_were_there_first_those_are_told_that_nobody_has_told() -> None:
+    stream = Stream()
+    stream.open.set()
+    leases = Leases(lease("a"), lease("b"), new=["b"])
+    async with EventWriter(stream).running() as events:
+        watch = FleetWatch(leases, leases, events)
+        await watch.look()
+        await watch.look()
+    assert [(kind, fields["worker_id"]) for kind, fields in stream.taken] == [("worker_joined", "b")]
 
 
 async def test_a_drain_is_done_once_nothing_runs_for_a_while_and_that_is_said_once() -> None:
