@@ -104,6 +104,7 @@ def _runs(file: Path, modules: Iterable[str]) -> bool:
     return _folder(file) in WHOLE_STACK and any(not module.startswith("benchmarks") for module in modules)
 
 
+@functools.cache
 def _imports(file: Path) -> set[str]:
     """What the file and its helpers import."""
     return {name for own in _own(file) for name in _imported(ast.parse((ROOT / own).read_text()))}
