@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, OutriderError
@@ -103,6 +103,23 @@ class DraftSource(Protocol):
     def poll(self) -> Iterable[tuple[SequenceKey, DraftTree | OutriderError]]:
         """What was proposed since the last call. An error: a draft of this sequence was refused."""
         ...
+
+
+class StateSource(DraftSource, Protocol):
+    """A source that is also shown the target's hidden states."""
+
+    taps: tuple[int, ...]
+    """The layers whose inputs it reads; empty: what the target's vocabulary head reads."""
+
+    def see(self, key: SequenceKey, start: int, states: Any) -> None:
+        """A tensor [positions, layers · width], of committed positions from `start` on. Before the commit that gives
+        the token after them."""
+        ...
+
+
+def reads_states(source: DraftSource) -> TypeGuard[StateSource]:
+    """Asks the class: a source that fails in all it does must not fail here."""
+    return hasattr(type(source), "see")
 
 
 @dataclass(frozen=True, slots=True)

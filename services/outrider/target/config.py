@@ -37,6 +37,9 @@ class TargetConfig(WorkerConfig):
     """What this target drafts from itself, by name: the text so far (ngram), the output that a client predicts
     (prediction), and earlier answers under the same cache salt (suffix; not by default, because it remembers them: in
     at most 64 MB, until the process ends). Empty for nothing."""
+    head: str = ""
+    """A draft head for this model, a directory: EAGLE-3, MTP or Medusa as the field has them, or what `outrider distill
+    --kind` made. It drafts from the model's hidden states, in torch code between steps."""
     tensor_parallel: int = 1
     """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
     supervisor_ops_listen: str = ANY_LOOPBACK_PORT
@@ -50,6 +53,8 @@ class TargetConfig(WorkerConfig):
             raise ValueError(f"engine: {self.runs_on!r} is not one of {', '.join(ENGINES)}")
         if self.vllm_args and self.runs_on != "vllm":
             raise ValueError("vllm_args: need engine vllm")
+        if self.head and self.runs_on != "outrider":
+            raise ValueError("head: needs engine outrider")
         bound = self.engine.max_batch_tokens
         if self.max_sequences > bound:
             # Each decoding sequence takes at least one token of every step.

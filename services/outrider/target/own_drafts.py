@@ -9,8 +9,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from outrider.drafting.source import CloseReason, DraftSource
+from torch import Tensor
+
+from outrider.drafting.source import CloseReason, DraftSource, reads_states
 from outrider.drafting.tree import DraftTree
+from outrider.engine.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.target.opening import Opening, Speculation
 from outrider.target.report import TargetStats
@@ -24,6 +27,9 @@ class OwnDrafts:
 
     def __init__(self, sources: Sequence[DraftSource], stats: TargetStats) -> None:
         self._sources = sources
+        self._reader = next(filter(reads_states, sources), None)
+        self.taps = () if self._reader is None else self._reader.taps or (HEAD_INPUT,)
+        """The layers whose states a step has to give."""
         self._stats = stats
 
     def open(self, key: SequenceKey, opening: Opening) -> None:
@@ -33,6 +39,12 @@ class OwnDrafts:
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self._tell(lambda source: source.commit(key, base_len, tokens))
+
+    def see(self, key: SequenceKey, start: int, states: Tensor | None) -> None:
+        """The states of committed positions, for the source that asked for them."""
+        if states is not None and self._reader is not None:
+            reader = self._reader
+            self._tell(lambda source: reader.see(key, start, states) if source is reader else None)
 
     def limit(self, key: SequenceKey, speculation: Speculation) -> None:
         self._tell(lambda source: source.limit(key, speculation.own_limits))

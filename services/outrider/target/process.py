@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 from prometheus_client import CollectorRegistry
 
+from outrider.drafting.heads import HeadDrafts
 from outrider.drafting.pool import no_leases
 from outrider.drafting.source import make_sources
 from outrider.engine import CheckpointError, Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
 from outrider.engine.parallel.sharding import rank_device
+from outrider.engine.tokenizer import load_tokenizer
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.channel import connect_to
 from outrider.rpc.roles import Role, credential
@@ -28,6 +30,7 @@ from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.grammar import GrammarCompiler
+from outrider.target.head import head_drafts
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.opening import Limits
 from outrider.target.scheduler import Batching
@@ -129,6 +132,14 @@ def serve(
     return process.serve(config, info, SERVICE, make, add, signals=signals, devices=devices, notes=notes)
 
 
+def _head(config: TargetConfig, engine: Engine) -> list[HeadDrafts]:
+    if not config.head:
+        return []
+    model = resolve(config.model)
+    prompt = load_tokenizer(model).encode("Once upon a time", add_special_tokens=True)
+    return [head_drafts(engine, model, resolve(config.head), prompt)]
+
+
 def _notes(model: ModelInfo) -> dict[str, str]:
     if model.device != "cpu" or runs_native_kernels(model.execution):
         return {}
@@ -160,7 +171,7 @@ def _servicer(
         ),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
-    sources = make_sources(config.lookup_names)
+    sources = [*_head(config, engine), *make_sources(config.lookup_names)]
     worker = TargetWorker(engine, limits, batching, time.monotonic, sources=sources)
     return TargetServicer(
         worker,

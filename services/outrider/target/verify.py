@@ -6,7 +6,10 @@ When a step fails, its halves are run apart until one row is found at fault: onl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from outrider.engine import DeviceLost, Engine, EngineSequence, OutOfBlocks, Row
 from outrider.speculation import Candidate, MaskLate, Verdict, verify
@@ -24,6 +27,15 @@ class Verified:
     """None: a chunk of prefill, which decides nothing, or a row whose mask was not ready."""
     raised: bool = False
     """Whether the model raised `found` when it ran this row alone, without its draft."""
+    states: Tensor | None = None
+    """[tokens of the row, layers · width]: the hidden states that were asked for."""
+
+    def committed_states(self, num_accepted: int) -> Tensor | None:
+        """Of the tokens that were committed before the step, and of the accepted ones."""
+        if self.states is None:
+            return None
+        nodes = [self.row.num_tokens + node for node in self.path[:num_accepted]]
+        return self.states[[*range(self.row.num_tokens), *nodes]]
 
     @property
     def path(self) -> list[int]:
@@ -31,14 +43,15 @@ class Verified:
         return [row - 1 for row in self.found.path] if isinstance(self.found, Verdict) else []
 
 
-def verify_rows(engine: Engine, rows: Sequence[PlannedRow]) -> list[Verified]:
-    """One result per row. A row that failed keeps its earlier KV; the others are not affected.
+def verify_rows(engine: Engine, rows: Sequence[PlannedRow], taps: tuple[int, ...] = ()) -> list[Verified]:
+    """One result per row. A row that failed keeps its earlier KV; the others are not affected. taps: the layers whose
+    states are wanted too, as Engine.forward_tapped has them.
 
     Raises OutOfBlocks, with nothing changed, when the pool cannot hold the rows, and DeviceLost.
     """
     before = [kv_of(row.sequence).cached_len for row in rows]
     try:
-        return _run(engine, rows)
+        return _run(engine, rows, taps)
     except (OutOfBlocks, DeviceLost):
         raise
     except Exception as error:
@@ -49,20 +62,33 @@ def verify_rows(engine: Engine, rows: Sequence[PlannedRow]) -> list[Verified]:
                 return [Verified(rows[0], error, raised=True)]
             # The draft may be what fails, and it only affects latency: try once more without it.
             rows[0].drop_draft()
-            return verify_rows(engine, rows)
+            return verify_rows(engine, rows, taps)
         middle = len(rows) // 2
-        return verify_rows(engine, rows[:middle]) + verify_rows(engine, rows[middle:])
+        return verify_rows(engine, rows[:middle], taps) + verify_rows(engine, rows[middle:], taps)
 
 
-def _run(engine: Engine, rows: Sequence[PlannedRow]) -> list[Verified]:
-    logits = engine.forward([_engine_row(row) for row in rows])
+def _run(engine: Engine, rows: Sequence[PlannedRow], taps: tuple[int, ...]) -> list[Verified]:
+    logits, states = _forward(engine, rows, taps)
     deciding = [row for row in rows if row.decides]
     logits = take_prompt(rows, logits)
     asked = asked_rows(deciding, logits)
     verdicts = verify(logits, list(map(_candidate, deciding))) if deciding else []
     add_logprobs(deciding, asked, verdicts)
     found = iter([_result(engine, row, verdict) for row, verdict in zip(deciding, verdicts, strict=True)])
-    return [Verified(row, next(found) if row.decides else None) for row in rows]
+    return [
+        Verified(row, next(found) if row.decides else None, states=its) for row, its in zip(rows, states, strict=True)
+    ]
+
+
+def _forward(
+    engine: Engine, rows: Sequence[PlannedRow], taps: tuple[int, ...]
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """Logits, and the states of each row."""
+    if not taps:
+        return engine.forward([_engine_row(row) for row in rows]), [None] * len(rows)
+    tapped = [replace(_engine_row(row), num_tapped=row.num_run) for row in rows]
+    logits, states = engine.forward_tapped(tapped, taps)
+    return logits, torch.split(states, [row.num_run for row in rows])
 
 
 def _result(engine: Engine, row: PlannedRow, verdict: Verdict) -> Verdict | Exception | None:

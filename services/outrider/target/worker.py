@@ -126,7 +126,7 @@ class TargetWorker:
         if not planned.rows:
             return planned.wake_at_s
         try:
-            results = verify_rows(self._engine, planned.rows)
+            results = verify_rows(self._engine, planned.rows, self._own_drafts.taps)
         except OutOfBlocks as error:
             # The plan and the pool disagree. Preempting the newest sequence is always safe.
             log.error("planned a step that does not fit: %s", error)
@@ -187,6 +187,10 @@ class TargetWorker:
         sequence, found = result.row.sequence, result.found
         if isinstance(found, Exception):
             raise found
+        if found is None and not result.row.decides:
+            # A chunk of prefill; the cache holds its tokens by now.
+            start = kv_of(sequence).cached_len - result.row.num_tokens
+            self._own_drafts.see(sequence.key, start, result.committed_states(0))
         finish = Finish.NONE if found is None else self._commit(result, found)
         self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
@@ -199,6 +203,9 @@ class TargetWorker:
         prompt, accepted = sequence.prompt_report or PromptReport(), result.path[: outcome.num_accepted]
         self._accounting.verified(result, outcome)
         self._engine.kv.keep(kv_of(sequence), result.path)
+        self._own_drafts.see(
+            sequence.key, base_len - result.row.num_tokens, result.committed_states(outcome.num_accepted)
+        )
         sequence.commit(outcome.token_ids, draft.depth)
         self._own_drafts.commit(sequence.key, base_len, outcome.token_ids)
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.

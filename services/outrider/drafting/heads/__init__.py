@@ -10,10 +10,12 @@ from outrider.drafting.heads.interface import DraftHead, HeadError, HeadSettings
 from outrider.drafting.heads.loading import head_kind, load_head
 from outrider.drafting.heads.medusa import MedusaHead
 from outrider.drafting.heads.mtp import MtpHead
+from outrider.drafting.heads.source import HeadDrafts
 
 __all__ = [
     "DraftHead",
     "Eagle3Head",
+    "HeadDrafts",
     "HeadError",
     "HeadSettings",
     "MedusaHead",

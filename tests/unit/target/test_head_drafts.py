@@ -1,0 +1,173 @@
+"""Heads in the target: texts stay exact whatever a head proposes, and a good head saves steps."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider.drafting.heads import Eagle3Head, HeadDrafts, MedusaHead, MtpHead, TargetParts
+from outrider.drafting.heads.eagle import EagleVariant
+from outrider.drafting.heads.interface import DraftHead
+from outrider.drafting.heads.tensors import settings_of
+from outrider.drafting.lookup import NAMES
+from outrider.drafting.source import DraftSource, make_sources
+from outrider.engine import CheckpointError, EngineConfig, Row
+from outrider.engine.checkpoints import read_config
+from outrider.engine.draft_checkpoint import read_embedding, read_head
+from outrider.engine.loader import load_engine
+from outrider.engine.taps import HEAD_INPUT
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.head import head_drafts
+from outrider.target.opening import Opening, Speculation
+from outrider.testing.tiny import tiny_checkpoint
+from outrider.training.head_student import HeadLearner
+from outrider.training.student import StudentConfig
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Drafter, Liar, opening, prompts
+
+ALONE = Speculation(max_own_draft_tokens=4)
+BOTH = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """EAGLE-3 reads three layers of it."""
+    return tiny_checkpoint(tmp_path_factory.mktemp("deep"), layers=LAYERS, seed=4)
+
+
+def knowing(path: Path, layers: int) -> DraftHead:
+    """An MTP head that begins as all layers of its target says what the target says."""
+    config = StudentConfig(layers=tuple(range(layers)))
+    head: DraftHead = HeadLearner("mtp", path, config, None, "cpu", None).module.eval().requires_grad_(False)
+    return head
+
+
+def random_head(kind: str, path: Path) -> DraftHead:
+    torch.manual_seed(0)
+    parts = TargetParts(read_embedding(path).float(), read_head(path).float(), LAYERS)
+    settings = replace(settings_of(read_config(path), path), layers=1)
+    variant = EagleVariant((2, 3, 3), parts.width, len(parts.head), fc_norm=True)
+    made: dict[str, Callable[[], Any]] = {
+        "mtp": lambda: MtpHead(settings, parts),
+        "eagle3": lambda: Eagle3Head(settings, variant, parts),
+        "medusa": lambda: MedusaHead(parts, 3),
+    }
+    head: Any = made[kind]()
+    return head.eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+def answered(
+    path: Path,
+    what: Sequence[Opening],
+    sources: Sequence[DraftSource],
+    drafter: Drafter = lambda sequence_id, tokens: (),
+) -> Bench:
+    bench = Bench(path, sources=sources, row_price=lambda cost: 0.0)
+    for number, one in enumerate(what):
+        bench.open(number, one)
+    bench.run(drafter)
+    assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
+    return bench
+
+
+def wanted(params: SamplingParams, speculation: Speculation) -> list[Opening]:
+    return [opening(p, max_new_tokens=30, params=params, speculation=speculation) for p in prompts(6)]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa", "knowing"])
+def test_texts_are_those_of_the_target_alone(deep: Path, kind: str, merged: bool, params: SamplingParams) -> None:
+    plain = answered(deep, wanted(params, Speculation()), ())
+    expected = {each.sequence_id: tokens for each, tokens in plain.tokens.items()}
+    head = knowing(deep, LAYERS) if kind == "knowing" else random_head(kind, deep)
+    sources = [HeadDrafts(head), *(make_sources(NAMES) if merged else ())]
+    what = wanted(params, BOTH if merged else ALONE)
+    bench = answered(deep, what, sources, Liar(expected, "beside")) if merged else answered(deep, what, sources)
+    assert bench.tokens == plain.tokens
+    assert bench.worker.stats.num_draft_tokens > 0 and not bench.worker.stats.num_source_failures
+
+
+class Recording(HeadDrafts):
+    """Keeps the states it was shown."""
+
+    def __init__(self, head: DraftHead) -> None:
+        super().__init__(head)
+        self.seen: dict[tuple[int, int], Tensor] = {}
+
+    def see(self, key: SequenceKey, start: int, states: Tensor) -> None:
+        self.seen |= {(key.sequence_id, start + offset): state for offset, state in enumerate(states)}
+        super().see(key, start, states)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_a_head_is_shown_the_state_of_every_committed_position(deep: Path, kind: str, params: SamplingParams) -> None:
+    """Accepted branches and rejected tokens included: the states are those of one pass over the finished text."""
+    plain = answered(deep, wanted(params, Speculation()), ())
+    expected = {each.sequence_id: tokens for each, tokens in plain.tokens.items()}
+    source = Recording(random_head(kind, deep))
+    bench = answered(deep, wanted(params, BOTH), [source, *make_sources(NAMES)], Liar(expected, "beside"))
+    assert bench.worker.stats.num_accepted_tokens > 20
+    engine = load_engine(deep, EngineConfig(dtype="float32", num_blocks=64, prefix_cache=False))
+    for number, tokens in expected.items():
+        row = Row(engine.kv.open([]), tokens, 1, num_tapped=len(tokens))
+        _, states = engine.forward_tapped([row], source.taps or (HEAD_INPUT,))
+        shown = torch.stack([source.seen[number, position] for position in range(len(tokens) - 1)])
+        torch.testing.assert_close(shown, states[:-1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+def test_a_head_that_knows_its_target_saves_steps(tiny: Path, params: SamplingParams) -> None:
+    bench = answered(tiny, wanted(params, ALONE), [HeadDrafts(knowing(tiny, 2))])
+    alone = answered(tiny, wanted(params, Speculation()), ())
+    # It never sees a text's first token, which a model of random weights cannot do without.
+    assert bench.worker.stats.num_accepted_tokens > 40
+    assert len(bench.reports) < len(alone.reports)
+
+
+def test_ratio_mode_takes_a_head_s_own_distribution(tiny: Path) -> None:
+    what = [replace(one, mode=VerificationMode.RATIO) for one in wanted(SAMPLED, ALONE)]
+    bench = answered(tiny, what, [HeadDrafts(knowing(tiny, 2))])
+    assert bench.worker.stats.num_accepted_tokens > 20 and not bench.worker.stats.num_source_failures
+
+
+def test_after_a_cached_prefix_a_head_goes_on_without_its_states(tiny: Path) -> None:
+    source = HeadDrafts(knowing(tiny, 2))
+    bench = Bench(tiny, sources=[source], row_price=lambda cost: 0.0)
+    long = opening(prompts(1, longest=60)[0] * 2, max_new_tokens=20, speculation=ALONE)
+    texts = []
+    for number in range(2):
+        bench.open(number, long)
+        bench.run()
+        texts.append(bench.tokens[next(key for key in bench.tokens if key.sequence_id == number)])
+    assert texts[0] == texts[1] and not bench.worker.stats.num_source_failures
+    assert not source._texts and not source._due
+
+
+def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
+    deep: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(2)
+    tensors = {f"blocks.{n}.layers.0.weight": torch.randn(64, 64) for n in range(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MedusaModel"], "medusa_num_heads": 2}))
+    engine = load_engine(deep, EngineConfig(dtype="float32", num_blocks=64))
+    with caplog.at_level(logging.WARNING):
+        source = head_drafts(engine, deep, tmp_path, [5, 6, 7])
+    assert "this medusa head guesses" in caplog.text and engine.kv.num_free_blocks == 64
+    bench = answered(deep, wanted(GREEDY, ALONE), [source])
+    assert bench.tokens == answered(deep, wanted(GREEDY, Speculation()), ()).tokens
+    save_file({"blocks.0.layers.0.weight": torch.randn(64, 32)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"head: blocks\.0\.layers\.0\.weight: has the shape \[64, 32\]"):
+        head_drafts(engine, deep, tmp_path, [5, 6, 7])
