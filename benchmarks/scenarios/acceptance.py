@@ -29,9 +29,7 @@ Measured = dict[str, dict[str, Figures]]
 @count_option(60)
 @max_tokens_option(64)
 @click.option("--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped.")
-@click.option(
-    "--draft-kind", "kinds", type=click.Choice(DRAFT_KINDS), multiple=True, default=("model", "combined", "ngram")
-)
+@click.option("--draft-kind", "kinds", type=click.Choice(DRAFT_KINDS), multiple=True, default=("model", "ngram"))
 @click.option("--max-draft-tokens", type=click.IntRange(1), default=None, metavar="N", help="Default: the policy's.")
 @json_file_option
 def acceptance(

@@ -120,7 +120,7 @@ class Part:
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the target.")
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="What answers.")
 @click.option("--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped.")
-@click.option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="combined", show_default=True)
+@click.option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="model", show_default=True)
 @click.option("--concurrency", type=click.IntRange(1, 256), default=48, show_default=True, help="Sequences in a step.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
 @click.option(

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from outrider.draft.config import DraftConfig, parse_arguments
 from outrider.draft.process import load, run
-from outrider.drafters import Drafter, DrafterKind, DraftSequence
-from outrider.drafters.loading import drafter_on
+from outrider.drafters import Drafter, DraftSequence, ModelDrafter
 from outrider.drafting.tree import DraftTree
 from outrider.engine.loader import load_engine
 from outrider.telemetry.logging import configure_logging
@@ -84,7 +83,7 @@ def stalling(drafted: DraftTree) -> DraftTree:
 def recalling(config: DraftConfig, path: Path) -> Drafter:
     """Computes each forward only once. Not for n-grams, which have no model."""
     engine = RecallingEngine(load_engine(path, config.engine))
-    return drafter_on(engine, DrafterKind(config.kind), model=config.drafting, ngram=config.ngrams)
+    return ModelDrafter(engine, config.drafting)
 
 
 def _wrong(config: DraftConfig, path: Path) -> Drafter:

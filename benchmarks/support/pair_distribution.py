@@ -1,8 +1,8 @@
 """Like `distribution`, with all shipped code between a draw and its verdict in the loop, and with faults of that code.
 
-Two chains run on the engine, under the combined drafter, the draft worker and the target worker, in virtual time. So
-drafts that are late, partial, or replaced by a match are counted too. Each of many texts has its own conditions: draft
-length, run-ahead, wait, and the durations of forwards and messages.
+Two chains run on the engine, under a draft worker and a target worker that looks up n-grams besides, in virtual time.
+So drafts that are late, partial, or compete with a match are counted too. Each of many texts has its own conditions:
+draft length, run-ahead, wait, and the durations of forwards and messages.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider.drafters import (
-    CombinedDrafter,
-    DraftSequence,
-    ModelConfig,
-    ModelDrafter,
-    NgramDrafter,
-    combined,
-)
+from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafters.model import SOURCE as MODEL
 from outrider.drafters.rounds import Chain
-from outrider.drafting.lookup.ngram import NgramConfig
+from outrider.drafting.lookup import LookupDrafts
+from outrider.drafting.lookup.ngram import NAME as NGRAM
+from outrider.drafting.lookup.ngram import NgramConfig, NgramLookup
 from outrider.drafting.tree import DraftTree
 from outrider.protocol.convert import sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import VerificationMode
 from outrider.target.calibration import Bin, Calibration, Fit
+from outrider.target.choice import Pricing
+from outrider.target.sequence import TargetSequence
 from torch import Tensor
 
 from benchmarks.support.chain_model import ChainEngine
@@ -126,7 +123,7 @@ class Conditions(enum.Enum):
 def _planted(fault: Fault) -> Iterator[None]:
     """Plants the fault in the shipped code for the block."""
     planted: dict[Fault, list[tuple[Any, str, Any]]] = {
-        Fault.MATCH_TAKES_OVER: [(combined, "_may_follow", _follows_where_it_begins_the_same)],
+        Fault.MATCH_TAKES_OVER: [(Pricing, "offered", _match_where_it_begins_the_same)],
         Fault.LENGTH_FOLLOWS_THE_DRAW: [
             (Chain, "_num_worth_drawing", lambda chain, joint, peak: chain.wanted),
             (Chain, "ended", property(_ended_by_what_was_drawn)),
@@ -145,9 +142,13 @@ def _planted(fault: Fault) -> Iterator[None]:
             setattr(owner, name, code)
 
 
-def _follows_where_it_begins_the_same(sequence: DraftSequence, found: DraftTree) -> bool:
-    known = sequence.guess.guess()
-    return sequence.guess.source != MODEL or found.guess()[: len(known)] == known
+def _match_where_it_begins_the_same(pricing: Pricing, sequence: TargetSequence) -> DraftTree | None:
+    """The match where its first token is the one that was drawn, else the drawn chain."""
+    trees = {tree.source: tree for tree in sequence.drafts.trees}
+    match, drawn = trees.get(NGRAM), trees.get(MODEL)
+    if match is not None and (drawn is None or match.token_ids[0] == drawn.token_ids[0]):
+        return match.upto(sequence.max_depth)
+    return None if drawn is None else drawn.upto(sequence.max_depth)
 
 
 def _ended_by_what_was_drawn(chain: Chain) -> bool:
@@ -224,14 +225,14 @@ def _logits(chances: dict[int, dict[int, float]]) -> Tensor:
 
 def _pair(models: Models, given: _Conditions, chance: random.Random) -> TimedPair:
     target, draft = _engine(models.target), _engine(models.draft)
-    ngram = NgramDrafter(VOCAB, draft.info.max_context_len, NgramConfig(min_match=2, max_match=2))
-    drafter = CombinedDrafter(ngram, ModelDrafter(draft, ModelConfig(min_confidence=given.min_confidence)))
+    drafter = ModelDrafter(draft, ModelConfig(min_confidence=given.min_confidence))
+    config = NgramConfig(min_match=2, max_match=2)
+    lookups = LookupDrafts(NGRAM, lambda opening: NgramLookup(opening, config))
     timing = Timing(
         step=lambda: chance.choice(given.steps), forward=lambda: given.forward, way=lambda: given.way * chance.random()
     )
-    return TimedPair(
-        target, drafter, lambda: draft.num_forwards, timing, row_price=lambda cost: chance.choice(given.row_prices)
-    )
+    price = lambda cost: chance.choice(given.row_prices)  # noqa: E731
+    return TimedPair(target, drafter, lambda: draft.num_forwards, timing, row_price=price, sources=[lookups])
 
 
 def _engine(table: Tensor) -> ChainEngine:
@@ -250,6 +251,7 @@ def _opening(number: int, given: _Conditions) -> sequence_pb2.OpenSequence:
         speculation=sequence_pb2.Speculation(
             max_draft_tokens=given.max_draft_tokens,
             run_ahead_tokens=given.run_ahead_tokens,
+            max_own_draft_tokens=given.max_draft_tokens,
             # In virtual time steps take seconds.
             max_wait_us=round(1e6 * given.max_wait_s),
         ),

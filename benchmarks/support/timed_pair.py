@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from outrider.draft import wire as draft_wire
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter
 from outrider.drafting.pool.validator import DraftValidator
+from outrider.drafting.source import DraftSource
 from outrider.engine import Engine
 from outrider.protocol.convert import mode_from_proto
 from outrider.protocol.finish import Finish
@@ -55,6 +56,8 @@ class TimedPair:
     max_draft_tokens: int = 8
     row_price: Callable[[StepCost], float] = lambda cost: cost.price
     """Price of a drafted row, called for each target step."""
+    sources: Sequence[DraftSource] = ()
+    """Those of the target's own process."""
     _now: float = 0.0
     _draft_free_at: float = 0.0
     _to_draft: deque[tuple[float, draft_pb2.DraftRequest]] = field(default_factory=deque)
@@ -72,7 +75,7 @@ class TimedPair:
         self._draft_limits = draft_wire.Limits(info.vocab_size, info.max_context_len, most)
         clock = lambda: self._now  # noqa: E731
         batching = Batching(info.block_size)
-        self._target_worker = TargetWorker(self.target, self._limits, batching, clock, self.row_price)
+        self._target_worker = TargetWorker(self.target, self._limits, batching, clock, self.row_price, self.sources)
         self._draft_worker = DraftWorker(self.drafter, self._limits.max_sequences, clock)
 
     @property

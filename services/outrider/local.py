@@ -10,24 +10,30 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outrider.draft import events as draft_events
+from outrider.draft import events
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, DrafterKind, load_drafter
+from outrider.drafting import source as drafting
+from outrider.drafting.lookup import NAMES
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, make_sources
+from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
+from outrider.errors import OutriderError
 from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target import events as target_events
+from outrider.target.events import Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.report import Committed
 from outrider.target.scheduler import Batching
 from outrider.target.worker import TargetWorker
-from outrider.worker.events import Closed, SequenceKey
+from outrider.worker.events import Closed
 from outrider.worker.step_cost import StepCost
 
 _STREAM = 1
@@ -74,14 +80,12 @@ class Speculator:
         max_sequences: int = 32,
         max_draft_tokens: int = 4,
     ) -> None:
-        """Without a draft model, tokens are drafted from the text so far (n-grams).
+        """Without a draft model, tokens are drafted from the text so far (n-grams) alone.
 
         Raises CheckpointError for a model that does not exist or cannot be read.
         """
         path = resolve(str(target))
-        kind = DrafterKind.NGRAM if draft is None else DrafterKind.COMBINED
-        # N-grams only need its vocabulary.
-        drafter = load_drafter(kind, path if draft is None else resolve(str(draft)))
+        drafter = None if draft is None else load_drafter(DrafterKind.MODEL, resolve(str(draft)))
         engine = load_engine(path, EngineConfig(dtype=dtype))
         self._tokenizer: Any = load_tokenizer(path)
         self._pair = Pair(engine, drafter, max_sequences=max_sequences, max_draft_tokens=max_draft_tokens)
@@ -127,24 +131,26 @@ class Pair:
     def __init__(
         self,
         target: Engine,
-        drafter: Drafter,
+        drafter: Drafter | None,
         *,
         max_sequences: int = 32,
         max_draft_tokens: int = 4,
         ignore_eos: bool = False,
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
+        lookups: Sequence[str] = NAMES,
     ) -> None:
-        """`row_price`: as TargetWorker's."""
+        """`row_price`: as TargetWorker's. `lookups`: names of sources besides the drafter."""
         info = target.info
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         batching = Batching(info.block_size, _MAX_BATCH_TOKENS)
         self._limits = limits
         self._stops = frozenset(() if ignore_eos else info.eos_token_ids)
         self._max_draft_tokens = max_draft_tokens
-        self._target = TargetWorker(target, limits, batching, time.monotonic, row_price=row_price)
-        self._draft = DraftWorker(drafter, max_sequences)
+        sources = make_sources(lookups)
+        if drafter is not None:
+            sources.append(DrafterSource(DraftWorker(drafter, max_sequences)))
+        self._target = TargetWorker(target, limits, batching, time.monotonic, row_price=row_price, sources=sources)
         self._ids = itertools.count()
-        self._drafted: set[SequenceKey] = set()
 
     def answer(
         self,
@@ -160,7 +166,7 @@ class Pair:
         Sequences share cached prefixes only under equal salts. Raises InvalidRequest for a prompt that does not fit,
         and any worker's error.
         """
-        speculation = Speculation(self._max_draft_tokens if speculate else 0)
+        speculation = Speculation(max_own_draft_tokens=self._max_draft_tokens if speculate else 0)
         sampling = params or SamplingParams(temperature=0.0)
         mode = VerificationMode.GREEDY if sampling.greedy else VerificationMode.COUPLED
         stopping = Stopping(max_new_tokens, self._stops)
@@ -172,7 +178,6 @@ class Pair:
             while waiting and len(running) < self._limits.max_sequences:
                 opening, answer = waiting.popleft()
                 running[self._open(opening)] = answer
-            self._propose()
             for committed in self._step():
                 _note(running[committed.key], committed)
                 if running[committed.key].finished:
@@ -181,46 +186,16 @@ class Pair:
 
     def _open(self, opening: Opening) -> SequenceKey:
         opening.check(self._limits)
-        key, now_s = SequenceKey(_STREAM, next(self._ids)), time.monotonic()
-        self._target.apply(target_events.Opened(key, opening, now_s))
-        if opening.speculation.max_draft_tokens:
-            asked = opening.for_drafts(opening.speculation.draft_limits(0.0))
-            self._draft.apply(draft_events.Opened(key, asked, now_s))
-            self._drafted.add(key)
+        key = SequenceKey(_STREAM, next(self._ids))
+        self._target.apply(Opened(key, opening, time.monotonic()))
         return key
 
-    def _propose(self) -> None:
-        """One round for sequences whose proposal is due. The target steps the others without a draft."""
-        if not self._draft.load.num_waiting:
-            return
-        self._draft.step()
-        report = self._draft.take_report()
-        for failed in report.failures:
-            raise failed.error
-        for proposed in report.proposals:
-            tree = replace(proposed.tree, epoch=proposed.epoch)
-            self._target.apply(target_events.Offered(proposed.key, tree))
-
-    def _step(self) -> Iterator[Committed]:
+    def _step(self) -> list[Committed]:
         self._target.step()
         report = self._target.take_report()
-        for failed in [*report.failures, *report.refused_drafts]:
+        for failed in report.failures:
             raise failed.error
-        for committed in report.commits:
-            self._follow(committed)
-            yield committed
-
-    def _follow(self, committed: Committed) -> None:
-        """Passes the commit to the draft, if the sequence is open there."""
-        if committed.key not in self._drafted:
-            return
-        key, outcome = committed.key, committed.outcome
-        finished = outcome.finish is not Finish.NONE
-        tokens = tuple(outcome.token_ids)
-        self._draft.apply(draft_events.Committed(key, committed.base_len, tokens, finished, time.monotonic()))
-        if finished:
-            self._draft.apply(Closed(key))
-            self._drafted.remove(committed.key)
+        return report.commits
 
 
 def _note(answer: Answered, committed: Committed) -> None:
@@ -232,3 +207,32 @@ def _note(answer: Answered, committed: Committed) -> None:
     answer.num_verified += outcome.num_verified
     answer.num_accepted += outcome.num_accepted
     answer.finished = outcome.finish is not Finish.NONE
+
+
+class DrafterSource:
+    """A DraftSource of a draft worker in this process: one round of it for each step of the target."""
+
+    def __init__(self, worker: DraftWorker) -> None:
+        self._worker = worker
+
+    def open(self, key: SequenceKey, opening: drafting.Opening, assignment: DraftAssignment | None = None) -> None:
+        self._worker.apply(events.Opened(key, opening, time.monotonic()))
+
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
+        self._worker.apply(events.Committed(key, base_len, tuple(tokens), finished=False, received_s=time.monotonic()))
+
+    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+        self._worker.apply(events.Limited(key, limits, time.monotonic()))
+
+    def close(self, key: SequenceKey, reason: CloseReason) -> None:
+        self._worker.apply(Closed(key))
+
+    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree | OutriderError]]:
+        # The target steps those that catch up with their prompts without a draft.
+        if self._worker.load.num_waiting:
+            self._worker.step()
+            report = self._worker.take_report()
+            for failed in report.failures:
+                raise failed.error
+            for proposed in report.proposals:
+                yield proposed.key, proposed.tree

@@ -63,7 +63,7 @@ async def everything(directory: Path, tiny: Path, secret: ClusterSecret | None =
         redis = stack.enter_context(EmbeddedServer.start(directory / "redis"))
         store = await stack.enter_async_context(MetadataStore.connect(redis.url))
         common["metadata_url"] = redis.url
-        draft_config = DraftConfig(**common, kind=DrafterKind.COMBINED, tls_dir=tls[Role.DRAFT])
+        draft_config = DraftConfig(**common, kind=DrafterKind.MODEL, tls_dir=tls[Role.DRAFT])
         options = {"engine": _ENGINE, "model": draft_config.drafting, "ngram": draft_config.ngrams}
         drafter = load_drafter(draft_config.kind, tiny, **options)
         info = describe(draft_config, tiny, drafter)

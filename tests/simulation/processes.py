@@ -13,7 +13,7 @@ from outrider.draft.metrics import DraftMetrics
 from outrider.draft.service import DraftServicer
 from outrider.draft.wire import Limits as DraftLimits
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import CombinedDrafter, Drafter, ModelConfig, ModelDrafter, NgramDrafter
+from outrider.drafters import Drafter, ModelConfig, ModelDrafter, NgramDrafter
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.lookup.ngram import NgramConfig
 from outrider.drafting.source import make_sources
@@ -198,12 +198,10 @@ class DraftProcess(Worker):
         store.register(self.host, info, address, self.servicer.load_message)
 
     def _drafter(self, plan: WorkerPlan) -> Drafter:
-        config = ModelConfig(max_batch_tokens=plan.max_batch_tokens, ready_lag=8, catch_up_tokens=12)
-        ngram = NgramDrafter(VOCAB_SIZE, plan.max_context_len, NgramConfig(min_match=2))
         if plan.drafter == "ngram":
-            return _Timed(ngram, self.machine)
-        model = ModelDrafter(self.engine, config)
-        return model if plan.drafter == "model" else CombinedDrafter(ngram, model)
+            return _Timed(NgramDrafter(VOCAB_SIZE, plan.max_context_len, NgramConfig(min_match=2)), self.machine)
+        config = ModelConfig(max_batch_tokens=plan.max_batch_tokens, ready_lag=8, catch_up_tokens=12)
+        return ModelDrafter(self.engine, config)
 
     def start_drain(self) -> None:
         self.draining = True

@@ -182,7 +182,7 @@ async def serving_all(directory: Path) -> AsyncIterator[Mapping[str, str]]:
             common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": _ENGINE}
             target_config = TargetConfig(**common, model_name=MODEL, metadata_url=redis.url)
             target = await stack.enter_async_context(serve_target(target_config, *load(target_config)))
-            draft_config = DraftConfig(**common, kind=DrafterKind.COMBINED, metadata_url=redis.url)
+            draft_config = DraftConfig(**common, kind=DrafterKind.MODEL, metadata_url=redis.url)
             drafter = load_drafter(
                 draft_config.kind, tiny, engine=_ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
             )

@@ -20,7 +20,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=3)
 @pytest.fixture(scope="module")
 def pair(tiny: Path) -> Pair:
     """The draft has the target's own weights, so its guesses are good."""
-    drafter = load_drafter(DrafterKind.COMBINED, tiny, engine=CONFIG)
+    drafter = load_drafter(DrafterKind.MODEL, tiny, engine=CONFIG)
     return Pair(load_engine(tiny, CONFIG), drafter, max_sequences=4, row_price=lambda _: 0.0)
 
 

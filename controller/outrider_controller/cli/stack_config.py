@@ -15,7 +15,7 @@ from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ProcessSpec
 from outrider_controller.router.config import PolicyConfig
 
-DRAFT_KINDS = ("combined", "model", "ngram")
+DRAFT_KINDS = ("model", "ngram")
 DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 NATIVE_VARIANTS = ("auto", "amx", "avx512-bf16", "avx512", "avx2", "portable")
@@ -29,7 +29,7 @@ class StackConfig:
     target_model: str = DEFAULT_TARGET
     draft_model: str = ""
     """Empty: the one shipped for the target."""
-    draft_kind: str = "combined"
+    draft_kind: str = "model"
     targets: int = 1
     tensor_parallel: int = 1
     """Processes of each target that divide the model among themselves."""

@@ -57,7 +57,7 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
     return [
         option("--target-model", default=DEFAULT_TARGET, metavar="PATH|NAME", help="What answers.", **shown),
         option("--draft-model", default="", metavar="PATH|NAME", help="What drafts; default: the one shipped."),
-        option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="combined", help="How drafts guess.", **shown),
+        option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="model", help="How drafts guess.", **shown),
         option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
         option("--tensor-parallel", type=number(1, 64), default=1, help="Processes that divide one target.", **shown),
         option("--drafts", type=number(0, 64), default=1, help="Draft workers.", **shown),

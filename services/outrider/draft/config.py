@@ -17,8 +17,8 @@ from outrider.worker.config import WorkerConfig
 class DraftConfig(WorkerConfig):
     """One draft worker process. For n-grams only the vocabulary of `model` is read."""
 
-    kind: DrafterKind = DrafterKind.COMBINED
-    """A model, n-grams of the text so far (ngram), or both (combined)."""
+    kind: DrafterKind = DrafterKind.MODEL
+    """A model, or n-grams of the text so far (ngram), which targets look up themselves too."""
     drafting: ModelConfig = field(default_factory=ModelConfig)
     ngrams: NgramConfig = field(default_factory=NgramConfig)
     max_sequences: int = 256

@@ -23,7 +23,7 @@ from outrider.protocol.convert import (
 from outrider.protocol.durations import to_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS
-from outrider.protocol.validate import check_label, check_opening, check_prediction, check_token_ids
+from outrider.protocol.validate import check_label, check_opening, check_token_ids
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
 from outrider.worker.events import Closed, SequenceKey, translated
@@ -84,12 +84,10 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         max_new_tokens=message.stopping.max_new_tokens,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,
-        prediction=tuple(message.predicted_token_ids),
         log_fields={"request_id": message.request_id, "tenant": message.tenant},
     )
     for field, value in opening.log_fields.items():
         check_label(field, value)
-    check_prediction(opening.prediction, limits.vocab_size, limits.max_context_len)
     check_opening(
         prompt=opening.prompt,
         committed=opening.committed,

@@ -3,7 +3,6 @@
 Knows sequences and their committed tokens; not the target, and not the callers.
 """
 
-from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.config import DrafterKind, ModelConfig
 from outrider.drafters.interface import Drafter
 from outrider.drafters.loading import load_drafter
@@ -12,7 +11,6 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.sequence import CommitMismatch, DraftSequence
 
 __all__ = [
-    "CombinedDrafter",
     "CommitMismatch",
     "DraftSequence",
     "Drafter",

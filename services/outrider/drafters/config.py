@@ -14,7 +14,6 @@ _MAX_OTHERS = 3
 class DrafterKind(enum.StrEnum):
     MODEL = "model"
     NGRAM = "ngram"
-    COMBINED = "combined"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.drafters.combined import CombinedDrafter
 from outrider.drafters.config import DrafterKind, ModelConfig
 from outrider.drafters.interface import Drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafting.lookup.ngram import NgramConfig
-from outrider.engine import CheckpointError, Engine, EngineConfig
+from outrider.engine import CheckpointError, EngineConfig
 from outrider.engine.checkpoints import num_tokens, read_config
 
 
@@ -28,26 +27,7 @@ def load_drafter(
     # Only here: it brings transformers.
     from outrider.engine.loader import load_engine
 
-    loaded = load_engine(path, engine or EngineConfig())
-    return drafter_on(loaded, kind, model=model, ngram=ngram, num_tokens=num_tokens(path))
-
-
-def drafter_on(
-    engine: Engine,
-    kind: DrafterKind,
-    *,
-    model: ModelConfig | None = None,
-    ngram: NgramConfig | None = None,
-    num_tokens: int | None = None,
-) -> Drafter:
-    """A drafter of a kind that has a model, with the model on `engine`. `num_tokens`: as ModelDrafter's."""
-    drafter = ModelDrafter(engine, model or ModelConfig(), num_tokens)
-    if kind is DrafterKind.MODEL:
-        return drafter
-    # N-grams quote the target's own tokens, so they need only the model's limits.
-    info = drafter.info
-    config = ngram or NgramConfig()
-    return CombinedDrafter(NgramDrafter(info.vocab_size, info.max_context_len, config), drafter)
+    return ModelDrafter(load_engine(path, engine or EngineConfig()), model or ModelConfig(), num_tokens(path))
 
 
 def _vocabulary_and_context(path: Path) -> tuple[int, int]:

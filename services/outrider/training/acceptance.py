@@ -42,7 +42,7 @@ def measure(target: Engine, draft: Path, prompts: Sequence[Sequence[int]], max_n
     longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     blocks = _CONCURRENCY * -(-longest // _BLOCK)
     drafter = load_drafter(DrafterKind.MODEL, draft, engine=EngineConfig(num_blocks=blocks), model=_EVERY_TOKEN)
-    pair = Pair(target, drafter, max_sequences=_CONCURRENCY, max_draft_tokens=1, row_price=lambda _: 0.0)
+    pair = Pair(target, drafter, max_sequences=_CONCURRENCY, max_draft_tokens=1, row_price=lambda _: 0.0, lookups=())
 
     def share(params: SamplingParams | None) -> float:
         answers = pair.answer(prompts, max_new_tokens, speculate=True, params=params)
@@ -52,12 +52,10 @@ def measure(target: Engine, draft: Path, prompts: Sequence[Sequence[int]], max_n
     return Acceptance(share(None), share(_SAMPLED))
 
 
-def measure_head(
-    target: Engine, path: Path, head: DraftHead, prompts: Sequence[Sequence[int]], most: int
-) -> Acceptance:
-    """As `measure`, of a head for the target in `path`: it reads the target's states over each answer, and its guesses
+def measure_head(target: Engine, head: DraftHead, prompts: Sequence[Sequence[int]], most: int) -> Acceptance:
+    """As `measure`, of a head for the target: it reads the target's states over each answer, and its guesses
     are verified as in serving. After an accepted token comes one that nothing was drafted for."""
-    plain = Pair(target, load_drafter(DrafterKind.NGRAM, path), max_sequences=_CONCURRENCY)
+    plain = Pair(target, None, max_sequences=_CONCURRENCY)
 
     def share(params: SamplingParams) -> float:
         answers = plain.answer(prompts, most, speculate=False, params=params)

@@ -144,7 +144,7 @@ def _acceptance(
                 read_embedding(target), read_head(target), int(read_config(target)["num_hidden_layers"])
             )
             head = load_head(draft, parts)
-            found = acceptance.measure_head(engine, target, head, prompts, _ANSWER_TOKENS)
+            found = acceptance.measure_head(engine, head, prompts, _ANSWER_TOKENS)
         else:
             found = acceptance.measure(engine, draft, prompts, _ANSWER_TOKENS)
         measured |= {f"acceptance{name}": found.greedy, f"acceptance{name}_sampled": found.sampled}

@@ -33,7 +33,7 @@ def served(tiny: Path) -> Serve:
     """Loads a drafter on the tiny model, serves it, and connects to it."""
 
     @asynccontextmanager
-    async def start(kind: DrafterKind = DrafterKind.COMBINED, **config: object) -> AsyncIterator[Served]:
+    async def start(kind: DrafterKind = DrafterKind.MODEL, **config: object) -> AsyncIterator[Served]:
         engine = EngineConfig(dtype="float32", num_blocks=64)
         drafter = load_drafter(kind, tiny, engine=engine, model=ModelConfig(min_confidence=0.0))
         settings = DraftConfig(str(tiny), "127.0.0.1:0", kind=kind, **config)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ async def test_it_says_who_it_is(served: Serve) -> None:
     async with served() as (stub, _):
         reply = await stub.GetInfo(draft_pb2.DraftServiceGetInfoRequest())
     info = reply.info
-    assert (info.draft_kind, info.vocab_size, info.max_context_len, info.block_size) == ("combined", 384, 512, 16)
+    assert (info.draft_kind, info.vocab_size, info.max_context_len, info.block_size) == ("model", 384, 512, 16)
     assert info.tokenizer_fingerprint
     assert info.worker_id.startswith("draft-")
     assert reply.load.num_free_blocks == 64
@@ -56,7 +56,7 @@ async def test_drafts_follow_commits_on_one_stream(served: Serve) -> None:
         call = stub.Draft()
         await call.write(draft_pb2.DraftRequest(opens=[opening(7)]))
         [first] = (await read(call)).drafts
-        assert (first.sequence_id, first.base_len, first.epoch, first.source) == (7, 8, 0, "ngram")
+        assert (first.sequence_id, first.base_len, first.epoch, first.source) == (7, 8, 0, "model")
         assert list(first.token_ids) == [23, 24, 20, 21]
         await call.write(draft_pb2.DraftRequest(commits=[commit(7, 8, 23, 24, 99)]))
         [second] = (await read(call)).drafts

@@ -174,7 +174,7 @@ async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
         # In the namespace of this test, which a configured URL does not name.
         servicer.drafts.pool.links._leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
         fleet.targets.append(servicer)
-    draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.COMBINED)
+    draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.MODEL)
     drafter = load_drafter(
         draft_config.kind, tiny, engine=ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
     )

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafters import DrafterKind
-from outrider.drafters.loading import drafter_on
+from outrider.drafters import ModelDrafter
 from outrider.drafting.source import DraftLimits, Opening
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.loader import load_engine
@@ -70,7 +69,7 @@ def test_recalling_takes_as_long_as_computing_did(checkpoint: Path) -> None:
 def test_a_drafter_says_the_same(checkpoint: Path) -> None:
     said = []
     for engine in (make_engine(checkpoint), RecallingEngine(make_engine(checkpoint))):
-        drafter = drafter_on(engine, DrafterKind.MODEL)
+        drafter = ModelDrafter(engine)
         opening = Opening(TEXT, SamplingParams(temperature=0), VerificationMode.GREEDY, limits=DraftLimits(5))
         [drafted] = drafter.draft([drafter.open(opening)])
         assert drafted is not None and drafted.token_ids

@@ -12,7 +12,7 @@ REQUIRED = ["--model", "/models/small.gguf", "--listen", "127.0.0.1:0"]
 def test_the_default_is_the_combined_drafter() -> None:
     config = parse_arguments(REQUIRED)
     assert config == DraftConfig(model="/models/small.gguf", listen="127.0.0.1:0")
-    assert config.kind is DrafterKind.COMBINED
+    assert config.kind is DrafterKind.MODEL
 
 
 def test_the_shortest_match_is_an_option() -> None:

@@ -6,10 +6,8 @@ import random
 from collections.abc import Callable
 
 import pytest
-from outrider.drafters import NgramDrafter
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import Opening
 from outrider.options.prediction import Prediction
-from outrider.speculation import SamplingParams, VerificationMode
 
 Greedy = Callable[..., Opening]
 PREDICTED = list(range(100, 200))
@@ -75,28 +73,3 @@ def test_it_does_not_matter_how_the_answer_comes() -> None:
         pieces.extend([token])
     assert whole.upcoming(9) == pieces.upcoming(9)
     assert whole.num_accepted == pieces.num_accepted
-
-
-def test_the_drafter_proposes_it_before_any_match_and_goes_on_where_it_is_taken_over(greedy: Greedy) -> None:
-    drafter = NgramDrafter(vocab_size=300, max_context_len=1000)
-    sequence = drafter.open(greedy([5, 6, 5, 6], max_draft_tokens=3, prediction=PREDICTED))
-    [drafted] = drafter.draft([sequence])
-    assert drafted is not None
-    assert (drafted.source, drafted.guess()) == ("prediction", [100, 101, 102])
-    drafter.commit(sequence, 4, [100, 101, 9])
-    [drafted] = drafter.draft([sequence])
-    assert drafted is not None and drafted.guess() == [103, 104, 105], "as if 9 stood for 102"
-    later = drafter.open(greedy([5, 6, 5, 6], max_draft_tokens=3, prediction=PREDICTED, committed=[100, 101, 102]))
-    [drafted] = drafter.draft([later])
-    assert drafted is not None and drafted.guess() == [103, 104, 105]
-    drafter.close(later)
-
-
-def test_in_ratio_mode_it_is_drawn_without_chance() -> None:
-    opening = Opening(
-        [5, 6], SamplingParams(temperature=1.0), VerificationMode.RATIO, limits=DraftLimits(2), prediction=PREDICTED
-    )
-    drafter = NgramDrafter(vocab_size=300, max_context_len=1000)
-    [drafted] = drafter.draft([drafter.open(opening)])
-    assert drafted is not None
-    assert [q.token_ids for q in drafted.q] == [(100,), (101,)]

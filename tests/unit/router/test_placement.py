@@ -113,7 +113,7 @@ def test_the_mode_follows_temperature_seed_and_kind_of_draft() -> None:
     assert verification_mode(temperature=0, seeded=True, draft_kind="model") == sequence.VERIFICATION_MODE_GREEDY
     assert verification_mode(temperature=1, seeded=True, draft_kind="model") == sequence.VERIFICATION_MODE_COUPLED
     assert verification_mode(temperature=1, seeded=False, draft_kind="ngram") == sequence.VERIFICATION_MODE_COUPLED
-    for kind in ("model", "combined", None):
+    for kind in ("model", None):
         assert verification_mode(temperature=1, seeded=False, draft_kind=kind) == sequence.VERIFICATION_MODE_RATIO
 
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-from outrider.drafters import DrafterKind, load_drafter
 from outrider.drafting.heads import TargetParts, load_head
 from outrider.drafting.heads.check import guess_logits
 from outrider.drafting.heads.interface import ChainMemory
@@ -68,7 +67,7 @@ def test_a_target_whose_head_is_not_its_embedding_teaches_and_the_report_is_the_
     config = distill(untied, tmp_path, 30_000)
     reported = run(config, lambda *_: None)
     prompts = [sample.prompt for sample in Corpus(config.work, 384).held_out[:64]]
-    pair = Pair(load_engine(untied, EngineConfig()), load_drafter(DrafterKind.NGRAM, untied), max_sequences=8)
+    pair = Pair(load_engine(untied, EngineConfig()), None, max_sequences=8)
     texts = [answer.token_ids for answer in pair.answer(prompts, 64, speculate=False)]
     model, token_map = load_draft_model(config.out, torch.float32)
     model.set_attn_implementation("sdpa")

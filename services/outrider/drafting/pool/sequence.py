@@ -152,7 +152,6 @@ def _message(sequence_id: int, opening: Opening, limits: DraftLimits) -> sequenc
         mode=mode_to_proto(opening.mode),
         speculation=_speculation(limits),
         cache_salt=opening.salt,
-        predicted_token_ids=opening.prediction,
         request_id=opening.log_fields.get("request_id", ""),
         tenant=opening.log_fields.get("tenant", ""),
     )
