@@ -58,7 +58,7 @@ PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "gateway": (GatewayMetrics, store, port),
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store, port),
     "control": (Demand, store, port, lambda registry: AlertMetrics(registry, list), WebhookMetrics, plan),
-    "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats()), store, port, gpus("outrider_")),
+    "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats(), "native"), store, port, gpus("outrider_")),
     "supervisor": (supervisor_metrics,),
     "draft": (
         lambda registry: DraftMetrics(registry, INFO, DraftStats()),

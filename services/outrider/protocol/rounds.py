@@ -41,7 +41,7 @@ class Round:
     compute_us: int = 0
     wire_us: int = 0
     source: str = ""
-    """The part of the drafter that proposed the verified tokens."""
+    """The kind of source that proposed the verified tokens."""
     draft_active: bool = False
     """The draft sent something since the previous round, or was verified in this one."""
     answer_us: int = 0
@@ -76,10 +76,12 @@ class Round:
             commit.prefill_us,
             step_us,
         )
+        if done.num_drafted:
+            done.source = commit.source
         if commit.HasField("draft_stats"):
             stats = commit.draft_stats
             done.draft_us, done.compute_us, done.wire_us = stats.draft_us, stats.compute_us, stats.wire_us
-            done.source = stats.source
+            done.source = commit.source or stats.source
             done.draft_active = True
             done.draft_useful_us = stats.useful_us
             if answer_us := stats.answer_us:

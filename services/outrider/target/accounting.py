@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from outrider.drafting.tree import ROOT, DraftTree
-from outrider.target.calibration import Bin, Calibration, bin_at
+from outrider.target.calibration import MAX_SOURCES, Bin, Calibration, bin_at
 from outrider.target.commit import Outcome
 from outrider.target.report import Committed, TargetStats
 from outrider.target.scheduler import PlannedRow
@@ -34,10 +34,24 @@ class StepAccounting:
         """What verification says of a row's drafted tokens."""
         draft, stats, sequence = verified.row.draft, self._stats, verified.row.sequence
         path = verified.path[: outcome.num_accepted]
-        self.calibration.observe(_observed(draft, path, outcome.num_verified), sequence.fit)
+        observed = _observed(draft, path, outcome.num_verified)
+        self.calibration.observe(observed, sequence.fit)
+        self._count_sources(draft, observed)
         sequence.timer.times.num_wasted_rows = len(draft) - outcome.num_accepted
         stats.num_branch_tokens += len(draft) - draft.depth
         stats.num_branch_tokens_accepted += len(set(path) - set(draft.main()))
+
+    def _count_sources(self, draft: DraftTree, observed: Sequence[tuple[Bin, bool]]) -> None:
+        stats, rows = self._stats, self._stats.source_rows
+        for node in range(len(draft)):
+            source = draft.origin(node).source
+            # Drafts choose the names of their sources, so without a bound a draft could fill the memory.
+            if source in rows or len(rows) < MAX_SOURCES:
+                rows[source] += 1
+        for each, accepted in observed:
+            if each.source in rows:
+                stats.source_verified[each.source] += 1
+                stats.source_accepted[each.source] += accepted
 
     def committed(self, committed: Committed) -> None:
         outcome, stats = committed.outcome, self._stats

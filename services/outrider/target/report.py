@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +34,8 @@ class Committed:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     num_branch_tokens: int = 0
     """Draft tokens in the step beyond those of the longest path."""
+    source: str = ""
+    """The kind of source of the last accepted token, or of the first drafted one where none was accepted."""
     draft_useful_s: float = 0.0
     """Draft time spent on the accepted tokens."""
 
@@ -79,7 +82,11 @@ class TargetStats:
     num_unleased_drafts: int = 0
     """Drafts that routers named and that hold no lease. Only the event loop writes it."""
     num_committed_tokens: int = 0
-    own_drafts_s: float = 0.0
-    """Seconds between steps for drafts that the target makes itself."""
+    source_rows: Counter[str] = field(default_factory=Counter)
+    """Draft tokens in steps, each of which took a row, by source; the next two: those verified and accepted."""
+    source_verified: Counter[str] = field(default_factory=Counter)
+    source_accepted: Counter[str] = field(default_factory=Counter)
+    source_us: Counter[str] = field(default_factory=Counter)
+    """Time between steps of each source in this process."""
     num_source_failures: int = 0
     """Calls of such a source that raised an error."""

@@ -146,4 +146,5 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
         share_us=to_us(times.share_s),
         wasted_us=to_us(times.wasted_s),
         num_branch_tokens=committed.num_branch_tokens,
+        source=committed.source,
     )

@@ -223,6 +223,7 @@ class TargetWorker:
             logprobs=verdict.logprobs[: len(outcome.token_ids)],
             prompt_logprobs=prompt.logprobs,
             num_branch_tokens=len(draft) - draft.depth,
+            source=draft.origin(accepted[-1] if accepted else 0).source if len(draft) else "",
             draft_useful_s=sum(map(draft.seconds_of, accepted)),
         )
         self._report.commits.append(committed)
