@@ -103,8 +103,20 @@ class RequestState:
                 raise BadReply(f"commit.draft_stats.source: {len(done.source)} characters")
             draft_us = max(done.draft_us, done.compute_us, done.wire_us, done.draft_useful_us)
             longest_us = max(longest_us, draft_us, done.answer_us, done.answer_compute_us)
+        self._check_sources(done)
         if longest_us > MAX_DURATION_US:
             raise BadReply("commit: a duration is longer than an hour")
+
+    def _check_sources(self, done: Round) -> None:
+        for one in done.sources:
+            if len(one.source) > MAX_SOURCE_BYTES:
+                raise BadReply(f"commit.sources: a name of {len(one.source)} characters")
+            if not one.num_accepted <= one.num_verified <= one.num_drafted <= MAX_TREE_TOKENS:
+                raise BadReply("commit.sources: num_accepted <= num_verified <= num_drafted does not hold")
+        if (places := done.token_sources) and (
+            len(places) > len(done.token_ids) + len(done.rejected) or max(places) >= len(done.sources)
+        ):
+            raise BadReply("commit.token_sources: no source of a token")
 
     def _check_end(self, num_tokens: int, finish: int) -> None:
         """Checks a commit that ends the request, or should."""

@@ -7,8 +7,11 @@ read in many places, so each field is copied from the message once, here.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 
+from outrider.protocol import source_tokens
+from outrider.protocol.source_tokens import SourceTokens
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
@@ -41,7 +44,7 @@ class Round:
     compute_us: int = 0
     wire_us: int = 0
     source: str = ""
-    """The kind of source that proposed the verified tokens."""
+    """The part of the drafter that proposed the verified tokens."""
     draft_active: bool = False
     """The draft sent something since the previous round, or was verified in this one."""
     answer_us: int = 0
@@ -55,6 +58,10 @@ class Round:
     batch_sequences: int = 0
     draft_useful_us: int = 0
     """Draft time spent, in this round or before, on the accepted tokens."""
+    sources: Sequence[SourceTokens] = ()
+    """What came of the drafted tokens, by source; empty without any."""
+    token_sources: Sequence[int] = ()
+    """For each accepted token, then for each rejected one, the place of its source in `sources`; empty with one."""
 
     @classmethod
     def from_commit(cls, commit: sequence.Commit, step_us: int) -> Round:
@@ -76,18 +83,24 @@ class Round:
             commit.prefill_us,
             step_us,
         )
-        if done.num_drafted:
-            done.source = commit.source
         if commit.HasField("draft_stats"):
             stats = commit.draft_stats
             done.draft_us, done.compute_us, done.wire_us = stats.draft_us, stats.compute_us, stats.wire_us
-            done.source = commit.source or stats.source
+            done.source = stats.source
             done.draft_active = True
             done.draft_useful_us = stats.useful_us
             if answer_us := stats.answer_us:
                 done.answer_us, done.answer_compute_us = answer_us, stats.answer_compute_us
                 done.answer_tokens = stats.answer_tokens
+        if done.num_drafted:
+            done._take_sources(commit)
         return done
+
+    def _take_sources(self, commit: sequence.Commit) -> None:
+        if sources := commit.sources:
+            self.sources, self.token_sources = source_tokens.from_proto(sources), commit.token_sources[:]
+        else:
+            self.sources = (SourceTokens(self.source, False, self.num_drafted, self.num_verified, self.num_accepted),)
 
     @classmethod
     def from_response(cls, response: router.RouteResponse) -> Round:
@@ -141,6 +154,8 @@ class Round:
             max_wait_us=self.max_wait_us,
             batch_sequences=self.batch_sequences,
             source=self.source,
+            sources=source_tokens.to_proto(self.sources),
+            token_sources=self.token_sources,
         )
         self._fill_timing(message.timing)
         return message

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.drafting.tree import ROOT, DraftTree
-from outrider.target.calibration import MAX_SOURCES, Bin, Calibration, bin_at
+from outrider.target.by_source import judged
+from outrider.target.calibration import Calibration, bin_at
 from outrider.target.commit import Outcome
 from outrider.target.report import Committed, TargetStats
 from outrider.target.scheduler import PlannedRow
@@ -34,24 +34,13 @@ class StepAccounting:
         """What verification says of a row's drafted tokens."""
         draft, stats, sequence = verified.row.draft, self._stats, verified.row.sequence
         path = verified.path[: outcome.num_accepted]
-        observed = _observed(draft, path, outcome.num_verified)
-        self.calibration.observe(observed, sequence.fit)
-        self._count_sources(draft, observed)
+        verdicts = [
+            (bin_at(draft, node, depth), node in path) for node, depth in judged(draft, path, outcome.num_verified)
+        ]
+        self.calibration.observe(verdicts, sequence.fit)
         sequence.timer.times.num_wasted_rows = len(draft) - outcome.num_accepted
         stats.num_branch_tokens += len(draft) - draft.depth
         stats.num_branch_tokens_accepted += len(set(path) - set(draft.main()))
-
-    def _count_sources(self, draft: DraftTree, observed: Sequence[tuple[Bin, bool]]) -> None:
-        stats, rows = self._stats, self._stats.source_rows
-        for node in range(len(draft)):
-            source = draft.origin(node).source
-            # Drafts choose the names of their sources, so without a bound a draft could fill the memory.
-            if source in rows or len(rows) < MAX_SOURCES:
-                rows[source] += 1
-        for each, accepted in observed:
-            if each.source in rows:
-                stats.source_verified[each.source] += 1
-                stats.source_accepted[each.source] += accepted
 
     def committed(self, committed: Committed) -> None:
         outcome, stats = committed.outcome, self._stats
@@ -60,6 +49,8 @@ class StepAccounting:
         stats.num_accepted_tokens += outcome.num_accepted
         stats.num_dropped_tokens += committed.num_dropped
         stats.num_committed_tokens += len(outcome.token_ids)
+        for counted in committed.sources:
+            stats.of_source(counted.source).add(counted)
         self._num_committed += len(outcome.token_ids)
 
     def stepped(self, rows: Sequence[PlannedRow], times: Sequence[Times], seconds: float) -> None:
@@ -82,12 +73,7 @@ class StepAccounting:
             each.wasted_s += wasted_s
             self._stats.busy_s += share_s
             self._stats.wasted_s += wasted_s
-
-
-def _observed(draft: DraftTree, path: Sequence[int], num_verified: int) -> list[tuple[Bin, bool]]:
-    """The tokens that were verified, and whether each was accepted: at each position, all that follow the accepted
-    one before."""
-    children, found = draft.children(), []
-    for depth, parent in enumerate([ROOT, *path][:num_verified], start=1):
-        found += [(bin_at(draft, node, depth), node in path) for node in children[parent + 1]]
-    return found
+            for node in range(len(row.draft)):
+                source = self._stats.of_source(row.draft.origin(node).source)
+                source.row_s += shares.row_s
+                source.draft_s += row.draft.seconds_of(node)

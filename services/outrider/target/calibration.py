@@ -26,7 +26,7 @@ _HOPE = 0.5
 # Forgetting per verdict, and per step of the worker: a bin that is no longer verified returns to its prior.
 _KEEP, _KEEP_STEP = 0.995, 0.9985
 # Drafts choose the names of their sources, so without a bound a draft could fill the memory.
-MAX_SOURCES = 16
+_MAX_SOURCES = 16
 # The factor of a text starts from that of its tenant, which weighs as much as this many verdicts; a tenant's starts
 # from the table. Both forget per commit, verified or not, so that a text whose drafts no longer pay tries them again.
 # A tenant forgets more slowly, or each of its new texts would try them again.
@@ -177,7 +177,7 @@ class Calibration:
     def _source(self, each: Bin) -> _Share | None:
         """None when there are too many sources."""
         name = each.source, each.drawn
-        if name not in self._sources and len(self._sources) >= MAX_SOURCES:
+        if name not in self._sources and len(self._sources) >= _MAX_SOURCES:
             return None
         return self._sources.setdefault(name, _Share())
 

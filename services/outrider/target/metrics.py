@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+
 from prometheus_client import CollectorRegistry, Gauge
 
 from outrider.rpc.v1 import worker_pb2
-from outrider.target.report import Report, TargetStats
+from outrider.target.report import Report, SourceStats, TargetStats
 from outrider.telemetry.metrics import SpeculationMetrics, TokenMetrics, WorkerMetrics
 from outrider.worker.metrics import CounterCollector, CounterRow
 from outrider.worker.report import Load
@@ -65,10 +67,7 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("wasted_seconds", "Of that, rows of drafted tokens that were not accepted.", stats.wasted_s),
         ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", stats.num_preemptions),
         ("step_failures", "Sequences that ended by a fault in their step.", stats.num_step_failures),
-        ("draft_source_rows", "Draft tokens in steps: each took a row.", stats.source_rows),
-        ("draft_source_verified_tokens", "Of these, those verified.", stats.source_verified),
-        ("draft_source_accepted_tokens", "Of these, those accepted.", stats.source_accepted),
-        ("draft_source_microseconds", "Time between steps for drafts that the target makes itself.", stats.source_us),
+        ("own_drafts_seconds", "Time between steps for drafts that the target makes itself.", stats.own_drafts_s),
         ("draft_source_failures", "Faults of sources in the target's own process.", stats.num_source_failures),
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
         ("unleased_drafts", "Drafts that routers named and no lease does: not called.", stats.num_unleased_drafts),
@@ -76,4 +75,22 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("branch_tokens", "Draft tokens in steps beyond those of one path.", stats.num_branch_tokens),
         ("branch_tokens_accepted", "Tokens accepted beside a main guess.", stats.num_branch_tokens_accepted),
         ("unknown_sequence_messages", "Messages about sequences that are not open.", stats.num_unknown),
+        *_by_source(dict(stats.sources)),
     )
+
+
+def _by_source(sources: Mapping[str, SourceStats]) -> Iterator[CounterRow]:
+    """A token that several sources propose counts for the one that gives it the greatest chance."""
+
+    def each(read: Callable[[SourceStats], float]) -> dict[str, float]:
+        return {name: read(one) for name, one in sources.items()}
+
+    yield (
+        "source_drafted_tokens",
+        "Draft tokens in steps, all branches included, by source.",
+        each(lambda s: s.num_drafted),
+    )
+    yield "source_verified_tokens", "Draft tokens verified, by source.", each(lambda s: s.num_verified)
+    yield "source_accepted_tokens", "Draft tokens accepted, by source.", each(lambda s: s.num_accepted)
+    yield "source_row_seconds", "Time of steps for rows of draft tokens, by source.", each(lambda s: s.row_s)
+    yield "source_draft_seconds", "Time that the source spent on draft tokens.", each(lambda s: s.draft_s)

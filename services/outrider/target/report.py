@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.drafting.source import KINDS
 from outrider.options.logprobs import TokenLogprobs
+from outrider.protocol.source_tokens import SourceTokens
 from outrider.target.commit import Outcome
 from outrider.target.times import Times
 from outrider.worker.events import SequenceKey
@@ -34,10 +35,12 @@ class Committed:
     prompt_logprobs: Sequence[TokenLogprobs] = ()
     num_branch_tokens: int = 0
     """Draft tokens in the step beyond those of the longest path."""
-    source: str = ""
-    """The kind of source of the last accepted token, or of the first drafted one where none was accepted."""
     draft_useful_s: float = 0.0
     """Draft time spent on the accepted tokens."""
+    sources: Sequence[SourceTokens] = ()
+    """What came of the drafted tokens in the step, by source."""
+    token_sources: Sequence[int] = ()
+    """For each accepted token, then for each rejected one: the place of its source in `sources`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +58,29 @@ class Report(WorkerReport):
     """Price of one more row in a step, as a chance."""
     best_chance: float = 0.0
     """Chance of the likeliest first token that drafts propose; 0 while unknown."""
+
+
+@dataclass(slots=True)
+class SourceStats:
+    """What came of one source's drafts."""
+
+    num_drafted: int = 0
+    num_verified: int = 0
+    num_accepted: int = 0
+    row_s: float = 0.0
+    """Time of their rows in steps."""
+    draft_s: float = 0.0
+    """Time that the source spent on those in steps; of one in this process, on all that it proposed."""
+
+    def add(self, counted: SourceTokens) -> None:
+        self.num_drafted += counted.num_drafted
+        self.num_verified += counted.num_verified
+        self.num_accepted += counted.num_accepted
+
+
+# Draft workers choose the names of their sources, and a label's values use memory for ever.
+_MAX_SOURCES = 16
+_OTHER = "other"
 
 
 @dataclass(slots=True)
@@ -82,11 +108,14 @@ class TargetStats:
     num_unleased_drafts: int = 0
     """Drafts that routers named and that hold no lease. Only the event loop writes it."""
     num_committed_tokens: int = 0
-    source_rows: Counter[str] = field(default_factory=Counter)
-    """Draft tokens in steps, each of which took a row, by source; the next two: those verified and accepted."""
-    source_verified: Counter[str] = field(default_factory=Counter)
-    source_accepted: Counter[str] = field(default_factory=Counter)
-    source_us: Counter[str] = field(default_factory=Counter)
-    """Time between steps of each source in this process."""
+    own_drafts_s: float = 0.0
+    """Seconds between steps for drafts that the target makes itself."""
     num_source_failures: int = 0
     """Calls of such a source that raised an error."""
+    sources: dict[str, SourceStats] = field(default_factory=lambda: {name: SourceStats() for name in KINDS})
+    """By name: the kinds of this process, and the first few that draft workers name."""
+
+    def of_source(self, name: str) -> SourceStats:
+        if not name or (name not in self.sources and len(self.sources) >= _MAX_SOURCES):
+            name = _OTHER
+        return self.sources.setdefault(name, SourceStats())

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from outrider.drafting.source import DraftAssignment
 from outrider.errors import NotSupported
 from outrider.options.logprobs import LogprobsOptions
-from outrider.protocol import convert, logits_options, logprobs
+from outrider.protocol import convert, logits_options, logprobs, source_tokens
 from outrider.protocol.durations import to_us
 from outrider.protocol.errors import to_sequence_error
 from outrider.rpc.v1 import sequence_pb2, target_pb2
@@ -146,5 +147,14 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
         share_us=to_us(times.share_s),
         wasted_us=to_us(times.wasted_s),
         num_branch_tokens=committed.num_branch_tokens,
-        source=committed.source,
+        **_sources(committed, draft_stats),
     )
+
+
+def _sources(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -> dict[str, Any]:
+    """Nothing where the other fields say it all."""
+    sources, told = committed.sources, None if draft_stats is None else (draft_stats.source, False)
+    if not committed.num_branch_tokens and [one[:2] for one in sources] == [told]:
+        return {}
+    token_sources = committed.token_sources if len(sources) > 1 else ()
+    return {"sources": source_tokens.to_proto(sources), "token_sources": token_sources}

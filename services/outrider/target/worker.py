@@ -17,6 +17,7 @@ from outrider.protocol.finish import Finish
 from outrider.speculation import Verdict
 from outrider.target import events
 from outrider.target.accounting import StepAccounting
+from outrider.target.by_source import tokens_by_source
 from outrider.target.calibration import Fit
 from outrider.target.choice import Pricing
 from outrider.target.commit import apply_stop_conditions
@@ -201,6 +202,7 @@ class TargetWorker:
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = apply_stop_conditions(verdict, draft.depth, stop_token_ids=stops, remaining=sequence.remaining)
         prompt, accepted = sequence.prompt_report or PromptReport(), result.path[: outcome.num_accepted]
+        sources, token_sources = tokens_by_source(draft, accepted, outcome.num_verified)
         self._accounting.verified(result, outcome)
         self._engine.kv.keep(kv_of(sequence), result.path)
         self._own_drafts.see(
@@ -223,8 +225,9 @@ class TargetWorker:
             logprobs=verdict.logprobs[: len(outcome.token_ids)],
             prompt_logprobs=prompt.logprobs,
             num_branch_tokens=len(draft) - draft.depth,
-            source=draft.origin(accepted[-1] if accepted else 0).source if len(draft) else "",
             draft_useful_s=sum(map(draft.seconds_of, accepted)),
+            sources=sources,
+            token_sources=token_sources,
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)

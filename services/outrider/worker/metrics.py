@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-CounterRow = tuple[str, str, float | Mapping[str, int]]
+CounterRow = tuple[str, str, float | Mapping[str, float]]
 """A counter's name without `outrider_`, its meaning, and its value, or its values by `source`."""
 
 

@@ -1,0 +1,35 @@
+"""Which source proposed the drafted tokens of a row, and what verification made of each source's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.drafting.tree import ROOT, DraftTree
+from outrider.protocol.source_tokens import SourceTokens
+
+
+def judged(draft: DraftTree, path: Sequence[int], num_verified: int) -> list[tuple[int, int]]:
+    """The nodes that were verified, each with its depth: at each position, all that follow the accepted one before."""
+    children = draft.children()
+    parents = enumerate([ROOT, *path][:num_verified], start=1)
+    return [(node, depth) for depth, parent in parents for node in children[parent + 1]]
+
+
+def tokens_by_source(draft: DraftTree, path: Sequence[int], num_verified: int) -> tuple[list[SourceTokens], list[int]]:
+    """The counts of each source, and the place in them of each token that a commit tells of: the accepted ones, then
+    the others of the longest path. `path`: the accepted nodes."""
+    if not draft.token_ids:
+        return [], []
+    sources = [_source(draft, node) for node in range(len(draft))]
+    names = list(dict.fromkeys(sources))
+    verified = [sources[node] for node, _ in judged(draft, path, num_verified)]
+    accepted = [sources[node] for node in path]
+    counts = [SourceTokens(*one, sources.count(one), verified.count(one), accepted.count(one)) for one in names]
+    told = [*path, *max(draft.paths(), key=len)[len(path) :]]
+    return counts, [names.index(sources[node]) for node in told]
+
+
+def _source(draft: DraftTree, node: int) -> tuple[str, bool]:
+    origin = draft.origin(node)
+    # Messages of draft workers are numbered from 1 on.
+    return origin.source, not origin.serial
