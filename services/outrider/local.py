@@ -212,6 +212,8 @@ def _note(answer: Answered, committed: Committed) -> None:
 class DrafterSource:
     """A DraftSource of a draft worker in this process: one round of it for each step of the target."""
 
+    name = "model"
+
     def __init__(self, worker: DraftWorker) -> None:
         self._worker = worker
 

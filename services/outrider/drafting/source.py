@@ -84,6 +84,11 @@ class DraftSource(Protocol):
     Owned by one thread, which makes all calls. A key that is not open is ignored.
     """
 
+    @property
+    def name(self) -> str:
+        """Its kind, for operators."""
+        ...
+
     def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
         """The sequence begins. `assignment`: for sources that draft elsewhere."""
         ...

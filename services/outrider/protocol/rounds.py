@@ -44,7 +44,7 @@ class Round:
     compute_us: int = 0
     wire_us: int = 0
     source: str = ""
-    """The part of the drafter that proposed the verified tokens."""
+    """The kind of source that proposed the first of the drafted tokens."""
     draft_active: bool = False
     """The draft sent something since the previous round, or was verified in this one."""
     answer_us: int = 0
@@ -99,6 +99,7 @@ class Round:
     def _take_sources(self, commit: sequence.Commit) -> None:
         if sources := commit.sources:
             self.sources, self.token_sources = source_tokens.from_proto(sources), commit.token_sources[:]
+            self.source = self.sources[0].source
         else:
             self.sources = (SourceTokens(self.source, False, self.num_drafted, self.num_verified, self.num_accepted),)
 

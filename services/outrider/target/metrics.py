@@ -67,7 +67,6 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("wasted_seconds", "Of that, rows of drafted tokens that were not accepted.", stats.wasted_s),
         ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", stats.num_preemptions),
         ("step_failures", "Sequences that ended by a fault in their step.", stats.num_step_failures),
-        ("own_drafts_seconds", "Time between steps for drafts that the target makes itself.", stats.own_drafts_s),
         ("draft_source_failures", "Faults of sources in the target's own process.", stats.num_source_failures),
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
         ("unleased_drafts", "Drafts that routers named and no lease does: not called.", stats.num_unleased_drafts),
@@ -93,4 +92,4 @@ def _by_source(sources: Mapping[str, SourceStats]) -> Iterator[CounterRow]:
     yield "source_verified_tokens", "Draft tokens verified, by source.", each(lambda s: s.num_verified)
     yield "source_accepted_tokens", "Draft tokens accepted, by source.", each(lambda s: s.num_accepted)
     yield "source_row_seconds", "Time of steps for rows of draft tokens, by source.", each(lambda s: s.row_s)
-    yield "source_draft_seconds", "Time that the source spent on draft tokens.", each(lambda s: s.draft_s)
+    yield "source_draft_seconds", "Time spent on draft tokens by their source.", each(lambda s: s.draft_s)

@@ -57,22 +57,19 @@ class OwnDrafts:
         self._tell(lambda source: self._poll(source, sequences))
 
     def _poll(self, source: DraftSource, sequences: OpenSequences) -> None:
-        began_s = time.perf_counter()
         for key, found in source.poll():
             if isinstance(found, DraftTree) and key in sequences:
                 sequences.get(key).put(found)
-                self._stats.of_source(found.source).draft_s += time.perf_counter() - began_s
-            began_s = time.perf_counter()
 
     def _tell(self, tell: Callable[[DraftSource], None]) -> None:
         if not self._sources:
             return
-        started_s = time.perf_counter()
         for source in self._sources:
+            started_s = time.perf_counter()
             try:
                 tell(source)
             except Exception as error:
                 # A draft only affects latency.
                 log.error("a source of drafts failed", exc_info=error)
                 self._stats.num_source_failures += 1
-        self._stats.own_drafts_s += time.perf_counter() - started_s
+            self._stats.of_source(source.name).draft_s += time.perf_counter() - started_s

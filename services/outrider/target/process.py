@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.drafting.heads import HeadDrafts
 from outrider.drafting.pool import no_leases
-from outrider.drafting.source import make_sources
+from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import CheckpointError, Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
@@ -171,7 +171,7 @@ def _servicer(
         ),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
-    sources = [*_head(config, engine), *make_sources(config.lookup_names)]
+    sources: list[DraftSource] = [*_head(config, engine), *make_sources(config.lookup_names)]
     worker = TargetWorker(engine, limits, batching, time.monotonic, sources=sources)
     return TargetServicer(
         worker,

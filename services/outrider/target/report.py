@@ -70,7 +70,7 @@ class SourceStats:
     row_s: float = 0.0
     """Time of their rows in steps."""
     draft_s: float = 0.0
-    """Time that the source spent on those in steps; of one in this process, on all that it proposed."""
+    """Time that the source spent on those in steps; of one in this process, all its time."""
 
     def add(self, counted: SourceTokens) -> None:
         self.num_drafted += counted.num_drafted
@@ -108,8 +108,6 @@ class TargetStats:
     num_unleased_drafts: int = 0
     """Drafts that routers named and that hold no lease. Only the event loop writes it."""
     num_committed_tokens: int = 0
-    own_drafts_s: float = 0.0
-    """Seconds between steps for drafts that the target makes itself."""
     num_source_failures: int = 0
     """Calls of such a source that raised an error."""
     sources: dict[str, SourceStats] = field(default_factory=lambda: {name: SourceStats() for name in KINDS})

@@ -53,8 +53,7 @@ def test_the_sums_over_all_sources_are_those_of_the_steps(tiny: Path, how: str) 
     assert sum(one.num_accepted for one in sources) == stats.num_accepted_tokens
     assert stats.sources["ngram"].num_drafted > 0
     assert all(one.num_accepted <= one.num_verified <= one.num_drafted for one in sources)
-    # What the ngrams took is a part of the time between steps.
-    assert 0 < stats.sources["ngram"].draft_s < stats.own_drafts_s
+    assert all(stats.sources[name].draft_s > 0 for name in NAMES), "also where it proposed nothing"
 
 
 def test_the_metrics_have_one_label_more_and_a_bounded_number_of_sources() -> None:

@@ -110,7 +110,7 @@ class RandomTrees:
     def __init__(self, texts: dict[int, list[int]], seed: int) -> None:
         self._texts, self._rng = texts, random.Random(seed)
         self._lengths: dict[SequenceKey, int] = {}
-        self._name = f"random {seed}"
+        self.name = f"random {seed}"
 
     def open(self, key: SequenceKey, opening: object, assignment: object = None) -> None:
         self._lengths[key] = len(opening.prompt)
@@ -138,8 +138,8 @@ class RandomTrees:
         # A source names each follower of a token once.
         named = dict.fromkeys(zip(parents, tokens, strict=True))
         if len(named) < len(tokens):
-            return DraftTree(length, tuple(text[:3]), source=self._name)
-        return DraftTree(length, tuple(tokens), tuple(parents), source=self._name)
+            return DraftTree(length, tuple(text[:3]), source=self.name)
+        return DraftTree(length, tuple(tokens), tuple(parents), source=self.name)
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
@@ -157,8 +157,24 @@ def test_texts_are_the_same_under_deep_trees_of_several_sources(tiny: Path, para
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 
+def test_what_each_source_proposed_and_what_came_of_it_is_counted(tiny: Path) -> None:
+    plain = opening(prompts(1)[0], max_new_tokens=30, speculation=Speculation())
+    text = texts(tiny, [plain])[0]
+    bench = Bench(tiny, sources=make_sources(NAMES), row_price=lambda cost: 0.0)
+    predicted = tuple(text[len(plain.prompt) : -10])
+    bench.open(0, replace(plain, speculation=BOTH, prediction=predicted))
+    bench.run(Liar({0: text}, "wrong"))
+    sources = bench.worker.stats.sources
+    # The liar gives no name.
+    assert sources["other"].num_drafted > 0 and sources["prediction"].num_accepted > 10
+    told = {one.source for commit in bench.answers[key(0)].commits for one in commit.sources}
+    assert {"prediction", ""} <= told
+
+
 class Broken:
     """A source that fails whatever it is asked."""
+
+    name = "broken"
 
     def __getattr__(self, name: str) -> object:
         raise RuntimeError(name)

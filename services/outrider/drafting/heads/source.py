@@ -54,6 +54,8 @@ class _Text:
 class HeadDrafts:
     """A DraftSource that is also shown the target's states."""
 
+    name = "head"
+
     def __init__(self, head: DraftHead) -> None:
         self.taps = head.taps
         self._head = head

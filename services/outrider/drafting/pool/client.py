@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from outrider.drafting.pool.leases import DraftLeases
 from outrider.drafting.pool.link import DraftLink
@@ -51,6 +52,7 @@ class PoolListener:
 class PoolDrafts:
     """All sequences of one target at its draft workers. A DraftSource."""
 
+    name: ClassVar[str] = "pool"
     vocabulary: Vocabulary
     clock: Callable[[], float]
     """Monotonic seconds."""
