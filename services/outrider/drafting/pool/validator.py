@@ -64,8 +64,10 @@ class DraftValidator:
             raise InvalidRequest("source", f"must be at most {MAX_SOURCE_BYTES} bytes")
         if (size := draft.ByteSize()) > MAX_DRAFT_BYTES:
             raise InvalidRequest("draft", f"{size} bytes, must be at most {MAX_DRAFT_BYTES}")
-        if draft.parents and len(draft.token_ids) > MAX_TREE_TOKENS:
-            raise InvalidRequest("token_ids", f"{len(draft.token_ids)} in a tree, must be at most {MAX_TREE_TOKENS}")
+        # Of a tree, how deep it is is known once it is made.
+        most, count = MAX_TREE_TOKENS if draft.parents else self.max_positions, len(draft.token_ids)
+        if count > most:
+            raise InvalidRequest("token_ids", f"{count} where {most} were allowed")
 
     def _check_place(self, draft: sequence_pb2.Draft) -> None:
         if draft.epoch < self.epoch:
