@@ -171,3 +171,16 @@ def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
     save_file({"blocks.0.layers.0.weight": torch.randn(64, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"head: blocks\.0\.layers\.0\.weight: has the shape \[64, 32\]"):
         head_drafts(engine, deep, tmp_path, [5, 6, 7])
+
+
+def test_a_preempted_text_is_read_again_from_where_it_is_recomputed(deep: Path) -> None:
+    what = wanted(SAMPLED, ALONE)
+    expected = answered(deep, wanted(SAMPLED, Speculation()), ()).tokens
+    source = HeadDrafts(random_head("eagle3", deep))
+    bench = Bench(deep, sources=[source], num_blocks=16, row_price=lambda cost: 0.0)
+    for number, one in enumerate(what):
+        bench.open(number, one)
+    bench.run()
+    stats = bench.worker.stats
+    assert stats.num_preemptions > 0 and stats.num_draft_tokens > 0 and not stats.num_source_failures
+    assert bench.tokens == expected
