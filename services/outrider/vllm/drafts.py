@@ -57,7 +57,7 @@ class Judged:
 
 
 @dataclass(slots=True)
-class Drafted:
+class OpenRequest:
     """One request."""
 
     tokens: Sequence[int]
@@ -108,7 +108,7 @@ class DraftBook:
         self.calibration = Calibration()
         self._vocab_size = vocab_size
         self._row_price = row_price
-        self._open: dict[str, Drafted] = {}
+        self._open: dict[str, OpenRequest] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
@@ -121,7 +121,7 @@ class DraftBook:
         """Price of one more row in a step, as a chance."""
         return self._row_price(self.cost)
 
-    def find(self, request_id: str) -> Drafted | None:
+    def find(self, request_id: str) -> OpenRequest | None:
         return self._open.get(request_id)
 
     def open(
@@ -132,7 +132,7 @@ class DraftBook:
         tenant: str = "",
         num_possible: Callable[[list[int]], int] = _all,
     ) -> None:
-        self._open[request_id] = Drafted(tokens, speculation, self.calibration.fit(tenant), num_possible)
+        self._open[request_id] = OpenRequest(tokens, speculation, self.calibration.fit(tenant), num_possible)
 
     def adjust(self, request_id: str, speculation: Speculation) -> None:
         if (found := self._open.get(request_id)) is not None:
@@ -169,10 +169,10 @@ class DraftBook:
         for one in decoding:
             if (found := self._open.get(one.request_id)) is None:
                 continue
-            chain, worth = found.best_path(self.calibration, one.room)
-            if chain is not None and worth:
-                chains[one.request_id], values[one.request_id] = chain, worth
-                heapq.heappush(queue, (-worth[0], one.request_id, one.num_tokens))
+            chain, chain_values = found.best_path(self.calibration, one.room)
+            if chain is not None and chain_values:
+                chains[one.request_id], values[one.request_id] = chain, chain_values
+                heapq.heappush(queue, (-chain_values[0], one.request_id, one.num_tokens))
         while queue and tokens:
             value, request_id, position = heapq.heappop(queue)
             # Written so that NaN is worth nothing.

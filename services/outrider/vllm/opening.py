@@ -13,7 +13,7 @@ from outrider.options.logits import LogitsOptions
 from outrider.target.opening import Limits, Opening
 from outrider.vllm.coupling import BIAS, COMMITTED, EXTRA
 
-_LEAST_TEMPERATURE = 0.01
+_MIN_TEMPERATURE = 0.01
 """vLLM raises lower ones to this."""
 
 
@@ -21,8 +21,8 @@ def check_supported(opening: Opening) -> None:
     """Raises NotSupported for what another engine would do and vLLM does not."""
     params = opening.params
     # Rounded, because the 32-bit float nearest to 0.01 is less than 0.01.
-    if 0 < round(params.temperature, 6) < _LEAST_TEMPERATURE:
-        raise NotSupported("sampling.temperature", f"vLLM samples from {_LEAST_TEMPERATURE:g} on; 0 is greedy")
+    if 0 < round(params.temperature, 6) < _MIN_TEMPERATURE:
+        raise NotSupported("sampling.temperature", f"vLLM samples from {_MIN_TEMPERATURE:g} on; 0 is greedy")
 
 
 def request_of(request_id: str, opening: Opening, limits: Limits) -> EngineCoreRequest:

@@ -20,7 +20,7 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import Proposal, propose
 
 # A proposal ends where the chance that all of it is right falls below this; an alternative needs as much.
-_LEAST_JOINT, _LEAST_BESIDE = 0.25, 0.1
+_MIN_JOINT, _MIN_CHANCE = 0.25, 0.1
 _OTHERS = 2
 # Positions that a head reads between two steps of the target: a long prompt takes several.
 _READ_AT_ONCE = 512
@@ -168,10 +168,10 @@ class _Growing:
         if proposal.q is not None:
             self._q.append(proposal.q)
         for token_id, chance in proposal.others:
-            if self._joint * chance >= _LEAST_BESIDE:
+            if self._joint * chance >= _MIN_CHANCE:
                 self._put(token_id, chance)
         self._last, self._joint = last, self._joint * proposal.confidence
-        return self._joint >= _LEAST_JOINT and proposal.token_id not in self._text.opening.stop_token_ids
+        return self._joint >= _MIN_JOINT and proposal.token_id not in self._text.opening.stop_token_ids
 
     def _put(self, token_id: int, chance: float) -> None:
         self._ids.append(token_id)
