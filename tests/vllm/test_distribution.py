@@ -82,6 +82,22 @@ def couple(runner: Any) -> None:
     coupling.couple(runner, None, torch.device("cpu"))
 
 
+def one_drafted(token_id: int) -> Any:
+    """Each request of the batch has this drafted token: a row of logits before it, and one after it."""
+    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+
+    rows = torch.arange(2 * BATCH, dtype=torch.int32)
+    return SpecDecodeMetadata(
+        draft_token_ids=torch.full((BATCH,), token_id, dtype=torch.int32),
+        num_draft_tokens=[1] * BATCH,
+        cu_num_draft_tokens=torch.arange(1, BATCH + 1, dtype=torch.int32),
+        cu_num_sampled_tokens=torch.arange(2, 2 * BATCH + 1, 2, dtype=torch.int32),
+        target_logits_indices=rows[::2].contiguous(),
+        bonus_logits_indices=rows[1::2].contiguous(),
+        logits_indices=rows,
+    )
+
+
 def draws(
     logits: torch.Tensor, drafted: int | None, count: int = DRAWS // PROMPTS, bias: float = 0.0
 ) -> tuple[Counter[int], Counter[int]]:
@@ -90,8 +106,6 @@ def draws(
     logits [2, vocab]: of the first position, and of the one after it. `bias` is added to the last token's, unseen by
     the test's expectation.
     """
-    from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
-
     first: Counter[int] = Counter()
     second: Counter[int] = Counter()
     for start in range(0, count, BATCH):
@@ -102,7 +116,7 @@ def draws(
         if drafted is None:
             found = runner.sampler(rows[:1].repeat(BATCH, 1), metadata(BATCH)).sampled_token_ids.tolist()
         else:
-            spec = SpecDecodeMetadata.make_dummy([[drafted]] * BATCH, torch.device("cpu"))
+            spec = one_drafted(drafted)
             found = runner.rejection_sampler(
                 spec, None, rows.repeat(BATCH, 1), metadata(BATCH)
             ).sampled_token_ids.tolist()
@@ -142,5 +156,5 @@ def test_draws_follow_the_model_with_drafts_and_without(logits: list[torch.Tenso
 
 
 def test_a_planted_bias_is_found(logits: list[torch.Tensor]) -> None:
-    first, _ = draws(logits[0], int(logits[0][0].topk(3).indices[2]), bias=0.05)
+    first, _ = draws(logits[0], int(logits[0][0].topk(3).indices[2]), bias=0.2)
     assert p_value(first, logits[0][0]) < 1e-4

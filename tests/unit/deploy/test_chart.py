@@ -562,6 +562,19 @@ def test_a_digest_goes_before_the_tag() -> None:
     assert images["draft"].endswith("outrider-draft:0.1.0")
 
 
+def test_a_target_on_vllm_has_an_image_of_its_own_and_says_so_to_its_process() -> None:
+    pools = {"main": {"model": "smollm2-135m-instruct", "engine": "vllm"}, "own": {"model": "smollm2-135m-instruct"}}
+    found = {
+        one["image"].rpartition(":")[0].rpartition("/")[2]: one["args"]
+        for one in containers(rendered({"targets": pools}))
+        if one["name"] == "target"
+    }
+    assert set(found) == {"outrider-vllm", "outrider-target"}
+    engine = found["outrider-vllm"].index("--engine")
+    assert found["outrider-vllm"][engine + 1] == "vllm"
+    assert "--engine" not in found["outrider-target"]
+
+
 def test_a_tensor_parallel_pod_takes_all_gpus_of_its_group() -> None:
     target = next(one for one in containers(rendered(profile("h100-tp8"))) if one["name"] == "target")
     assert target["resources"]["limits"]["nvidia.com/gpu"] == target["resources"]["requests"]["nvidia.com/gpu"] == "8"
