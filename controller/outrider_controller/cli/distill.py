@@ -28,6 +28,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="The teacher.")
 @click.option("--kind", type=click.Choice(["model", "mtp", "eagle3", "medusa"]), default="model", show_default=True)
+@click.option("--student", default="", metavar="PATH|NAME", help="A model with the target's tokens that learns.")
 @click.option("--start", default="", metavar="PATH|NAME", help="The draft that an mtp head begins as.")
 @click.option("--corpus-tokens", type=click.IntRange(1000), default=None, metavar="N", help="What the target writes.")
 @click.option("--train-tokens", type=click.IntRange(1), default=None, metavar="N", help="Learned from, passes counted.")
@@ -51,6 +52,7 @@ def distill(
     out: Path,
     target_model: str,
     kind: str,
+    student: str,
     start: str,
     corpus_tokens: int | None,
     train_tokens: int | None,
@@ -87,6 +89,7 @@ def distill(
             work=work_dir or _work(target_model, kind, prompts or samples),
             target=target_model,
             kind=kind,
+            student_model=student,
             start=start,
             in_use=shipped_draft(target_model),
             device=device,

@@ -20,6 +20,7 @@ from outrider.training import acceptance
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.head_student import KINDS, HeadLearner, taps_of
 from outrider.training.loop import Learner, LoopConfig, Training
+from outrider.training.plain_student import PlainLearner
 from outrider.training.shards import Corpus, Sample
 from outrider.training.student import ModelLearner, StudentConfig, commonest_tokens
 from outrider.training.teacher import check_teacher
@@ -42,6 +43,8 @@ class DistillConfig:
     target: str = "smollm2-135m-instruct"
     kind: str = "model"
     """model, mtp, eagle3 or medusa."""
+    student_model: str = ""
+    """A model with the target's tokens that learns in the place of a student of the target's layers."""
     start: str = ""
     """A draft of the target that an MTP head begins as; empty: its layers are the target's, as a model's."""
     in_use: str = ""
@@ -60,6 +63,8 @@ class DistillConfig:
             raise ValueError(f"kind: {self.kind!r} is not one of model, {', '.join(KINDS)}")
         if self.start and self.kind != "mtp":
             raise ValueError("start: only an mtp head begins as a draft")
+        if self.student_model and self.kind != "model":
+            raise ValueError(f"student_model: not with kind {self.kind}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,14 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     started = time.monotonic()
     learner = _learner(config, target, token_map)
     revision = weights_revision(target)
-    same = [learner.kind, revision, config.start, _plain(asdict(config.student)), token_map.tolist()]
+    same = [
+        learner.kind,
+        revision,
+        config.start,
+        config.student_model,
+        _plain(asdict(config.student)),
+        token_map.tolist(),
+    ]
     training = Training(learner, config.training, config.work / f"training-{learner.kind}.pt", same)
     training.run(corpus, lambda done, total, note: progress("train", done, total, note))
     measured: dict[str, Any] = {
@@ -114,6 +126,8 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
 
 
 def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Learner:
+    if config.student_model:
+        return PlainLearner(target, resolve(config.student_model), config.device)
     if config.kind == "model":
         return ModelLearner(target, config.student, token_map, config.device)
     start = resolve(config.start) if config.start else None

@@ -146,7 +146,7 @@ def hidden_states(model: Any, samples: Sequence[Sample]) -> Tensor:
         ids[row, : lengths[row]] = sample.token_ids[:-1]
     # Padding is at the end, where no real position of a causal model attends to it.
     with mixed_precision(model.device.type):
-        out = model.model(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
+        out = model.base_model(input_ids=ids.to(model.device), use_cache=False).last_hidden_state
     return torch.cat([out[row, :length] for row, length in enumerate(lengths)])
 
 

@@ -30,7 +30,7 @@ from outrider.training.student import StudentConfig, TeacherHead, build_student,
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import AutoModelForCausalLM, GraniteConfig, GraniteForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 
 @pytest.fixture(scope="module")
@@ -283,3 +283,36 @@ def test_steps_on_a_head_s_own_states_are_those_of_drafting(target: Path) -> Non
                 torch.testing.assert_close(out[:, -1], outs[step][:, anchor], rtol=1e-3, atol=1e-3)
                 token = ids[:, anchor + 2 + step, None]
                 _, out = learner.module(token, out[:, -1:], torch.tensor([[anchor + 1 + step]]), memory)
+
+
+def test_another_model_with_the_target_s_tokens_learns_and_stays_an_ordinary_checkpoint(
+    target: Path, tmp_path: Path
+) -> None:
+    """Its own width, depth and head: what it says is read with transformers alone."""
+    student = tmp_path / "student"
+    config = Qwen2Config(
+        vocab_size=400, hidden_size=48, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=1024, tie_word_embeddings=False, eos_token_id=2,
+    )  # fmt: skip
+    Qwen2ForCausalLM(config).save_pretrained(student)
+    tiny_tokenizer().save_pretrained(student)
+    asked = replace(distill(target, tmp_path, 1), student_model=str(student))
+
+    def loss_after(tokens: int) -> float:
+        run(replace(asked, training=replace(asked.training, train_tokens=tokens)), lambda *_: None)
+        model = AutoModelForCausalLM.from_pretrained(asked.out, dtype=torch.float32)
+        head, total = read_head(target).float(), []
+        for sample in Corpus(asked.work, 384).held_out:
+            with torch.no_grad():
+                said = model(sample.token_ids[None, :-1].long()).logits[0, :, :384].log_softmax(-1)
+            wanted = (sample.hidden.float() @ head.T).log_softmax(-1)
+            total.append(((wanted - said) * wanted.exp()).sum(-1))
+        return float(torch.cat(total).mean())
+
+    before = loss_after(1)
+    assert loss_after(25_000) < 0.97 * before
+    assert (asked.out / "tokenizer.json").exists() and (asked.out / "recipe.json").exists()
+    other = tmp_path / "other"
+    tiny_checkpoint(other, vocab_size=500)
+    with pytest.raises(CheckpointError, match="its tokens are not the target's"):
+        run(replace(asked, student_model=str(other)), lambda *_: None)
