@@ -47,6 +47,7 @@ def trace_command(
     \b
     K          drafted tokens that the round verified
     ver, acc   positions verified, tokens accepted
+    [s:text]   accepted, and drafted by the source s in the target itself; colours: by source
     stale      drafted tokens dropped since: late, or after a wrong guess
     wait       the target held the request back for a draft
     draft      drafting what was verified (d-queue: before that, in line)

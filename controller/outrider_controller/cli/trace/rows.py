@@ -10,6 +10,8 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 
+from outrider_controller.cli.trace.tokens import printable, sources_of
+
 _SUMMED = (
     *("drafted", "verified", "accepted", "dropped_stale", "tokens"),
     *("round_ms", "wait_ms", "queue_ms", "prefill_ms", "verify_ms", "draft_queue_ms", "draft_ms", "wire_ms"),
@@ -67,6 +69,8 @@ def round_row(index: int, one: trace.RoundTrace) -> dict[str, Any]:
         "draft_ms": _ms(timing.compute_us),
         "wire_ms": _ms(timing.wire_us),
         "draft_source": one.source,
+        "sources": [source_row(each) for each in one.sources],
+        "token_sources": sources_of(one),
         "max_draft_tokens": one.max_draft_tokens,
         "max_wait_ms": _ms(one.max_wait_us),
         "batch_sequences": one.batch_sequences,
@@ -74,6 +78,27 @@ def round_row(index: int, one: trace.RoundTrace) -> dict[str, Any]:
         "token_ids": list(one.token_ids),
         "rejected_token_ids": list(one.rejected_token_ids),
     }
+
+
+def source_row(one: sequence.SourceTokens) -> dict[str, Any]:
+    """A draft worker's source and one of the target itself may have the same name."""
+    return {
+        "source": one.source,
+        "made_by": "target" if one.own else "draft",
+        "drafted": one.num_drafted,
+        "verified": one.num_verified,
+        "accepted": one.num_accepted,
+    }
+
+
+def by_source(rounds: Iterable[trace.RoundTrace]) -> dict[str, list[int]]:
+    """Drafted, verified and accepted tokens of each source."""
+    sums: dict[str, list[int]] = {}
+    for each in (each for one in rounds for each in one.sources):
+        counts = each.num_drafted, each.num_verified, each.num_accepted
+        name = printable(each.source)
+        sums[name] = [a + b for a, b in zip(sums.get(name, [0, 0, 0]), counts, strict=True)]
+    return sums
 
 
 def event_row(event: trace.TraceEvent) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.cli.trace.rows import event_row, round_row, state, totals, trace_row
+from outrider_controller.cli.trace.rows import by_source, event_row, round_row, state, totals, trace_row
 from outrider_controller.cli.trace.tokens import TokenPainter
 
 Row = dict[str, Any]
@@ -106,7 +106,7 @@ def summary(part: trace.RequestTrace) -> list[str]:
     if part.rounds:
         lines += [_first_token(part), _time(part)]
     if row["verified"]:
-        lines.append(_drafts(row))
+        lines += [_drafts(row), *_by_source(by_source(part.rounds))]
     if part.num_rounds_omitted:
         lines.append(f"{part.num_rounds_omitted} later rounds were not recorded")
     return lines
@@ -151,6 +151,14 @@ def _drafts(row: Row) -> str:
         f"({row['accepted'] / row['verified']:.0%} of verified), {row['dropped_stale']} dropped stale; "
         f"{row['output_tokens'] / max(1, row['num_rounds']):.2f} tokens a round"
     )
+
+
+def _by_source(sums: dict[str, list[int]]) -> list[str]:
+    """Nothing where one source made all drafts."""
+    if len(sums) < 2:
+        return []
+    each = (f"{name} {drafted}, {verified}, {accepted}" for name, (drafted, verified, accepted) in sums.items())
+    return ["drafted, verified, accepted of " + "; ".join(each)]
 
 
 def _parts(parts: dict[str, float]) -> str:

@@ -138,13 +138,26 @@ function tokensOf(ids, texts) {
 }
 
 // Tokens as they were recorded; how many where they were not.
-function tokens(kept, count, className) {
+function tokens(kept, count, className, sources = []) {
   if (kept.length === 0) return count > 0 ? [element("span", `${count} tokens`, `token ${className}`)] : [];
-  return kept.map(([text, id]) => {
-    const shown = element("span", text, `token ${className}`);
-    shown.title = `token ${id}`;
+  return kept.map(([text, id], at) => {
+    const shown = element("span", text, `token ${className}${colourOf(sources[at])}`);
+    shown.title = `token ${id}${sources[at] ? `, ${sources[at]}` : ""}`;
     return shown;
   });
+}
+
+// Of a draft worker's model none: a second class, known to the style sheet.
+function colourOf(source) {
+  if (!source || source === "model") return "";
+  return ["ngram", "prediction", "suffix"].includes(source) ? ` ${source}` : " others";
+}
+
+// The source of each accepted token, then of each rejected one.
+function sourcesOf(round) {
+  const names = (round.sources ?? []).map((one) => one.source ?? "");
+  const count = number(round.num_accepted) + (round.rejected_token_ids ?? []).length;
+  return (round.token_sources ?? Array(count).fill(0)).map((place) => names[place] ?? "");
 }
 
 function roundLine(round) {
@@ -152,9 +165,9 @@ function roundLine(round) {
   const kept = tokensOf(round.token_ids, round.texts);
   const line = element("div", undefined, "round");
   line.append(element("span", `${seconds(round.at_us)}, ${number(round.num_drafted)} drafted`));
-  const shown = element("span");
+  const shown = element("span"), sources = sourcesOf(round);
   shown.append(
-    ...tokens(kept.slice(0, accepted), accepted, "accepted"),
+    ...tokens(kept.slice(0, accepted), accepted, "accepted", sources),
     ...tokens(kept.slice(accepted), number(round.num_tokens) - accepted, "own"),
     ...tokens(tokensOf(round.rejected_token_ids, round.rejected_texts), number(round.num_drafted) - accepted, "rejected"),
   );

@@ -18,7 +18,7 @@ from outrider.errors import NotFound, Unavailable
 from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.metadata import Event
 from outrider.rpc.v1 import control_pb2 as control
-from outrider.rpc.v1 import policy_pb2, trace_pb2, worker_pb2
+from outrider.rpc.v1 import policy_pb2, sequence_pb2, trace_pb2, worker_pb2
 from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider_controller.control.console import Console
@@ -68,7 +68,14 @@ class ScriptedControl(ControlServiceServicer):
         if request.request_id != "r-1":
             raise NotFound(f"no request {request.request_id!r}", reason="UNKNOWN_REQUEST", field="request_id")
         done = trace_pb2.RoundTrace(
-            token_ids=[11, 12, 13], rejected_token_ids=[14], num_tokens=3, num_drafted=3, num_verified=3, num_accepted=2
+            token_ids=[11, 12, 13],
+            rejected_token_ids=[14],
+            num_tokens=3,
+            num_drafted=3,
+            num_verified=3,
+            num_accepted=2,
+            sources=[sequence_pb2.SourceTokens(source="model"), sequence_pb2.SourceTokens(source="ngram", own=True)],
+            token_sources=[0, 1, 0],
         )
         trace = trace_pb2.RequestTrace(request_id="r-1", tenant="shop", rounds=[done])
         return control.ControlServiceGetTraceResponse(traces=[trace])
@@ -214,4 +221,5 @@ async def test_a_browser_shows_it_without_an_error_and_reads_nothing_as_html(tmp
     ):
         assert text in page, text
     assert page.count("token accepted") == 1 + 2 and page.count("token rejected") == 1 + 1
+    assert page.count("token accepted ngram") == 1 and "token 12, ngram" in page
     assert "<img" not in page and "&lt;img" in page

@@ -10,7 +10,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.cli.trace.command import drawn
-from outrider_controller.cli.trace.rows import trace_row
+from outrider_controller.cli.trace.rows import round_row, trace_row
 from outrider_controller.cli.trace.table import Table, event_line, interleaved
 from outrider_controller.cli.trace.tokens import TokenPainter, printable, token_ids
 
@@ -88,7 +88,7 @@ first token after 50.0 ms: placing 0.1, queue 0.4, prefill 49.0, wire 0.5
 rounds after it 40.0 ms: verify 33.9 (85%), waiting for drafts 4.0 (10%), queue 2.0 (5%), rest 0.1 (0%)
 drafts: 5 drafted, 3 verified, 2 accepted (67% of verified), 4 dropped stale; 2.00 tokens a round
 K drafted, ver verified, acc accepted, stale dropped; times in ms, total = wait + queue + prefill + verify + rest
-tokens: [accepted] own ~rejected~ ~~never verified~~"""
+tokens: [accepted] [looked up: accepted] own ~rejected~ ~~never verified~~"""
 
 
 def test_a_trace_reads_like_this() -> None:
@@ -100,6 +100,39 @@ def test_colours_say_the_same_without_brackets() -> None:
     assert line.endswith(
         "\x1b[32m sky is\x1b[0m\x1b[1m\\n\x1b[0m\x1b[31m\x1b[9m was\x1b[0m\x1b[2m\x1b[9m blue blue\x1b[0m"
     )
+
+
+MIXED = one_round(
+    0, 0, [2, 3, 4, 1],
+    num_drafted=4, num_verified=4, num_accepted=3, rejected_token_ids=[6],
+    sources=[
+        {"source": "model", "num_drafted": 2, "num_verified": 2, "num_accepted": 1},
+        {"source": "ngram", "own": True, "num_drafted": 2, "num_verified": 2, "num_accepted": 2},
+    ],
+    token_sources=[1, 1, 0, 0],
+)  # fmt: skip
+
+
+def test_each_token_says_which_source_drafted_it() -> None:
+    assert TokenPainter(WORDS, False).paint(MIXED) == "[ngram: sky][ngram: is][ was]The~ blue~"
+    painter = TokenPainter(WORDS, True)
+    assert painter.paint(MIXED).startswith("\x1b[36m sky is\x1b[0m\x1b[32m was\x1b[0m")
+    assert "\x1b[36mngram\x1b[0m" in painter.legend
+    row = round_row(0, MIXED)
+    assert row["token_sources"] == ["ngram", "ngram", "model", "model"]
+    assert [(one["source"], one["made_by"], one["accepted"]) for one in row["sources"]] == [
+        ("model", "draft", 1),
+        ("ngram", "target", 2),
+    ]
+    assert "drafted, verified, accepted of model 2, 2, 1; ngram 2, 2, 2" in text(example(rounds=[MIXED]))
+
+
+def test_a_source_that_a_worker_made_up_is_no_fault_of_the_trace() -> None:
+    odd = one_round(0, 0, [2, 1], num_drafted=1, num_verified=1, num_accepted=1, token_sources=[7])
+    odd.sources.add(source="\x1b[2J", num_drafted=1, num_verified=1, num_accepted=1, own=True)
+    assert "\x1b[2J" not in text(example(rounds=[odd]), colour=True)
+    odd.token_sources[:] = [0]
+    assert "\x1b[2J" not in text(example(rounds=[odd, MIXED]))
 
 
 def test_columns_without_a_figure_are_left_out_unless_they_may_still_come() -> None:
