@@ -33,9 +33,10 @@ def test_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, rel
         versions.check()
 
 
+@pytest.mark.slow
 def test_without_vllm_the_target_ends_with_one_line() -> None:
     command = [sys.executable, "-m", "outrider.target", "--engine", "vllm", "--model", "m", "--listen", "127.0.0.1:0"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
         "outrider.target: vllm: is not installed in this environment; the extra `vllm` brings it"
