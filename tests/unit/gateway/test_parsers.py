@@ -141,6 +141,11 @@ def test_a_call_of_a_tool_that_nobody_declared_is_content(text: str) -> None:
         assert tools_in(written_in, text) == (text, [])
 
 
+def test_half_of_a_surrogate_pair_is_no_argument() -> None:
+    text = '[f(a="\\ud800")]'
+    assert tools_in("pythonic", text) == (text, [])
+
+
 def test_a_call_after_one_that_is_none_is_found() -> None:
     bad = '<tool_call>{"name": "f", "arguments": {"a": "}}</tool_call>'
     assert tools_in("hermes", f"{bad}\n<tool_call>{TWO}</tool_call>") == (bad, [("rain", "{}")])
@@ -158,6 +163,9 @@ def test_a_call_after_one_that_is_none_is_found() -> None:
         ("llama3_json", '{"name": "f", "parameters": {', "{"),
         ("mistral", '[TOOL_CALLS]f[ARGS]{"a": [1, ', '{"a": [1, '),
         ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": tr', '{"a": tr'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": [', '{"a": ['),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "1 <', '{"a": "1 <'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "<tool_call>', '{"a": "<tool_call>'),
     ],
 )
 def test_arguments_that_the_length_cut_off_are_passed_on_as_far_as_they_came(

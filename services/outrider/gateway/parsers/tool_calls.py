@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from outrider.gateway.parsers.json_call import SPACE, Call, NotACall, Unfinished, read_arguments, read_calls
+from outrider.gateway.parsers.json_call import SPACE, Call, NotACall, Unfinished, is_object, read_arguments, read_calls
 from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
 
 _FIRST_CHECK_CHARS = 16
@@ -239,18 +239,21 @@ class MarkedCalls(ToolParser):
 
     def _end_block(self, delta: Delta, *, cut: bool) -> None:
         """At the end of the answer."""
-        calls: list[Call] = []
-        try:
-            calls = self._read(self._unmarked())
-        except Unfinished as unfinished:
-            calls = unfinished.calls if cut else []
-        except NotACall:
-            pass
+        # What looks like the beginning of a marker may be text of the arguments, which the end cut off.
+        calls = self._last_calls(self._text, cut=cut) or self._last_calls(self._unmarked(), cut=cut)
         if not calls:
             self._give_up(delta)
             return
         self._pass_on(calls, delta)
         self._lead, self._text, self._called_last = None, "", True
+
+    def _last_calls(self, block: str, *, cut: bool) -> list[Call]:
+        try:
+            return self._read(block)
+        except Unfinished as unfinished:
+            return unfinished.calls if cut else []
+        except NotACall:
+            return []
 
     def _give_up(self, delta: Delta) -> None:
         """The block is no call: its marker becomes content, and what follows is read anew."""
@@ -332,7 +335,11 @@ def _python_call(node: ast.expr, tools: Collection[str]) -> Call:
     if any(keyword.arg is None for keyword in node.keywords):
         raise NotACall("its arguments have no names")
     arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in node.keywords}
-    return Call(ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+    written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    # Half of a surrogate pair is a Python string, but no text.
+    if not is_object(written):
+        raise NotACall("its arguments are no object")
+    return Call(ast.unparse(node.func), written)
 
 
 HERMES_MARKS = ("<tool_call>", "</tool_call>")
