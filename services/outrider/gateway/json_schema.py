@@ -6,6 +6,7 @@ Knows JSON Schema 2020-12 and the drafts before it; not where a schema comes fro
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,7 +24,9 @@ _ALONE = frozenset(
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 _OPENERS = frozenset({"additionalProperties", "unevaluatedProperties"})
 _MAX_ROUNDS = 20
-_MAX_FORMAT_CHARS = 50
+_MAX_FORMAT_CHARS = 100
+# What the library refuses in a pattern with one of these is another dialect's; without, the pattern is at fault.
+_OF_DIALECTS = re.compile(r"\(\?|\\[A-Za-z0-9]|\[\^\]|\[[^\]]*\[|\{")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +91,12 @@ class _Walk:
             if self._keeps(name, value)
         }
         if self.closes and closes and "properties" in schema and not schema.keys() & _OPENERS:
-            made["additionalProperties"] = False
-        return made
+            made |= _undeclared(made) | {"additionalProperties": False}
+        return _nullable(made)
 
     def _keeps(self, name: str, value: Any) -> bool:
-        if name == "format":
-            return _is_known(value)
+        if name in ("format", "$schema"):
+            return _is_known(name, value)
         return name != "x-guidance" and (name != "pattern" or self.strict or _is_readable(value))
 
     def _value(self, name: str, value: Any, place: str, closes: bool) -> Any:
@@ -130,14 +133,33 @@ def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
 
 
-def _is_known(value: Any) -> bool:
-    """Whether a format can be enforced. Others are annotations, as the specification has it (2020-12, 7.2.1)."""
-    return isinstance(value, str) and len(value) <= _MAX_FORMAT_CHARS and _is_taken("format", value)
+def _undeclared(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The properties with those that are only required: they may be anything."""
+    declared, required = schema["properties"], schema.get("required")
+    if not isinstance(declared, dict) or not isinstance(required, list) or "patternProperties" in schema:
+        return {}
+    return {"properties": declared | {name: {} for name in required if name not in declared}}
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without OpenAPI 3.0's `nullable`, which says that the value may also be null."""
+    if schema.get("nullable") is not True:
+        return schema
+    plain = {name: value for name, value in schema.items() if name != "nullable"}
+    if isinstance(kind := schema.get("type"), str) and not schema.keys() & {"$ref", *_IN_PLACE}:
+        return plain | {"type": [kind, "null"]}
+    return {"anyOf": [plain, {"type": "null"}]}
+
+
+def _is_known(name: str, value: Any) -> bool:
+    """Whether a format can be enforced, and a dialect is known. Other formats are annotations, as the specification has
+    it (2020-12, 7.2.1), and in other dialects the keywords that are enforced mean the same."""
+    return isinstance(value, str) and len(value) <= _MAX_FORMAT_CHARS and _is_taken(name, value)
 
 
 def _is_readable(value: Any) -> bool:
     """Whether the library reads the pattern. It reports anything but a text itself."""
-    return not isinstance(value, str) or "(?" not in value or _is_taken("pattern", value)
+    return not isinstance(value, str) or not _OF_DIALECTS.search(value) or _is_taken("pattern", value)
 
 
 @lru_cache(maxsize=1024)

@@ -85,10 +85,10 @@ class Structured(Grammatical):
             from llguidance import LLMatcher, grammar_from
         except ImportError as error:
             raise NotSupported(self.field, "structured output needs the extra `structured`") from error
+        if self.kind == "json_schema" and self.strict:
+            check_enforceable(self.value, self.field)
         try:
             if self.kind == "json_schema":
-                if self.strict:
-                    check_enforceable(self.value, self.field)
                 schema, overrides = json.dumps(prepare(self.value, self.style, strict=self.strict)), self.style.options
                 grammar = LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
             elif self.kind == "choice":

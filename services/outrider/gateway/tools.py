@@ -77,10 +77,15 @@ def call_schema(function: Mapping[str, Any], place: str, parameters: Mapping[str
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """The schema with its references to itself changed for its `place` in another schema."""
+    """The schema with its references to itself changed for its `place` in another schema.
+
+    Within a schema that has an `$id`, they are relative to that, wherever it is.
+    """
     if isinstance(schema, Mapping):
+        if isinstance(schema.get("$id"), str):
+            return schema
         moved = {name: _moved(value, place) for name, value in schema.items()}
-        if isinstance(reference := moved.get("$ref"), str) and reference.startswith("#"):
+        if isinstance(reference := moved.get("$ref"), str) and (reference == "#" or reference.startswith("#/")):
             moved["$ref"] = place + reference[1:]
         return moved
     if isinstance(schema, Sequence) and not isinstance(schema, str):

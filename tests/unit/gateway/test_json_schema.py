@@ -9,6 +9,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.gateway.json_schema import prepare
 from outrider.gateway.structured import Structured, from_response_format, from_structured_outputs
+from outrider.gateway.tools import ToolUse
 
 jsonschema = pytest.importorskip("jsonschema")
 llguidance = pytest.importorskip("llguidance")
@@ -132,6 +133,75 @@ def test_the_switches_of_vllm_open_objects_and_allow_white_space() -> None:
     assert accepts(from_structured_outputs({"json": schema, "whitespace_pattern": " "}), '{ "a": "x" }')
     with pytest.raises(InvalidRequest, match="true or false"):
         from_structured_outputs({"json": schema, "disable_any_whitespace": "no"})
+
+
+def test_a_property_that_is_only_required_may_be_anything() -> None:
+    schema = an_object(z=TEXT, a=NUMBER) | {"required": ["b"]}
+    assert accepts(of(schema), '{"z":"c","a":1,"b":[1]}')
+    assert not accepts(of(schema), '{"z":"c","a":1}')
+    assert not accepts(of(schema), '{"b":1,"c":1}')
+
+
+REFERENCE = {"$ref": "#/$defs/A"}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "schema", [an_object(b=NUMBER), REFERENCE, {"allOf": [REFERENCE]}, {"type": ["object"], "anyOf": [REFERENCE]}]
+)
+def test_nullable_of_openapi_allows_null(schema: dict[str, Any], strict: bool) -> None:
+    whole = an_object(a=schema | {"nullable": True}) | {"$defs": {"A": an_object(b=NUMBER)}}
+    assert accepts(of(whole, strict), '{"a":{"b":1}}')
+    assert accepts(of(whole, strict), '{"a":null}')
+    assert not accepts(of(whole, strict), '{"a":1}')
+    closed = an_object(a=schema | {"nullable": False}) | {"$defs": {"A": an_object(b=NUMBER)}}
+    assert not accepts(of(closed, strict), '{"a":null}')
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("dialect", ["https://json-schema.org/draft-07/schema#", "https://spec.openapis.org/oas/3.1/x"])
+def test_a_schema_may_name_any_dialect(dialect: str, strict: bool) -> None:
+    schema = an_object(a=NUMBER) | {"$schema": dialect}
+    assert accepts(of(schema, strict), '{"a":1}')
+    assert not accepts(of(schema, strict), '{"a":"b"}')
+
+
+@pytest.mark.parametrize("pattern", [r"^(a)\1$", r"\ba\b", r"^[^]*$", r"\Aa\Z", "^{a}$", "^[[]$"])
+def test_patterns_of_other_dialects_are_annotations_unless_strict(pattern: str) -> None:
+    schema = an_object(a=TEXT | {"pattern": pattern})
+    assert accepts(of(schema), '{"a":"anything"}')
+    with pytest.raises(InvalidRequest):
+        of(schema, strict=True).to_grammar()
+
+
+@pytest.mark.parametrize("pattern", ["([", "a)", "*"])
+def test_a_pattern_that_is_none_in_any_dialect_is_refused(pattern: str) -> None:
+    with pytest.raises(InvalidRequest):
+        of(an_object(a=TEXT | {"pattern": pattern})).to_grammar()
+
+
+def test_what_strict_refuses_is_named_once() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        of({"type": "array", "uniqueItems": True}, strict=True).to_grammar()
+    assert str(refused.value).count("response_format") == 1
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$id": "https://example.com/s.json", "definitions": {"A": NUMBER}} | an_object(a={"$ref": "#/definitions/A"}),
+        {"$defs": {"A": NUMBER | {"$anchor": "number"}}} | an_object(a={"$ref": "#number"}),
+        {"$defs": {"A": NUMBER | {"$id": "A"}}} | an_object(a={"$ref": "A"}),
+        an_object(a=NUMBER, b={"$ref": "#"}),
+        an_object(**{"$id": NUMBER, "a": {"$ref": "#/properties/$id"}}),
+    ],
+)
+def test_references_of_a_tools_parameters_are_followed_in_each_form(parameters: dict[str, Any]) -> None:
+    functions = [{"name": "first"}, {"name": "f", "parameters": parameters}]
+    structured = ToolUse(tuple({"type": "function", "function": each} for each in functions), "required").structured()
+    assert structured is not None
+    assert accepts(structured, '[{"name":"f","arguments":{"a":1}}]')
+    assert not accepts(structured, '[{"name":"f","arguments":{"a":"b"}}]')
 
 
 def test_a_schema_may_be_true() -> None:
