@@ -165,7 +165,7 @@ async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
     """Two targets and a draft with the target's own weights, whose guesses are therefore good."""
     url = {"metadata_url": metadata_url, "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
     for _ in range(2):
-        config = TargetConfig(**{**url, "metadata_url": ""}, model_name="tiny")
+        config = TargetConfig(**{**url, "metadata_url": ""}, model_name="tiny", lookups="")
         engine, info = load(config)
         running = await fleet.stack.enter_async_context(serve_target(config, engine, info))
         life, servicer = running.life, running.servicer
