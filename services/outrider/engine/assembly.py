@@ -16,6 +16,7 @@ from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
 from outrider.engine.decoder import Decoder, TransformersDecoder
 from outrider.engine.engine import Engine, ModelInfo
+from outrider.engine.families import head_dim
 from outrider.engine.fused import FusedLlama, can_fuse
 from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
@@ -66,9 +67,8 @@ def assemble(
 
 def kv_shape(settings: Any, shards: int = 1) -> tuple[int, int]:
     """Number of key heads of one of `shards` ranks, and their width."""
-    heads = settings.num_attention_heads
-    kv_heads = getattr(settings, "num_key_value_heads", None) or heads
-    return kv_heads // shards, getattr(settings, "head_dim", None) or settings.hidden_size // heads
+    kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
+    return kv_heads // shards, head_dim(settings)
 
 
 def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:

@@ -34,7 +34,7 @@ class EngineConfig:
     max_context_len: int | None = None
     """Cap on positions. Not given: the model's own."""
     execution: str = "auto"
-    """How a step runs: native (our kernels, for bfloat16 Llamas on CPUs, their weights int8 or not),
+    """How a step runs: native (our kernels, for bfloat16 Llamas and relatives on CPUs, weights int8 or not),
     fused (few, large operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
     require_native: bool = False
     """Refuse to load a model that our kernels for CPUs cannot run: as `execution` native."""

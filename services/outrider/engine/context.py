@@ -62,7 +62,7 @@ def _rotary_limits(settings: Any) -> Iterator[int]:
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    for parameters in _rotary(settings):
+    for parameters in rotary_parameters(settings):
         kind = parameters.get("rope_type", "default")
         if kind not in {"default", *ROPE_INIT_FUNCTIONS}:
             raise ValueError(f"rope_parameters: rope_type {kind!r} is not known")
@@ -73,7 +73,7 @@ def _rotary_limits(settings: Any) -> Iterator[int]:
             yield int(original)
 
 
-def _rotary(settings: Any) -> list[dict[str, Any]]:
+def rotary_parameters(settings: Any) -> list[dict[str, Any]]:
     """The rotary parameters of the model, or of each kind of its layers."""
     found = getattr(settings, "rope_parameters", None) or {}
     nested = [part for part in found.values() if isinstance(part, dict)]

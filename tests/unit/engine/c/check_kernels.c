@@ -103,7 +103,7 @@ static void run_linear(const Matrix *m, const act *in, int rows, void *out, int 
                  .codes = room((size_t)MAX_ROWS * 4 * INPUTS * sizeof(code)),
                  .units = room(MAX_ROWS * 4 * sizeof(float))};
     Linear l = {.in = in, .weights = m->packed, .out = out, .rows = rows, .inputs = INPUTS, .outputs = OUTPUTS,
-                .stride = OUTPUTS, .kind = kind};
+                .stride = OUTPUTS, .kind = kind, .times = 1};
     linear(&l, &b, 1);
     free(b.panels);
     free(b.codes);

@@ -1,4 +1,4 @@
-"""A LlamaForCausalLM whose whole step is one call into the kernels (llama/step.c), on a CPU."""
+"""A Llama, or a relative (families.py), whose whole step is one call into the kernels (llama/step.c), on a CPU."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import ctypes
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.engine.attention import Batch, KVCache, RowSpan
 from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, Layout, load_kernels
 from outrider.engine.config import EngineConfig
+from outrider.engine.families import Family, Layer, head_dim, why_no_relative
 from outrider.engine.pages import zeros_in_large_pages
 from outrider.engine.quantization import Int8Linear
 from outrider.engine.taps import Taps
@@ -33,25 +33,34 @@ _Pointer = ctypes.c_void_p
 
 
 class _Weights(ctypes.Structure):
-    _fields_ = [(name, _Pointer) for name in ("values", "scales", "sums")]
+    _fields_ = [(name, _Pointer) for name in ("values", "scales", "sums", "bias")]
+
+
+_VECTORS = (
+    *("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"),
+    *("query_key_norm", "cos", "sin"),
+)
+_MATRICES = ("qkv", "output", "gate_up", "down")
 
 
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((name, _Pointer) for name in ("attention_norm", "mlp_norm")),
-        *((name, _Weights) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, _Pointer) for name in _VECTORS),
+        *((name, _Weights) for name in _MATRICES),
         *((name, _Pointer) for name in ("keys", "values")),
     ]
 
 
 class _Model(ctypes.Structure):
     _sizes = ("layers", "width", "inner", "heads", "kv_heads", "head_dim", "vocab", "tiles")
+    _differences = ("rotary", "query_normed", "key_normed", "gelu")
+    _scales = ("norm_eps", "scale", "embedding_scale", "residual_scale", "logit_scale")
     _fields_ = [
-        *((name, ctypes.c_int64) for name in _sizes),
-        *((name, ctypes.c_double) for name in ("norm_eps", "scale")),
+        *((name, ctypes.c_int64) for name in (*_sizes, *_differences)),
+        *((name, ctypes.c_double) for name in _scales),
         *((name, _Pointer) for name in ("embedding", "final_norm")),
         ("head", _Weights),
-        *((name, _Pointer) for name in ("cos", "sin", "layer")),
+        ("layer", _Pointer),
     ]
 
 
@@ -92,24 +101,19 @@ def why_not_native(config: EngineConfig, model: Any = None) -> str | None:
     return None if model is None else _why_not_this(model, config.block_size)
 
 
-def can_run_natively(model: nn.Module, block_size: int) -> TypeGuard[LlamaForCausalLM]:
+def can_run_natively(model: Any, block_size: int) -> bool:
     """Whether the kernels support this loaded model. See also runs_natively."""
-    return isinstance(model, LlamaForCausalLM) and _why_not_this(model.config, block_size) is None
+    return _why_not_this(model.config, block_size) is None
 
 
 def _why_not_this(model: Any, block_size: int) -> str | None:
-    if not isinstance(model, LlamaConfig):
-        return f"they run Llamas, not {model.model_type}"
-    rope = (model.rope_parameters or {}).get("rope_type", "default")
+    if (reason := why_no_relative(model)) is not None:
+        return reason
     limits = {
-        "rope_type": rope in ("default", "linear", "llama3"),
-        "hidden_act": model.hidden_act == "silu",
-        "attention_bias": not model.attention_bias,
-        "mlp_bias": not model.mlp_bias,
         "block_size": block_size % _TILE == 0,
         "hidden_size": model.hidden_size % 16 == 0,
         "intermediate_size": model.intermediate_size % _GATE_OUTPUTS == 0,
-        "head_dim": model.head_dim % 16 == 0 and model.head_dim <= _MAX_HEAD_DIM,
+        "head_dim": head_dim(model) % 16 == 0 and head_dim(model) <= _MAX_HEAD_DIM,
     }
     wrong = [name for name, fits in limits.items() if not fits]
     return f"they do not take its {', '.join(wrong)}" if wrong else None
@@ -126,19 +130,23 @@ class _Linear:
     """[padded outputs] float32."""
     sums: Tensor | None = None
     """[padded outputs] int32: sum of each output's weights. If given, inputs are rounded to 8 bits too."""
+    bias: Tensor | None = None
+    """[padded outputs] float32."""
 
     def pointers(self) -> _Weights:
-        return _Weights(*(None if x is None else x.data_ptr() for x in (self.values, self.scales, self.sums)))
+        return _Weights(*map(_address, (self.values, self.scales, self.sums, self.bias)))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 @dataclass(frozen=True, slots=True)
 class _PackedLayer:
-    attention_norm: Tensor
-    mlp_norm: Tensor
-    qkv: _Linear
-    output: _Linear
-    gate_up: _Linear
-    down: _Linear
+    vectors: tuple[Tensor | None, ...]
+    """In the order of _VECTORS; float32."""
+    matrices: tuple[_Linear, ...]
+    """In the order of _MATRICES."""
 
 
 @dataclass(slots=True)
@@ -200,34 +208,29 @@ def _tiles(span: RowSpan) -> Sequence[int]:
 class NativeLlama:
     """Takes over the model's weights, packed for the kernels."""
 
-    def __init__(
-        self, kernels: Kernels, model: LlamaForCausalLM, max_context_len: int, prefill_threads: int = 0
-    ) -> None:
+    def __init__(self, kernels: Kernels, model: Any, max_context_len: int, prefill_threads: int = 0) -> None:
         """`prefill_threads`: threads of long steps, if more than torch's."""
         self.execution = f"native-{kernels.variant}"
         self._forward = kernels.library.outrider_forward
         self._layout = layout = kernels.layout
         self._act = torch.bfloat16 if layout.act_bytes == 2 else torch.float32
         self._prefill_threads = prefill_threads
-        config = model.config
-        self._config = config
-        self._embedding = model.get_input_embeddings().weight.detach().contiguous()
-        self._norm = model.model.norm.weight.detach()
-        head = model.get_output_embeddings()
+        family = Family.of(model)
+        self._embedding = family.embedding.contiguous()
+        self._norm = family.norm.float()
         packer = _Packer(model, layout)
         # Packed in the order in which a step reads them.
-        self._layers = [packer.layer(layer) for layer in model.model.layers]
-        self._head, self._vocab = packer.pack(head), head.weight.shape[0]
-        # In float32; transformers would round the table to the model's dtype.
-        position = torch.arange(max_context_len)[None]
-        cos, sin = (table[0] for table in model.model.rotary_emb(torch.empty(0), position))
-        half = config.head_dim // 2
-        self._cos, self._sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
-        # transformers' config looks each name up in several places: too slow for every step.
-        self._width: int = config.hidden_size
-        self._inner: int = config.intermediate_size
-        self._queries: int = config.num_attention_heads * config.head_dim
-        self._joined: int = self._queries + 2 * config.num_key_value_heads * config.head_dim
+        layers = list(family.layers(max_context_len))
+        self._layers = [packer.layer(layer, family) for layer in layers]
+        self._head, self._vocab = packer.pack(family.head), family.head.weight.shape[0]
+        self._width, self._inner = family.width, family.inner
+        self._queries = family.heads * family.head_dim
+        self._joined = self._queries + 2 * family.kv_heads * family.head_dim
+        sizes = (len(layers), family.width, family.inner, family.heads, family.kv_heads, family.head_dim, self._vocab)
+        self._sizes: tuple[int, ...] = sizes
+        self._differences = (*_rotated_and_normed(layers, family), family.gelu)
+        scales = (family.norm_eps, family.scale, family.embedding_scale, family.residual_scale, family.logit_scale)
+        self._scales: tuple[float, ...] = scales
         self._scratch: dict[str, Tensor] = {}
         # A weak reference: the cache is the engine's, and all tensors that a decoder holds count as its weights.
         self._bound: Callable[[], KVCache | None] = lambda: None
@@ -250,7 +253,7 @@ class NativeLlama:
         most = max(self._width, self._inner, self._queries)
         buffers = _Buffers(
             self._buffer("x", tokens * self._width, torch.float32),
-            self._buffer("wide", tokens * self._joined, torch.float32),
+            self._buffer("wide", tokens * max(self._width, self._joined), torch.float32),
             self._buffer("narrow", tokens * max(self._width, self._queries), act),
             self._buffer("inner", tokens * self._inner, act),
             hidden.data_ptr(),
@@ -291,11 +294,10 @@ class NativeLlama:
         return have.data_ptr()
 
     def _bind(self, cache: KVCache) -> None:
-        config = self._config
         rows = [
             _Layer(
-                *(norm.data_ptr() for norm in (layer.attention_norm, layer.mlp_norm)),
-                *(linear.pointers() for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)),
+                *map(_address, layer.vectors),
+                *(linear.pointers() for linear in layer.matrices),
                 *(keys.data_ptr(), values.data_ptr()),
             )
             for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True)
@@ -303,21 +305,29 @@ class NativeLlama:
         self._layer_table = (_Layer * len(rows))(*rows)
         self._bound = weakref.ref(cache)
         self._model = _Model(
-            len(rows),
-            config.hidden_size,
-            config.intermediate_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-            self._vocab,
-            cache.keys[0].shape[1] // _TILE,
-            config.rms_norm_eps,
-            float(config.head_dim) ** -0.5,
+            *(*self._sizes, cache.keys[0].shape[1] // _TILE),
+            *self._differences,
+            *self._scales,
             *(x.data_ptr() for x in (self._embedding, self._norm)),
             self._head.pointers(),
-            *(x.data_ptr() for x in (self._cos, self._sin)),
             ctypes.addressof(self._layer_table),
         )
+
+
+def _rotated_and_normed(layers: list[Layer], family: Family) -> tuple[int, int, int]:
+    """Numbers of a head that are rotated; of all queries, and of all keys, that are normed together."""
+    rotary = next((layer.rotary for layer in layers if layer.rotary is not None), None)
+    norms = (layers[0].query_norm, layers[0].key_norm)
+    query, key = (family.head_dim if norm is None else len(norm) for norm in norms)
+    return 0 if rotary is None else 2 * rotary[0].shape[-1], query, key
+
+
+def _query_key_norm(layer: Layer, family: Family) -> Tensor | None:
+    """Of all heads, though they may share the weights of one."""
+    if layer.query_norm is None or layer.key_norm is None:
+        return None
+    of_heads = ((layer.query_norm, family.heads), (layer.key_norm, family.kv_heads))
+    return torch.cat([norm.repeat(heads * family.head_dim // len(norm)) for norm, heads in of_heads])
 
 
 class _Packer:
@@ -334,37 +344,38 @@ class _Packer:
         self._bytes = zeros_in_large_pages(sum(sizes) + _PAGE, torch.uint8)
         self._used = -self._bytes.data_ptr() % _PAGE
 
-    def layer(self, layer: Any) -> _PackedLayer:
-        attention, mlp = layer.self_attn, layer.mlp
-        return _PackedLayer(
-            attention_norm=layer.input_layernorm.weight.detach(),
-            mlp_norm=layer.post_attention_layernorm.weight.detach(),
-            qkv=self.pack(attention.q_proj, attention.k_proj, attention.v_proj),
-            output=self.pack(attention.o_proj),
-            gate_up=self.pack(mlp.gate_proj, mlp.up_proj, alternating=self._layout.panel // 2),
-            down=self.pack(mlp.down_proj),
+    def layer(self, layer: Layer, family: Family) -> _PackedLayer:
+        vectors = (
+            *(layer.attention_norm, layer.mlp_norm, layer.attention_post_norm, layer.mlp_post_norm),
+            *(_query_key_norm(layer, family), *(layer.rotary or (None, None))),
         )
+        qkv, output = self.pack(*layer.qkv), self.pack(layer.output)
+        gate_up = self.pack(*layer.gate_up, alternating=self._layout.panel // 2)
+        floats = tuple(None if vector is None else vector.float() for vector in vectors)
+        return _PackedLayer(floats, (qkv, output, gate_up, self.pack(layer.down)))
 
     def pack(self, *linears: Any, alternating: int = 0) -> _Linear:
-        """Joins several matrices to one product. Their outputs follow one another, or alternate in groups of
-        `alternating`."""
+        """Joins several matrices to one product. Their outputs follow one another, or both halves of all outputs
+        alternate in groups of `alternating`."""
         panel = self._layout.panel
 
         def join(parts: list[Tensor]) -> Tensor:
             outputs = torch.cat(parts)
             if alternating:
-                outputs = torch.stack([p.view(-1, alternating, *p.shape[1:]) for p in parts], 1).view(outputs.shape)
+                halves = outputs.view(2, -1, alternating, *outputs.shape[1:])
+                outputs = halves.transpose(0, 1).reshape(outputs.shape)
             return F.pad(outputs, (*[0, 0] * (outputs.ndim - 1), 0, -len(outputs) % panel))
 
         weight = join([linear.weight.detach() for linear in linears])
+        bias = join([_bias(linear) for linear in linears]) if any(x.bias is not None for x in linears) else None
         in_int8 = isinstance(linears[0], Int8Linear)
         rounded = in_int8 and linears[0].rounds_inputs
         group = self._layout.code_group if rounded else self._layout.eight_group if in_int8 else 2
         values = self._keep(weight.view(-1, panel, weight.shape[1] // group, group).transpose(1, 2))
         if not in_int8:
-            return _Linear(values)
+            return _Linear(values, bias=bias)
         scales = join([linear.scale.float() for linear in linears])
-        return _Linear(values, scales, weight.sum(1, dtype=torch.int32) if rounded else None)
+        return _Linear(values, scales, weight.sum(1, dtype=torch.int32) if rounded else None, bias)
 
     def _keep(self, values: Tensor) -> Tensor:
         """A copy in the packer's memory."""
@@ -372,3 +383,8 @@ class _Packer:
         self._used += -(-size // _PAGE) * _PAGE
         kept = self._bytes[start : start + size].view(values.dtype).view(values.shape)
         return kept.copy_(values)
+
+
+def _bias(linear: Any) -> Tensor:
+    """[outputs] float32; zeros if it has none."""
+    return torch.zeros(linear.weight.shape[0]) if linear.bias is None else linear.bias.detach().float()

@@ -3,7 +3,7 @@
 // A sum has one accumulator, and takes its inputs in their order: its bits are the same in every strip, and whether its
 // weights were widened where they are used or before.
 
-enum { STORE, ADD, GATE };  // what becomes of a product: written, added to what is there, silu(gate) * up
+enum { STORE, ADD, GATE };  // what becomes of a product: written, added to what is there, activation(gate) * up
 
 typedef struct {
     const act *in;  // [rows][inputs]
@@ -11,6 +11,8 @@ typedef struct {
     void *out;  // float, or act for GATE
     int64_t rows, inputs, outputs, stride;  // outputs: those that are written; stride: of a row of out
     int kind;
+    float times;  // before it is written or added
+    int gelu;     // the activation: see Model
     // [rows][inputs] of numbers up to 127 either way, CODE_ZERO being 0, and what one of them is worth in each row
     const code *codes;
     const float *units;
@@ -21,21 +23,28 @@ enum { PAIRS, EIGHT, ROUNDED, WIDENED };
 
 static int64_t panels_of(const Linear *l) { return (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL; }
 
-INLINE vec gated(vec gate, vec up) {
-    // Where e^-|g| is taken, so that it never overflows: g / (1 + e^-g) = g e^g / (1 + e^g) for negative g.
-    const vec e = exponential(v_sub(v_zero(), v_abs(gate)));
-    return v_mul(v_div(v_negative(gate, v_mul(gate, e), gate), v_add(v_splat(1.f), e)), up);
+INLINE vec gated(vec gate, vec up, int gelu) {
+    // SiLU is g / (1 + e^-g). GELU by tanh is g / (1 + e^-x) for this cubic x: 1 + tanh(y) = 2 / (1 + e^-2y).
+    const vec cubic = v_mul(gate, v_fma(v_mul(gate, gate), v_splat(0.0713548163f), v_splat(1.5957691216f)));
+    const vec x = gelu ? cubic : gate;
+    // Where e^-|x| is taken, so that it never overflows: g / (1 + e^-x) = g e^x / (1 + e^x) for negative x.
+    const vec e = exponential(v_sub(v_zero(), v_abs(x)));
+    return v_mul(v_div(v_negative(x, v_mul(gate, e), gate), v_add(v_splat(1.f), e)), up);
 }
 
-INLINE void finish_row(const Linear *l, const vec sum[COLUMNS], int64_t panel, int64_t row) {
+INLINE void finish_row(const Linear *l, const vec found[COLUMNS], int64_t panel, int64_t row) {
+    const float *bias = l->weights.bias ? l->weights.bias + panel * PANEL : 0;
+    vec sum[COLUMNS];
+    for (int z = 0; z < COLUMNS; z++) sum[z] = bias ? v_add(found[z], v_load(bias + LANES * z)) : found[z];
     if (l->kind == GATE) {
         act *out = (act *)l->out + row * l->stride + panel * (PANEL / 2);
-        for (int z = 0; z < COLUMNS / 2; z++) store_act(out + LANES * z, gated(sum[z], sum[z + COLUMNS / 2]));
+        for (int z = 0; z < COLUMNS / 2; z++) store_act(out + LANES * z, gated(sum[z], sum[z + COLUMNS / 2], l->gelu));
         return;
     }
+    const vec times = v_splat(l->times);
     float *out = (float *)l->out + row * l->stride + panel * PANEL;
     for (int z = 0; z < COLUMNS && panel * PANEL + LANES * z < l->outputs; z++)
-        v_store(out + LANES * z, l->kind == ADD ? v_add(v_load(out + LANES * z), sum[z]) : sum[z]);
+        v_store(out + LANES * z, v_fma(sum[z], times, l->kind == ADD ? v_load(out + LANES * z) : v_zero()));
 }
 
 INLINE void finish_strip(const Linear *l, vec sum[STRIP][COLUMNS], int64_t panel, int64_t first, int rows) {

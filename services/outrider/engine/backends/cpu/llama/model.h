@@ -22,20 +22,27 @@ typedef struct {
     const void *values;   // bfloat16, or int8 when there are scales
     const float *scales;  // [outputs, filled up to whole panels]
     const int32_t *sums;  // [outputs, filled up] of each output's int8 weights, where inputs are rounded too
+    const float *bias;    // [outputs, filled up], or none
 } Weights;
 
 typedef struct {
-    const bf16 *attention_norm, *mlp_norm;
+    // Of what attention and the MLP take, and of what they add to a token's state: [width], or none.
+    const float *attention_norm, *mlp_norm, *attention_post_norm, *mlp_post_norm;
+    const float *query_key_norm;  // [(heads + kv_heads) * head_dim], or none
+    const float *cos, *sin;       // [positions][rotary / 2], or none: not rotated
     Weights qkv, output, gate_up, down;
     bf16 *keys, *values;
 } Layer;
 
 typedef struct {
     int64_t layers, width, inner, heads, kv_heads, head_dim, vocab, tiles;
-    double norm_eps, scale;
-    const bf16 *embedding, *final_norm;
+    // Of each head the first `rotary` numbers are rotated. So many of a token's queries and keys are normed together.
+    int64_t rotary, query_normed, key_normed;
+    int64_t gelu;  // whether the gate is GELU, by its tanh, instead of SiLU
+    double norm_eps, scale, embedding_scale, residual_scale, logit_scale;
+    const bf16 *embedding;
+    const float *final_norm;
     Weights head;
-    const float *cos, *sin;  // [positions][head_dim / 2]
     const Layer *layer;
 } Model;
 
@@ -59,7 +66,7 @@ typedef struct {
 } Step;
 
 typedef struct {
-    float *x, *wide;      // [tokens][width], [tokens][(heads + 2 kv_heads) * head_dim]
+    float *x, *wide;      // [tokens][width], [tokens][max(width, (heads + 2 kv_heads) * head_dim)]
     act *narrow, *inner;  // [tokens][max(width, heads * head_dim)], [tokens][inner]
     act *hidden;          // [wanted][width]
     float *logits;        // [wanted][vocab, filled up to whole panels]

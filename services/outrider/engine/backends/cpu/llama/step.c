@@ -1,4 +1,5 @@
-// One step of a bfloat16 Llama on a CPU: ragged rows over a paged KV cache. Compiled once for each kind of CPU ("variant").
+// One step of a bfloat16 Llama, or of a relative (../../../families.py), on a CPU: ragged rows over a paged KV cache.
+// Compiled once for each kind of CPU ("variant").
 //
 // Written because a decode step is the reading of its weights: one loop over them, at the speed of memory, is half
 // the time of a call per matrix. Every sum runs in one order, whatever shares the step: a row's logits are the
@@ -29,15 +30,35 @@ typedef uint16_t bf16;
 
 // ---- Norms and rotation
 
-static void rms_norm(const float *x, const bf16 *weight, int64_t width, float eps, act *out) {
+// What brings so many numbers to a mean square of 1.
+static vec norm_factor(const float *x, int64_t width, float eps) {
     vec squares = v_zero();
     for (int64_t i = 0; i < width; i += LANES) squares = v_fma(v_load(x + i), v_load(x + i), squares);
-    const vec factor = v_splat(1.f / sqrtf(v_sum(squares) / (float)width + eps));
-    for (int64_t i = 0; i < width; i += LANES)
-        store_act(out + i, v_mul(v_mul(v_load(x + i), factor), v_load_bf16(weight + i)));
+    return v_splat(1.f / sqrtf(v_sum(squares) / (float)width + eps));
 }
 
-// Rotates a head in place.
+INLINE vec normed(const float *x, const float *weight, vec factor) {
+    return v_mul(v_mul(v_load(x), factor), v_load(weight));
+}
+
+static void rms_norm(const float *x, const float *weight, int64_t width, float eps, act *out) {
+    const vec factor = norm_factor(x, width, eps);
+    for (int64_t i = 0; i < width; i += LANES) store_act(out + i, normed(x + i, weight + i, factor));
+}
+
+// Each `group` of a token's numbers by itself, in place.
+static void norm_groups(float *x, const float *weight, int64_t width, int64_t group, float eps) {
+    for (int64_t at = 0; at < width; at += group) {
+        const vec factor = norm_factor(x + at, group, eps);
+        for (int64_t i = at; i < at + group; i += LANES) v_store(x + i, normed(x + i, weight + i, factor));
+    }
+}
+
+static void narrow(const float *x, int64_t count, act *out) {
+    for (int64_t i = 0; i < count; i += LANES) store_act(out + i, v_load(x + i));
+}
+
+// Rotates the first 2 * half numbers of a head in place.
 static void rotate(float *restrict head, const float *restrict cos, const float *restrict sin, int64_t half) {
     for (int64_t i = 0; i < half; i++) {
         const float a = head[i], b = head[i + half];
@@ -48,10 +69,16 @@ static void rotate(float *restrict head, const float *restrict cos, const float 
 
 // One token: queries to `query` [heads * head_dim], its key and value to their slot in the cache.
 static void place(const Model *m, const Layer *layer, float *qkv, int64_t position, int64_t slot, act *query) {
-    const int64_t dim = m->head_dim, half = dim / 2, tile = slot / TILE, lane = slot % TILE;
-    for (int64_t h = 0; h < m->heads + m->kv_heads; h++)
-        rotate(qkv + h * dim, m->cos + position * half, m->sin + position * half, half);
-    for (int64_t i = 0; i < m->heads * dim; i += LANES) store_act(query + i, v_load(qkv + i));
+    const int64_t dim = m->head_dim, half = m->rotary / 2, tile = slot / TILE, lane = slot % TILE;
+    const int64_t queries = m->heads * dim;
+    const float *norm = layer->query_key_norm;
+    if (norm) {
+        norm_groups(qkv, norm, queries, m->query_normed, (float)m->norm_eps);
+        norm_groups(qkv + queries, norm + queries, m->kv_heads * dim, m->key_normed, (float)m->norm_eps);
+    }
+    for (int64_t h = 0; layer->cos && h < m->heads + m->kv_heads; h++)
+        rotate(qkv + h * dim, layer->cos + position * half, layer->sin + position * half, half);
+    narrow(qkv, queries, query);
     for (int64_t h = 0; h < m->kv_heads; h++) {
         const float *key = qkv + (m->heads + h) * dim, *value = key + m->kv_heads * dim;
         bf16 *keys = layer->keys + (h * m->tiles + tile) * TILE * dim + 2 * lane;
@@ -84,7 +111,7 @@ typedef struct {
     const Layer *layer;
     const Step *s;
     const Buffers *b;
-    const bf16 *norm;
+    const float *norm;  // or none
     int64_t parts;  // of the row with most tokens
     int threads;
 } Pass;
@@ -99,8 +126,26 @@ static void norm_part(const void *context, int64_t piece, int thread) {
     (void)thread;
     const Pass *p = context;
     const Model *m = p->m;
-    EACH_TOKEN(t, p, piece)
-        rms_norm(p->b->x + t * m->width, p->norm, m->width, (float)m->norm_eps, p->b->narrow + t * m->width);
+    EACH_TOKEN(t, p, piece) {
+        const float *x = p->b->x + t * m->width;
+        act *out = p->b->narrow + t * m->width;
+        if (p->norm)
+            rms_norm(x, p->norm, m->width, (float)m->norm_eps, out);
+        else
+            narrow(x, m->width, out);
+    }
+}
+
+// What was produced in `wide` is normed, and added to the states.
+static void add_normed_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const Model *m = p->m;
+    EACH_TOKEN(t, p, piece) {
+        float *x = p->b->x + t * m->width, *more = p->b->wide + t * m->width;
+        norm_groups(more, p->norm, m->width, m->width, (float)m->norm_eps);
+        for (int64_t i = 0; i < m->width; i += LANES) v_store(x + i, v_add(v_load(x + i), v_load(more + i)));
+    }
 }
 
 static void place_part(const void *context, int64_t piece, int thread) {
@@ -130,36 +175,45 @@ static void narrow_part(const void *context, int64_t piece, int thread) {
     (void)thread;
     const Pass *p = context;
     const int64_t out = p->m->heads * p->m->head_dim;
-    EACH_TOKEN(t, p, piece)
-        for (int64_t i = 0; i < out; i += LANES)
-            store_act(p->b->narrow + t * out + i, v_load(p->b->wide + t * joined(p->m) + i));
+    EACH_TOKEN(t, p, piece) narrow(p->b->wide + t * joined(p->m), out, p->b->narrow + t * out);
 }
 
 static void share_tokens(Work *work, const Pass *p) { share(work, p, (p->s->tokens + PART - 1) / PART, p->threads); }
 
+// Adds a product, or its norm if there is one, to the states.
+static void add_product(Pass *p, Weights weights, const act *in, int64_t inputs, const float *norm) {
+    const int64_t width = p->m->width;
+    float *out = norm ? p->b->wide : p->b->x;
+    const float times = (float)p->m->residual_scale;
+    linear(&(Linear){in, weights, out, p->s->tokens, inputs, width, width, norm ? STORE : ADD, times}, p->b, p->threads);
+    p->norm = norm;
+    if (norm) share_tokens(add_normed_part, p);
+}
+
 static void attention(const Pass *pass) {
     const Model *m = pass->m;
     const Buffers *b = pass->b;
-    const int64_t tokens = pass->s->tokens, out = m->heads * m->head_dim;
+    const int64_t tokens = pass->s->tokens;
     Pass p = *pass;
     p.norm = p.layer->attention_norm;
     share_tokens(norm_part, &p);
-    linear(&(Linear){b->narrow, p.layer->qkv, b->wide, tokens, m->width, joined(m), joined(m), STORE}, b, p.threads);
+    linear(&(Linear){b->narrow, p.layer->qkv, b->wide, tokens, m->width, joined(m), joined(m), STORE, 1}, b, p.threads);
     share_tokens(place_part, &p);
     share(attend_part, &p, p.s->rows * m->kv_heads * p.parts, p.threads);
     share_tokens(narrow_part, &p);
-    linear(&(Linear){b->narrow, p.layer->output, b->x, tokens, out, m->width, m->width, ADD}, b, p.threads);
+    add_product(&p, p.layer->output, b->narrow, m->heads * m->head_dim, p.layer->attention_post_norm);
 }
 
 static void mlp(const Pass *pass) {
     const Model *m = pass->m;
     const Buffers *b = pass->b;
-    const int64_t tokens = pass->s->tokens;
     Pass p = *pass;
     p.norm = p.layer->mlp_norm;
     share_tokens(norm_part, &p);
-    linear(&(Linear){b->narrow, p.layer->gate_up, b->inner, tokens, m->width, m->inner, m->inner, GATE}, b, p.threads);
-    linear(&(Linear){b->inner, p.layer->down, b->x, tokens, m->inner, m->width, m->width, ADD}, b, p.threads);
+    Linear gate_up = {b->narrow, p.layer->gate_up, b->inner, p.s->tokens, m->width, m->inner, m->inner, GATE};
+    gate_up.gelu = (int)m->gelu;
+    linear(&gate_up, b, p.threads);
+    add_product(&p, p.layer->down, b->inner, m->inner, p.layer->mlp_post_norm);
 }
 
 // Keys and values of some slots, from and to, in a cache of so many heads in all layers.
@@ -183,7 +237,7 @@ static void take_states(const Model *m, const Step *s, const Buffers *b, int64_t
             if (number < 0)
                 rms_norm(x, m->final_norm, m->width, (float)m->norm_eps, out);
             else
-                for (int64_t k = 0; k < m->width; k += LANES) store_act(out + k, v_load(x + k));
+                narrow(x, m->width, out);
         }
 }
 
@@ -191,9 +245,10 @@ void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
     int64_t most = 0;
     for (int64_t r = 0; r < s->rows; r++) most = s->row[r].num_tokens > most ? s->row[r].num_tokens : most;
     Pass pass = {.m = m, .s = s, .b = b, .parts = (most + PART - 1) / PART, .threads = begin(s->threads)};
+    const vec scale = v_splat((float)m->embedding_scale);
     for (int64_t t = 0; t < s->tokens; t++)
         for (int64_t i = 0; i < m->width; i += LANES)
-            v_store(b->x + t * m->width + i, v_load_bf16(m->embedding + s->token_ids[t] * m->width + i));
+            v_store(b->x + t * m->width + i, v_mul(scale, v_load_bf16(m->embedding + s->token_ids[t] * m->width + i)));
     for (int64_t n = 0; n < m->layers; n++) {
         take_states(m, s, b, n);
         pass.layer = m->layer + n;
@@ -205,6 +260,7 @@ void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
     for (int64_t i = 0; i < s->wanted; i++)
         rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);
     const int64_t padded = (m->vocab + PANEL - 1) / PANEL * PANEL;
-    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE}, b, pass.threads);
+    const float times = (float)m->logit_scale;
+    linear(&(Linear){b->hidden, m->head, b->logits, s->wanted, m->width, padded, padded, STORE, times}, b, pass.threads);
     end(pass.threads);
 }
