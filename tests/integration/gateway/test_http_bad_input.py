@@ -174,6 +174,12 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
         "messages[0].content[0].type",
     ),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, 400, "messages[0].content[0].text"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": ["text"], "text": "a"}]}]},
+        400,
+        "messages[0].content[0].type",
+    ),
+    ({"messages": [{**USER, "tool_call_id": "a"}]}, 400, "messages[0].tool_call_id"),
     ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "messages"),
     ({"messages": [USER] * 1025}, 400, "messages"),
     ({"messages": [1] * 1025}, 400, "messages"),
@@ -394,6 +400,50 @@ async def test_what_clients_add_inside_messages_and_tools_changes_nothing(
         asked = {"model": MODEL, "messages": messages, "tools": [one], "max_tokens": 1}
         assert (await post(http, "/chat/completions", asked)).status_code == 200
     assert router.requests[0].prompt_token_ids == router.requests[1].prompt_token_ids
+
+
+CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": ""}
+SAME_MESSAGES = {
+    "empty fields of other roles": (
+        [USER | {"tool_calls": [], "tool_call_id": "", "reasoning_content": "", "refusal": "", "audio": {}}],
+        [USER],
+    ),
+    "texts as parts": ([USER | {"content": ["a", {"type": "input_text", "text": "b"}]}], [USER | {"content": "ab"}]),
+    "an answer of responses": (
+        [USER, {"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": []}]}],
+        [USER, {"role": "assistant", "content": "a"}],
+    ),
+    "thinking in parts": (
+        [
+            USER,
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "b"}, {"type": "text", "text": "a"}]},
+        ],
+        [USER, {"role": "assistant", "content": "a", "reasoning_content": "b"}],
+    ),
+    "empty reasoning": (
+        [USER, {"role": "assistant", "content": "a", "reasoning": [], "function_call": None}],
+        [USER, {"role": "assistant", "content": "a"}],
+    ),
+    "a call without type": ([USER, CALLING | {"tool_calls": [CALL | {"type": None}]}], [USER, CALLING]),
+    "a call without arguments": (
+        [USER, CALLING | {"tool_calls": [CALL | {"function": {"name": "f", "arguments": None}}]}],
+        [USER, CALLING],
+    ),
+    "no result": ([USER, CALLING, RESULT | {"content": None}], [USER, CALLING, RESULT]),
+}
+
+
+@pytest.mark.parametrize("form", SAME_MESSAGES)
+async def test_messages_in_the_forms_of_many_clients_are_the_same_prompt(
+    http: httpx.AsyncClient, router: ScriptedRouter, form: str
+) -> None:
+    for messages in SAME_MESSAGES[form]:
+        answer = await post(http, "/chat/completions", {"model": MODEL, "messages": messages})
+        assert answer.status_code == 200, answer.text
+    first, second = (list(request.prompt_token_ids) for request in router.requests)
+    assert first == second
 
 
 async def test_what_was_refused_of_an_answer_is_told_to_the_model(

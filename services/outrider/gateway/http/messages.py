@@ -21,6 +21,8 @@ _FIELDS = {
 }
 # Fields of OpenAI's answers that mean something, which cannot be told to the model.
 _UNSERVED = ("audio", "function_call")
+# The field with the text of a part, by its type: also with the types of Responses, which clients send back to chats.
+_TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MAX_CALLS = 8192
 """More than an answer has room for: what a model has written must be taken back."""
 _KNOWN = ("role", "content", *dict.fromkeys(name for names in _FIELDS.values() for name in names), *_UNSERVED)
@@ -37,16 +39,37 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
     ignore_unknown(where, given, _KNOWN)
     read: dict[str, Any] = {"role": role}
     for name in _KNOWN[2:]:
-        if given.get(name) is not None and not (name == "tool_calls" and given[name] == []):
+        if not _says_nothing(role, name, given.get(name)):
             read[name] = _field(f"{where}.{name}", role, name, given[name])
     if role == "tool" and "tool_call_id" not in read:
         raise InvalidRequest(f"{where}.tool_call_id", "is missing: the call that this is the answer to")
     content = given.get("content")
+    if role == "assistant" and isinstance(content, list):
+        content, thought = _told_apart(content)
+        read = thought | read
     # An answer may have no text, and a tool no result.
     if (role == "assistant" and content is None) or (role in ("assistant", "tool") and content == []):
         content = read.get("refusal", "")
+    if role == "tool" and "content" in given and content is None:
+        content = ""
     read.pop("refusal", None)
     return read | {"content": _content(f"{where}.content", content)}
+
+
+def _says_nothing(role: str, name: str, value: Any) -> bool:
+    """Clients that have one type for all messages send empty fields of other roles too."""
+    return value is None or value in ([], {}) or (value == "" and name not in _FIELDS[role])
+
+
+def _told_apart(parts: list[Any]) -> tuple[list[Any], dict[str, str]]:
+    """The parts of an answer without those of its reasoning, and the reasoning."""
+    texts = [str(each["thinking"]) for each in parts if _is_thought(each)]
+    rest = [each for each in parts if not _is_thought(each)]
+    return rest, {"reasoning_content": "\n".join(texts)} if texts else {}
+
+
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "thinking" and isinstance(part.get("thinking"), str)
 
 
 def _field(where: str, role: str, name: str, value: Any) -> Any:
@@ -80,16 +103,18 @@ def _content(where: str, content: Any) -> str:
 
 
 def _text_part(where: str, part: Any) -> str:
+    if isinstance(part, str):
+        return part
     if not isinstance(part, dict):
         raise InvalidRequest(where, "has to be an object with type and text")
-    # A refusal of an earlier answer is a text under another name.
     kind = part.get("type")
-    if kind not in ("text", "refusal"):
+    name = _TEXT_OF.get(kind) if isinstance(kind, str) else None
+    if name is None:
         raise unsupported(f"{where}.type", "only text parts are supported")
-    ignore_unknown(where, part, ("type", kind))
-    if not isinstance(part.get(kind), str):
-        raise InvalidRequest(f"{where}.{kind}", "has to be a string")
-    return str(part[kind])
+    ignore_unknown(where, part, ("type", name))
+    if not isinstance(part.get(name), str):
+        raise InvalidRequest(f"{where}.{name}", "has to be a string")
+    return str(part[name])
 
 
 def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
@@ -101,7 +126,7 @@ def _tool_calls(where: str, calls: Any) -> list[dict[str, Any]]:
 
 
 def _tool_call(where: str, call: Any) -> dict[str, Any]:
-    if not isinstance(call, dict) or call.get("type", "function") != "function":
+    if not isinstance(call, dict) or call.get("type") not in (None, "function"):
         raise InvalidRequest(where, "has to be an object with type function")
     ignore_unknown(where, call, ("id", "type", "function", "index"))
     function = call.get("function")
@@ -116,8 +141,8 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
 
 def _arguments(where: str, arguments: Any) -> dict[str, Any] | str:
     """The arguments as an object for the template. Those that are none stay the text that the model has written."""
-    if isinstance(arguments, dict):
-        return arguments
+    if arguments is None or isinstance(arguments, dict):
+        return arguments or {}
     if not isinstance(arguments, str):
         raise InvalidRequest(where, "has to be a string of JSON")
     try:

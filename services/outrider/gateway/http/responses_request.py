@@ -170,11 +170,11 @@ def _joined(turn: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
 
 def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
     """The item as a message of a chat, or a part of one."""
-    kind = item.get("type", "message")
+    kind = item.get("type") or "message"
     given = {name: value for name, value in item.items() if name not in ("type", "id", "status") and value is not None}
     match kind:
         case "message":
-            if "tool_calls" in given:
+            if given.get("tool_calls"):
                 raise InvalidRequest(f"{where}.tool_calls", "unknown field; calls are items of type function_call")
             given["content"] = _content(f"{where}.content", given.get("content"))
             return given
