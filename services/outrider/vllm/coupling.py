@@ -57,7 +57,7 @@ class Coupling:
             if params is not None and params.sampling_type == SamplingType.RANDOM_SEED:
                 # On a CPU vLLM cannot rewind the generator of a row that it discards. It is not needed.
                 batch.generators.pop(index, None)
-                found.append(Row(index, int(batch.num_tokens_no_spec[index]), _params(params)))
+                found.append(Row(index, int(batch.num_tokens_no_spec[index]), coupled_params(params)))
         return found
 
     def extras(self) -> dict[int, Mapping[str, Any]]:
@@ -204,7 +204,8 @@ def couple(runner: Any, speculative_config: Any, device: Any) -> None:
         runner.rejection_sampler.coupling = coupling
 
 
-def _params(params: Any) -> SamplingParams:
+def coupled_params(params: Any) -> SamplingParams:
+    """How the next token of a seeded request of vLLM is chosen."""
     return _made(params.temperature, max(params.top_k, 0), params.top_p, params.min_p, params.seed % _SEEDS)
 
 

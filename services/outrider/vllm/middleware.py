@@ -1,0 +1,122 @@
+"""The tenant of each request of `vllm serve`: `--middleware outrider.vllm.middleware.Tenants`.
+
+It finds the tenant by the API key, or by a header that the operator trusts, and writes it into the request's
+`vllm_xargs`, where the scheduler reads it. What a client writes there in its place is dropped. It admits everybody: to
+refuse clients is for vLLM's `--api-key`, or for what stands before it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+from outrider.errors import InvalidRequest
+from outrider.vllm.plugin_config import CONFIG, MAX_DRAFT_TOKENS, TENANT, PluginConfig
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+_GENERATING = ("/completions", "/responses", "/messages", "/generate")
+"""Ends of the paths whose requests are told their tenant."""
+_BEARER = "bearer "
+
+
+class Tenants:
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._config: PluginConfig | None = None
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        body = await _read(receive)
+        if body is None:
+            return
+        try:
+            body = self._told(body, scope, headers)
+        except InvalidRequest as error:
+            await _refuse(error, send)
+            return
+        await self._app({**scope, "headers": _sized(scope["headers"], body)}, _replayed(body, receive), send)
+
+    def _told(self, body: bytes, scope: Message, headers: Mapping[str, str]) -> bytes:
+        """The body with the request's tenant. What is no JSON object is left for vLLM to refuse."""
+        try:
+            request = json.loads(body)
+        except (ValueError, RecursionError):
+            return body
+        if not isinstance(request, dict):
+            return body
+        tenant = _tenant(self._configuration(scope), headers) if scope["path"].endswith(_GENERATING) else ""
+        if isinstance(params := request.get("sampling_params"), dict):
+            _mark(params, "extra_args", tenant)
+        _mark(request, "vllm_xargs", tenant)
+        return json.dumps(request).encode()
+
+    def _configuration(self, scope: Message) -> PluginConfig:
+        if self._config is None:
+            self._config = PluginConfig.of(scope["app"].state.args.additional_config)
+        return self._config
+
+
+def _tenant(config: PluginConfig, headers: Mapping[str, str]) -> str:
+    """Empty for a client that is no tenant's."""
+    if config.tenant_header:
+        return headers.get(config.tenant_header.lower(), "")
+    given = headers.get("authorization", "")
+    key = given[len(_BEARER) :] if given.lower().startswith(_BEARER) else headers.get("x-api-key", "")
+    return config.tenant_with(key.strip())
+
+
+def _mark(request: dict[str, Any], field: str, tenant: str) -> None:
+    """Writes the tenant into the arguments in this field. Raises InvalidRequest."""
+    given = request.get(field)
+    if given is not None and not isinstance(given, dict):
+        return
+    kept = {name: value for name, value in (given or {}).items() if name not in (TENANT, CONFIG)}
+    cap = kept.get(MAX_DRAFT_TOKENS, 0)
+    if not isinstance(cap, int) or isinstance(cap, bool) or cap < 0:
+        raise InvalidRequest(f"{field}.{MAX_DRAFT_TOKENS}", "must be an integer of at least 0")
+    if tenant:
+        kept[TENANT] = tenant
+    if kept or given:
+        request[field] = kept
+
+
+async def _read(receive: Receive) -> bytes | None:
+    """The whole body; None when the client has gone."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Gives the body once, and then what comes after it."""
+    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return left.pop() if left else await receive()
+
+    return replay
+
+
+def _sized(headers: Any, body: bytes) -> list[tuple[bytes, bytes]]:
+    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
+    return [*kept, (b"content-length", str(len(body)).encode())]
+
+
+async def _refuse(error: InvalidRequest, send: Send) -> None:
+    told = {"message": str(error), "type": "BadRequestError", "param": error.field, "code": 400}
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 400, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps({"error": told}).encode()})

@@ -1,0 +1,59 @@
+"""The draft pool in a thread of its own, so that the thread that schedules never waits for a network."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from outrider.drafting.tree import DraftTree
+from outrider.errors import OutriderError
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.vllm.fixed_drafts import FixedDrafts, Reach
+
+log = logging.getLogger(__name__)
+
+
+class PoolThread:
+    """Runs from the beginning. `tell` and `poll` are called by the thread that schedules."""
+
+    def __init__(self, reach: Reach) -> None:
+        self.drafts = FixedDrafts(reach)
+        self._loop = asyncio.new_event_loop()
+        self._running: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="outrider drafts", daemon=True)
+        self._thread.start()
+
+    def tell(self, action: Callable[[FixedDrafts], None]) -> None:
+        """Calls it soon, in the loop's thread, in the order of the calls."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._guarded, action)
+
+    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree | OutriderError]]:
+        """What has arrived. Never waits."""
+        return self.drafts.pool.poll()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(lambda: self._running is not None and self._running.cancel())
+            self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._running = self._loop.create_task(self.drafts.run())
+            self._loop.run_until_complete(self._running)
+        except asyncio.CancelledError:
+            pass
+        except Exception:
+            log.exception("the draft pool has ended: requests are decoded without it")
+        finally:
+            self._loop.close()
+
+    def _guarded(self, action: Callable[[FixedDrafts], None]) -> None:
+        try:
+            action(self.drafts)
+        except Exception:
+            log.exception("a draft could not be told of a request")

@@ -1,0 +1,134 @@
+"""The feed between requests of vLLM and the sources of drafts. Needs vLLM's types, and no engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from outrider.drafting.source import make_sources
+from outrider.drafting.tree import DraftTree
+from outrider.options.sampling import SamplingParams as OwnParams
+from outrider.options.sampling import VerificationMode
+from outrider.target.opening import Speculation
+from outrider.vllm.drafts import Decoding, DraftBook, Room
+from outrider.vllm.feed import Feed, opening_of
+from outrider.vllm.plugin import _forget_ours
+from outrider.vllm.plugin_config import PluginConfig
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request, RequestStatus
+
+PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
+ROOM = Room(tokens=100, blocks=100, block_size=16)
+
+
+def request(
+    name: str = "one", prompt: list[int] = PROMPT, xargs: dict[str, Any] | None = None, **params: Any
+) -> Request:
+    sampling = SamplingParams(max_tokens=20, extra_args=xargs, **({"temperature": 0} | params))
+    return Request(name, list(prompt), sampling, None)
+
+
+def made(**config: Any) -> tuple[Feed, DraftBook]:
+    book = DraftBook(100, lambda cost: 0.0)
+    config = {
+        "lookups": ["ngram"],
+        "tenants": {"off": {"max_draft_tokens": 0}, "two": {"max_draft_tokens": 2}},
+    } | config
+    return Feed(book, PluginConfig.of({"outrider": config}), 8, None, make_sources(config["lookups"])), book
+
+
+def chosen(feed: Feed, book: DraftBook, one: Request) -> list[int]:
+    feed.before_step()
+    return book.choose([Decoding(one.request_id, one.num_tokens, 8)], ROOM).get(one.request_id, [])
+
+
+def commit(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
+    one.append_output_token_ids(tokens)
+    book.committed(one.request_id, tokens, drafted, finished=False)
+    feed.follow()
+
+
+def test_a_lookup_is_offered_before_each_step_and_follows_commits() -> None:
+    feed, book = made()
+    one = request()
+    feed.open(one)
+    assert chosen(feed, book, one) == [7, 8, 5, 6]
+    commit(feed, book, one, [7, 8, 9], [7, 8, 5, 6])
+    assert chosen(feed, book, one) == []
+    commit(feed, book, one, [5, 6, 7], [])
+    assert chosen(feed, book, one)[:1] == [8]
+    one.status = RequestStatus.FINISHED_ABORTED
+    feed.follow()
+    assert len(feed) == len(book) == 0
+
+
+@pytest.mark.parametrize(
+    ("xargs", "count"),
+    [
+        ({}, 4),
+        ({"outrider_tenant": "two"}, 2),
+        ({"outrider_tenant": "off"}, 0),
+        ({"max_draft_tokens": 1}, 1),
+        ({"max_draft_tokens": 99}, 4),
+        ({"max_draft_tokens": 0}, 0),
+        ({"max_draft_tokens": -1}, 0),
+        ({"max_draft_tokens": "none", "outrider_tenant": 7}, 4),
+    ],
+)
+def test_the_lowest_cap_holds(xargs: dict[str, Any], count: int) -> None:
+    feed, book = made()
+    one = request(xargs=xargs)
+    feed.open(one)
+    assert len(chosen(feed, book, one)) == count
+    assert (one.request_id in book) == (count > 0)
+
+
+def test_a_request_that_is_more_than_its_tokens_is_decoded_plainly() -> None:
+    feed, book = made()
+    streamed = request()
+    streamed.resumable = True
+    picture = request("two")
+    picture.mm_features = [object()]
+    for one in (streamed, picture):
+        feed.open(one)
+    assert len(book) == len(feed) == 0
+
+
+def test_requests_that_the_scheduler_has_given_up_are_closed() -> None:
+    feed, book = made()
+    one = request()
+    feed.open(one)
+    book.clear()
+    feed.follow()
+    feed.before_step()
+    assert len(feed) == 0
+
+
+def test_ids_beyond_the_vocabulary_are_refused_and_counted() -> None:
+    feed, book = made(lookups=[])
+    one = request()
+    feed.open(one)
+    for token in (100, 1 << 40):
+        feed._offer(next(iter(feed._names)), DraftTree(len(PROMPT), (7, token)))
+    assert chosen(feed, book, one) == [] and feed.num_refused == 2
+
+
+def test_a_draft_is_told_of_the_noise_of_a_seeded_request_only() -> None:
+    speculation = Speculation(4)
+    seeded = opening_of(request(temperature=0.5, top_p=0.9, seed=7), speculation, "")
+    assert seeded.mode is VerificationMode.COUPLED
+    assert seeded.params == OwnParams(0.5, 0, 0.9, 0.0, 7)
+    for params in ({}, {"temperature": 0.5}, {"seed": 7}):
+        opening = opening_of(request(**params), speculation, "")
+        assert (opening.mode, opening.params.temperature) == (VerificationMode.GREEDY, 0.0)
+
+
+def test_tenants_do_not_share_what_is_learnt() -> None:
+    salts = {opening_of(request(), Speculation(4), tenant).salt for tenant in ("", "one", "two")}
+    assert len(salts) == 3
+
+
+def test_what_only_a_target_tells_its_worker_is_dropped() -> None:
+    one = request(xargs={"outrider": {"committed": 5}, "own": 1})
+    _forget_ours(one)
+    assert one.sampling_params.extra_args == {"own": 1}

@@ -1,0 +1,149 @@
+"""The plugin in vLLM's own server, with a real draft worker: no text changes, whatever happens to drafts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from outrider.engine import resolve
+
+from tests.vllm.processes import free_address
+from tests.vllm.vllm_serve import Server, drafting, plugin, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+TOPICS = [
+    *("the sea", "a robot", "the moon", "bread", "a small dog", "winter", "the railway", "a garden", "music", "glass"),
+    *("a river", "chess", "the desert", "tea", "clouds", "a library", "paper", "the stars", "an old tree", "trade"),
+]
+PROMPTS = [f"{start} {topic}.\n" for start in ("A short text about", "Facts, one a line, of") for topic in TOPICS]
+SEEDED = {"temperature": 0.7, "top_p": 0.9, "seed": 7}
+LONG = {"max_tokens": 400, "ignore_eos": True}
+REPETITIVE = "one two three four one two three four one two three four one two"
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return resolve("smollm2-135m-instruct")
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> list[str]:
+    """The answers of vLLM as it is. Its process has ended when the other begins."""
+    with serving(model) as server:
+        return server.answers(PROMPTS)
+
+
+class Draft:
+    """The draft worker at one address. It may be killed and started again."""
+
+    def __init__(self, model: Path) -> None:
+        self.address = free_address()
+        self._model = model
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = drafting(self._model, self.address)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def draft(model: Path) -> Iterator[Draft]:
+    made = Draft(model)
+    made.start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, plain: list[str], draft: Draft) -> Iterator[Server]:
+    # The price of a row is measured, and beside other tests it may be any: here all drafts are verified.
+    tenants = {"off": {"max_draft_tokens": 0}, "two": {"max_draft_tokens": 2}}
+    config: dict[str, Any] = {"row_price": 0, "tenant_header": "x-tenant", "tenants": tenants}
+    with serving(model, *plugin(drafts=[draft.address], **config)) as made:
+        await_drafts(made)
+        yield made
+
+
+def await_drafts(server: Server) -> None:
+    """Until the draft worker drafts: it may still load its tokenizer."""
+    until_s = time.monotonic() + 120
+    while not drafted(server, lambda: server.answer(REPETITIVE)):
+        assert time.monotonic() < until_s, "no draft came"
+
+
+def drafted(server: Server, action: Callable[[], Any]) -> float:
+    """Drafted tokens that vLLM verified while this ran."""
+    before = server.counted("num_draft_tokens")
+    action()
+    return server.counted("num_draft_tokens") - before
+
+
+def test_greedy_texts_with_drafts_are_those_of_vllm_alone(server: Server, plain: list[str]) -> None:
+    accepted = server.counted("num_accepted_tokens")
+    texts = server.answers(PROMPTS)
+    assert sum(one == other for one, other in zip(texts, plain, strict=True)) == len(PROMPTS) == 40
+    assert server.counted("num_accepted_tokens") - accepted > len(PROMPTS)
+
+
+def test_a_tenant_that_is_off_has_no_drafts(server: Server, plain: list[str]) -> None:
+    forged = {"outrider_tenant": "two", "outrider": "x"}
+    for changes in (
+        {"tenant": "off"},
+        {"tenant": "off", "vllm_xargs": forged},
+        {"vllm_xargs": {"max_draft_tokens": 0}},
+    ):
+        found: list[str] = []
+        assert not drafted(server, lambda: found.append(server.answer(REPETITIVE, **changes)))  # noqa: B023
+        assert found == [server.answer(REPETITIVE)]
+
+
+def test_a_cap_holds_in_every_step(server: Server) -> None:
+    before = server.counted("num_drafts")
+    count = drafted(server, lambda: server.answer(REPETITIVE, tenant="two", **LONG))
+    assert 0 < count <= 2 * (server.counted("num_drafts") - before)
+
+
+def test_seeded_texts_do_not_depend_on_drafts(server: Server) -> None:
+    without = server.answers(PROMPTS[:20], tenant="off", **SEEDED)
+    texts: list[str] = []
+    assert drafted(server, lambda: texts.extend(server.answers(PROMPTS[:20], **SEEDED)))
+    assert texts == without
+
+
+def test_structured_output_is_the_same_with_drafts(server: Server) -> None:
+    choice = ["one two three one two three one two three", "two"]
+    schema = {"type": "array", "items": {"enum": ["alpha", "beta"]}, "minItems": 12, "maxItems": 12}
+    for wanted in ({"choice": choice}, {"json": schema}):
+        asked = {"structured_outputs": wanted, "max_tokens": 120}
+        found: list[str] = []
+        assert drafted(server, lambda: found.append(server.answer(REPETITIVE, **asked)))  # noqa: B023
+        assert found == [server.answer(REPETITIVE, tenant="off", **asked)]
+    assert set(json.loads(found[0])) <= {"alpha", "beta"} and len(json.loads(found[0])) == 12
+
+
+def test_a_draft_that_is_killed_in_mid_answer_changes_nothing_and_comes_back(server: Server, draft: Draft) -> None:
+    wanted = server.answer(REPETITIVE, tenant="off", **LONG)
+    accepted, text = server.counted("num_accepted_tokens"), ""
+    body = {"model": "m", "prompt": REPETITIVE, "temperature": 0, "stream": True} | LONG
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as reply:
+        for number, line in enumerate(part for part in reply.iter_lines() if part.startswith("data: {")):
+            text += json.loads(line[6:])["choices"][0]["text"]
+            if number == 20:
+                assert server.counted("num_accepted_tokens") > accepted
+                draft.kill()
+    assert text == wanted
+    assert server.answer(REPETITIVE, **LONG) == wanted
+    draft.start()
+    await_drafts(server)
+    assert server.answer(REPETITIVE, **LONG) == wanted
