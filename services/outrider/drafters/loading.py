@@ -10,7 +10,8 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafting.lookup.ngram import NgramConfig
 from outrider.engine import CheckpointError, EngineConfig
-from outrider.engine.checkpoints import num_tokens, read_config
+from outrider.engine.checkpoints import read_config
+from outrider.engine.vocabulary import num_tokens
 
 
 def load_drafter(
