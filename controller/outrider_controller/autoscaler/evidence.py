@@ -8,17 +8,31 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
+_OWN = " (own drafts)"
+
+
+def own_drafts_of(model: str) -> str:
+    """The target under which the drafts that a model's targets make themselves are planned: those of draft workers are
+    decided apart, as both may be verified in one step."""
+    return model + _OWN
+
+
+def model_of(target: str) -> tuple[str, bool]:
+    """The model, and whether the target stands for its own drafts."""
+    return target.removesuffix(_OWN), target.endswith(_OWN)
+
 
 class Cell(NamedTuple):
     """A tenant at a target model: the unit of decisions."""
 
     tenant: str
     target: str
-    """A model's name."""
+    """A model's name, or `own_drafts_of` one."""
 
 
 class Pairing(NamedTuple):
-    """A cell and a draft: the unit of evidence. `draft` is a version (model@revision), not a worker: these change."""
+    """A cell and a draft: the unit of evidence. `draft` is a version (model@revision), not a worker: these change. Of
+    own drafts it is the kind of source."""
 
     tenant: str
     target: str

@@ -9,6 +9,7 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
 
+from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.plan import ON_ABOVE, TRY_BELOW, Reason
 from outrider_controller.cli.control import Control, ask_control, control_options
 from outrider_controller.cli.output import emit, moment, note
@@ -127,16 +128,36 @@ def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
         "tokens_per_round": round(belief.tokens / belief.rounds, 2) if belief.rounds else None,
         "late": round(belief.late / belief.rounds, 3) if belief.rounds else None,
         "price": round(decision.price, 4),
+        "made_by": "target" if model_of(decision.target)[1] else "draft",
+        "sources": [source_row(one) for one in (belief, *decision.other_beliefs) if one.rounds],
         "drafting_share": round(sum(share.share for share in decision.shares), 4),
         "why": because(decision),
         "what_would_change_it": would_change(decision),
     }
 
 
+def source_row(belief: policy_pb2.PairingEvidence) -> dict[str, Any]:
+    """What one draft version, or one kind of source in the target, saves the tenant."""
+    return {
+        "source": belief.draft,
+        "saving": round(belief.saved / belief.rounds, 3),
+        "rounds": round(belief.seen),
+        "acceptance": round(belief.accepted / belief.verified, 3) if belief.verified else None,
+    }
+
+
+def _source_line(row: dict[str, Any]) -> str:
+    accepted = "nothing verified" if row["acceptance"] is None else f"{row['acceptance']:.0%} accepted"
+    return f"  source  {row['source']}: {row['saving']:+.2f} steps saved a round, {accepted}, {row['rounds']:,} rounds"
+
+
 def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]:
     """Lines."""
     row = decision_row(decision)
-    yield f"{tenant} at {decision.target}: {row['mode']}"
+    model, own = model_of(decision.target)
+    yield (
+        f"{tenant} at {model}, " + ("drafts that the target makes itself: " if own else "draft workers: ") + row["mode"]
+    )
     yield f"  why     {row['why']}"
     yield f"  change  {row['what_would_change_it']}"
     if decision.rounds:
@@ -146,8 +167,11 @@ def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]
         accepted = f"{row['acceptance']:.0%} accepted" if row["acceptance"] is not None else "nothing verified"
         if row["tokens_per_round"] is not None:
             late = f"{row['late']:.0%} without a draft in time"
-            yield f"  rounds  {row['tokens_per_round']} tokens each, {accepted}, {late}"
+            yield f"  rounds  {row['tokens_per_round']} tokens each, {accepted}" + ("" if own else f", {late}")
+    yield from map(_source_line, row["sources"])
     yield f"  drafts  {row['drafting_share']:.1%} of requests, {row['draft'] or 'no version'}"
+    if own:
+        return
     yield f"  price   {row['price']:.3f}: a drafted token has to be at least so likely to be worth its row"
 
 
@@ -157,6 +181,8 @@ def mode_of(decision: policy_pb2.TenantDecision) -> str:
 
 def because(decision: policy_pb2.TenantDecision) -> str:
     """One sentence."""
+    if decision.reason == Reason.NO_DRAFT and model_of(decision.target)[1]:
+        return "no target was seen to draft for itself yet: it may"
     until = decision.override.until_unix_ms
     until_text = f" until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if until else ""
     return {
@@ -179,7 +205,8 @@ def would_change(decision: policy_pb2.TenantDecision) -> str:
     if decision.reason == Reason.LOAD:
         return "on again when the price has halved: fewer requests, or more targets"
     if decision.reason == Reason.NO_DRAFT:
-        return "a draft with the target's tokenizer and vocabulary"
+        own = model_of(decision.target)[1]
+        return "a draft of a lookup or a head" if own else "a draft with the target's tokenizer and vocabulary"
     if decision.mode == policy_pb2.PLAN_MODE_ON:
         return (
             f"try, once the interval's upper end is below {TRY_BELOW:g}: {decision.upper - TRY_BELOW:.2f} less than now"

@@ -11,7 +11,7 @@ from outrider.metadata.leader import LeaderLease
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.control.fleet import Leases
@@ -56,7 +56,7 @@ class KeptPlan:
         """The tenant's decisions at the live targets. Raises Unavailable while the store is away."""
         workers = await self._leases.workers()
         targets = {one.info.model for one in workers if one.info.role == worker.WORKER_ROLE_TARGET}
-        kept = await self._plans.find(tenant, targets)
+        kept = await self._plans.find(tenant, targets | set(map(own_drafts_of, targets)))
         if kept is None:
             raise not_leading()
         return kept

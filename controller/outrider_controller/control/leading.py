@@ -21,6 +21,7 @@ from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running
 
+from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.control.announcements import Announcements, Report
 from outrider_controller.control.demand import Demand
@@ -124,8 +125,10 @@ class PlanLeader:
     def received(self, follower: Follower, message: policy.FollowRequest) -> None:
         evidence = dict(one for each in message.evidence if (one := evidence_from_proto(each)) is not None)
         self._planner.learn(evidence)
-        self.announcements.alerts.learn(evidence)
-        self._demand.learn(evidence)
+        # Own drafts need no workers, and a client's prediction may be right throughout.
+        of_drafts = {pairing: one for pairing, one in evidence.items() if not model_of(pairing.target)[1]}
+        self.announcements.alerts.learn(of_drafts)
+        self._demand.learn(of_drafts)
         self._kept.unsaved.update(pairing.cell for pairing in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
         follower.busy, follower.reaches_store = message.busy, message.reaches_store

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState
 from outrider_controller.autoscaler.planner import ANYBODY, Belief, Planner
 from outrider_controller.plan_messages import draft_version
@@ -23,6 +24,8 @@ from outrider_controller.router.speculation_gain import DraftRecord
 
 ALONE_AFTER_S = 5.0
 """After this many seconds without the control plane a router plans by itself."""
+# Kinds of sources of one model's own drafts.
+_MAX_OWN_SOURCES = 16
 # Pairings whose measurements a router keeps.
 _MAX_RECORDS = 8192
 _UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
@@ -40,6 +43,8 @@ class Policy:
     _planner: Planner = field(default_factory=Planner)
     _beliefs: dict[Pairing, Sequence[float]] = field(default_factory=dict)
     """Received with decisions; this router plans from them if it loses the control plane."""
+    own_sources: dict[str, set[str]] = field(default_factory=dict)
+    """By model: the sources of drafts that its targets have made themselves."""
     _left_s: float | None = None
     """When the leading control plane was lost."""
 
@@ -51,6 +56,23 @@ class Policy:
         """Counts a round for which no worker of the planned draft version was found."""
         if draft is not None:
             self._record(Pairing(request.tenant, request.model, draft)).evidence.missed += 1
+
+    def own_drafts(self, request: Request, done: Round, price: float) -> None:
+        """Counts what the target's own drafts saved in a round: each accepted token a plain round, less the price of
+        each row. They come before the step and are never waited for."""
+        for one in done.sources:
+            if not one.own:
+                continue
+            known = self.own_sources.setdefault(request.model, set())
+            if one.source in known or len(known) < _MAX_OWN_SOURCES:
+                known.add(one.source)
+                self._record(Pairing(request.tenant, own_drafts_of(request.model), one.source)).evidence.add_rounds(
+                    rounds=1,
+                    tokens=done.num_tokens,
+                    saved=one.num_accepted - price * one.num_drafted,
+                    verified=one.num_verified,
+                    accepted=one.num_accepted,
+                )
 
     def _record(self, pairing: Pairing) -> DraftRecord:
         if pairing not in self._records and len(self._records) >= _MAX_RECORDS:
@@ -77,8 +99,7 @@ class Policy:
         off = request.speculation == router.SPECULATION_MODE_OFF or forced is Setting.OFF
         allowed = Allowance(
             max_draft_tokens=most,
-            # Nobody waits for these: the target runs those that are worth their rows, whatever drafts elsewhere save.
-            max_own_draft_tokens=0 if off else most,
+            max_own_draft_tokens=0 if off or not (insistent or self._own_drafts_pay(request)) else most,
             max_wait_us=config.max_wait_us
             if policy.max_wait_us is None
             else min(config.max_wait_us, policy.max_wait_us),
@@ -91,6 +112,13 @@ class Policy:
         if off or not (insistent or allowed.draft is not None or _undecided(decision)):
             return replace(allowed, max_draft_tokens=0)
         return allowed
+
+    def _own_drafts_pay(self, request: Request) -> bool:
+        """By their own evidence, whatever drafts elsewhere save."""
+        decision = self.decision(request.tenant, own_drafts_of(request.model))
+        # No source: no router has seen one since it began, and it cannot see one before they are allowed.
+        unknown = decision is _UNPLANNED or decision.reason is Reason.NO_DRAFT
+        return unknown or decision.draft_for(request.request_id) is not None
 
     def counts_on_as_auto(self, request: Request) -> bool:
         """Whether the client asked for `on`, which its tenant's policy treats as `auto`."""

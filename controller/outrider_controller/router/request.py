@@ -113,6 +113,8 @@ class RequestState:
                 raise BadReply(f"commit.sources: a name of {len(one.source)} characters")
             if not one.num_accepted <= one.num_verified <= one.num_drafted <= MAX_TREE_TOKENS:
                 raise BadReply("commit.sources: num_accepted <= num_verified <= num_drafted does not hold")
+        if sum(one.num_accepted for one in done.sources) > done.num_accepted:
+            raise BadReply("commit.sources: more accepted tokens than num_accepted")
         if (places := done.token_sources) and (
             len(places) > len(done.token_ids) + len(done.rejected) or max(places) >= len(done.sources)
         ):

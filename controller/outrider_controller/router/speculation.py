@@ -116,7 +116,8 @@ class _Acceptance:
     def add(self, seen: RoundSums) -> None:
         kept = _KEEP**seen.rounds
         self.steps = kept * self.steps + (1 - kept) * _PRIOR_STEPS + seen.in_time
-        self.accepted = kept * self.accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + seen.accepted
+        accepted = seen.accepted - seen.own_accepted
+        self.accepted = kept * self.accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + accepted
 
 
 @dataclass(slots=True)

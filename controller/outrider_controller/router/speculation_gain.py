@@ -41,13 +41,16 @@ class RoundSums:
     rounds: int = 0
     tokens: int = 0
     in_time: int = 0
-    """Rounds in which drafts were verified."""
+    """Rounds in which tokens of the draft were verified."""
     verified: int = 0
     accepted: int = 0
     draft_us: int = 0
     us: int = 0
     step_us: int = 0
     """Time of all their target steps."""
+    own_verified: int = 0
+    """Of `verified`, drafts that the target made itself."""
+    own_accepted: int = 0
 
     def add(self, done: Round, us: int) -> None:
         self.rounds += 1
@@ -57,7 +60,13 @@ class RoundSums:
         self.draft_us += done.draft_useful_us
         self.us += us
         self.step_us += done.verify_us
-        if done.num_drafted:
+        if not done.num_drafted:
+            return
+        own = [one for one in done.sources if one.own]
+        for one in own:
+            self.own_verified += min(one.num_verified, done.num_verified)
+            self.own_accepted += one.num_accepted
+        if not own or len(own) < len(done.sources):
             self.in_time += 1
 
 
@@ -140,7 +149,8 @@ class SpeculationGain:
             record = self.record
             faded = 0.8**rounds
             self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else step_us
-            saved = seen.tokens - seen.us / (record.plain_share * (self._step_us or 1.0))
+            # The target's own drafts would come without this one too.
+            saved = seen.tokens - seen.own_accepted - seen.us / (record.plain_share * (self._step_us or 1.0))
             faded = _KEEP**rounds
             self._rounds = faded * self._rounds + rounds
             self._saved = faded * self._saved + saved
@@ -153,8 +163,8 @@ class SpeculationGain:
                 tokens=seen.tokens,
                 saved=saved,
                 late=rounds - seen.in_time,
-                verified=seen.verified,
-                accepted=seen.accepted,
+                verified=max(0, seen.verified - seen.own_verified),
+                accepted=seen.accepted - seen.own_accepted,
                 draft_us=seen.draft_us,
             )
             if may_rest:

@@ -14,7 +14,7 @@ from outrider.protocol.pairs import pairing_problem
 from outrider.protocol.rounds import Round
 from outrider.supervision import Backoff, keep_running
 
-from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.fleet import Fleet
@@ -47,6 +47,8 @@ class Steering:
         self._telemetry.rounds([done for _, _, done in counted])
         turns = -(-len(counted) // _DECISIONS_PER_STEP)
         for active, draft, done in counted:
+            if done.num_drafted and active.target is not None:
+                self.policy.own_drafts(active.request, done, active.target.link.price.row)
             if draft is None and active.lacks_draft:
                 self.policy.missed(active.request, active.speculation.allowed.draft)
             if draft is None or active.draft is not draft:
@@ -66,7 +68,8 @@ class Steering:
         """Applies new decisions to running requests too."""
         for active in list(self._table.requests) if cells else ():
             request = active.request
-            if self.policy.decides(cells, request.tenant, request.model):
+            targets = request.model, own_drafts_of(request.model)
+            if any(self.policy.decides(cells, request.tenant, target) for target in targets):
                 setting = active.speculation.allow(self.policy.allowance(request))
                 if setting is not None:
                     self._table.set_speculation(active, setting)
@@ -88,6 +91,9 @@ class Steering:
                 price=min((price.row for price in known), default=0.0),
                 best_chance=max((price.best_chance for price in known), default=1.0),
             )
+            if sources := self.policy.own_sources.get(model):
+                # What a row costs is a part of their evidence.
+                states[own_drafts_of(model)] = TargetState(frozenset(sources))
         return states
 
     async def keep_planning(self) -> NoReturn:

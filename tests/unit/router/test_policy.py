@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider_controller.autoscaler.evidence import Cell, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
 from outrider_controller.autoscaler.planner import ANYBODY
 from outrider_controller.plan_messages import draft_version
@@ -99,6 +101,54 @@ def test_a_router_that_is_alone_plans_on_its_own_evidence_and_new_tenants_begin_
     assert policy.decision("new", "m").mode is Mode.TRY
     drawn = sum(policy.allowance(a_request(request_id=f"{n}")).max_draft_tokens > 0 for n in range(1000))
     assert 0 < drawn < 100
+
+
+def looked_up(policy: Policy, accepted: int, rounds: int = 60) -> None:
+    commit = sequence.Commit(token_ids=range(accepted + 1), num_drafted=4, num_verified=4, num_accepted=accepted)
+    commit.sources.add(source="ngram", own=True, num_drafted=4, num_verified=4, num_accepted=accepted)
+    for _ in range(rounds):
+        policy.own_drafts(a_request(), Round.from_commit(commit, 20_000), price=0.2)
+
+
+@pytest.mark.parametrize(
+    ("pool", "accepted", "modes"),
+    [
+        (-0.6, 3, (Mode.TRY, Mode.ON)),
+        (0.6, 0, (Mode.ON, Mode.TRY)),
+        (0.6, 3, (Mode.ON, Mode.ON)),
+        (-0.6, 0, (Mode.TRY, Mode.TRY)),
+    ],
+)
+def test_draft_workers_and_the_targets_own_drafts_are_each_decided_by_their_own_evidence(
+    pool: float, accepted: int, modes: tuple[Mode, Mode]
+) -> None:
+    policy = Policy(PolicyConfig())
+    for second in range(20):
+        seen(policy, "t", pool)
+        looked_up(policy, accepted)
+        states = {**FLEET, own_drafts_of("m"): TargetState(frozenset(policy.own_sources["m"]))}
+        policy.replan(states, float(second))
+    assert (policy.decision("t", "m").mode, policy.decision("t", own_drafts_of("m")).mode) == modes
+    allowances = [policy.allowance(a_request(request_id=f"{n}")) for n in range(200)]
+    drafting = [
+        sum(one.max_draft_tokens > 0 for one in allowances),
+        sum(one.max_own_draft_tokens > 0 for one in allowances),
+    ]
+    # Some of the requests try what does not pay.
+    assert [count > 100 for count in drafting] == [mode is Mode.ON for mode in modes]
+    assert all(count < 40 for count, mode in zip(drafting, modes, strict=True) if mode is Mode.TRY)
+
+
+def test_what_a_target_makes_itself_is_allowed_until_a_router_has_seen_what_it_saves() -> None:
+    cell = Cell("t", own_drafts_of("m"))
+    for decision in (
+        Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3),
+        Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),)),
+    ):
+        assert Policy(PolicyConfig(), decisions={cell: decision}).allowance(a_request()).max_own_draft_tokens == 5
+    costs = Policy(PolicyConfig(), decisions={cell: Decision(Mode.TRY, Reason.COSTS, (("ngram", 0.0),))})
+    assert costs.allowance(a_request()).max_own_draft_tokens == 0
+    assert costs.allowance(a_request(speculation=ON)).max_own_draft_tokens == 5
 
 
 def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from outrider_controller.autoscaler.evidence import Cell, Pairing
+from outrider.protocol.rounds import Round as Commit
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.router.speculation_gain import FIRST_REST_TOKENS, DraftRecord, RoundSums, SpeculationGain
@@ -257,3 +259,29 @@ def test_a_draft_that_never_answers_is_missing_in_all_rounds_but_those_of_its_pr
     gain.begin(gain.record, 0.5)
     plainly(gain, 8)
     assert (gain.record.evidence.missed, gain.record.evidence.rounds) == (5, 1)
+
+
+def test_a_draft_gets_no_credit_for_what_the_target_drafts_itself() -> None:
+    def evidence(own: bool) -> Evidence:
+        gain = SpeculationGain()
+        commit = sequence.Commit(token_ids=[1, 2, 3], num_drafted=3, num_verified=3, num_accepted=2)
+        commit.sources.add(source="model", num_drafted=1, num_verified=1, num_accepted=0 if own else 1)
+        commit.sources.add(source="ngram", own=own, num_drafted=2, num_verified=2, num_accepted=2 if own else 1)
+        for _ in range(20):
+            seen = RoundSums()
+            seen.add(Commit.from_commit(commit, PLAIN_US), 2 * PLAIN_US)
+            gain.round(seen, draft_active=True, may_rest=False)
+        return gain.record.evidence
+
+    of_all, of_the_draft = evidence(own=False), evidence(own=True)
+    # Three tokens in the time of two plain rounds: two of them would have come without the draft.
+    assert of_all.saved == pytest.approx(20 * 1.0) and of_the_draft.saved == pytest.approx(20 * -1.0)
+    assert (of_the_draft.verified, of_the_draft.accepted, of_the_draft.late) == (20, 0, 0)
+
+
+def test_a_round_with_the_targets_own_drafts_alone_is_one_without_the_draft() -> None:
+    commit = sequence.Commit(token_ids=[1, 2], num_drafted=1, num_verified=1, num_accepted=1)
+    commit.sources.add(source="ngram", own=True, num_drafted=1, num_verified=1, num_accepted=1)
+    seen = RoundSums()
+    seen.add(Commit.from_commit(commit, PLAIN_US), PLAIN_US)
+    assert (seen.rounds, seen.in_time, seen.own_accepted) == (1, 0, 1)

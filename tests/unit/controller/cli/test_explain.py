@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from outrider_controller.autoscaler.belief import STATE
-from outrider_controller.autoscaler.evidence import Cell, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
-from outrider_controller.cli.speculation import because, explained, would_change
+from outrider_controller.cli.speculation import because, decision_row, explained, would_change
 from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
 
 CELL = Cell("acme", "m")
@@ -28,7 +28,8 @@ def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> 
     )
     lines = "\n".join(explained("acme", message(decision)))
     for part in (
-        "acme at m: on",
+        "acme at m, draft workers: on",
+        "source  d@1: +0.40 steps saved a round, 50% accepted, 4,000 rounds",
         "save time",
         "below 0: 0.50 less",
         "+0.40",
@@ -38,6 +39,29 @@ def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> 
         "0.200",
     ):
         assert part in lines
+
+
+def test_the_sources_in_the_target_are_told_apart_each_with_what_it_saves() -> None:
+    cell = Cell("acme", own_drafts_of("m"))
+    beliefs = [
+        (Pairing(*cell, "ngram"), [100.0, 250.0, 90.0, 90.0, 0.0, 300.0, 150.0, 4000.0]),
+        (Pairing(*cell, "suffix"), [10.0, 12.0, -2.0, 9.0, 0.0, 40.0, 4.0, 10.0]),
+    ]
+    decision = Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),), saving=0.9, rounds=4000, draft="ngram")
+    said = decision_to_proto(cell, decision, beliefs)
+    lines = "\n".join(explained("acme", said))
+    for part in (
+        "acme at m, drafts that the target makes itself: on",
+        "source  ngram: +0.90 steps saved a round, 50% accepted, 4,000 rounds",
+        "source  suffix: -0.20 steps saved a round, 10% accepted, 10 rounds",
+    ):
+        assert part in lines
+    assert [(one["source"], one["saving"]) for one in decision_row(said)["sources"]] == [
+        ("ngram", 0.9),
+        ("suffix", -0.2),
+    ]
+    unseen = decision_to_proto(cell, Decision(Mode.OFF, Reason.NO_DRAFT), [])
+    assert "it may" in because(unseen) and "lookup" in would_change(unseen)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
