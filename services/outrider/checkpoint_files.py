@@ -115,7 +115,10 @@ def _weights_fault(path: Path) -> Fault | None:
         index = _read(path / _INDEX)
         if isinstance(index, Fault):
             return index
-        used = sorted({str(name) for name in dict(index.get("weight_map", {})).values()})
+        shards = index.get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            return Fault(f"{path}/{_INDEX}", "weight_map: names no weights")
+        used = sorted(set(map(str, shards.values())))
         if missing := sorted(set(used) - set(weights)):
             return Fault(f"{path}/{missing[0]}", f"missing, and {_INDEX} names it")
     elif "model.safetensors" in weights:

@@ -54,6 +54,19 @@ def test_shards_beside_a_whole_file_are_weights_twice(copy: Path) -> None:
     assert f"{shard}: missing, and model.safetensors.index.json names it" in refused(copy)
 
 
+@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": ["model.safetensors"]}])
+def test_an_index_that_names_no_weights_is_a_fault(copy: Path, index: dict[str, Any]) -> None:
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert refused(copy).endswith("model.safetensors.index.json: weight_map: names no weights")
+
+
+@pytest.mark.parametrize("window", [-1, -4096])
+def test_a_window_of_no_positions_is_named(copy: Path, window: int) -> None:
+    change(copy / "config.json", sliding_window=window)
+    with pytest.raises(CheckpointError, match=f"config.json: sliding_window: {window} positions are no window"):
+        load_engine(copy, EngineConfig(dtype="float32", num_blocks=8))
+
+
 def test_without_tokenizer_json_the_way_to_one_is_told(copy: Path) -> None:
     (copy / "tokenizer.json").unlink()
     assert refused(copy).endswith("tokenizer.json: missing")

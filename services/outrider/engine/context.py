@@ -39,8 +39,10 @@ def layer_windows(settings: Any) -> tuple[int | None, ...]:
         # transformers' models without kinds of layers give all layers the window. Qwen's configs name one and turn it
         # off.
         used = getattr(settings, "use_sliding_window", True) is not False
-        window = getattr(settings, "sliding_window", None) or getattr(settings, "attention_chunk_size", None)
-        return (int(window) if window and used else None,) * int(settings.num_hidden_layers)
+        widths = [
+            _width(each, width) for each in _WINDOWS.values() if used and (width := getattr(settings, each, None))
+        ]
+        return (min(widths, default=None),) * int(settings.num_hidden_layers)
     if unknown := sorted(set(kinds) - {"full_attention", *_WINDOWS}):
         raise ValueError(f"layer_types: layers of kind {', '.join(unknown)} are no attention over keys and values")
     return tuple(_window(settings, kind) for kind in kinds)
@@ -52,6 +54,12 @@ def _window(settings: Any, kind: str) -> int | None:
     field = _WINDOWS[kind]
     if not (width := getattr(settings, field, None)):
         raise ValueError(f"{field}: missing, though layer_types has {kind}")
+    return _width(field, width)
+
+
+def _width(field: str, width: Any) -> int:
+    if int(width) < 1:
+        raise ValueError(f"{field}: {width} positions are no window; without one it is null")
     return int(width)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.gateway.tokenizer.model import _token_bytes
 from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher, TextStream, TokenBytes, UnsupportedDecoder
 from outrider.testing.tiny import tiny_tokenizer
+from tokenizers import decoders
 
 TOKENIZER = tiny_tokenizer()
 TOKENS = _token_bytes(TOKENIZER.backend_tokenizer)
@@ -59,7 +62,8 @@ def test_special_tokens_and_ids_beyond_the_vocabulary_have_no_text() -> None:
 
 
 def test_sentencepiece_pieces_become_spaces_and_bytes() -> None:
-    decoder = {"type": "Sequence", "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}, {"type": "Fuse"}]}
+    spaces = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
+    decoder = {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]}
     tokens = TokenBytes.build(["<s>", "\u2581Hello", "<0xE2>", "<0x82>", "<0xAC>", None], decoder, specials=[0])
     detokeniser = Detokeniser(tokens)
     assert [detokeniser.push(i) for i in range(6)] == ["", " Hello", "", "", "€", ""]
@@ -68,6 +72,10 @@ def test_sentencepiece_pieces_become_spaces_and_bytes() -> None:
 def test_a_decoder_that_cannot_be_streamed_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedDecoder, match="WordPiece"):
         TokenBytes.build(["a"], {"type": "WordPiece"}, specials=[])
+    steps = [decoders.Replace("\u2581", " "), decoders.Replace("e", "E"), decoders.Fuse()]
+    other = json.loads(decoders.Sequence(steps).__getstate__())
+    with pytest.raises(UnsupportedDecoder, match="Replace of"):
+        TokenBytes.build(["a"], other, specials=[])
 
 
 @given(letters, stop_lists)

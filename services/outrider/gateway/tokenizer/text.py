@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_SPACE = ({"String": "\u2581"}, " ")
+"""What the Replace of a SentencePiece decoder replaces, and by what."""
 _SENTENCEPIECE_STEPS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
 
 
@@ -52,7 +54,9 @@ def _sentencepiece(piece: str) -> bytes:
 def _steps(decoder: dict[str, Any]) -> list[str]:
     if decoder.get("type") == "Sequence":
         return [step for part in decoder["decoders"] for step in _steps(part)]
-    return [str(decoder.get("type"))]
+    kind = str(decoder.get("type"))
+    replaced = (decoder.get("pattern"), decoder.get("content"))
+    return [f"Replace of {replaced[0]}" if kind == "Replace" and replaced != _SPACE else kind]
 
 
 @dataclass(frozen=True, slots=True)
