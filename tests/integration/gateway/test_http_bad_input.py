@@ -362,6 +362,7 @@ async def test_options_that_ask_for_nothing_special_are_accepted(http: httpx.Asy
         "add_generation_prompt": True,
         "echo": False,
         "best_of": 1,
+        "include_reasoning": True,
         "reasoning_effort": "high",
         "reasoning": {"effort": "none", "summary": "auto", "max_tokens": 5},
         "verbosity": "low",

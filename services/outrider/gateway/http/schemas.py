@@ -51,6 +51,7 @@ from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 UNSERVED_OF_VLLM: dict[str, tuple[Any, ...]] = {
     "guided_decoding_backend": (),
     "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
     "include_stop_str_in_output": (False,),
     "length_penalty": (1,),
     "priority": (0,),
