@@ -16,7 +16,7 @@ from outrider_controller.cli.watching import list_options, show_rows
 
 _INTERVALS = {"total": 0, "hour": usage_pb2.USAGE_INTERVAL_HOUR, "day": usage_pb2.USAGE_INTERVAL_DAY}
 _TOKENS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
-_DRAFTED = ("drafted_tokens", "verified_tokens", "accepted_tokens")
+_DRAFTED = ("drafted_tokens", "verified_tokens", "accepted_tokens", "own_drafted_tokens", "own_accepted_tokens")
 _TIMES = ("target_useful_s", "target_wasted_s", "draft_useful_s", "draft_wasted_s")
 COLUMNS = (*_TOKENS, "target_s", "draft_s")
 BRIEF = tuple(column for column in COLUMNS if column != "cached_tokens")

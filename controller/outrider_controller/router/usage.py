@@ -72,6 +72,11 @@ class UsageSums:
             usage.drafted_tokens += num_drafted
             usage.verified_tokens += done.num_verified
             usage.accepted_tokens += done.num_accepted
+            for one in done.sources:
+                if one.own:
+                    # A late commit was not checked.
+                    usage.own_drafted_tokens += min(one.num_drafted, MAX_TREE_TOKENS)
+                    usage.own_accepted_tokens += min(one.num_accepted, done.num_accepted)
             if num_branch_tokens := commit.num_branch_tokens:
                 num_branch_tokens = min(num_branch_tokens, MAX_TREE_TOKENS)
                 usage.drafted_tokens += num_branch_tokens

@@ -38,6 +38,8 @@ class TenantUsage:
     draft_useful_us: int = 0
     draft_wasted_us: int = 0
     """Negative for a moment if accepted tokens were counted as wasted before."""
+    own_drafted_tokens: int = 0
+    own_accepted_tokens: int = 0
 
     def add(self, other: TenantUsage) -> None:
         for name in FIELDS:

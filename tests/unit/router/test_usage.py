@@ -90,6 +90,20 @@ def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> 
     assert (used.target_useful_us, used.target_wasted_us, used.drafted_tokens) == (0, 2002, 4 + 256)
 
 
+def test_rows_of_the_targets_own_drafts_are_told_apart_and_no_draft_time_is_charged_for_them() -> None:
+    sums, commit = UsageSums(), sequence.Commit(token_ids=[1, 2, 3], num_drafted=4, num_verified=3, num_accepted=2)
+    commit.sources.add(source="model", num_drafted=1, num_verified=1)
+    commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=1, num_accepted=1)
+    commit.sources.add(source="suffix", own=True, num_drafted=1, num_verified=1, num_accepted=1)
+    sums.round("a", commit, Round.from_commit(commit, 2000))
+    used = sums.sums["a"]
+    assert (used.drafted_tokens, used.own_drafted_tokens, used.own_accepted_tokens) == (4, 3, 2)
+    assert (used.draft_useful_us, used.draft_wasted_us) == (0, 0)
+    commit.sources.add(source="odd", own=True, num_drafted=1 << 30, num_accepted=1 << 30)
+    sums.round("late", commit, Round.from_commit(commit, 2000))
+    assert sums.sums["late"].own_drafted_tokens == 3 + 256 and sums.sums["late"].own_accepted_tokens == 4
+
+
 def test_what_workers_spent_on_a_sequence_after_its_last_commit_is_billed_too() -> None:
     sums = UsageSums()
     sums.ended("a", sequence.SequenceUsage(share_us=40, draft_share_us=7))
