@@ -25,6 +25,9 @@ _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "
 _OPENERS = frozenset({"additionalProperties", "unevaluatedProperties"})
 _MAX_ROUNDS = 20
 _MAX_FORMAT_CHARS = 100
+_BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
+_MAX_BOUND = 2**53
+"""The library makes an expression of a range, and fails for very large ones: those of 64 bits bound nothing."""
 # What the library refuses in a pattern with one of these is another dialect's; without, the pattern is at fault.
 _OF_DIALECTS = re.compile(r"\(\?|\\[A-Za-z0-9]|\[\^\]|\[[^\]]*\[|\{")
 
@@ -97,6 +100,8 @@ class _Walk:
     def _keeps(self, name: str, value: Any) -> bool:
         if name in ("format", "$schema"):
             return _is_known(name, value)
+        if name in _BOUNDS and not self.strict:
+            return not isinstance(value, int | float) or abs(value) <= _MAX_BOUND
         return name != "x-guidance" and (name != "pattern" or self.strict or _is_readable(value))
 
     def _value(self, name: str, value: Any, place: str, closes: bool) -> Any:
@@ -138,7 +143,7 @@ def _undeclared(schema: Mapping[str, Any]) -> dict[str, Any]:
     declared, required = schema["properties"], schema.get("required")
     if not isinstance(declared, dict) or not isinstance(required, list) or "patternProperties" in schema:
         return {}
-    return {"properties": declared | {name: {} for name in required if name not in declared}}
+    return {"properties": declared | {name: {} for name in required if isinstance(name, str) and name not in declared}}
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:

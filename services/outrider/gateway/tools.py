@@ -67,7 +67,11 @@ class ToolUse:
 
 def call_schema(function: Mapping[str, Any], place: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The schema of a call, to be put at `place` in another schema. `parameters` replaces the function's own."""
-    parameters = _moved(parameters or function.get("parameters") or NO_PARAMETERS, f"{place}/properties/arguments")
+    parameters = parameters or function.get("parameters") or NO_PARAMETERS
+    # Two tools may have the same id, so none keeps it. Draft 4 wrote it without the dollar.
+    ids = {name: parameters[name] for name in ("$id", "id") if isinstance(parameters.get(name), str)}
+    plain = {name: value for name, value in parameters.items() if name not in ids}
+    parameters = _moved(plain, f"{place}/properties/arguments", [each.rstrip("#") for each in ids.values()])
     return {
         "type": "object",
         "properties": {"name": {"const": function["name"]}, "arguments": parameters},
@@ -76,18 +80,18 @@ def call_schema(function: Mapping[str, Any], place: str, parameters: Mapping[str
     }
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """The schema with its references to itself changed for its `place` in another schema.
-
-    Within a schema that has an `$id`, they are relative to that, wherever it is.
-    """
+def _moved(schema: Any, place: str, own_ids: Sequence[str] = ()) -> Any:
+    """The schema with its references to itself, or to one of its ids, changed for its `place` in another schema."""
     if isinstance(schema, Mapping):
-        if isinstance(schema.get("$id"), str):
-            return schema
-        moved = {name: _moved(value, place) for name, value in schema.items()}
-        if isinstance(reference := moved.get("$ref"), str) and (reference == "#" or reference.startswith("#/")):
-            moved["$ref"] = place + reference[1:]
+        moved = {name: _moved(value, place, own_ids) for name, value in schema.items()}
+        if isinstance(reference := moved.get("$ref"), str):
+            moved["$ref"] = _moved_reference(reference, place, own_ids)
         return moved
     if isinstance(schema, Sequence) and not isinstance(schema, str):
-        return [_moved(each, place) for each in schema]
+        return [_moved(each, place, own_ids) for each in schema]
     return schema
+
+
+def _moved_reference(reference: str, place: str, own_ids: Sequence[str]) -> str:
+    base, _, pointer = reference.partition("#")
+    return place + pointer if base in ("", *own_ids) and (not pointer or pointer[0] == "/") else reference

@@ -204,6 +204,34 @@ def test_references_of_a_tools_parameters_are_followed_in_each_form(parameters: 
     assert not accepts(structured, '[{"name":"f","arguments":{"a":"b"}}]')
 
 
+@pytest.mark.parametrize("name", ["", "#", "#a", "s.json", "https://example.com/s.json#"])
+@pytest.mark.parametrize("keyword", ["$id", "id"])
+def test_tools_may_have_the_same_id(keyword: str, name: str) -> None:
+    tools = [
+        {"name": tool, "parameters": {keyword: name, "$defs": {"A": kind}} | an_object(a=REFERENCE, b={"$ref": "#"})}
+        for tool, kind in (("f", NUMBER), ("g", TEXT))
+    ]
+    structured = ToolUse(tuple({"type": "function", "function": each} for each in tools), "required").structured()
+    assert structured is not None
+    for tool, text in (("f", '"g"'), ("g", "1")):
+        assert not accepts(structured, f'[{{"name":"{tool}","arguments":{{"a":{text}}}}}]')
+    assert accepts(structured, '[{"name":"f","arguments":{"a":1,"b":{"a":2}}},{"name":"g","arguments":{"a":"b"}}]')
+
+
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_of_64_bits_bound_nothing(kind: str) -> None:
+    bounded = {"type": kind, "minimum": -(2**63), "maximum": 2**63 - 1}
+    assert accepts(of(an_object(a=bounded)), '{"a":-5}')
+    assert not accepts(of(an_object(a=bounded | {"minimum": 0})), '{"a":-5}')
+    assert accepts(of(an_object(a={"type": "number", "minimum": 0.1, "exclusiveMaximum": 1e308})), '{"a":5.5}')
+
+
+@pytest.mark.parametrize("required", [[["a"]], [1], {"a": 1}])
+def test_a_faulty_list_of_required_names_is_refused(required: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        of(an_object(a=TEXT) | {"required": required}).to_grammar()
+
+
 def test_a_schema_may_be_true() -> None:
     assert accepts(of(True), "[1,{}]")
 
