@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +51,10 @@ class Draft:
 
     def start(self) -> None:
         self.process = drafting(self._model, self.address)
+
+    def send(self, planted: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(planted)
 
     def kill(self) -> None:
         if self.process is not None:
@@ -132,7 +137,10 @@ def test_structured_output_is_the_same_with_drafts(server: Server) -> None:
     assert set(json.loads(found[0])) <= {"alpha", "beta"} and len(json.loads(found[0])) == 12
 
 
-def test_a_draft_that_is_killed_in_mid_answer_changes_nothing_and_comes_back(server: Server, draft: Draft) -> None:
+@pytest.mark.parametrize("planted", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_draft_that_stops_in_mid_answer_changes_nothing_and_comes_back(
+    server: Server, draft: Draft, planted: signal.Signals
+) -> None:
     wanted = server.answer(REPETITIVE, tenant="off", **LONG)
     accepted, text = server.counted("num_accepted_tokens"), ""
     body = {"model": "m", "prompt": REPETITIVE, "temperature": 0, "stream": True} | LONG
@@ -141,9 +149,10 @@ def test_a_draft_that_is_killed_in_mid_answer_changes_nothing_and_comes_back(ser
             text += json.loads(line[6:])["choices"][0]["text"]
             if number == 20:
                 assert server.counted("num_accepted_tokens") > accepted
-                draft.kill()
+                draft.send(planted)
     assert text == wanted
     assert server.answer(REPETITIVE, **LONG) == wanted
+    draft.kill()
     draft.start()
     await_drafts(server)
     assert server.answer(REPETITIVE, **LONG) == wanted

@@ -11,7 +11,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,7 @@ class FixedDrafts:
     """Address of each open sequence's worker; empty while it has none."""
     _refused: set[str] = field(default_factory=set)
     """Addresses that have been warned of."""
-    _ids: Iterable[int] = field(default_factory=lambda: itertools.count(1))
+    _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
         leases, reach = DraftLeases(self._leases, time.monotonic), self.reach
@@ -90,16 +90,19 @@ class FixedDrafts:
         self._drafted_by[key] = address
         if address:
             worker_id = self._workers[address].info.worker_id
-            self.pool.assign(key, DraftAssignment(worker_id, address, next(iter(self._ids))))
+            self.pool.assign(key, DraftAssignment(worker_id, address, next(self._ids)))
 
     def _lost(self, key: SequenceKey, sequence_id: int, problem: OutriderError) -> None:
         if (address := self._drafted_by.pop(key, None)) is None:
             return
-        log.warning("a sequence has lost its draft at %s: %s", address, problem)
-        if isinstance(problem, Unavailable):
-            self._workers.pop(address, None)
-            # Assigned again after the next look. A worker that refused the sequence would refuse it again.
-            self._drafted_by[key] = ""
+        if not isinstance(problem, Unavailable):
+            # The worker would refuse the sequence again.
+            log.warning("the draft at %s has refused a request: %s", address, problem)
+            return
+        # Assigned again after the next look.
+        self._drafted_by[key] = ""
+        if self._workers.pop(address, None) is not None:
+            log.warning("the draft at %s is lost: %s", address, problem)
 
     async def _leases(self) -> Iterable[LeaseRecord]:
         return list(self._workers.values())

@@ -17,7 +17,7 @@ from outrider.drafting.pool.links import DraftLinks
 from outrider.drafting.pool.sequence import PooledSequence, Vocabulary
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Opening
 from outrider.drafting.tree import DraftTree
-from outrider.errors import OutriderError
+from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import Connect, create_channel
@@ -129,6 +129,9 @@ class PoolDrafts:
             )
         except OutriderError as problem:
             self.listener.lost(key, draft.sequence_id, problem)
+        except ValueError as error:
+            # A token id that no message can hold: not every target checks them.
+            self.listener.lost(key, draft.sequence_id, InvalidRequest("opening", str(error)))
 
     def _unpair(self, found: _Open, reason: CloseReason) -> None:
         pooled, found.pooled = found.pooled, None

@@ -72,8 +72,9 @@ class PooledSequence:
             max_positions=limits.capacity,
         )
         opened = cls(link, sequence_id, committed_len, limits, validator)
-        link.keys[sequence_id] = key
+        # First what may fail: a link names only sequences that are open on it.
         link.outbox.open(_message(sequence_id, opening, limits))
+        link.keys[sequence_id] = key
         opened._asked(committed_len, now_us)
         return opened
 
