@@ -35,7 +35,8 @@ class EngineConfig:
     """Cap on positions. Not given: the model's own."""
     execution: str = "auto"
     """How a step runs: native (our kernels, for bfloat16 Llamas and relatives on CPUs, weights int8 or not),
-    fused (few, large operations, for Llamas), transformers (any decoder), or auto: the first of these that can."""
+    fused (few, large operations, for Llamas, on CPUs relatives too), transformers (any decoder), or auto: the first of
+    these that can."""
     require_native: bool = False
     """Refuse to load a model that our kernels for CPUs cannot run: as `execution` native."""
     native_variant: str = "auto"

@@ -1,4 +1,4 @@
-"""Llama-shaped decoders on a CPU: fused projections, weights packed once for oneDNN.
+"""Llama and its relatives (families.py) on a CPU: fused projections, weights packed once for oneDNN.
 
 A decode step reads every weight once, so its time is bytes over bandwidth. Packed weights about double the bandwidth
 that a plain matrix product reaches, and joined matrices save the overhead of calls. Models of other shapes run through
@@ -8,8 +8,8 @@ transformers' own code (`decoder.py`), with the same results.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TypeGuard
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch
+from outrider.engine.families import Family, why_no_relative
+from outrider.engine.families import Layer as Parts
 from outrider.engine.taps import HEAD_INPUT, Taps
 
 # The batch size that oneDNN packs for; the layout serves every other size too.
@@ -33,23 +35,31 @@ def keep_to_vector_code() -> None:
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
-def _pack(*weights: Tensor) -> Tensor:
-    joined = torch.cat(weights) if len(weights) > 1 else weights[0]
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(joined.detach().contiguous(), _PACK_FOR_ROWS)
-    return packed
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Linear modules of the same inputs, joined to one product."""
 
+    weight: Tensor
+    bias: Tensor | None
 
-def _linear(x: Tensor, packed: Tensor) -> Tensor:
-    rows = x.shape[0]
-    if rows < _MIN_ROWS:
-        x = F.pad(x, (0, 0, 0, _MIN_ROWS - rows))
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    return out[:rows]
+    @classmethod
+    def of(cls, *linears: Any) -> _Packed:
+        joined = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
+        weight = torch.ops.mkldnn._reorder_linear_weight(joined.detach().contiguous(), _PACK_FOR_ROWS)
+        biased = [linear.bias for linear in linears if linear.bias is not None]
+        return cls(weight, torch.cat(biased).detach() if biased else None)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        if rows < _MIN_ROWS:
+            x = F.pad(x, (0, 0, 0, _MIN_ROWS - rows))
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return out[:rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The weights of one layer, some of them joined."""
+    """The weights of one layer of a plain Llama, some of them joined."""
 
     attention_norm: Tensor
     qkv: Tensor
@@ -69,82 +79,116 @@ def is_plain_llama(model: nn.Module) -> TypeGuard[LlamaForCausalLM]:
     return rope in ("default", "linear", "llama3") and config.hidden_act == "silu" and not biased
 
 
-def can_fuse(model: nn.Module) -> bool:
-    """Whether the model is a plain Llama on a CPU that oneDNN serves."""
-    if not is_plain_llama(model) or model.device.type != "cpu":
+def can_fuse(model: Any) -> bool:
+    """Whether the model is a Llama, or a relative, on a CPU that oneDNN serves."""
+    if model.device.type != "cpu" or why_no_relative(model.config) is not None:
         return False
     if model.dtype == torch.float16 or not torch._C._has_mkldnn:
         return False
     return model.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    parts: Parts
+    """Its norms are used; its matrices were packed."""
+    qkv: _Packed
+    output: _Packed
+    gate_up: _Packed
+    down: _Packed
+
+    @classmethod
+    def of(cls, parts: Parts) -> _Layer:
+        qkv, output = _Packed.of(*parts.qkv), _Packed.of(parts.output)
+        packed = cls(parts, qkv, output, _Packed.of(*parts.gate_up), _Packed.of(parts.down))
+        return replace(packed, parts=replace(parts, qkv=(), output=None, gate_up=(), down=None))
+
+
+_Turn = tuple[Tensor, Tensor] | None
+"""cos and signed sin of a step's tokens, [tokens, 1, 2, rotated / 2]: rotation is x * cos + swapped halves of x * sin;
+None: layers that rotate nothing."""
+
+
 class FusedLlama:
-    """A LlamaForCausalLM rewritten as few, large operations. Takes over the model's weights."""
+    """A model rewritten as few, large operations. Takes over its weights."""
 
     execution = "fused"
 
-    def __init__(self, model: LlamaForCausalLM, max_context_len: int) -> None:
-        config = model.config
-        self._heads: int = config.num_attention_heads
-        self._kv_heads: int = config.num_key_value_heads
-        self._head_dim: int = config.head_dim
-        self._width: int = config.hidden_size
-        self._eps: float = config.rms_norm_eps
-        self._scale = float(self._head_dim) ** -0.5
-        self._embedding = model.get_input_embeddings().weight.detach()
-        self._norm = model.model.norm.weight.detach()
-        self._head = _pack(model.get_output_embeddings().weight)
-        self._cos, self._sin = self._rotary_table(model, max_context_len)
-        self._layers = []
-        for layer in model.model.layers:
-            attention, mlp = layer.self_attn, layer.mlp
-            self._layers.append(
-                Layer(
-                    layer.input_layernorm.weight.detach(),
-                    _pack(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight),
-                    _pack(attention.o_proj.weight),
-                    layer.post_attention_layernorm.weight.detach(),
-                    _pack(mlp.gate_proj.weight, mlp.up_proj.weight),
-                    _pack(mlp.down_proj.weight),
-                )
-            )
-
-    @staticmethod
-    def _rotary_table(model: LlamaForCausalLM, length: int) -> tuple[Tensor, Tensor]:
-        """cos and signed sin, [length, 1, 2, head_dim / 2]: rotation is x * cos + swapped halves of x * sin."""
-        position = torch.arange(length)[None]
-        like = torch.empty(0, dtype=model.dtype)
-        cos, sin = model.model.rotary_emb(like, position)
-        shape = (length, 1, 2, cos.shape[-1] // 2)
-        signed = sin[0].view(shape).clone()
-        signed[:, :, 0].neg_()
-        return cos[0].view(shape).contiguous(), signed
+    def __init__(self, model: Any, max_context_len: int) -> None:
+        family = Family.of(model)
+        self._heads, self._kv_heads, self._head_dim = family.heads, family.kv_heads, family.head_dim
+        self._eps, self._scale, self._gelu = family.norm_eps, family.scale, family.gelu
+        self._embedding_scale, self._logit_scale = family.embedding_scale, family.logit_scale
+        self._residual_scale = family.residual_scale
+        self._embedding, self._norm = family.embedding, family.norm
+        self._head = _Packed.of(family.head)
+        self._dtype = model.dtype
+        self._layers = [_Layer.of(layer) for layer in family.layers(max_context_len)]
 
     @torch.inference_mode()
     def forward(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
-        x = self._embedding[token_ids]
-        cos, sin = self._cos[positions], self._sin[positions]
+        x = _scaled(self._embedding[token_ids], self._embedding_scale)
+        turns: dict[int, _Turn] = {}
         for number, layer in enumerate(self._layers):
             if taps is not None:
                 taps.take(number, x)
-            x = x + self._attention(number, layer, x, cos, sin, batch)
-            hidden = F.rms_norm(x, (self._width,), layer.mlp_norm, self._eps)
-            gate, up = _linear(hidden, layer.gate_up).chunk(2, -1)
-            x = x + _linear(F.silu(gate).mul_(up), layer.down)
+            # Layers of a kind share their table.
+            if (kind := id(layer.parts.rotary)) not in turns:
+                turns[kind] = self._turn(layer.parts.rotary, positions)
+            added = self._attention(number, layer, x, turns[kind], batch)
+            x = x + self._added(added, layer.parts.attention_post_norm)
+            x = x + self._added(self._mlp(layer, x), layer.parts.mlp_post_norm)
         if taps is not None:
             taps.take(len(self._layers), x)
-            taps.take(HEAD_INPUT, F.rms_norm(x, (self._width,), self._norm, self._eps))
-        x = F.rms_norm(x[rows], (self._width,), self._norm, self._eps)
-        return _linear(x, self._head).float(), x
+            taps.take(HEAD_INPUT, self._normed(x, self._norm))
+        x = self._normed(x[rows], self._norm)
+        return _scaled(self._head(x).float(), self._logit_scale), x
 
-    def _attention(self, number: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, batch: Batch) -> Tensor:
-        tokens, rotated = x.shape[0], self._heads + self._kv_heads
-        hidden = F.rms_norm(x, (self._width,), layer.attention_norm, self._eps)
-        qkv = _linear(hidden, layer.qkv).view(tokens, -1, 2, self._head_dim // 2)
-        qk = qkv[:, :rotated]
-        qk = torch.addcmul(qk * cos, qk.flip(2), sin).view(tokens, rotated, self._head_dim)
-        value = qkv[:, rotated:].view(tokens, self._kv_heads, self._head_dim)
+    def _attention(self, number: int, layer: _Layer, x: Tensor, turn: _Turn, batch: Batch) -> Tensor:
+        tokens, parts, dim = x.shape[0], layer.parts, self._head_dim
+        qkv = layer.qkv(self._normed(x, parts.attention_norm))
+        keys, values = self._heads * dim, (self._heads + self._kv_heads) * dim
+        query, key = self._normed(qkv[:, :keys], parts.query_norm), self._normed(qkv[:, keys:values], parts.key_norm)
+        qk = _rotated(torch.cat([query, key], -1).view(tokens, values // dim, dim), turn)
+        value = qkv[:, values:].view(tokens, self._kv_heads, dim)
         out = batch.attend(qk[:, : self._heads], qk[:, self._heads :], value, number, self._scale)
-        return _linear(out, layer.output)
+        return layer.output(out)
+
+    def _mlp(self, layer: _Layer, x: Tensor) -> Tensor:
+        gate, up = layer.gate_up(self._normed(x, layer.parts.mlp_norm)).chunk(2, -1)
+        activated = F.gelu(gate, approximate="tanh") if self._gelu else F.silu(gate)
+        return layer.down(activated.mul_(up))
+
+    def _added(self, x: Tensor, norm: Tensor | None) -> Tensor:
+        """What a layer adds to its input."""
+        return _scaled(self._normed(x, norm), self._residual_scale)
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """Each group of as many numbers as there are weights by itself. In the weight's dtype, rounded once."""
+        if weight is None:
+            return x
+        groups = x.to(weight.dtype).reshape(len(x), x.shape[-1] // len(weight), len(weight))
+        return F.rms_norm(groups, (len(weight),), weight, self._eps).view(x.shape).to(x.dtype)
+
+    def _turn(self, table: tuple[Tensor, Tensor] | None, positions: Tensor) -> _Turn:
+        if table is None:
+            return None
+        cos, sin = (part[positions].to(self._dtype) for part in table)
+        return torch.stack([cos, cos], 1)[:, None], torch.stack([-sin, sin], 1)[:, None]
+
+
+def _scaled(x: Tensor, scale: float) -> Tensor:
+    return x if scale == 1 else x * scale
+
+
+def _rotated(x: Tensor, turn: _Turn) -> Tensor:
+    """x [tokens, heads, head_dim]"""
+    if turn is None:
+        return x
+    cos, sin = turn
+    count = 2 * cos.shape[-1]
+    halves = x[..., :count].view(*x.shape[:2], 2, count // 2)
+    rotated = torch.addcmul(halves * cos, halves.flip(2), sin).flatten(2)
+    return rotated if count == x.shape[-1] else torch.cat([rotated, x[..., count:]], -1)

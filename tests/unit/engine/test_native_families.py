@@ -11,10 +11,12 @@ import torch
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
 from outrider.engine.checkpoints import CheckpointError
+from outrider.engine.families import head_dim
 from outrider.engine.loader import load_engine
 from outrider.engine.quantization import quantize
+from outrider.local import Speculator
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import made
 
@@ -68,6 +70,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+FLOAT32 = EngineConfig(dtype="float32", execution="fused", num_blocks=64, prefix_cache=False)
 PROMPT = [random.Random(i).randrange(3, 250) for i in range(100)]
 TREE = [50, 60, 51, 61, 70]
 PARENTS = [-1, 0, -1, 1, 2]
@@ -112,6 +115,22 @@ def whole(engine: Engine) -> Tensor:
     return engine.forward([Row(engine.kv.open([]), PROMPT, len(PROMPT))]).clone()
 
 
+def test_in_float32_its_logits_are_those_of_transformers(checkpoint: Path) -> None:
+    engine = load_engine(checkpoint, FLOAT32)
+    want = by_transformers(checkpoint, torch.float32)
+    assert float((whole(engine) - want).abs().max()) < 1e-4 * float(want.abs().max())
+
+
+def test_forty_greedy_texts_are_those_of_transformers(checkpoint: Path) -> None:
+    rng = random.Random(5)
+    prompts = [[rng.randrange(3, 250) for _ in range(rng.randint(1, 12))] for _ in range(40)]
+    speculator = Speculator(checkpoint, dtype="float32")
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    for found, prompt in zip(speculator.generate(prompts, max_new_tokens=12), prompts, strict=True):
+        whole_text = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
+        assert found.token_ids == whole_text[0, len(prompt) :].tolist()
+
+
 def by_transformers(path: Path, dtype: torch.dtype, quantization: str = "none") -> Tensor:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     quantize(model, quantization)
@@ -133,7 +152,18 @@ def test_its_logits_are_those_of_transformers_up_to_rounding(checkpoint: Path, v
 
 
 def test_a_row_has_the_same_bits_in_every_shape_of_a_step(checkpoint: Path, variant: str) -> None:
-    engine = loaded(checkpoint, variant)
+    has_the_same_bits(loaded(checkpoint, variant))
+
+
+def test_in_float32_too(checkpoint: Path) -> None:
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("which shapes sum alike in torch is known of AVX-512 only")
+    if head_dim(AutoConfig.from_pretrained(checkpoint)) > 80:
+        pytest.skip("torch sums wider heads otherwise in steps of up to three tokens, a Llama's too")
+    has_the_same_bits(load_engine(checkpoint, FLOAT32))
+
+
+def has_the_same_bits(engine: Engine) -> None:
     want = whole(engine)
     for size in (1, 2, 3, 5, 6, 7, 11, 16, 37):
         sequence = engine.kv.open([])
