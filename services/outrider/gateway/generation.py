@@ -247,7 +247,7 @@ class _Prepared:
             stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
             max_tokens=self.max_tokens,
             min_tokens=options.logits.min_tokens,
-            parser=parser_of(generation.prompt, tokenizer, self.prompt_token_ids),
+            parser=parser_of(generation.prompt, tokenizer, self.prompt_token_ids, generation.options.logits.structured),
         )
         prediction = Prediction(self.predicted_token_ids)
         prediction.extend(generation.resume_token_ids)

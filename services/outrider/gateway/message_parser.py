@@ -8,12 +8,16 @@ from outrider.gateway.parsers.message import MessageParser
 from outrider.gateway.parsers.reasoning import ReasoningParser, Thought
 from outrider.gateway.parsers.tool_calls import FORMATS, MarkedCalls, NamedCall, NoTools, ToolParser
 from outrider.gateway.requests import ChatPrompt, Prompt
+from outrider.gateway.structured import Grammatical
 from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tool_grammar import FreeCalls
 from outrider.gateway.tools import ToolUse
 
 
-def parser_of(prompt: Prompt, tokenizer: ModelTokenizer, prompt_token_ids: Sequence[int]) -> MessageParser | None:
-    """None if the answer is a text and no message."""
+def parser_of(
+    prompt: Prompt, tokenizer: ModelTokenizer, prompt_token_ids: Sequence[int], form: Grammatical | None = None
+) -> MessageParser | None:
+    """None if the answer is a text and no message. `form`: the form of the whole answer."""
     if not isinstance(prompt, ChatPrompt) or not prompt.reads_reasoning:
         return None
     reasoning = None
@@ -22,7 +26,13 @@ def parser_of(prompt: Prompt, tokenizer: ModelTokenizer, prompt_token_ids: Seque
     use = prompt.tools
     if reasoning is None and use is None:
         return None
-    return MessageParser(reasoning, _tools(use, tokenizer.tool_format), None if use is None or use.parallel else 1)
+    most = None if use is None or use.parallel else 1
+    return MessageParser(reasoning, _tools(use, tokenizer.tool_format), most, verbatim=is_bound(form))
+
+
+def is_bound(form: Grammatical | None) -> bool:
+    """Whether no content is free text."""
+    return form is not None and not (isinstance(form, FreeCalls) and form.answer is None)
 
 
 def _tools(use: ToolUse | None, written_in: str) -> ToolParser:

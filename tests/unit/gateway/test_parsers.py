@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from outrider.gateway.message_parser import is_bound
 from outrider.gateway.parsers.message import MessageParser
 from outrider.gateway.parsers.reasoning import ReasoningParser
 from outrider.gateway.parsers.tool_calls import FORMATS, Delta, MarkedCalls, NamedCall, NoTools, ToolParser, format_of
+from outrider.gateway.structured import Structured
+from outrider.gateway.tool_grammar import FreeCalls
+from outrider.gateway.tools import ToolUse
 
 Calls = list[tuple[str, str]]
 SUN = '{"city": "Z\\u00fcrich \\"}]<", "days": [1, {"a": 2}]}'
@@ -243,6 +247,21 @@ def test_reasoning_is_told_from_the_answer(inside: bool, text: str, reasoning: s
     for pieces in cuts(text):
         parser = MessageParser(ReasoningParser(inside=inside), NoTools())
         assert parsed(parser, pieces)[:2] == expected
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_marks_in_content_that_a_grammar_makes_are_text(inside: bool) -> None:
+    content = '{"a": "<think> opens, </think> closes", "b": "<think>"}'
+    for pieces in cuts(f"<think>c</think>{content}"):
+        parser = MessageParser(ReasoningParser(inside=inside), NoTools(), verbatim=True)
+        assert parsed(parser, pieces) == ("c", content, [])
+
+
+def test_content_is_bound_by_a_form_but_not_by_that_of_calls_beside_text() -> None:
+    form = Structured("json_schema", {"type": "object"}, "response_format")
+    use = ToolUse(({"type": "function", "function": {"name": "f"}},))
+    assert not is_bound(None) and is_bound(form)
+    assert is_bound(FreeCalls(use, form, "response_format")) and not is_bound(FreeCalls(use, None, "tools"))
 
 
 def test_calls_come_after_reasoning() -> None:

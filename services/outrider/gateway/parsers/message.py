@@ -7,11 +7,21 @@ from outrider.gateway.parsers.tool_calls import Delta, ToolParser
 
 
 class MessageParser:
-    """Parses one answer. `max_calls`: further calls are dropped; None: no limit."""
+    """Parses one answer. `max_calls`: further calls are dropped; None: no limit.
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolParser, max_calls: int | None = None) -> None:
+    `verbatim`: a grammar makes the content, so that marks of reasoning in it are text.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolParser,
+        max_calls: int | None = None,
+        *,
+        verbatim: bool = False,
+    ) -> None:
         self._reasoning = reasoning
-        self._marks = PairedMarks()
+        self._marks = None if verbatim else PairedMarks()
         self._tools = tools
         self._max_calls = max_calls
 
@@ -21,7 +31,9 @@ class MessageParser:
             return self._kept(self._tools.push(text))
         reasoning, content = self._reasoning.push(text)
         delta = self._kept(self._tools.push(content))
-        delta.reasoning, delta.content = reasoning, self._marks.push(delta.content)
+        delta.reasoning = reasoning
+        if self._marks is not None:
+            delta.content = self._marks.push(delta.content)
         return delta
 
     def finish(self, *, cut: bool) -> Delta:
@@ -31,7 +43,9 @@ class MessageParser:
         reasoning, content = self._reasoning.finish()
         delta = self._tools.push(content)
         delta.add(self._tools.finish(cut=cut))
-        delta.reasoning, delta.content = reasoning, self._marks.push(delta.content) + self._marks.finish()
+        delta.reasoning = reasoning
+        if self._marks is not None:
+            delta.content = self._marks.push(delta.content) + self._marks.finish()
         return self._kept(delta)
 
     def _kept(self, delta: Delta) -> Delta:
