@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
 from outrider.target.opening import Speculation
+from outrider.vllm import plugin
 from outrider.vllm.drafts import Decoding, DraftBook, Room
 from outrider.vllm.feed import Feed, opening_of
-from outrider.vllm.plugin import _forget_ours
 from outrider.vllm.plugin_config import PluginConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
@@ -130,5 +131,25 @@ def test_tenants_do_not_share_what_is_learnt() -> None:
 
 def test_what_only_a_target_tells_its_worker_is_dropped() -> None:
     one = request(xargs={"outrider": {"committed": 5}, "own": 1})
-    _forget_ours(one)
+    plugin._forget_ours(one)
     assert one.sampling_params.extra_args == {"own": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "worker", "lookup", "problem"),
+    [
+        ({"draft": []}, plugin.WORKER, [0], r"additional_config\.outrider\.draft: there is no such option"),
+        ({}, "auto", [0], "worker_cls: "),
+        ({}, plugin.WORKER, None, r"speculative_config\.num_speculative_tokens_per_batch_size: "),
+    ],
+)
+def test_a_server_that_cannot_draft_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], worker: str, lookup: object, problem: str
+) -> None:
+    def begin(self: Any, vllm_config: Any) -> None:
+        self.vllm_config, self.dynamic_sd_lookup = vllm_config, lookup
+
+    monkeypatch.setattr(plugin.BaseScheduler, "__init__", begin)
+    parallel = SimpleNamespace(worker_cls=worker)
+    with pytest.raises(ValueError, match=problem):
+        plugin.Scheduler(SimpleNamespace(additional_config={"outrider": config}, parallel_config=parallel))
