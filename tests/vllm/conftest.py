@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-# The environment of `make test` has no vLLM.
-collect_ignore_glob = ["test_*.py"] if find_spec("vllm") is None else []
-
-# One thread, and no cores of its own: other tests run beside these.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-# tests/conftest.py sets it for our own kernels; vLLM looks at how its kernels are compiled.
-os.environ.pop("TRITON_INTERPRET", None)
+# The environment of `make test` has no vLLM, and runs the other tests in this process.
+collect_ignore_glob: list[str] = []
+if find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    # One thread, and no cores of its own: other tests run beside these.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    # tests/conftest.py sets it for our own kernels; vLLM looks at how its kernels are compiled.
+    os.environ.pop("TRITON_INTERPRET", None)
 
 
 @pytest.fixture(scope="session")

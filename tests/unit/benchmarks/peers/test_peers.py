@@ -46,7 +46,10 @@ def test_every_goal_names_a_measure_of_the_plan() -> None:
 
 
 def test_every_peer_has_goals_to_be_held_against() -> None:
-    assert set(install.PEERS) - {"ours"} <= {name for g in figures.GOALS for name in (g.above, g.below)}
+    # vLLM with our settings shows what they cost, which has no bound.
+    assert set(install.PEERS) - {"ours", "vllm-outrider"} <= {
+        name for g in figures.GOALS for name in (g.above, g.below)
+    }
 
 
 def test_disturbed_rounds_are_left_out_unless_all_are() -> None:
