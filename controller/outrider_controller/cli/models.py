@@ -23,7 +23,8 @@ def default_draft(target: str, kind: str) -> str:
         return target
     draft = shipped_draft(target)
     if not draft:
-        raise CommandError(f"no draft is shipped for {target}: give --draft-model, or --draft-kind ngram")
+        ways = "give --draft-model, or --draft-kind ngram; or --drafts 0, and the target looks drafts up itself"
+        raise CommandError(f"no draft is shipped for {target}: {ways}")
     return draft
 
 
