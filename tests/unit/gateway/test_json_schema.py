@@ -246,4 +246,4 @@ def test_thousands_of_texts_are_one_choice() -> None:
 
 def test_a_chain_of_references_is_prepared_in_time() -> None:
     chain = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, an_object(a=TEXT)]} for i in range(300)}
-    prepare({"$defs": chain | {"d300": an_object(a=TEXT)}, "$ref": "#/$defs/d0"})
+    assert prepare({"$defs": chain | {"d300": an_object(a=TEXT)}, "$ref": "#/$defs/d0"})
