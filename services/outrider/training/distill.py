@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from outrider.drafting.heads import TargetParts, load_head
-from outrider.engine import CheckpointError, EngineConfig, resolve, weights_revision
+from outrider.engine import CheckpointError, EngineConfig, resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.checkpoints import read_config
-from outrider.engine.draft_checkpoint import read_embedding, read_head, write_recipe
+from outrider.engine.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.training import acceptance
@@ -96,7 +96,7 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     corpus = Corpus(config.work, len(read_head(target)))
     if taps_of(config.kind, target) and any(sample.taps is None for sample in corpus.held_out):
         raise CheckpointError(str(config.work), f"a corpus without the states that {config.kind} heads read")
-    token_map = commonest_tokens(corpus.token_counts, config.student.head_tokens)
+    token_map = _token_map(config, target, corpus)
     started = time.monotonic()
     learner = _learner(config, target, token_map)
     revision = weights_revision(target)
@@ -123,6 +123,18 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     write_recipe(config.out, recipe)
     size = sum(file.stat().st_size for file in config.out.iterdir())
     return DistillReport(bytes=size, **measured)
+
+
+def _token_map(config: DistillConfig, target: Path, corpus: Corpus) -> torch.Tensor:
+    """The tokens that the draft proposes: the commonest of the corpus, or those of the draft that it begins as."""
+    if not config.start:
+        return commonest_tokens(corpus.token_counts, config.student.head_tokens)
+    start = resolve(config.start)
+    if "outrider_draft" not in read_config(start):
+        raise CheckpointError("start", f"{config.start} is no draft that outrider distill has made")
+    if tokenizer_fingerprint(start) != tokenizer_fingerprint(target):
+        raise CheckpointError("start", f"{config.start} has other tokens than the target")
+    return load_draft_model(start, torch.float32)[1]
 
 
 def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Learner:

@@ -26,7 +26,7 @@ from outrider.training.conversation import ChatFormat, Conversation
 from outrider.training.corpus import write_corpus
 from outrider.training.head_student import HeadLearner, _Batch
 from outrider.training.shards import Corpus, Sample, list_shards, read_corpus
-from outrider.training.student import StudentConfig, TeacherHead, build_student, hidden_states, learn
+from outrider.training.student import StudentConfig, TeacherHead, build_student, commonest_tokens, hidden_states, learn
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -260,6 +260,23 @@ def test_a_head_comes_nearer_to_its_target_and_its_file_says_what_was_trained(tm
         weight += float(weights.sum())
     # What is left out of a text is its last two tokens: a batch unrolls three steps.
     assert longer.held_out_loss == pytest.approx(loss / weight, rel=0.05)
+
+
+def test_an_mtp_head_that_begins_as_a_draft_proposes_the_draft_s_tokens_whatever_the_corpus(
+    target: Path, tmp_path: Path
+) -> None:
+    first = distill(target, tmp_path / "first", 1)
+    first = replace(first, student=replace(first.student, head_tokens=40))
+    run(first, lambda *_: None)
+    other = replace(distill(target, tmp_path / "other", 1), kind="mtp", start=str(first.out))
+    other = replace(other, corpus=replace(other.corpus, seed=5), student=first.student)
+    run(other, lambda *_: None)
+    _, known = load_draft_model(first.out, torch.float32)
+    counts = Corpus(other.work, 384).token_counts
+    assert commonest_tokens(counts, 40).tolist() != known.tolist(), "the corpora are alike"
+    assert load_file(other.out / "head.safetensors")["token_map"].tolist() == known.tolist()
+    with pytest.raises(CheckpointError, match=r"start: .* is no draft that outrider distill has made"):
+        run(replace(other, start=str(target)), lambda *_: None)
 
 
 def test_steps_on_a_head_s_own_states_are_those_of_drafting(target: Path) -> None:
