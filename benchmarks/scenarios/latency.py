@@ -163,6 +163,8 @@ def latency(
     """
     if len(set(arms)) < 2:
         raise click.UsageError("--arm: at least two, to be compared")
+    if not config.drafts and (set(behaviours) != {"good"} or "one-process" in arms):
+        raise click.UsageError("--drafts 0 leaves no draft worker to change, or to run in one process")
     prompts = spread(read_prompts(prompts_file), num_prompts)
     asked = Asked(prompts, tuple(dict.fromkeys(arms)), max_tokens, ignore_eos, block)
     conditions = [Condition(draft, added) for draft, added in product(behaviours, added_ms)]
@@ -201,7 +203,7 @@ async def _measured(config: StackConfig, asked: Asked, conditions: Sequence[Cond
         found = []
         for condition in conditions:
             for one in stacks:
-                await _prepare(one, condition)
+                await prepare(one, condition)
             measured_ms = await _round_trip_ms(stack) if condition.added_ms is not None else None
             async with _dying(stack, condition.draft == "dies") as deaths:
                 with beside(stack):
@@ -227,8 +229,10 @@ def _through(gateway: Gateway, model: str, mode: str, ignore_eos: bool) -> Ask:
     return ask
 
 
-async def _prepare(stack: Stack, condition: Condition) -> None:
-    if condition.draft != "good" or stack.processes["draft-0"].spec.argv[2] != "outrider.draft":
+async def prepare(stack: Stack, condition: Condition) -> None:
+    """Gives the stack the condition's drafts and round trip."""
+    drafts = [stack.processes[f"draft-{number}"] for number in range(stack.config.drafts)]
+    if condition.draft != "good" or any(draft.spec.argv[2] != "outrider.draft" for draft in drafts):
         await replace_drafts(stack, stack.config.draft_kind, stack.config.draft, _CHANGES[condition.draft])
     if condition.added_ms is not None:
         await added_round_trip(stack, condition.added_ms)

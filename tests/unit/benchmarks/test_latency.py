@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from outrider_controller.cli.figures import Figures
+from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.stack_config import StackConfig
 
 from benchmarks.__main__ import run as bench
 from benchmarks.arms import Sample
 from benchmarks.report import table
-from benchmarks.scenarios.latency import Condition, outcome, rows
+from benchmarks.scenarios.latency import Condition, outcome, prepare, rows
 from benchmarks.support.prompts import Prompt
 
 PROMPTS = [Prompt("1", "qa", "?"), Prompt("2", "code", "!")]
@@ -73,3 +75,14 @@ def test_one_arm_alone_is_a_usage_error(tmp_path: Path) -> None:
     file.write_text('{"id": 1, "prompt": "?"}\n')
     assert bench(["latency", "--prompts", str(file), "--arm", "off"]) == 2
     assert bench(["latency", "--prompts", str(file), "--added-ms", "1,x"]) == 2
+
+
+async def test_a_stack_without_draft_workers_is_measured_as_it_is() -> None:
+    await prepare(Stack(StackConfig(drafts=0)), Condition("good", None))
+
+
+@pytest.mark.parametrize("asked", [("--draft", "wrong"), ("--arm", "off", "--arm", "one-process")])
+def test_without_draft_workers_none_can_be_changed_or_run_alone(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"id": 1, "prompt": "?"}\n')
+    assert bench(["latency", "--prompts", str(file), "--drafts", "0", *asked]) == 2
