@@ -58,6 +58,11 @@ _COMMANDS = {
         "neighbour",
         "What does a tenant notice of another that asks for many times its quota?",
     ),
+    "grammars": (
+        f"{_SCENARIOS}.grammars",
+        "grammars",
+        "What does a tenant notice of another that sends hostile grammars?",
+    ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "quantization": (f"{_SCENARIOS}.quantization", "quantization", "What do fewer bits cost and save?"),
 }

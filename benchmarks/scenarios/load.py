@@ -6,16 +6,13 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from outrider.rpc.v1 import control_pb2, tenants_pb2
-from outrider_controller.cli.control import Control, call_control
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.ports import Ports
@@ -28,6 +25,7 @@ from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, max_tokens_option
 from benchmarks.support.prompts import Prompt, read_prompts, spread
 from benchmarks.support.stacks import unpriced_targets
+from benchmarks.support.tenants import make_tenants
 from benchmarks.support.unpriced_target import BY_PRICE, EVERY_ROW, read_line
 from benchmarks.support.virtual_load import ARMS, FAR, NEAR, StepLine, run
 
@@ -164,7 +162,7 @@ async def _measure(
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         line_file = Path(scratch) / "line.json"
         async with _stack(line_file) as stack:
-            keys = await _tenants(stack) if outside else {"": ""}
+            keys = await make_tenants(stack, _TENANTS) if outside else {"": ""}
             for count in streams:
                 asked = asked_of(inside, outside, count)
                 found[count] = await _blocks(stack, asked, keys, count, blocks, max_tokens)
@@ -185,18 +183,6 @@ async def _stack(line_file: Path) -> AsyncIterator[Stack]:
 def _switch(stack: Stack, *, priced: bool) -> None:
     """Switches whether the target runs only the rows that are worth their price."""
     os.kill(stack.processes["target-0"].pid, BY_PRICE if priced else EVERY_ROW)
-
-
-async def _tenants(stack: Stack) -> dict[str, str]:
-    """Makes the tenants and returns their API keys."""
-    given = [tenants_pb2.Tenant(name=name) for name in _TENANTS]
-    await call_control(stack.control, lambda stub: stub.PutTenants(control_pb2.PutTenantsRequest(tenants=given)))
-    made = [control_pb2.CreateKeyRequest(tenant=name) for name in _TENANTS]
-    return {one.tenant: (await call_control(stack.control, partial(_create, one))).key for one in made}
-
-
-def _create(request: control_pb2.CreateKeyRequest, stub: Control) -> Awaitable[control_pb2.CreateKeyResponse]:
-    return stub.CreateKey(request)
 
 
 async def _blocks(

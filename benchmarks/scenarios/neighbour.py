@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import sys
 from asyncio.subprocess import PIPE
 from collections import Counter
@@ -22,7 +21,7 @@ from outrider_controller.cli.stack_options import run_async
 
 from benchmarks import report
 from benchmarks.arms import turns
-from benchmarks.support.open_loop import client, percentile_ms
+from benchmarks.support.open_loop import client, p99_ratio, percentile_ms
 from benchmarks.support.paced_stack import paced_stack
 from benchmarks.support.virtual_stack import first_tokens_s
 
@@ -84,7 +83,7 @@ async def _neighbour(times: float, blocks: int, seconds: float, json_file: Path 
                 note(f"{arm}: p99 first token {percentile_ms(first_tokens[arm], 0.99)} ms so far")
     after = psutil.cpu_times()
     stolen_s = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
-    low, ratio, high = _ratio(first_tokens["alone"], first_tokens["beside"])
+    low, ratio, high = p99_ratio(first_tokens["alone"], first_tokens["beside"])
     rows = [_cells(arm, found) for arm, found in first_tokens.items()]
     holds = ratio <= _MAX_RATIO and set(codes["quiet"]) == {"OK"}
     p99 = percentile_ms(noisy.refused_s, 0.99)
@@ -101,7 +100,7 @@ async def _neighbour(times: float, blocks: int, seconds: float, json_file: Path 
 def _virtual(seconds: float, json_file: Path | None) -> int:
     rates = {"alone": {"quiet": _QUIET_RATE}, "beside": {"quiet": _QUIET_RATE, "noisy": _QUOTA}}
     found = {arm: first_tokens_s(rates[arm], seconds, targets=_TARGETS, places=_PLACES)["quiet"] for arm in _ARMS}
-    low, ratio, high = _ratio(found["alone"], found["beside"])
+    low, ratio, high = p99_ratio(found["alone"], found["beside"])
     rows = [_cells(arm, times_s) for arm, times_s in found.items()]
     report.show(report.table(rows), f"p99 beside / alone: {ratio:.2f} (90 %: {low:.2f} to {high:.2f})")
     body = {"holds": ratio <= _MAX_RATIO, "ratio": ratio, "interval": [low, high], "first_token": rows}
@@ -135,16 +134,3 @@ async def _noise(address: str, key: str, rate: float, seconds: float, found: Noi
         if child.returncode is None:
             child.kill()
         await child.wait()
-
-
-def _ratio(below: Sequence[float], above: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:
-    """Ratio of the 99th percentiles, between the bounds of its 90 % bootstrap interval."""
-    draw = random.Random(0)
-    drawn = sorted(
-        _p99(draw.choices(above, k=len(above))) / _p99(draw.choices(below, k=len(below))) for _ in range(draws)
-    )
-    return drawn[draws // 20], _p99(above) / _p99(below), drawn[-draws // 20]
-
-
-def _p99(seconds: Sequence[float]) -> float:
-    return percentile_ms(seconds, 0.99) or 0.0

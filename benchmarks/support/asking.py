@@ -42,7 +42,7 @@ def make_request(model: str, prompt: str, speculation: str, **options: Any) -> g
     return request
 
 
-class _Keyed(Gateway):
+class Keyed(Gateway):
     """A gateway client with its own API key; an empty one means the context's key, if there is any."""
 
     def __init__(self, address: str, key: str) -> None:
@@ -70,7 +70,7 @@ async def answers(
     report = Progress(label, len(prompts))
     keys = keys or [""] * len(prompts)
     async with AsyncExitStack() as stack:
-        gateways = {key: await stack.enter_async_context(_Keyed(address, key)) for key in dict.fromkeys(keys)}
+        gateways = {key: await stack.enter_async_context(Keyed(address, key)) for key in dict.fromkeys(keys)}
 
         async def ask(number: int, prompt: Prompt) -> Answer:
             nonlocal done

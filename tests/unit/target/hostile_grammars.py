@@ -10,7 +10,6 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -18,23 +17,16 @@ from outrider.errors import OutriderError
 from outrider.gateway.structured import Structured
 from outrider.target.grammar import GrammarCompiler
 
+from benchmarks.support.hostile_grammars import hostile
+
 EOS = 2
-NUM_GRAMMARS = 200
 NUM_STEPS = 120
 SMALL = Structured("json_schema", {"type": "object", "properties": {"a": {"type": "integer"}}}, "x").to_grammar()
 
 
-def hostile() -> Iterator[str]:
-    """Grammars whose lexers or parsers have many states."""
-    for number in range(NUM_GRAMMARS // 4):
-        expression = rf"(.{{0,{200 + number}}}a){{2}}b"
-        yield Structured("regex", expression, "x").to_grammar()
-        yield Structured("regex", rf"(\w{{1,{20 + number}}} ){{1,50}}[\p{{Greek}}\p{{Han}}]{{3,30}}", "x").to_grammar()
-        fields: dict[str, Any] = {
-            f"{number}_{k}": {"type": "string", "pattern": f"^(.{{0,{20 + k}}}a){{2}}b$"} for k in range(100)
-        }
-        yield Structured("json_schema", {"type": "object", "properties": fields}, "x").to_grammar()
-        yield Structured("grammar", f'start: e\ne: e e | "a" e | "({number}" e ")" | "b"', "x").to_grammar()
+def _hostile() -> Iterator[str]:
+    for kind, value in hostile():
+        yield Structured(kind, value, "x").to_grammar()
 
 
 def walk(compiler: GrammarCompiler, grammar: str, tenant: str, chance: random.Random) -> object:
@@ -59,7 +51,7 @@ def main(checkpoint: str, vocab_size: str, bound: str) -> None:
     process, chance = psutil.Process(), random.Random(0)
     assert walk(compiler, SMALL, "small", chance)
     before = process.memory_info().rss
-    running = [walk(compiler, grammar, "hostile", chance) for grammar in hostile()]
+    running = [walk(compiler, grammar, "hostile", chance) for grammar in _hostile()]
     took = process.memory_info().rss - before
     small = [walk(compiler, SMALL, "small", chance) for _ in range(10)]
     said = {"took": took, "estimated": compiler.memory.num_bytes, "refused": running.count(None)}
