@@ -37,6 +37,7 @@ _COMMANDS = {
         "structured",
         "Are answers valid under the schemas of a public suite, with speculation as without?",
     ),
+    "lookups": (f"{_SCENARIOS}.lookups", "lookups", "What do drafts that a target looks up cost between two steps?"),
     "load": (f"{_SCENARIOS}.load", "load", "Does speculation pay with many streams, and does auto find out?"),
     "autoscaler": (
         f"{_SCENARIOS}.autoscaler",

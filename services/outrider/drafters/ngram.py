@@ -36,9 +36,9 @@ class NgramDrafter(Drafter):
 
     def _look_up(self, sequence: DraftSequence) -> DraftTree | None:
         text, opening = self._texts[sequence], sequence.opening
-        if not text.catch_up():
-            return None
         count = max(0, min(sequence.reach, self.info.max_context_len - sequence.committed_len))
-        tokens, matched = text.find(count) if count else ((), 0)
+        if (found := text.find(count)) is None:
+            return None
+        tokens, matched = found if count else ((), 0)
         ratio = opening.mode is VerificationMode.RATIO
         return looked_up(NAME, sequence.committed_len, tokens, matched, opening.stop_token_ids, ratio=ratio)

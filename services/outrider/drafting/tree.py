@@ -14,7 +14,8 @@ _UNKNOWN = 0.5
 """The chance of a token whose source gives none."""
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes one. It is not frozen, because that takes four times as long, and a step makes some for each sequence.
+@dataclass(slots=True)
 class DraftTree:
     """Proposed tokens after position base_len - 1. Node i follows node parents[i], or the last committed token (-1).
 

@@ -17,9 +17,11 @@ from outrider.engine.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.target.opening import Opening, Speculation
 from outrider.target.report import TargetStats
-from outrider.target.sequences import OpenSequences
+from outrider.target.sequence import TargetSequence
 
 log = logging.getLogger(__name__)
+
+Find = Callable[[SequenceKey], TargetSequence | None]
 
 
 class OwnDrafts:
@@ -31,6 +33,8 @@ class OwnDrafts:
         self.taps = () if self._reader is None else self._reader.taps or (HEAD_INPUT,)
         """The layers whose states a step has to give."""
         self._stats = stats
+        self._committed: list[tuple[SequenceKey, int, Sequence[int]]] = []
+        """What the sources are still to be told: together, because a call of each costs as much as an n-gram's."""
 
     def open(self, key: SequenceKey, opening: Opening) -> None:
         if self._sources:
@@ -38,7 +42,8 @@ class OwnDrafts:
             self._tell(lambda source: source.open(key, told))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
-        self._tell(lambda source: source.commit(key, base_len, tokens))
+        if self._sources:
+            self._committed.append((key, base_len, tokens))
 
     def see(self, key: SequenceKey, start: int, states: Tensor | None) -> None:
         """The states of committed positions, for the source that asked for them."""
@@ -50,20 +55,25 @@ class OwnDrafts:
         self._tell(lambda source: source.limit(key, speculation.own_limits))
 
     def close(self, key: SequenceKey) -> None:
+        self._hand_on()
         self._tell(lambda source: source.close(key, CloseReason.FINISHED))
 
-    def offer(self, sequences: OpenSequences) -> None:
+    def offer(self, find: Find) -> None:
         """Gives each sequence what was proposed for it."""
-        self._tell(lambda source: self._poll(source, sequences))
+        self._hand_on()
+        self._tell(lambda source: self._poll(source, find))
 
-    def _poll(self, source: DraftSource, sequences: OpenSequences) -> None:
+    def _hand_on(self) -> None:
+        committed, self._committed = self._committed, []
+        if committed:
+            self._tell(lambda source: _commit(source, committed))
+
+    def _poll(self, source: DraftSource, find: Find) -> None:
         for key, found in source.poll():
-            if isinstance(found, DraftTree) and key in sequences:
-                sequences.get(key).put(found)
+            if isinstance(found, DraftTree) and (sequence := find(key)):
+                sequence.put(found)
 
     def _tell(self, tell: Callable[[DraftSource], None]) -> None:
-        if not self._sources:
-            return
         for source in self._sources:
             started_s = time.perf_counter()
             try:
@@ -73,3 +83,8 @@ class OwnDrafts:
                 log.error("a source of drafts failed", exc_info=error)
                 self._stats.num_source_failures += 1
             self._stats.of_source(source.name).draft_s += time.perf_counter() - started_s
+
+
+def _commit(source: DraftSource, committed: Sequence[tuple[SequenceKey, int, Sequence[int]]]) -> None:
+    for key, base_len, tokens in committed:
+        source.commit(key, base_len, tokens)

@@ -44,10 +44,6 @@ class OpenSequences:
         """Sequences that have KV."""
         return sum(1 for sequence in self if sequence.kv is not None)
 
-    def get(self, key: SequenceKey) -> TargetSequence:
-        """Raises KeyError."""
-        return self._open[key]
-
     def find(self, key: SequenceKey) -> TargetSequence | None:
         """None, which is counted, when it is not open: a message about it came late, or it was never opened."""
         sequence = self._open.get(key)

@@ -27,9 +27,6 @@ class Toy:
     def extend(self, tokens: Sequence[int]) -> None:
         self._length += len(tokens)
 
-    def catch_up(self) -> bool:
-        return True
-
     def find(self, count: int) -> tuple[Sequence[int], int]:
         found = self._text[self._length : self._length + count]
         return [token + (position % 3 == 2) for position, token in enumerate(found, self._length)], 4

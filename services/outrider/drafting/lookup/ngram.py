@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.drafting.lookup.source import LookupDrafts
+from outrider.drafting.lookup.source import Found, LookupDrafts
 from outrider.drafting.source import DraftSource, Opening, register
 
 NAME = "ngram"
@@ -61,35 +61,36 @@ class NgramIndex:
 
     def update(self, most: int | None = None) -> bool:
         """Takes in tokens appended since the last call, at most so many; returns whether those are all."""
-        size, tokens = self._config.min_match, self._tokens
-        # An entry holds the position after its run, so the run at the very end is added later.
-        start, end = len(self._previous) + size, len(tokens)
+        size, tokens, latest, previous = self._config.min_match, self._tokens, self._latest, self._previous
+        # An entry holds the position after its run, which for the run at the very end is still to come.
+        start, end = len(previous) + size, len(tokens) + 1
         stop = end if most is None else min(end, start + most)
         for position in range(start, stop):
             run = tuple(tokens[position - size : position])
-            self._previous.append(self._latest.get(run, -1))
-            self._latest[run] = position
+            previous.append(latest.get(run, -1))
+            latest[run] = position
         return stop >= end
 
     def find(self) -> Match | None:
-        """The longest earlier occurrence of the list's end, up to max_match; of equal ones the most recent."""
+        """The longest earlier occurrence of the list's end, up to max_match; of equal ones the most recent. All tokens
+        must be taken in."""
         config, tokens, previous = self._config, self._tokens, self._previous
         size, most = config.min_match, config.max_match
-        position = self._latest.get(tuple(tokens[-size:]), -1)
-        best, longest = -1, 0
+        position = previous[-1] if previous else -1
+        best, longest = -1, size - 1
         # Inline, because this runs between steps for each sequence: a call costs more than most comparisons.
         for _ in range(config.max_candidates):
-            if position < 0:
+            if position < 0 or longest == most:
                 break
-            length, end = size, min(most, position)
-            while length < end and tokens[position - 1 - length] == tokens[-1 - length]:
-                length += 1
-            if length > longest:
-                best, longest = position, length
-                if length == most:
-                    break
+            # Only one that also has the token before the best match so far can be longer.
+            if position > longest and tokens[position - 1 - longest] == tokens[-1 - longest]:
+                length, end = size, min(most, position)
+                while length < end and tokens[position - 1 - length] == tokens[-1 - length]:
+                    length += 1
+                if length > longest:
+                    best, longest = position, length
             position = previous[position - size]
-        return Match(best, longest) if longest else None
+        return None if best < 0 else Match(best, longest)
 
     def continuation(self, match: Match, count: int) -> list[int]:
         """`count` tokens from where the match ended. Past the end of the list it repeats with the match's own
@@ -122,11 +123,10 @@ class NgramLookup:
             self._match = Match(match.start + count, match.length + count) if follows else None
         self._tokens.extend(tokens)
 
-    def catch_up(self) -> bool:
-        return self._index.update(_MAX_INDEXED)
-
-    def find(self, count: int) -> tuple[Sequence[int], int]:
-        """The tokens after the longest match."""
+    def find(self, count: int) -> Found | None:
+        """The tokens after the longest match. None while the prompt is being taken in."""
+        if not self._index.update(_MAX_INDEXED):
+            return None
         match = self._match
         if match is None and (match := self._index.find()) is None:
             return (), 0

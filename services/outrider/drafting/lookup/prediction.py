@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafting.lookup.source import LookupDrafts
+from outrider.drafting.lookup.source import Found, LookupDrafts
 from outrider.drafting.source import DraftSource, Opening, register
 from outrider.options.prediction import Prediction
 
@@ -33,8 +33,5 @@ class PredictionLookup:
     def extend(self, tokens: Sequence[int]) -> None:
         self._prediction.extend(tokens)
 
-    def catch_up(self) -> bool:
-        return True
-
-    def find(self, count: int) -> tuple[Sequence[int], int]:
+    def find(self, count: int) -> Found:
         return self._prediction.upcoming(count), self._prediction.matched

@@ -14,6 +14,9 @@ from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
 
+Found = tuple[Sequence[int], int]
+"""Tokens, and the length of the match before them. No tokens: nothing was found."""
+
 
 class Lookup(Protocol):
     """One sequence's text."""
@@ -22,12 +25,9 @@ class Lookup(Protocol):
         """Takes committed tokens in."""
         ...
 
-    def catch_up(self) -> bool:
-        """Does a bounded part of what is left to do before the first lookup; returns whether that is all."""
-        ...
-
-    def find(self, count: int) -> tuple[Sequence[int], int]:
-        """At most `count` next tokens, and how many tokens before them matched. No tokens: nothing was found."""
+    def find(self, count: int) -> Found | None:
+        """At most `count` next tokens, and how many tokens before them matched. None: ask again, it has done a bounded
+        part of what is left to do before the first lookup."""
         ...
 
 
@@ -76,13 +76,11 @@ class LookupDrafts:
     def poll(self) -> Iterator[tuple[SequenceKey, DraftTree]]:
         due, self._due = self._due, {}
         for key, text in due.items():
-            if not text.lookup.catch_up():
+            found = text.lookup.find(text.count) if text.count else ((), 0)
+            if found is None:
                 self._due[key] = text
-            elif text.count:
-                tokens, matched = text.lookup.find(text.count)
-                if tokens:
-                    found = self.name, text.length, tokens, matched, text.stop_token_ids
-                    yield key, looked_up(*found, ratio=text.ratio)
+            elif found[0]:
+                yield key, looked_up(self.name, text.length, *found, text.stop_token_ids, ratio=text.ratio)
 
 
 def looked_up(

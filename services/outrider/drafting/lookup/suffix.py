@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.lookup.source import LookupDrafts
+from outrider.drafting.lookup.source import Found, LookupDrafts
 from outrider.drafting.source import CloseReason, DraftSource, Opening, register
 from outrider.protocol.sequence_key import SequenceKey
 
@@ -169,10 +169,7 @@ class SuffixLookup:
     def extend(self, tokens: Sequence[int]) -> None:
         self._text.extend(tokens)
 
-    def catch_up(self) -> bool:
-        return True
-
-    def find(self, count: int) -> tuple[Sequence[int], int]:
+    def find(self, count: int) -> Found:
         return self._history.find(self._salt, self._text, count)
 
     def remember(self) -> None:
