@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from outrider.speculation import Candidate, LogitsOptions, LogitsProcessor, Verdict, VerificationMode, propose, verify
-from torch import Tensor
 
 from benchmarks.support.distribution import (
     DRAFT_TOKENS,
@@ -135,16 +134,16 @@ def _expected(logits: np.ndarray[Any, Any], options: LogitsOptions, output: Sequ
 @contextmanager
 def _planted(fault: Fault) -> Iterator[None]:
     """Plants the fault for the block."""
-    shipped_commit, shipped_apply = globals()["_commit"], LogitsProcessor.apply
+    shipped_commit = globals()["_commit"]
     if fault in _FAULTY_COMMITS:
         globals()["_commit"] = _FAULTY_COMMITS[fault]
     if fault is Fault.MASK_OF_ANOTHER_POSITION:
-        LogitsProcessor.apply = _apply_one_late  # type: ignore[method-assign]
+        Candidate.prefixes = _prefixes_one_late  # type: ignore[method-assign]
     try:
         yield
     finally:
         globals()["_commit"] = shipped_commit
-        LogitsProcessor.apply = shipped_apply  # type: ignore[method-assign]
+        Candidate.prefixes = _prefixes  # type: ignore[method-assign]
 
 
 def _advance_by_steps(processor: LogitsProcessor, verdict: Verdict, draft: Sequence[int]) -> None:
@@ -161,9 +160,9 @@ _FAULTY_COMMITS: dict[Fault, Callable[[LogitsProcessor, Verdict, Sequence[int]],
     Fault.REJECTED_COUNTED: _count_rejected,
 }
 
-_apply = LogitsProcessor.apply
+_prefixes = Candidate.prefixes
 
 
-def _apply_one_late(self: LogitsProcessor, logits: Tensor, prefixes: Sequence[Sequence[int]]) -> None:
-    """Handles each row as if the drafted token right before it were missing."""
-    _apply(self, logits, [prefix[:-1] for prefix in prefixes])
+def _prefixes_one_late(self: Candidate) -> list[list[int]]:
+    """As if before each row the last drafted token were missing."""
+    return [prefix[:-1] for prefix in _prefixes(self)]

@@ -13,7 +13,15 @@ from outrider.engine.buckets import make_buckets
 from outrider.engine.fused_gpu import GpuLlama
 from outrider.engine.graphs import GraphRunner
 from outrider.engine.loader import load_engine
-from outrider.speculation import Candidate, DraftDistribution, SamplingParams, VerificationMode, verify
+from outrider.speculation import (
+    Candidate,
+    DraftDistribution,
+    LogitsOptions,
+    LogitsProcessor,
+    SamplingParams,
+    VerificationMode,
+    verify,
+)
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -98,6 +106,7 @@ def copies(run: Callable[[], object]) -> dict[str, int]:
     return {way: sum(f"Memcpy {way}" in name for name in names) for way in ("HtoD", "DtoH")}
 
 
+@pytest.mark.parametrize("asked", [False, True], ids=["", "penalties and log probabilities"])
 @pytest.mark.parametrize(
     ("mode", "params", "sent"),
     [
@@ -107,7 +116,12 @@ def copies(run: Callable[[], object]) -> dict[str, int]:
     ],
     ids=["greedy", "coupled", "ratio"],
 )
-def test_a_step_brings_back_one_copy(engine: Engine, mode: VerificationMode, params: SamplingParams, sent: int) -> None:
+def test_a_step_brings_back_one_copy(
+    engine: Engine, mode: VerificationMode, params: SamplingParams, sent: int, asked: bool
+) -> None:
+    options = LogitsOptions(repetition_penalty=1.2, bad_words=((7,),), logit_bias=((5, 1.0),))
+    processor, num_top = (LogitsProcessor(options, PROMPT[:21]), 5) if asked else (None, None)
+    sent = 2 if asked else sent
     sequences = [engine.kv.open([]) for _ in range(3)]
     engine.forward([Row(s, PROMPT[:20], 1) for s in sequences])
     drafted = [11, 12, 13]
@@ -115,7 +129,9 @@ def test_a_step_brings_back_one_copy(engine: Engine, mode: VerificationMode, par
 
     def step() -> None:
         logits = engine.forward([Row(s, [9, *drafted], 4) for s in sequences])
-        verify(logits, [Candidate(params, mode, 21, drafted, q) for _ in sequences])
+        verify(
+            logits, [Candidate(params, mode, 21, drafted, q, processor=processor, num_top=num_top) for _ in sequences]
+        )
         for sequence in sequences:
             engine.kv.rewind(sequence, 20)
 

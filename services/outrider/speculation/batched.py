@@ -6,7 +6,7 @@ inputs go to the device in one copy, and all results come back in one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
+from outrider.speculation.changes import Changes
+from outrider.speculation.columns import Columns
+from outrider.speculation.logprobs import add_logprobs, asked_rows, logprob_table
 from outrider.speculation.noise import Purpose, gumbel_key, gumbel_of, uniform
 
 # Rows that are sampled at once, which bounds memory: several float64 tensors over the vocabulary.
@@ -22,27 +25,48 @@ _CHUNK = 64
 
 
 def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
-    """As verify. One copy to the device when any row is sampled, and one from it."""
-    sampled_rows = _SampledRows.of(candidates)
+    """As verify. One copy to the device when any row is sampled or processed, and one from it."""
+    changes, sampled_rows, asked = Changes(candidates), _SampledRows.of(candidates), asked_rows(candidates)
+    columns = Columns()
+    changes.lay_out(columns)
+    sampled_rows.lay_out(columns, logits.shape[1])
+    if asked:
+        columns.add(asked=np.array(asked))
+    sent = columns.send(logits.device)
+    unprocessed = logits[sent["asked"]] if asked else logits
+    changes.apply(logits, sent)
     best = logits.max(-1)
-    # The target's token for each row, and, in ratio mode, whether the row's drafted token is accepted.
+    # The target's token for each row; whether the row's drafted token is accepted, in ratio mode; what the row emits.
     tokens, accepted = best.indices.clone(), torch.zeros_like(best.indices)
     if sampled_rows.coupled:
-        _choose_coupled(logits, best.indices, sampled_rows.coupled, tokens)
+        _choose_coupled(logits, best.indices, sampled_rows.coupled.settings(sent), tokens)
+    emitted = tokens
     if sampled_rows.ratio:
-        _verify_ratio(logits, best.indices, sampled_rows.ratio, tokens, accepted)
+        emitted = tokens.clone()
+        _verify_ratio(logits, best.indices, sampled_rows.ratio.settings(sent), tokens, accepted, emitted)
     # The maximum is not finite where a logit is NaN or +inf, or all are -inf.
-    finite = torch.isfinite(best.values).long()
-    results = torch.stack((tokens, accepted, finite)).cpu()
-    if not bool(results[2].all()):
+    results = [tokens, accepted, torch.isfinite(best.values).long()]
+    if asked:
+        results.append(logprob_table(unprocessed, emitted[sent["asked"]]).flatten())
+    found, table = _split(torch.cat(results).cpu(), 3 * len(tokens), len(asked))
+    own, accept, finite = found.view(3, -1).tolist()
+    if not all(finite):
         raise NotFinite("logits")
-    own, accept = results[0].tolist(), results[1].tolist()
     verdicts, start = [], 0
     for candidate in candidates:
         rows = slice(start, start + candidate.num_rows)
         verdicts.append(_walk(candidate, own[rows], accept[rows]))
         start += candidate.num_rows
+    for number, at in changes.refused.items():
+        verdicts[number].cut_before(at.row, at.error)
+    if asked:
+        add_logprobs(candidates, verdicts, table)
     return verdicts
+
+
+def _split(results: Tensor, count: int, rows: int) -> tuple[Tensor, Tensor]:
+    """The first `count` numbers, and the rest as a table of so many rows."""
+    return results[:count], results[count:].view(rows, -1) if rows else results[count:]
 
 
 def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
@@ -67,6 +91,7 @@ def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> 
 class _Sampled:
     """Rows of logits that are sampled, and how. Each list has one entry per row."""
 
+    name: str
     rows: list[int] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
@@ -87,13 +112,43 @@ class _Sampled:
         self.rows.append(row)
         self.params.append(params)
 
+    def lay_out(self, columns: Columns, width: int) -> None:
+        """`width`: of the logits."""
+        found: dict[str, np.ndarray] = {
+            "rows": np.array(self.rows, dtype=np.int64),
+            "temperature": np.array([p.temperature or 1.0 for p in self.params]),
+            "top_k": np.array([p.top_k if 0 < p.top_k < width else width for p in self.params]),
+            "top_p": np.array([p.top_p for p in self.params]),
+            "log_min_p": np.log(np.array([max(p.min_p, 1e-300) for p in self.params])),
+            "greedy": np.array([p.greedy for p in self.params]),
+        }
+        if self.keys:
+            found["keys"] = np.array(self.keys, dtype=np.int64)
+        if self.bound:
+            found |= {"drafted": np.array(self.drafted), "bound": np.array(self.bound), "draw": np.array(self.draw)}
+            found |= {"q_ids": _padded(self.q_ids), "q_counts": _padded(self.q_counts)}
+        columns.add(**{f"{self.name}.{name}": column for name, column in found.items()})
+
+    def settings(self, sent: Mapping[str, Tensor]) -> Settings:
+        """What was laid out, on the device."""
+        mark = f"{self.name}."
+        columns = {name.removeprefix(mark): each for name, each in sent.items() if name.startswith(mark)}
+        named = {name: columns.pop(name) for name in ("rows", "temperature", "top_k", "top_p", "log_min_p", "greedy")}
+        sorts = any(p.top_p < 1 or p.top_k > 0 for p in self.params)
+        return Settings(**named, more=columns, sorts=sorts)
+
 
 @dataclass(slots=True)
 class _SampledRows:
     """The candidates' rows, by verification rule. Greedy rows need no entry."""
 
-    coupled: _Sampled = field(default_factory=_Sampled)
-    ratio: _Sampled = field(default_factory=_Sampled)
+    coupled: _Sampled = field(default_factory=lambda: _Sampled("coupled"))
+    ratio: _Sampled = field(default_factory=lambda: _Sampled("ratio"))
+
+    def lay_out(self, columns: Columns, width: int) -> None:
+        for sampled in (self.coupled, self.ratio):
+            if sampled:
+                sampled.lay_out(columns, width)
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> _SampledRows:
@@ -153,41 +208,6 @@ class Settings:
     more: dict[str, Tensor]
     sorts: bool
     """Whether any row uses top-k or top-p."""
-
-
-def _send(sampled: _Sampled, logits: Tensor) -> Settings:
-    """One copy to the device."""
-    rows, params = sampled.rows, sampled.params
-    count, width = len(rows), logits.shape[1]
-    columns: dict[str, np.ndarray] = {
-        "rows": np.array(rows, dtype=np.int64),
-        "temperature": np.array([p.temperature or 1.0 for p in params], dtype=np.float64),
-        "top_k": np.array([p.top_k if 0 < p.top_k < width else width for p in params], dtype=np.int64),
-        "top_p": np.array([p.top_p for p in params], dtype=np.float64),
-        "log_min_p": np.log(np.array([max(p.min_p, 1e-300) for p in params], dtype=np.float64)),
-        "greedy": np.array([p.greedy for p in params], dtype=np.int64),
-    }
-    floats = {"temperature", "top_p", "log_min_p", "bound", "draw"}
-    if sampled.keys:
-        columns["keys"] = np.array(sampled.keys, dtype=np.int64)
-    if sampled.bound:
-        columns["drafted"] = np.array(sampled.drafted, dtype=np.int64)
-        columns["bound"] = np.array(sampled.bound, dtype=np.float64)
-        columns["draw"] = np.array(sampled.draw, dtype=np.float64)
-        columns["q_ids"], columns["q_counts"] = _padded(sampled.q_ids), _padded(sampled.q_counts)
-    packed = torch.from_numpy(np.concatenate([c.view(np.int64).reshape(-1) for c in columns.values()]))
-    if logits.is_cuda:
-        packed = packed.pin_memory()
-    sent = packed.to(logits.device, non_blocking=True)
-    found, start = {}, 0
-    for name, column in columns.items():
-        part = sent[start : start + column.size].view(column.shape if column.ndim > 1 else (count,))
-        found[name] = part.view(torch.float64) if name in floats else part
-        start += column.size
-    named = {name: found.pop(name) for name in ("rows", "temperature", "top_k", "top_p", "log_min_p")}
-    greedy = found.pop("greedy").bool()
-    sorts = any(p.top_p < 1 or 0 < p.top_k < width for p in params)
-    return Settings(**named, greedy=greedy, more=found, sorts=sorts)
 
 
 def _padded(lists: Sequence[Sequence[int]]) -> np.ndarray:
@@ -266,21 +286,25 @@ def guess_batched(
     best = logits.softmax(-1).topk(min(1 + num_others, logits.shape[-1]))
     # [rows, 1 + others]
     tokens, confidence = best.indices.clone(), best.values.double()
-    coupled, ratio = _Sampled(), _Sampled()
+    sampled = _SampledRows()
+    coupled, ratio = sampled.coupled, sampled.ratio
     for row, (settings, mode, position) in enumerate(zip(params, modes, positions, strict=True)):
         if settings.greedy or mode is VerificationMode.GREEDY:
             continue
         (ratio if mode is VerificationMode.RATIO else coupled).add(row, settings)
         if mode is VerificationMode.COUPLED:
             coupled.keys.append(gumbel_key(settings.seed, position))
-    for part in _chunks(_send(coupled, logits)) if coupled else ():
+    columns = Columns()
+    sampled.lay_out(columns, logits.shape[1])
+    sent = columns.send(logits.device)
+    for part in _chunks(coupled.settings(sent)) if coupled else ():
         probs = probabilities(logits, best.indices[:, 0], part)
         scores = _gumbel_scores(probs, part.more["keys"], token_map)
         drawn = scores.softmax(-1).topk(tokens.shape[1])
         tokens[part.rows], confidence[part.rows] = drawn.indices, drawn.values
         confidence[part.rows, 0] = probs.gather(1, drawn.indices[:, :1])[:, 0]
     counts = []
-    for part in _chunks(_send(ratio, logits)) if ratio else ():
+    for part in _chunks(ratio.settings(sent)) if ratio else ():
         counts.append(_quantized(probabilities(logits, best.indices[:, 0], part), token_map))
     named = tokens if token_map is None else token_map[tokens]
     parts = [named, confidence.view(torch.int64), *counts]
@@ -315,8 +339,8 @@ def _without_zeros(ids: list[int], counts: list[int]) -> tuple[list[int], list[i
     return [ids[number] for number in kept], [counts[number] for number in kept]
 
 
-def _choose_coupled(logits: Tensor, favourites: Tensor, sampled: _Sampled, tokens: Tensor) -> None:
-    for part in _chunks(_send(sampled, logits)):
+def _choose_coupled(logits: Tensor, favourites: Tensor, settings: Settings, tokens: Tensor) -> None:
+    for part in _chunks(settings):
         probs = probabilities(logits, favourites, part)
         tokens[part.rows] = _gumbel_scores(probs, part.more["keys"], None).argmax(-1)
 
@@ -327,11 +351,15 @@ def _gumbel_scores(probs: Tensor, keys: Tensor, token_map: Tensor | None) -> Ten
     return probs.log() + gumbel_of(keys[:, None], ids)
 
 
-def _verify_ratio(logits: Tensor, favourites: Tensor, sampled: _Sampled, tokens: Tensor, accepted: Tensor) -> None:
-    for part in _chunks(_send(sampled, logits)):
+def _verify_ratio(
+    logits: Tensor, favourites: Tensor, settings: Settings, tokens: Tensor, accepted: Tensor, emitted: Tensor
+) -> None:
+    for part in _chunks(settings):
         p, more = probabilities(logits, favourites, part), part.more
-        accepted[part.rows] = (more["bound"] < p.gather(1, more["drafted"][:, None])[:, 0]).long()
+        accept = more["bound"] < p.gather(1, more["drafted"][:, None])[:, 0]
+        accepted[part.rows] = accept.long()
         tokens[part.rows] = _draw(_residual(p, more["q_ids"], more["q_counts"]), more["draw"])
+        emitted[part.rows] = torch.where(accept, more["drafted"], tokens[part.rows])
 
 
 def _residual(p: Tensor, q_ids: Tensor, q_counts: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ class Candidate:
     """Tree: each token's parent as an index into draft, -1 for the root. Empty means a chain."""
     processor: LogitsProcessor | None = None
     """Processes the logits before tokens are chosen from them; None for nothing."""
+    num_top: int | None = None
+    """Log probabilities are asked for: of so many of the likeliest tokens, beside the chosen one; None: of none."""
 
     def __post_init__(self) -> None:
         if self.mode is VerificationMode.RATIO:
@@ -72,7 +74,7 @@ class Verdict:
     """Positions verified: the accepted ones and the first rejected one, if any."""
     path: list[int] = field(default_factory=list)
     """The candidate's rows after the first that belong to the accepted tokens: 1, 2, … for a chain."""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: Sequence[TokenLogprobs] = ()
     """One per token, when requested."""
     error: InvalidRequest | None = None
     """Why the target cannot choose a token; nothing is emitted then."""

@@ -1,4 +1,4 @@
-"""Applies a request's penalties, biases and masks to the logits of each verified position. Pure.
+"""A request's penalties, biases and masks, for the logits of each verified position. Pure.
 
 The result at a position depends only on the committed tokens and the drafted ones before it, as if those were
 committed. So a draft decides how many positions a step verifies, never their logits, and a target that takes over a
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import InvalidRequest
 from outrider.options.logits import MAX_BAD_WORD_TOKENS, LogitsOptions
@@ -33,10 +33,10 @@ class Grammar(Protocol):
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were committed."""
 
-    def allowed(self, prefix: Sequence[int]) -> Tensor | None:
-        """bool [vocab]: the tokens allowed after the committed tokens and `prefix`. None when the prefix itself is not
-        allowed. Raises InvalidRequest when the mask costs more than a step may spend on it, MaskLate when it is not
-        made yet."""
+    def allowed(self, prefix: Sequence[int]) -> bytes | None:
+        """The tokens allowed after the committed tokens and `prefix`: a bit for each, the lowest of a byte first. All
+        masks of a model have one length. None when the prefix itself is not allowed. Raises InvalidRequest when the
+        mask costs more than a step may spend on it, MaskLate when it is not made yet."""
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens the grammar allows in sequence."""
@@ -51,8 +51,39 @@ class RowRefused(Exception):
         self.error = error
 
 
+class SeenTokens:
+    """How often the output has each token, and which tokens the prompt has, where that is penalised."""
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.at: dict[int, int] = {token_id: place for place, token_id in enumerate(dict.fromkeys(prompt))}
+        """The place of each token in these arrays."""
+        self.ids = np.array(list(self.at), dtype=np.int64)
+        self._counts = np.zeros(len(self.ids), dtype=np.float32)
+        self._prompted = np.ones(len(self.ids), dtype=bool)
+        self.add(output)
+
+    def add(self, token_ids: Sequence[int]) -> None:
+        new = [token_id for token_id in dict.fromkeys(token_ids) if token_id not in self.at]
+        if new:
+            self.at |= {token_id: place for place, token_id in enumerate(new, start=len(self.ids))}
+            self.ids, self._counts, self._prompted = self.with_new(new)
+        for token_id in token_ids:
+            self._counts[self.at[token_id]] += 1
+
+    def with_new(self, new: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
+        """Tokens, counts, and whether the prompt has them; with those of `new`, not seen so far."""
+        if not new:
+            return self.ids, self._counts, self._prompted
+        return (
+            np.append(self.ids, new),
+            np.append(self._counts, np.zeros(len(new), dtype=np.float32)),
+            np.append(self._prompted, np.zeros(len(new), dtype=bool)),
+        )
+
+
 class LogitsProcessor:
-    """For one sequence. Its state depends on the committed tokens, and only `advance` changes it."""
+    """For one sequence. Its state depends on the committed tokens, and only `advance` changes it. `changes.py` applies
+    what it says."""
 
     def __init__(
         self,
@@ -64,20 +95,22 @@ class LogitsProcessor:
     ) -> None:
         """`grammar`: already advanced by the output."""
         self._options = options
-        self._prompt = prompt
         self._stops = sorted(stop_token_ids)
         self._output: list[int] = list(output)
         self._grammar = grammar
-        # Tensors on the device of the logits, made at the first use. [vocab]
-        self._counts: Tensor | None = None
-        """float32: how often the output has each token."""
-        self._in_prompt: Tensor | None = None
-        """bool"""
-        self._forbidden: Tensor | None = None
-        """bool: tokens outside allowed_token_ids."""
-        self._bias: tuple[Tensor, Tensor] | None = None
-        self._always_banned: Tensor | None = None
-        """int64: bad words of one token."""
+        self.penalties = options.repetition_penalty, options.frequency_penalty, options.presence_penalty
+        self.seen: SeenTokens | None = None
+        """None where nothing is penalised."""
+        if options.penalises:
+            self.seen = SeenTokens(prompt if options.repetition_penalty != 1.0 else (), output)
+        self.bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+        """Tokens and what is added to their logits."""
+        if options.logit_bias:
+            ids, values = zip(*options.logit_bias, strict=True)
+            self.bias = np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32)
+        self.allowed_ids = np.array(options.allowed_token_ids, dtype=np.int64) if options.allowed_token_ids else None
+        """All others are masked; None: no limit."""
+        self._always_banned = [word[0] for word in options.bad_words if len(word) == 1]
         self._runs = _by_token_before_last(options.bad_words)
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -85,8 +118,8 @@ class LogitsProcessor:
         self._output.extend(token_ids)
         if self._grammar is not None:
             self._grammar.advance(token_ids)
-        if self._counts is not None:
-            self._counts = _counted(self._counts, token_ids)
+        if self.seen is not None:
+            self.seen.add(token_ids)
 
     @property
     def awaits_mask(self) -> bool:
@@ -96,55 +129,15 @@ class LogitsProcessor:
         """How many drafted tokens the grammar could accept."""
         return len(token_ids) if self._grammar is None else self._grammar.num_allowed(token_ids)
 
-    def apply(self, logits: Tensor, prefixes: Sequence[Sequence[int]]) -> None:
-        """Changes logits [rows, vocab] in place. Row i follows the committed tokens and then `prefixes[i]`. Raises
-        RowRefused."""
-        for number, (row, prefix) in enumerate(zip(logits, prefixes, strict=True)):
-            try:
-                self._apply(row, prefix)
-            except InvalidRequest as error:
-                raise RowRefused(number, error) from error
+    def mask(self, prefix: Sequence[int]) -> bytes | None:
+        """What the grammar allows after the committed tokens and `prefix`, as Grammar.allowed. Raises
+        InvalidRequest."""
+        return None if self._grammar is None else self._grammar.allowed(prefix)
 
-    def _apply(self, row: Tensor, prefix: Sequence[int]) -> None:
-        options = self._options
-        if options.logit_bias:
-            row.index_add_(0, *self._biases(row))
-        if options.penalises:
-            self._penalise(row, prefix)
-        if options.allowed_token_ids:
-            row.masked_fill_(self._forbidden_tokens(row), -torch.inf)
-        if self._grammar is not None and (allowed := self._grammar.allowed(prefix)) is not None:
-            row.masked_fill_(~allowed.to(row.device), -torch.inf)
-        banned = self._banned(row, prefix)
-        if len(banned):
-            _ban(row, banned)
-
-    def _penalise(self, row: Tensor, prefix: Sequence[int]) -> None:
-        options = self._options
-        if self._counts is None:
-            self._counts = _counted(torch.zeros_like(row), self._output)
-        # Committed and drafted occurrences are counted together: two subtractions would round differently.
-        counts = _counted(self._counts, prefix) if prefix else self._counts
-        seen = counts > 0
-        if options.repetition_penalty != 1.0:
-            if self._in_prompt is None:
-                self._in_prompt = _counted(torch.zeros_like(row), self._prompt) > 0
-            penalty = options.repetition_penalty
-            repeated = torch.where(row > 0, row / penalty, row * penalty)
-            row.copy_(torch.where(seen | self._in_prompt, repeated, row))
-        if options.frequency_penalty or options.presence_penalty:
-            row -= counts * options.frequency_penalty + seen * options.presence_penalty
-
-    def _banned(self, row: Tensor, prefix: Sequence[int]) -> Tensor:
-        """int64: tokens that may not come next, given the tokens before."""
-        if self._always_banned is None:
-            alone = [word[0] for word in self._options.bad_words if len(word) == 1]
-            self._always_banned = torch.tensor(alone, dtype=torch.int64, device=row.device)
-        banned = list(self._stops) if len(self._output) + len(prefix) < self._options.min_tokens else []
-        banned += self._last_of_runs(prefix)
-        if not banned:
-            return self._always_banned
-        return torch.cat([self._always_banned, torch.tensor(banned, dtype=torch.int64, device=row.device)])
+    def banned(self, prefix: Sequence[int]) -> list[int]:
+        """Tokens that may not come next, given the tokens before."""
+        stops = self._stops if len(self._output) + len(prefix) < self._options.min_tokens else []
+        return [*self._always_banned, *stops, *self._last_of_runs(prefix)]
 
     def _last_of_runs(self, prefix: Sequence[int]) -> list[int]:
         if not self._runs or not (prefix or self._output):
@@ -155,26 +148,6 @@ class LogitsProcessor:
         tail = (*self._output[-MAX_BAD_WORD_TOKENS:], *prefix)
         return [last for before, last in runs if tail[-len(before) :] == before]
 
-    def _biases(self, row: Tensor) -> tuple[Tensor, Tensor]:
-        if self._bias is None:
-            ids = torch.tensor([token_id for token_id, _ in self._options.logit_bias], device=row.device)
-            values = torch.tensor([bias for _, bias in self._options.logit_bias], dtype=row.dtype, device=row.device)
-            self._bias = ids, values
-        return self._bias
-
-    def _forbidden_tokens(self, row: Tensor) -> Tensor:
-        if self._forbidden is None:
-            forbidden = torch.ones(row.shape, dtype=torch.bool)
-            forbidden[list(self._options.allowed_token_ids)] = False
-            self._forbidden = forbidden.to(row.device)
-        return self._forbidden
-
-
-def _counted(counts: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """A copy of `counts` with these tokens added."""
-    ids = torch.tensor(token_ids, dtype=torch.int64, device=counts.device)
-    return counts.index_add(0, ids, torch.ones(len(token_ids), dtype=counts.dtype, device=counts.device))
-
 
 def _by_token_before_last(words: Sequence[tuple[int, ...]]) -> dict[int, list[tuple[tuple[int, ...], int]]]:
     """The words of two tokens or more, each as (all but the last, the last), by their second-to-last token: a row looks
@@ -184,12 +157,3 @@ def _by_token_before_last(words: Sequence[tuple[int, ...]]) -> dict[int, list[tu
         if len(word) > 1:
             found.setdefault(word[-2], []).append((word[:-1], word[-1]))
     return found
-
-
-def _ban(row: Tensor, ids: Tensor) -> None:
-    """Bans these tokens, unless none would be left: masks then take precedence over bans, and a token can still be
-    chosen."""
-    held = row[ids]
-    row[ids] = -torch.inf
-    if bool(row.max() == -torch.inf):
-        row[ids] = held

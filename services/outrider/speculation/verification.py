@@ -14,7 +14,8 @@ from torch import Tensor
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.speculation.batched import verify_batched
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
-from outrider.speculation.logits import RowRefused
+from outrider.speculation.changes import process
+from outrider.speculation.logprobs import add_logprobs, asked_rows, logprob_table
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.sampling import Support, support
 
@@ -29,34 +30,33 @@ def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     On a GPU `batched.py` verifies all rows at once, because every read of a value would wait for the device. On a CPU
     rows are verified one by one up to the first rejection: later rows would be wasted work.
     """
-    refused = _process(logits, candidates)
-    verdicts = verify_batched(logits, candidates) if logits.is_cuda else verify_rows(logits, candidates)
-    for number, at in refused.items():
-        verdicts[number].cut_before(at.row, at.error)
-    return verdicts
-
-
-def _process(logits: Tensor, candidates: Sequence[Candidate]) -> dict[int, RowRefused]:
-    """Returns the refusals, by index of the candidate."""
-    refused: dict[int, RowRefused] = {}
-    if all(candidate.processor is None for candidate in candidates):
-        return refused
-    start = 0
-    # An engine's logits may be inference tensors, which can only be changed in this mode.
-    with torch.inference_mode():
-        for number, candidate in enumerate(candidates):
-            end = start + candidate.num_rows
-            if candidate.processor is not None:
-                try:
-                    candidate.processor.apply(logits[start:end], candidate.prefixes())
-                except RowRefused as error:
-                    refused[number] = error
-            start = end
-    return refused
+    return verify_batched(logits, candidates) if logits.is_cuda else verify_rows(logits, candidates)
 
 
 def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     """As verify, on any device."""
+    asked = asked_rows(candidates)
+    unprocessed = logits[asked] if asked else logits
+    refused = process(logits, candidates)
+    verdicts = _verify_processed(logits, candidates)
+    for number, at in refused.items():
+        verdicts[number].cut_before(at.row, at.error)
+    if asked:
+        add_logprobs(candidates, verdicts, logprob_table(unprocessed, _emitted(candidates, verdicts)))
+    return verdicts
+
+
+def _emitted(candidates: Sequence[Candidate], verdicts: Sequence[Verdict]) -> Tensor:
+    """The token of each asked row; any token for a row that decides none."""
+    found = []
+    for candidate, verdict in zip(candidates, verdicts, strict=True):
+        if candidate.num_top is not None:
+            tokens = dict(zip([0, *verdict.path], verdict.token_ids, strict=False))
+            found += [tokens.get(row, 0) for row in range(candidate.num_rows)]
+    return torch.tensor(found)
+
+
+def _verify_processed(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     # numpy's argmax is four times as fast as torch's. And torch costs some 20 µs per operation here, because its code
     # has left the CPU caches since the last step.
     values = logits.cpu().numpy()

@@ -119,7 +119,7 @@ class GrammarCompiler:
         if not self._masks_aside:
             return found
         submit = partial(self._mask_turns.submit, tenant)
-        return MatcherAside(found, self._vocab_size, submit, self._allowance, worked)
+        return MatcherAside(found, submit, self._allowance, worked)
 
     def compile(self, grammar: str, committed: Sequence[int], tenant: str = "") -> GrammarMatcher:
         """The grammar's state after `committed`, with its first mask computed. Raises InvalidRequest, NotSupported, or
@@ -185,7 +185,7 @@ class GrammarCompiler:
         """A new user of the grammar, until nobody refers to it."""
         owner = object()
         measured = partial(self._measure, compiled, owner, tenant)
-        found = GrammarMatcher(compiled.matcher.deep_copy(), self._vocab_size, self._eos_token_ids, measured)
+        found = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids, measured)
         compiled.users.add(owner)
         # Neither takes this object's lock: they may run in any thread, also in one that holds it.
         weakref.finalize(found, compiled.users.discard, owner)
@@ -218,9 +218,9 @@ class GrammarCompiler:
 
     def _look_ahead(self, compiled: _Compiled, committed: Sequence[int]) -> None:
         """Finds a limit that only the row after the forced tokens meets. Raises InvalidRequest."""
-        ahead = GrammarMatcher(compiled.matcher.deep_copy(), self._vocab_size, self._eos_token_ids)
+        ahead = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids)
         if not committed:
-            ahead.bits(compiled.matcher.deep_copy().compute_ff_tokens())
+            ahead.allowed(compiled.matcher.deep_copy().compute_ff_tokens())
 
     def _warm(self) -> None:
         with self._reading:

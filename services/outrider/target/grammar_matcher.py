@@ -14,10 +14,6 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from outrider.errors import InvalidRequest
 from outrider.speculation import Grammar, MaskLate
 
@@ -28,7 +24,7 @@ FIELD = "logits.grammar"
 _MEASURE_AFTER_S = 0.002
 _MEASURE_AFTER = 32
 Bits = bytes | None
-"""A mask, one bit for each token; None after a prefix that is not allowed itself."""
+"""A mask, as Grammar.allowed; None after a prefix that is not allowed itself."""
 
 
 class GrammarMatcher(Grammar):
@@ -37,13 +33,11 @@ class GrammarMatcher(Grammar):
     def __init__(
         self,
         matcher: LLMatcher,
-        vocab_size: int,
         eos_token_ids: Collection[int],
         measured: Callable[[LLMatcher], None] = lambda matcher: None,
     ) -> None:
         """`measured`: called as the matcher's memory grows. Raises InvalidRequest where there is no more."""
         self._matcher = matcher
-        self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._measured = measured
         self._unmeasured_s, self._num_unmeasured = 0.0, 0
@@ -56,10 +50,7 @@ class GrammarMatcher(Grammar):
         if not self._matcher.consume_tokens(ids):
             raise _too_complex()
 
-    def allowed(self, prefix: Sequence[int]) -> Tensor | None:
-        return unpacked(self.bits(prefix), self._vocab_size)
-
-    def bits(self, prefix: Sequence[int]) -> Bits:
+    def allowed(self, prefix: Sequence[int]) -> Bits:
         started_s = time.perf_counter()
         ids, matcher = self._before_end(prefix), self._matcher
         if len(ids) < len(prefix) or self._num_valid(ids) < len(ids):
@@ -122,14 +113,12 @@ class MatcherAside(Grammar):
     def __init__(
         self,
         inner: GrammarMatcher,
-        vocab_size: int,
         submit: Callable[[Callable[[], None]], object],
         allowance: WaitAllowance,
         worked: Callable[[float], None],
     ) -> None:
         """`worked`: called on the thread with the seconds of each piece of work."""
         self._inner = inner
-        self._vocab_size = vocab_size
         self._submit = submit
         self._allowance = allowance
         self._worked = worked
@@ -164,7 +153,7 @@ class MatcherAside(Grammar):
             self._ask(ids)
             return self._counts.get(ids, len(ids))
 
-    def allowed(self, prefix: Sequence[int]) -> Tensor | None:
+    def allowed(self, prefix: Sequence[int]) -> Bits:
         """Raises MaskLate."""
         ids = tuple(prefix)
         with self._changed:
@@ -176,7 +165,7 @@ class MatcherAside(Grammar):
             found = self._masks[ids]
         if isinstance(found, InvalidRequest):
             raise found
-        return unpacked(found, self._vocab_size)
+        return found
 
     def _ask(self, ids: tuple[int, ...]) -> None:
         if ids not in self._asked:
@@ -227,7 +216,7 @@ class MatcherAside(Grammar):
 
     def _mask(self, prefix: tuple[int, ...]) -> Bits | InvalidRequest:
         try:
-            return self._inner.bits(prefix)
+            return self._inner.allowed(prefix)
         except InvalidRequest as error:
             return error
 
@@ -236,16 +225,6 @@ class MatcherAside(Grammar):
             if generation == self._generation:
                 self._masks[ids] = mask
                 self._changed.notify_all()
-
-
-def unpacked(bits: Bits, vocab_size: int) -> Tensor | None:
-    """bool [vocab]"""
-    if bits is None:
-        return None
-    mask = np.zeros(vocab_size, dtype=bool)
-    found = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")[:vocab_size]
-    mask[: len(found)] = found
-    return torch.from_numpy(mask)
 
 
 def _too_complex() -> InvalidRequest:

@@ -1,4 +1,4 @@
-"""Log probabilities for the rows of a step whose requests ask for them, from the model's own, unprocessed logits."""
+"""Log probabilities of prompts, for the rows of a step whose requests ask for them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.speculation import Verdict
 from outrider.speculation.logprobs import logprobs_of
 from outrider.target.scheduler import PlannedRow
 
@@ -41,28 +40,3 @@ def take_prompt(rows: Sequence[PlannedRow], logits: Tensor) -> Tensor:
         kept.append(logits[start:end])
         start = end
     return torch.cat(kept)
-
-
-def asked_rows(deciding: Sequence[PlannedRow], logits: Tensor) -> dict[int, Tensor]:
-    """The logits of each row that asks for them, by its index in `deciding`; a copy if verification will change
-    them."""
-    if all(row.sequence.opening.logprobs is None for row in deciding):
-        return {}
-    found, start = {}, 0
-    for number, row in enumerate(deciding):
-        end = start + len(row.draft) + 1
-        if row.sequence.opening.logprobs is not None:
-            own = logits[start:end]
-            found[number] = own.clone() if row.sequence.processor is not None else own
-        start = end
-    return found
-
-
-def add_logprobs(deciding: Sequence[PlannedRow], asked: dict[int, Tensor], verdicts: Sequence[Verdict]) -> None:
-    for number, logits in asked.items():
-        verdict, options = verdicts[number], deciding[number].sequence.opening.logprobs
-        assert options is not None
-        if verdict.error is not None:
-            continue
-        rows = [0, *verdict.path]
-        verdict.logprobs = logprobs_of(logits[rows], verdict.token_ids, options.num_top)

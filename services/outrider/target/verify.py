@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outrider.engine import DeviceLost, Engine, EngineSequence, OutOfBlocks, Row
 from outrider.speculation import Candidate, MaskLate, Verdict, verify
-from outrider.target.logprobs import add_logprobs, asked_rows, num_prompt_rows, take_prompt
+from outrider.target.logprobs import num_prompt_rows, take_prompt
 from outrider.target.scheduler import PlannedRow
 from outrider.target.sequence import TargetSequence
 
@@ -71,9 +71,7 @@ def _run(engine: Engine, rows: Sequence[PlannedRow], taps: tuple[int, ...]) -> l
     logits, states = _forward(engine, rows, taps)
     deciding = [row for row in rows if row.decides]
     logits = take_prompt(rows, logits)
-    asked = asked_rows(deciding, logits)
     verdicts = verify(logits, list(map(_candidate, deciding))) if deciding else []
-    add_logprobs(deciding, asked, verdicts)
     found = iter([_result(engine, row, verdict) for row, verdict in zip(deciding, verdicts, strict=True)])
     return [
         Verified(row, next(found) if row.decides else None, states=its) for row, its in zip(rows, states, strict=True)
@@ -118,6 +116,7 @@ def _candidate(row: PlannedRow) -> Candidate:
         q=draft.q,
         parents=draft.parents,
         processor=sequence.processor,
+        num_top=None if sequence.opening.logprobs is None else sequence.opening.logprobs.num_top,
     )
 
 

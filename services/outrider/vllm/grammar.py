@@ -22,11 +22,10 @@ class MaskedGrammar(StructuredOutputGrammar):
     take back. `settle` is called between two steps, so that what is then accepted is committed.
     """
 
-    def __init__(self, grammar: Grammar, vocab_size: int) -> None:
+    def __init__(self, grammar: Grammar) -> None:
         self.error: InvalidRequest | None = None
         """Why a mask could not be made; the request must end then."""
         self._grammar = grammar
-        self._vocab_size = vocab_size
         self._ahead: list[int] = []
 
     def settle(self) -> None:
@@ -61,9 +60,8 @@ class MaskedGrammar(StructuredOutputGrammar):
         if allowed is None:
             bitmask[batch_index].fill_(-1)
             return
-        bits = np.packbits(allowed.numpy(), bitorder="little")
         row = np.zeros(bitmask.shape[1] * 4, dtype=np.uint8)
-        row[: len(bits)] = bits
+        row[: len(allowed)] = np.frombuffer(allowed, dtype=np.uint8)[: len(row)]
         bitmask[batch_index] = torch.from_numpy(row.view(np.int32))
 
     def is_terminated(self) -> bool:

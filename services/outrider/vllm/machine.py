@@ -274,7 +274,7 @@ class VllmMachine:
         sequence.request = Request.from_engine_core_request(made, self._core.request_block_hasher)
         possible: dict[str, Any] = {}
         if grammar is not None:
-            sequence.grammar = MaskedGrammar(grammar, self._limits.vocab_size)
+            sequence.grammar = MaskedGrammar(grammar)
             sequence.request.structured_output_request.grammar = sequence.grammar
             possible = {"num_possible": sequence.grammar.num_possible}
         self._core.add_request(sequence.request)

@@ -16,6 +16,7 @@ import grpc
 import torch
 from prometheus_client import CollectorRegistry
 
+from outrider.collector import gc_frozen
 from outrider.metadata.keys import role_name
 from outrider.protocol.identity import own_info
 from outrider.rpc.credentials import cluster_port
@@ -166,9 +167,10 @@ async def serve_until_stopped(
         log.info("%s serves %s at %s", info.worker_id, info.model, running.life.address)
         on_ready()
         servicer = running.servicer
-        with ending_hung_steps(
+        hung = ending_hung_steps(
             lambda: servicer.steps.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)
-        ):
+        )
+        with gc_frozen(), hung:
             await running.life.draining.wait()
             await running.drain(config.drain_timeout_s)
     log.info("drained")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from outrider.errors import InvalidRequest
 from outrider.speculation import (
     Candidate,
+    DraftDistribution,
     Grammar,
     LogitsOptions,
     LogitsProcessor,
@@ -19,7 +21,9 @@ from outrider.speculation import (
     verify,
 )
 from outrider.speculation.batched import verify_batched
+from outrider.speculation.changes import process
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 VOCAB = 30
@@ -42,10 +46,16 @@ def model(text: Sequence[int]) -> Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(hash(tuple(text[-1:])) & 0xFFFF)) * 2
 
 
+def applied(processor: LogitsProcessor, row: Tensor, prefix: Sequence[int] = ()) -> Tensor:
+    """The row after `prefix`, with those before it in the same step."""
+    rows = row.repeat(len(prefix) + 1, 1)
+    params = SamplingParams(temperature=0)
+    process(rows, [Candidate(params, VerificationMode.GREEDY, 3, prefix, processor=processor)])
+    return rows[-1]
+
+
 def processed(options: LogitsOptions, output: Sequence[int], row: Tensor, prefix: Sequence[int] = ()) -> Tensor:
-    row = row.clone()[None]
-    LogitsProcessor(options, PROMPT, output, (STOP,)).apply(row, [prefix])
-    return row[0]
+    return applied(LogitsProcessor(options, PROMPT, output, (STOP,)), row, prefix)
 
 
 def decode(options: LogitsOptions, mode: VerificationMode, params: SamplingParams, drafts: object = None) -> list[int]:
@@ -85,27 +95,22 @@ def test_a_drafted_prefix_counts_as_if_it_were_committed(options: LogitsOptions,
     row = model(output)
     assert torch.equal(processed(options, output, row), processed(options, output[:cut], row, output[cut:]))
     advanced = LogitsProcessor(options, PROMPT, output[:cut], (STOP,))
-    # What it keeps is made by the first use.
-    advanced.apply(row.clone()[None], [()])
     advanced.advance(output[cut:])
-    again = row.clone()[None]
-    advanced.apply(again, [()])
-    assert torch.equal(again[0], processed(options, output, row))
+    assert torch.equal(applied(advanced, row), processed(options, output, row))
 
 
 @pytest.mark.parametrize("options", ASKED)
 def test_in_a_tree_each_row_follows_its_own_path(options: LogitsOptions) -> None:
     parents, draft = [-1, 0, -1, 2], [6, 7, 9, 6]
     paths = [[], [6], [6, 7], [9], [9, 6]]
-    candidate = Candidate(SamplingParams(temperature=0), VerificationMode.GREEDY, 3, draft, parents=parents)
+    processor = LogitsProcessor(options, PROMPT, [6])
+    params, row = SamplingParams(temperature=0), model([1])
+    candidate = Candidate(params, VerificationMode.GREEDY, 3, draft, parents=parents, processor=processor)
     assert candidate.prefixes() == paths
-    row = model([1])
     rows = row.repeat(5, 1)
-    LogitsProcessor(options, PROMPT, [6]).apply(rows, candidate.prefixes())
+    process(rows, [candidate])
     for found, path in zip(rows, paths, strict=True):
-        alone = row.clone()[None]
-        LogitsProcessor(options, PROMPT, [6, *path]).apply(alone, [()])
-        assert torch.equal(found, alone[0])
+        assert torch.equal(found, applied(LogitsProcessor(options, PROMPT, [6, *path]), row))
 
 
 def test_the_repetition_penalty_is_that_of_transformers() -> None:
@@ -147,7 +152,7 @@ def test_where_a_grammar_refuses_a_row_the_candidate_ends_before_it_and_the_othe
     class Refusing(Grammar):
         def advance(self, token_ids: Sequence[int]) -> None: ...
 
-        def allowed(self, prefix: Sequence[int]) -> Tensor | None:
+        def allowed(self, prefix: Sequence[int]) -> bytes | None:
             if len(prefix) >= at:
                 raise InvalidRequest("logits.grammar", "is too complex")
             return None
@@ -195,17 +200,61 @@ def test_where_every_allowed_token_is_banned_what_is_allowed_counts() -> None:
     assert torch.isfinite(found).nonzero()[:, 0].tolist() == [STOP, 6]
 
 
-def test_a_gpu_s_way_of_judging_sees_the_same_logits() -> None:
-    params, draft = SamplingParams(temperature=0.9, seed=3), [6, 7]
-    rows = torch.stack([model([1]), model([6]), model([7])])
-    verdicts = []
+class Odd(Grammar):
+    """Allows odd tokens only; none after its limit."""
+
+    def advance(self, token_ids: Sequence[int]) -> None: ...
+
+    def allowed(self, prefix: Sequence[int]) -> bytes | None:
+        if len(prefix) > 2:
+            raise InvalidRequest("logits.grammar", "is too complex")
+        return bytes([0xAA] * 4)
+
+    def num_allowed(self, token_ids: Sequence[int]) -> int:
+        return len(token_ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_many_sequences_in_a_step_are_each_verified_as_alone_and_as_on_a_gpu(data: st.DataObject, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    candidates, logits = [], []
+    for _ in range(data.draw(st.integers(1, 5))):
+        mode, params = data.draw(st.sampled_from(MODES))
+        output, draft = (data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=n)) for n in (9, 4))
+        options, grammar = data.draw(st.sampled_from([None, *ASKED])), data.draw(st.sampled_from([None, Odd()]))
+        processor = None if options is None else LogitsProcessor(options, PROMPT, output, (STOP,), grammar)
+        num_top = data.draw(st.sampled_from([None, 0, 3]))
+        candidates.append(Candidate(params, mode, 9, draft, processor=processor, num_top=num_top))
+        logits.append(torch.randn(len(draft) + 1, VOCAB, generator=rng) * 3)
+    alone = [verify(rows.clone(), [each])[0] for rows, each in zip(logits, candidates, strict=True)]
     for verifying in (verify, verify_batched):
-        processor, changed = LogitsProcessor(ASKED[0], PROMPT, [6, 7]), rows.clone()
-        candidate = Candidate(params, VerificationMode.COUPLED, 5, draft, processor=processor)
-        if verifying is verify_batched:
-            processor.apply(changed, candidate.prefixes())
-        verdicts.append(verifying(changed, [candidate]))
-    assert verdicts[0] == verdicts[1]
+        assert [str(verdict) for verdict in verifying(torch.cat(logits), candidates)] == [str(each) for each in alone]
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails at operations that wait for a GPU: they read a value on the host."""
+
+    WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "equal", "_unique2")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in self.WAITS, func
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("mode", "params"), [*MODES, (VerificationMode.RATIO, MODES[1][1])])
+def test_nothing_waits_for_a_gpu_between_what_goes_in_and_what_comes_out(
+    mode: VerificationMode, params: SamplingParams
+) -> None:
+    q = [DraftDistribution((6,), (1 << 16,))] if mode is VerificationMode.RATIO else []
+    batch = [
+        Candidate(params, mode, 9, [6], q, processor=LogitsProcessor(options, PROMPT, [6], (STOP,), Odd()), num_top=2)
+        for options in ASKED
+    ]
+    logits = torch.stack([model([token_id]) for token_id in range(2 * len(batch))])
+    with NoWaiting():
+        verdicts = verify_batched(logits, batch)
+    assert all(len(verdict.logprobs) == len(verdict.token_ids) for verdict in verdicts)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
-import torch
 from outrider.errors import OutriderError
 from outrider.gateway.structured import Structured
 from outrider.target.grammar import GrammarCompiler
@@ -36,8 +36,9 @@ def walk(compiler: GrammarCompiler, grammar: str, tenant: str, chance: random.Ra
         for _ in range(NUM_STEPS):
             mask = matcher.allowed(())
             assert mask is not None
-            mask[EOS] = False
-            ids = torch.nonzero(mask).flatten().tolist()
+            bits = np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")
+            bits[EOS] = 0
+            ids = bits.nonzero()[0].tolist()
             if not ids:
                 break
             matcher.advance([chance.choice(ids)])

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import cast
 
 from outrider.metadata.lease import Lease
 from outrider.rpc.server import ServerLife
 from outrider.rpc.v1 import worker_pb2
-from outrider.worker.process import RunningWorker
+from outrider.target.config import TargetConfig
+from outrider.worker.process import RunningWorker, serve_until_stopped
 
 
 class FakeServicer:
@@ -60,3 +65,23 @@ async def test_what_does_not_end_in_time_is_given_back_and_that_is_said_too() ->
     calls: list[str] = []
     await running(calls).drain(timeout_s=0.01)
     assert calls == ["start", "lease", "expire", "flush"]
+
+
+async def test_while_it_serves_the_collector_passes_over_what_was_there_before() -> None:
+    """A pass over a model's modules stops a step for half a second."""
+    servicer = FakeServicer([])
+    servicer.steps, servicer.step_limit_s = SimpleNamespace(busy_since_s=None), lambda timeout_s: None  # type: ignore[attr-defined]
+    servicer.drained.set()
+    life, frozen = SimpleNamespace(draining=asyncio.Event(), address="here"), list[int]()
+
+    @asynccontextmanager
+    async def worker() -> AsyncIterator[RunningWorker[FakeServicer]]:
+        yield RunningWorker(servicer, cast(ServerLife, life), None)
+
+    def stop() -> None:
+        asyncio.get_running_loop().call_soon(lambda: frozen.append(gc.get_freeze_count()))
+        asyncio.get_running_loop().call_soon(life.draining.set)
+
+    before = gc.get_freeze_count()
+    await serve_until_stopped(worker(), worker_pb2.WorkerInfo(), TargetConfig(model="any", listen="127.0.0.1:0"), stop)
+    assert frozen[0] > before == gc.get_freeze_count()

@@ -1,0 +1,116 @@
+"""python -m benchmarks host"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+from outrider_controller.cli.output import json_file_option
+
+from benchmarks.report import Row, finish, show, table
+
+if TYPE_CHECKING:
+    from outrider.target.opening import Opening
+    from outrider.target.report import Report
+    from outrider.target.worker import TargetWorker
+    from outrider.worker.loop import StepLoop
+
+_DRAFTED = 4
+_PROMPT, _OUTPUT, _BLOCK = 200, 3500, 16
+_MAX_MS = {"greedy": 2.0, "sampled, penalties": 3.0}
+
+
+@click.command("host")
+@click.option("--rows", type=click.IntRange(1), default=64, show_default=True, help="Sequences of a step.")
+@click.option("--steps", type=click.IntRange(10), default=200, show_default=True)
+@json_file_option
+def host(rows: int, steps: int, json_file: Path | None) -> int:
+    """What does the step thread of a target on a GPU cost, beside the GPU?
+
+    The model and its vocabulary are replaced by next to nothing. What is left is the thread's own work in a turn of its
+    loop: 4 drafted tokens come for each sequence, the step is planned, laid out in the buffer of recorded steps and
+    verified, half of each draft is accepted, and a report is made. In processor time of the thread, so that other
+    processes disturb little.
+    """
+    found = [_measure(name, rows, steps) for name in (*_MAX_MS, "sampled, log probabilities")]
+    show(table(found), f"Milliseconds of a turn with {rows} sequences of {1 + _DRAFTED} tokens; quartiles.")
+    return finish("host", {"holds": all(row["holds"] for row in found), "rows": found}, json_file)
+
+
+def _measure(name: str, rows: int, steps: int) -> Row:
+    spent = sorted(_turns(name, rows, steps))
+    most = _MAX_MS.get(name)
+    return {
+        "step": name,
+        "median": round(median(spent), 2),
+        "25 %": round(spent[len(spent) // 4], 2),
+        "75 %": round(spent[len(spent) * 3 // 4], 2),
+        "at most": most,
+        "holds": most is None or rows != 64 or median(spent) <= most,
+    }
+
+
+def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
+    """Milliseconds of each turn."""
+    from outrider.collector import gc_frozen
+    from outrider.drafting.tree import DraftTree
+    from outrider.target.events import Offered, Opened
+    from outrider.worker.events import SequenceKey
+    from outrider.worker.loop import StepLoop
+
+    lengths: dict[SequenceKey, int] = {}
+
+    def deliver(report: Report) -> None:
+        for commit in report.commits:
+            lengths[commit.key] = commit.base_len + len(commit.outcome.token_ids)
+
+    loop: StepLoop[object, Report] = StepLoop(_worker(rows), deliver)  # type: ignore[arg-type]
+    keys = [SequenceKey(1, number) for number in range(rows)]
+    loop.turn([Opened(key, _opening(name, number), 0.0) for number, key in enumerate(keys)])
+    while len(lengths) < rows:
+        loop.turn([])
+    with gc_frozen():
+        for _ in range(steps):
+            trees = [DraftTree(length, (7, 7, 9, 9), chances=(0.9,) * 4) for length in lengths.values()]
+            offers = [Offered(key, tree) for key, tree in zip(lengths, trees, strict=True)]
+            began_s = time.thread_time()
+            loop.turn(offers)
+            yield 1000 * (time.thread_time() - began_s)
+
+
+def _worker(rows: int) -> TargetWorker:
+    import torch
+    from outrider.target.opening import Limits
+    from outrider.target.scheduler import Batching
+    from outrider.target.worker import TargetWorker
+
+    from benchmarks.support.null_engine import null_engine
+
+    torch.set_num_threads(1)
+    batching = Batching(_BLOCK, max_batch_tokens=rows * 8)
+    engine = null_engine(rows, _PROMPT + _OUTPUT + _BLOCK, batching.max_batch_tokens)
+    info = engine.info
+    limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences=rows)
+    return TargetWorker(engine, limits, batching, time.monotonic, row_price=lambda cost: 0.0)
+
+
+def _opening(name: str, number: int) -> Opening:
+    from outrider.options.logprobs import LogprobsOptions
+    from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
+    from outrider.target.opening import Opening, Speculation, Stopping
+
+    greedy = name == "greedy"
+    penalties = LogitsOptions(presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=1.1)
+    return Opening(
+        prompt=tuple((3 + 7 * at + number) % 30 for at in range(_PROMPT)),
+        params=SamplingParams(0.0) if greedy else SamplingParams(0.8, top_k=20, top_p=0.95, seed=number),
+        mode=VerificationMode.GREEDY if greedy else VerificationMode.COUPLED,
+        stopping=Stopping(_OUTPUT, frozenset({2})),
+        speculation=Speculation(max_draft_tokens=_DRAFTED),
+        logits=penalties if "penalties" in name else None,
+        logprobs=LogprobsOptions(num_top=5) if "log prob" in name else None,
+    )

@@ -1,0 +1,52 @@
+"""An engine on which only the step thread's work is left: steps are laid out as for recorded ones, and nothing runs.
+
+Its logits choose one token, whatever came before, and go through the verification of a GPU's steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from outrider.engine import Engine, EngineConfig
+from outrider.engine.attention import KVCache
+from outrider.engine.buckets import Bucket, make_buckets
+from outrider.engine.engine import ModelInfo
+from outrider.engine.inputs import StepInputs
+from outrider.engine.step import Step
+from outrider.speculation import verification
+from outrider.speculation.batched import verify_batched
+from torch import Tensor
+
+TOKEN = 7
+"""What the model says."""
+_VOCABULARY = 32
+
+
+class _Nothing:
+    """In the place of recorded steps."""
+
+    def __init__(self, buckets: tuple[Bucket, ...], max_blocks: int) -> None:
+        self.buckets = buckets
+        self._inputs = StepInputs(buckets, 4, max_blocks, 0, torch.device("cpu"))
+        self._logits = torch.zeros(max(bucket.tokens for bucket in buckets), _VOCABULARY)
+
+    def run(self, step: Step, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if step.num_tokens <= len(self._logits):
+            self._inputs.send(step)
+        logits = self._logits[: len(step.wanted)]
+        logits.zero_()
+        logits[:, TOKEN] = 1e6
+        return logits, logits[:0]
+
+
+def null_engine(rows: int, context: int, max_batch_tokens: int) -> Engine:
+    """For `rows` sequences of at most `context` tokens."""
+    # Without a GPU, rows would be verified one by one.
+    verification.verify_rows = verify_batched
+    config = EngineConfig(num_blocks=rows * (context // 16 + 1), graph_rows=rows, max_batch_tokens=max_batch_tokens)
+    assert config.num_blocks is not None
+    info = ModelInfo(_VOCABULARY, context, config.block_size, config.num_blocks, "none", "cpu", "none", ())
+    nothing: Any = _Nothing(make_buckets(rows, max_batch_tokens), context // config.block_size + 1)
+    cache = KVCache(*(torch.zeros(1, 1, config.block_size, 1) for _ in range(2)))
+    return Engine(nothing, cache, info, config, graphs=nothing)

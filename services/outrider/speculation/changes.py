@@ -1,0 +1,189 @@
+"""What logits processors change in a step, for all rows at once: laid out on the host, applied where the logits are.
+
+Each change is that of `logits.py`, at the entries that it names, in the same order: biases, penalties, allowed tokens,
+grammars, bans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.errors import InvalidRequest
+from outrider.speculation.candidates import Candidate
+from outrider.speculation.columns import Columns
+from outrider.speculation.logits import LogitsProcessor, RowRefused
+
+
+@dataclass(slots=True)
+class _Spread:
+    """Entries of rows, where all rows of one candidate have the same tokens. Sent once, spread over the rows there."""
+
+    name: str
+    rows: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    firsts: list[int] = field(default_factory=list)
+    """Of each row: where its entries begin among those that are sent."""
+    parts: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
+    num_sent: int = 0
+    total: int = 0
+    """Entries of all rows."""
+
+    def add(self, rows: range, *columns: NDArray[Any]) -> None:
+        """`columns`: the tokens, and a number for each of them in each further one."""
+        length = len(columns[0])
+        self.rows += rows
+        self.lengths += [length] * len(rows)
+        self.firsts += [self.num_sent] * len(rows)
+        self.parts.append(columns)
+        self.num_sent += length
+        self.total += length * len(rows)
+
+    def lay_out(self, columns: Columns) -> None:
+        if not self.rows:
+            return
+        lengths = np.array(self.lengths)
+        # Added to an entry's number among those of all rows, it gives its place among those that are sent.
+        shift = np.array(self.firsts) - (np.cumsum(lengths) - lengths)
+        numbers = {"rows": np.array(self.rows), "lengths": lengths, "shift": shift}
+        for number, column in enumerate(zip(*self.parts, strict=True)):
+            numbers[str(number)] = np.concatenate(column)
+        columns.add(**{f"{self.name}.{name}": array for name, array in numbers.items()})
+
+    def spread(self, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Of each entry: the number of its row among `rows`, its row of logits, and its columns."""
+        rows, lengths, shift = (sent[f"{self.name}.{name}"] for name in ("rows", "lengths", "shift"))
+        which = torch.repeat_interleave(lengths, output_size=self.total)
+        at = torch.arange(self.total, device=rows.device) + shift[which]
+        found = [sent[f"{self.name}.{number}"][at] for number in range(len(self.parts[0]))]
+        return which, rows[which], found
+
+
+class Changes:
+    """Those of one step."""
+
+    def __init__(self, candidates: Sequence[Candidate]) -> None:
+        self.refused: dict[int, RowRefused] = {}
+        """By number of the candidate. Of its rows only those before the refused one are changed as they should be."""
+        self._biases, self._counts, self._kept = _Spread("biases"), _Spread("counts"), _Spread("kept")
+        self._penalties: list[tuple[float, float, float]] = []
+        """Of each row with counts."""
+        self._drafted: list[int] = []
+        """Entries of counts, one for each time that a drafted token comes before the row."""
+        self._masks: list[tuple[int, bytes]] = []
+        self._banned: list[tuple[int, int, int]] = []
+        """(number of the row among those with bans, row, token)"""
+        self._rows_with_bans: list[int] = []
+        start = 0
+        for number, candidate in enumerate(candidates):
+            if candidate.processor is not None:
+                self._add(number, start, candidate.processor, candidate.prefixes())
+            start += candidate.num_rows
+
+    def _add(self, number: int, start: int, processor: LogitsProcessor, prefixes: Sequence[Sequence[int]]) -> None:
+        rows = range(start, start + len(prefixes))
+        if processor.bias is not None:
+            self._biases.add(rows, *processor.bias)
+        if processor.seen is not None:
+            self._count(rows, processor, prefixes)
+        if processor.allowed_ids is not None:
+            self._kept.add(rows, processor.allowed_ids)
+        for place, (row, prefix) in enumerate(zip(rows, prefixes, strict=True)):
+            try:
+                mask = processor.mask(prefix)
+            except InvalidRequest as error:
+                self.refused[number] = RowRefused(place, error)
+                return
+            if mask is not None:
+                self._masks.append((row, mask))
+            if banned := processor.banned(prefix):
+                self._banned += [(len(self._rows_with_bans), row, token_id) for token_id in banned]
+                self._rows_with_bans.append(row)
+
+    def _count(self, rows: range, processor: LogitsProcessor, prefixes: Sequence[Sequence[int]]) -> None:
+        """Committed and drafted occurrences are counted together: two subtractions would round differently."""
+        seen = processor.seen
+        assert seen is not None
+        at = seen.at
+        new = {token_id: 0 for prefix in prefixes for token_id in prefix if token_id not in at}
+        for place, token_id in enumerate(new, start=len(seen.ids)):
+            new[token_id] = place
+        entry, length = self._counts.total, len(seen.ids) + len(new)
+        for prefix in prefixes:
+            self._drafted += [entry + (at[token_id] if token_id in at else new[token_id]) for token_id in prefix]
+            entry += length
+        self._counts.add(rows, *seen.with_new(list(new)))
+        self._penalties += [processor.penalties] * len(rows)
+
+    def lay_out(self, columns: Columns) -> None:
+        for spread in (self._biases, self._counts, self._kept):
+            spread.lay_out(columns)
+        if self._penalties:
+            columns.add(penalties=np.array(self._penalties, dtype=np.float32).T, drafted=np.array(self._drafted, int))
+        if self._masks:
+            columns.add(
+                masked=np.array([row for row, _ in self._masks]),
+                masks=np.array([np.frombuffer(mask, dtype=np.uint8) for _, mask in self._masks]),
+            )
+        if self._banned:
+            columns.add(banned=np.array(self._banned).T, bans=np.array(self._rows_with_bans))
+
+    def apply(self, logits: Tensor, sent: Mapping[str, Tensor]) -> None:
+        """Changes logits [rows, vocab] in place."""
+        # An engine's logits may be inference tensors, which can only be changed in this mode.
+        with torch.inference_mode():
+            if self._biases.rows:
+                _, rows, (ids, values) = self._biases.spread(sent)
+                logits[rows, ids] += values
+            if self._counts.rows:
+                self._penalise(logits, sent)
+            if self._kept.rows:
+                _, rows, (ids,) = self._kept.spread(sent)
+                held = logits[rows, ids]
+                logits[sent["kept.rows"]] = -torch.inf
+                logits[rows, ids] = held
+            if self._masks:
+                forbidden = ~_unpacked(sent["masks"], logits.shape[1])
+                logits[sent["masked"]] = logits[sent["masked"]].masked_fill_(forbidden, -torch.inf)
+            if self._banned:
+                _ban(logits, sent["bans"], *sent["banned"])
+
+    def _penalise(self, logits: Tensor, sent: Mapping[str, Tensor]) -> None:
+        which, rows, (ids, counts, prompted) = self._counts.spread(sent)
+        drafted = sent["drafted"]
+        counts.index_add_(0, drafted, torch.ones_like(drafted, dtype=counts.dtype))
+        repetition, frequency, presence = sent["penalties"][:, which]
+        value, seen = logits[rows, ids], counts > 0
+        repeated = torch.where(value > 0, value / repetition, value * repetition)
+        value = torch.where(seen | prompted, repeated, value)
+        logits[rows, ids] = value - (counts * frequency + seen * presence)
+
+
+def process(logits: Tensor, candidates: Sequence[Candidate]) -> dict[int, RowRefused]:
+    """Changes logits in place. Returns the refusals."""
+    changes, columns = Changes(candidates), Columns()
+    changes.lay_out(columns)
+    changes.apply(logits, columns.send(logits.device))
+    return changes.refused
+
+
+def _unpacked(masks: Tensor, width: int) -> Tensor:
+    """bool [rows, width] of uint8 [rows, bytes]: the lowest bit comes first. What they do not cover is 0."""
+    shifts = torch.arange(8, dtype=torch.uint8, device=masks.device)
+    bits = ((masks[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :width]
+    return torch.nn.functional.pad(bits, (0, width - bits.shape[1]))
+
+
+def _ban(logits: Tensor, with_bans: Tensor, which: Tensor, rows: Tensor, ids: Tensor) -> None:
+    """Bans these tokens, unless none would be left in a row: masks then take precedence over bans, and a token can
+    still be chosen."""
+    held = logits[rows, ids]
+    logits[rows, ids] = -torch.inf
+    dead = logits[with_bans].amax(-1) == -torch.inf
+    logits[rows, ids] = torch.where(dead[which], held, -torch.inf)
