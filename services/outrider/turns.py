@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import Counter, OrderedDict, deque
@@ -29,7 +30,8 @@ def deep_stacks() -> Iterator[None]:
 
 
 class TenantTurns:
-    """Runs work in the order in which a tenant sent it; the tenants take turns."""
+    """Runs work in the order in which a tenant sent it; the tenants take turns. Its threads end with the process, or
+    with `close`."""
 
     def __init__(self, num_threads: int, name: str, *, most_per_tenant: int | None = None, nice: int = 0) -> None:
         """`most_per_tenant`: threads that one tenant may use at once. `nice`: how far the threads yield to others."""
@@ -38,6 +40,7 @@ class TenantTurns:
         self._changed = threading.Condition()
         self._waiting: OrderedDict[str, deque[_Work]] = OrderedDict()
         self._running: Counter[str] = Counter()
+        self._closed = False
         with deep_stacks():
             for number in range(num_threads):
                 threading.Thread(target=self._run, name=f"{name} {number}", daemon=True).start()
@@ -51,6 +54,14 @@ class TenantTurns:
             self._changed.notify()
         return future
 
+    def close(self) -> None:
+        """Cancels what waits. Running work ends by itself."""
+        with self._changed:
+            self._closed = True
+            for future, _, _ in itertools.chain.from_iterable(self._waiting.values()):
+                future.cancel()
+            self._changed.notify_all()
+
     def _run(self) -> None:
         if self._nice:
             # Of this thread alone (Linux).
@@ -58,6 +69,8 @@ class TenantTurns:
         while True:
             with self._changed:
                 while (tenant := self._next()) is None:
+                    if self._closed:
+                        return
                     self._changed.wait()
                 future, work, on_start = self._take(tenant)
             if future.set_running_or_notify_cancel():

@@ -43,7 +43,7 @@ from outrider.gateway.stats import Finish, RunningStats, Usage
 from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.text import TokenBytes
-from outrider.gateway.tokenizer.threads import TokenizerThreads
+from outrider.gateway.tokenizer.threads import TenantThreads, TokenizerThreads
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.options.prediction import Prediction
 from outrider.protocol import logprobs
@@ -313,7 +313,7 @@ class Generator:
             )
             try:
                 async with asyncio.timeout(patience_s):
-                    ready = await self._prepare(prompts, default_max_tokens)
+                    ready = await self._prepare(prompts, default_max_tokens, self.threads.of(tenant.name))
             except TimeoutError as error:
                 raise DeadlineExceeded(_TOO_LATE) from error
             expected_tokens = max(1, round(charge.expected_tokens))
@@ -363,7 +363,7 @@ class Generator:
             charge.ended(job.prompt_tokens, len(job.output.token_ids) - len(generation.resume_token_ids))
 
     async def _prepare(
-        self, prompts: Sequence[Sequence[Generation]], default_max_tokens: int | None
+        self, prompts: Sequence[Sequence[Generation]], default_max_tokens: int | None, threads: TenantThreads
     ) -> list[_Prepared]:
         """Returns one for each answer. Shared parts are computed once, for any number of answers."""
         first = prompts[0][0]
@@ -373,9 +373,9 @@ class Generator:
             message = f"{len(first.resume_token_ids)} tokens exceed the model's context of {model.max_context_len}"
             raise InvalidRequest("resume_token_ids", message)
         check_token_ids("resume_token_ids", first.resume_token_ids, model.vocab_size)
-        read = [await self._read(model, of_prompt[0], default_max_tokens) for of_prompt in prompts]
-        logits = await self._logits(model, first, read[0][0]) if options.logits else None
-        predicted = await _predicted(model, first.prediction, self.threads)
+        read = [await self._read(model, of_prompt[0], default_max_tokens, threads) for of_prompt in prompts]
+        logits = await self._logits(model, first, read[0][0], threads) if options.logits else None
+        predicted = await _predicted(model, first.prediction, threads)
         return [
             _Prepared(model, token_ids, max_tokens, logits, predicted)
             for (token_ids, max_tokens), of_prompt in zip(read, prompts, strict=True)
@@ -383,23 +383,23 @@ class Generator:
         ]
 
     async def _read(
-        self, model: Model, generation: Generation, default_max_tokens: int | None
+        self, model: Model, generation: Generation, default_max_tokens: int | None, threads: TenantThreads
     ) -> tuple[list[int], int]:
         """The prompt's token ids, and the most output tokens that may follow them."""
-        token_ids, options = await _tokenise(model, generation, self.threads), generation.options
+        token_ids, options = await _tokenise(model, generation, threads), generation.options
         if (asked := options.asked_logprobs) is not None:
             where = "logprobs" if options.prompt_logprobs is None else "prompt_logprobs"
             _check_prompt_logprobs(where, asked, len(token_ids))
         return token_ids, max_new_tokens(model, len(token_ids), generation, default_max_tokens)
 
     async def _logits(
-        self, model: Model, generation: Generation, prompt: Sequence[int]
+        self, model: Model, generation: Generation, prompt: Sequence[int], threads: TenantThreads
     ) -> sequence_pb2.LogitsOptions | None:
         choice, chat = generation.options.logits, generation.prompt
         reasons = isinstance(chat, ChatPrompt) and chat.reads_reasoning
         thought = model.tokenizer.thought_after(prompt) if reasons else Thought.NONE
         work = lambda: choice.to_proto(model.tokenizer, model.vocab_size, thought)  # noqa: E731
-        return await self.threads.run(choice.num_chars, work)
+        return await threads.run(choice.num_chars, work)
 
     async def _run(self, job: _Job, observer: RequestObserver) -> AsyncGenerator[Chunk, None]:
         piece = job.output.resume(job.generation.resume_token_ids)
@@ -474,7 +474,7 @@ class _RouterLost(Exception):
     """A call to a router broke off, and another router may succeed."""
 
 
-async def _tokenise(model: Model, generation: Generation, threads: TokenizerThreads) -> list[int]:
+async def _tokenise(model: Model, generation: Generation, threads: TenantThreads) -> list[int]:
     """The prompt's token ids. Raises InvalidRequest for a prompt that is too long, as soon as that is certain."""
     tokenizer, room = model.tokenizer, model.max_context_len - 1
     where = generation.prompt.field
@@ -501,7 +501,7 @@ async def _tokenise(model: Model, generation: Generation, threads: TokenizerThre
     return ids
 
 
-async def _predicted(model: Model, text: str, threads: TokenizerThreads) -> list[int]:
+async def _predicted(model: Model, text: str, threads: TenantThreads) -> list[int]:
     if not text:
         return []
     try:

@@ -99,7 +99,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             model = await self._core.catalog.get(request.model)
             check_token_ids("token_ids", request.token_ids, model.vocab_size)
             table = model.tokenizer.token_bytes
-            tokens = await self._core.threads.run(
+            tokens = await self._core.threads.of(tenant.name).run(
                 len(request.token_ids), lambda: [table.of(token_id) for token_id in request.token_ids]
             )
             charge.ended(len(tokens), 0)

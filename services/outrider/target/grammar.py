@@ -26,6 +26,7 @@ from outrider.speculation import Grammar
 from outrider.target.config import GRAMMAR_BYTES
 from outrider.target.grammar_matcher import FIELD, GrammarMatcher, MatcherAside, WaitAllowance
 from outrider.target.grammar_memory import TENANT_SHARE, GrammarMemory, footprint
+from outrider.target.grammar_trial import GrammarTrials, TrialSetting
 from outrider.target.tokenizer import read_tokenizer
 from outrider.turns import TenantTurns
 
@@ -75,7 +76,7 @@ class GrammarCompiler:
         callers that can do without one for a while."""
         self.memory = GrammarMemory(most_bytes)
         self._max_s = max_s
-        self._step_fuel = step_fuel
+        self._limits = {"step_lexer_fuel": step_fuel, "max_lexer_states": _MAX_LEXER_STATES}
         self._masks_aside = masks_aside
         self._cached: OrderedDict[bytes, _Compiled] = OrderedDict()
         """By the grammar's hash; the last used is last."""
@@ -97,8 +98,7 @@ class GrammarCompiler:
         """As `compile`, on a thread: the library releases the GIL. The masks are then made on threads too. `worked` is
         called on them with the seconds of each piece of work.
 
-        Also raises InvalidRequest when compiling takes too long, not counting the wait for a thread; the compilation
-        then ends by itself.
+        Also raises InvalidRequest when compiling takes too long, not counting the wait for a thread.
         """
         loop, began = asyncio.get_running_loop(), asyncio.Event()
         charged = (tenant,) if tenant else ()
@@ -113,7 +113,9 @@ class GrammarCompiler:
             async with asyncio.timeout(self._max_s):
                 found = await asyncio.wrap_future(compiling)
         except TimeoutError:
-            raise InvalidRequest(FIELD, f"could not be compiled within {self._max_s:g} s") from None
+            # Nobody waits for what the thread says later.
+            worked(self._max_s)
+            raise self._too_slow() from None
         finally:
             compiling.cancel()
         if not self._masks_aside:
@@ -124,8 +126,7 @@ class GrammarCompiler:
     def compile(self, grammar: str, committed: Sequence[int], tenant: str = "") -> GrammarMatcher:
         """The grammar's state after `committed`, with its first mask computed. Raises InvalidRequest, NotSupported, or
         Overloaded when the grammars of others leave no memory."""
-        with self._lock_vocabulary() as tokenizer:
-            compiled = self._begin(tokenizer, grammar, tenant)
+        compiled = self._begin(grammar, tenant)
         # A copy: a sequence's commits must not change the cached one.
         found = self._matcher(compiled, tenant)
         found.advance(committed)
@@ -143,27 +144,24 @@ class GrammarCompiler:
         num_threads = max(1, min(_MAX_MASK_THREADS, len(os.sched_getaffinity(0)) // 2))
         return TenantTurns(num_threads, "grammar masks", nice=_NICE)
 
-    @contextmanager
-    def _lock_vocabulary(self) -> Iterator[LLTokenizer]:
-        with self._reading:
-            tokenizer = self._tokenizer
-        if tokenizer is None:
-            raise NotSupported(FIELD, "needs the extra `structured` and tokenizer.json at the target")
-        yield tokenizer
-
-    def _begin(self, tokenizer: LLTokenizer, grammar: str, tenant: str) -> _Compiled:
+    def _begin(self, grammar: str, tenant: str) -> _Compiled:
         """Two threads may compile the same: the second result is then kept."""
         digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
         with self._lock:
             if compiled := self._cached.get(digest):
                 self._cached.move_to_end(digest)
                 return compiled
+        with self._reading:
+            vocabulary = self._vocabulary
+        if vocabulary is None:
+            raise NotSupported(FIELD, "needs the extra `structured` and tokenizer.json at the target")
+        tokenizer, trials = vocabulary
+        if not trials.passes(grammar):
+            raise self._too_slow()
         from llguidance import LLMatcher, LLParserLimits
 
         # Errors with the counts that `footprint` reads.
-        limits = LLParserLimits(
-            step_lexer_fuel=self._step_fuel, max_lexer_states=_MAX_LEXER_STATES, verbose_errors=True
-        )
+        limits = LLParserLimits(**self._limits, verbose_errors=True)
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             # The rest of the library's message is its internal state.
@@ -216,6 +214,9 @@ class GrammarCompiler:
         del forgotten
         return True
 
+    def _too_slow(self) -> InvalidRequest:
+        return InvalidRequest(FIELD, f"is too complex: it could not be compiled within {self._max_s:g} s")
+
     def _look_ahead(self, compiled: _Compiled, committed: Sequence[int]) -> None:
         """Finds a limit that only the row after the forced tokens meets. Raises InvalidRequest."""
         ahead = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids)
@@ -224,16 +225,19 @@ class GrammarCompiler:
 
     def _warm(self) -> None:
         with self._reading:
-            _ = self._tokenizer
+            _ = self._vocabulary
 
     @cached_property
-    def _tokenizer(self) -> LLTokenizer | None:
+    def _vocabulary(self) -> tuple[LLTokenizer, GrammarTrials] | None:
         try:
             from llguidance import LLTokenizer
 
             # Read for gateways already, and cached.
-            vocabulary = tokenizer_pb2.Tokenizer.FromString(read_tokenizer(self._checkpoint)).json
-            return LLTokenizer(vocabulary.decode(), n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
+            text = tokenizer_pb2.Tokenizer.FromString(read_tokenizer(self._checkpoint)).json.decode()
+            tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
+            most_bytes = self.memory.most_bytes
+            setting = TrialSetting(text, self._vocab_size, self._eos_token_ids, self._limits, most_bytes)
+            return tokenizer, GrammarTrials(setting, self._max_s)
         except Exception as error:  # a target serves without one; requests that need it are refused
             log.info("no structured output: %s: %s", type(error).__name__, error)
             return None

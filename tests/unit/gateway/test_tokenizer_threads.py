@@ -26,19 +26,33 @@ def threads() -> Iterator[TokenizerThreads]:
 
 async def test_a_long_prompt_holds_up_no_short_one(threads: TokenizerThreads) -> None:
     release = threading.Event()
-    long = asyncio.create_task(threads.run(LONG, release.wait))
+    long = asyncio.create_task(threads.of("").run(LONG, release.wait))
     async with asyncio.timeout(60):
-        assert await threads.run(SHORT_CHARS, lambda: "short") == "short"
+        assert await threads.of("").run(SHORT_CHARS, lambda: "short") == "short"
         assert not long.done()
         release.set()
         assert await long
 
 
+async def test_tenants_take_turns(threads: TokenizerThreads) -> None:
+    """Also with what checks grammars, which may take as long as a long prompt."""
+    release, order = threading.Event(), list[str]()
+    first = asyncio.create_task(threads.of("many").run(LONG, release.wait))
+    many = [asyncio.create_task(threads.of("many").run(LONG, lambda: order.append("many"))) for _ in range(20)]
+    await asyncio.sleep(0)
+    other = asyncio.create_task(threads.of("other").run(LONG, lambda: order.append("other")))
+    await asyncio.sleep(0)
+    release.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(first, *many, other)
+    assert order.index("other") <= 1
+
+
 async def test_a_prompt_whose_client_leaves_while_it_waits_is_never_tokenised(threads: TokenizerThreads) -> None:
     release, ran = threading.Event(), []
-    first = asyncio.create_task(threads.run(LONG, release.wait))
-    waiting = [asyncio.create_task(threads.run(LONG, lambda: ran.append(1))) for _ in range(20)]
-    last = asyncio.create_task(threads.run(LONG, lambda: "last"))
+    first = asyncio.create_task(threads.of("").run(LONG, release.wait))
+    waiting = [asyncio.create_task(threads.of("").run(LONG, lambda: ran.append(1))) for _ in range(20)]
+    last = asyncio.create_task(threads.of("").run(LONG, lambda: "last"))
     await asyncio.sleep(0)
     for task in waiting:
         task.cancel()
@@ -76,4 +90,4 @@ async def test_a_long_chain_in_a_grammar_does_not_end_the_gateway(threads: Token
     places = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(1800)} | {"d1800": {"type": "integer"}}
     schema = {"$defs": places, "$ref": "#/$defs/d0"}
     for asked in (Structured("grammar", rules, "x"), Structured("json_schema", schema, "x")):
-        assert await threads.run(asked.num_chars, asked.to_grammar)
+        assert await threads.of("").run(asked.num_chars, asked.to_grammar)

@@ -296,6 +296,28 @@ async def test_a_grammar_that_takes_too_long_is_refused_by_name(tiny: Path) -> N
     assert refused.value.field == "logits.grammar"
 
 
+async def test_an_expression_that_would_be_compiled_for_hours_leaves_its_thread_and_is_on_the_bill(tiny: Path) -> None:
+    """The library checks intersections at exponential cost: neither fuel nor a time-out ends its thread."""
+    terms = " & ".join(f"/(.|\\n)*a.{{{i}}}/" for i in range(40))
+    compiler, worked = GrammarCompiler(tiny, VOCAB, [EOS], max_s=2.0), list[float]()
+    with pytest.raises(InvalidRequest, match="is too complex: it could not be compiled within 2 s"):
+        await compiler.compile_aside(f"start: T\nT: {terms}", (), "hostile", worked.append)
+    assert sum(worked) >= 2.0
+    # The tenant has one thread, which is free again; an intersection that is small is compiled.
+    async with asyncio.timeout(60):
+        found = await compiler.compile_aside("start: T\nT: /[a-z]*/ & /.*b/", (), "hostile")
+    assert found.num_allowed(TOKENIZER.encode("ab")) == 2
+
+
+async def test_an_expression_that_takes_all_memory_takes_it_from_no_target(tiny: Path) -> None:
+    compiler = GrammarCompiler(tiny, VOCAB, [EOS], most_bytes=1 << 20)
+    trials = compiler._vocabulary
+    assert trials is not None
+    terms = " & ".join(f"/(.|\\n)*a.{{{i}}}/" for i in range(16))
+    assert not trials[1].passes(f"start: T\nT: {terms}")
+    assert trials[1].passes("start: T\nT: /[a-z]*/ & /.*b/")
+
+
 async def test_waiting_for_a_thread_does_not_count_against_the_limit(tiny: Path) -> None:
     class Slow(GrammarCompiler):
         def compile(self, grammar: str, committed: Sequence[int]) -> Any:

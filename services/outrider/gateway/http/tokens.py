@@ -25,6 +25,7 @@ from outrider.gateway.quotas import prompt_tokens_of
 from outrider.gateway.requests import ChatPrompt, TextPrompt
 from outrider.gateway.tokenizer.model import TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
+from outrider.gateway.tokenizer.threads import TenantThreads
 from outrider.protocol.identity import package_version
 from outrider.protocol.validate import check_token_ids
 
@@ -79,6 +80,7 @@ class DetokenizeRequest(_Body):
 
 
 Kind = TypeVar("Kind", bound=_Body)
+_Answer = tuple[int, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +98,15 @@ class TokenEndpoints:
         return JSONResponse({"version": package_version()})
 
     async def _answer(
-        self, request: Request, kind: type[Kind], work: Callable[[Kind, Model], Awaitable[tuple[int, dict[str, Any]]]]
+        self, request: Request, kind: type[Kind], work: Callable[[Kind, Model, TenantThreads], Awaitable[_Answer]]
     ) -> Response:
         """`work`: returns the number of tokens, which the tenant is charged for, and the answer."""
         try:
             body = parse(kind, await read_body(request, self.limits))
-            async with self.core.reading(tenant_of(request), body.num_tokens) as charge:
-                num_tokens, answer = await work(body, await self._model(request, body.model))
+            tenant = tenant_of(request)
+            threads = self.core.threads.of(tenant.name)
+            async with self.core.reading(tenant, body.num_tokens) as charge:
+                num_tokens, answer = await work(body, await self._model(request, body.model), threads)
                 charge.ended(num_tokens, 0)
                 return JSONResponse(answer)
         except HttpError as error:
@@ -120,7 +124,7 @@ class TokenEndpoints:
         check_model(tenant_of(request), name)
         return await self.core.catalog.get(name)
 
-    async def _tokenized(self, body: TokenizeRequest, model: Model) -> tuple[int, dict[str, Any]]:
+    async def _tokenized(self, body: TokenizeRequest, model: Model, threads: TenantThreads) -> _Answer:
         prompt, tokenizer, most = body.to_prompt(), model.tokenizer, model.max_context_len
 
         def encoded() -> tuple[list[int], list[str] | None]:
@@ -136,7 +140,7 @@ class TokenEndpoints:
 
         num_chars = len(prompt.text) if isinstance(prompt, TextPrompt) else prompt.num_chars
         try:
-            ids, spelled = await self.core.threads.run(num_chars, encoded)
+            ids, spelled = await threads.run(num_chars, encoded)
         except TemplateError as error:
             raise InvalidRequest("messages", str(error)) from error
         except TooManyTokens as error:
@@ -144,8 +148,8 @@ class TokenEndpoints:
             raise
         return len(ids), {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": spelled}
 
-    async def _detokenized(self, body: DetokenizeRequest, model: Model) -> tuple[int, dict[str, Any]]:
+    async def _detokenized(self, body: DetokenizeRequest, model: Model, threads: TenantThreads) -> _Answer:
         check_len(model, "tokens", len(body.tokens))
         check_token_ids("tokens", body.tokens, model.vocab_size)
-        text = await self.core.threads.run(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))
+        text = await threads.run(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))
         return len(body.tokens), {"prompt": text}
