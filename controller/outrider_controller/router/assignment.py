@@ -266,8 +266,10 @@ class Assigner:
     ) -> tuple[TargetLink, DraftWorker | None]:
         config, token_ids = self._config.failover, (*request.prompt, *request.resume)
         prefix = Prefix(token_ids, request.cache_salt, request.expected_tokens)
-        # A request with tokens to resume from was begun by another router.
-        wait_s = config.wait_for_restart_s if request.resume else config.wait_for_target_s
+        # A request with tokens to resume from was begun by another router. What an operator has taken out of use does
+        # not come back by itself: the client hears of it before its stream begins.
+        out_of_use = not request.resume and self._fleet.cordoned(request.model)
+        wait_s = config.wait_for_restart_s if request.resume else 0.0 if out_of_use else config.wait_for_target_s
         fresh = FailoverState(config, request.resume_revision)
         room_until_s = math.inf if request.resume else room_until_s
         target = await self._find_target(request, request.resume_revision or None, prefix, wait_s, fresh, room_until_s)
