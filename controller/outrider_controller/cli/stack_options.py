@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from outrider.masking import holds_password
 
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.models import DEFAULT_TARGET
+from outrider_controller.cli.models import DEFAULT_TARGET, shipped_draft
 from outrider_controller.cli.output import note
 from outrider_controller.cli.process import ProcessFailed
 from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES, NATIVE_VARIANTS, QUANTIZATIONS, StackConfig
@@ -36,6 +36,8 @@ def stack_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def run(**given: Any) -> Any:
+            if given["drafts"] is None:
+                given["drafts"] = _default_drafts(given["target_model"], given["draft_model"], given["draft_kind"])
             try:
                 config = StackConfig(**{f.name: given.pop(f.name) for f in fields(StackConfig) if f.name in given})
             except ValueError as error:
@@ -60,7 +62,12 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
         option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="model", help="How drafts guess.", **shown),
         option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
         option("--tensor-parallel", type=number(1, 64), default=1, help="Processes that divide one target.", **shown),
-        option("--drafts", type=number(0, 64), default=1, help="Draft workers.", **shown),
+        option(
+            "--drafts",
+            type=number(0, 64),
+            default=None,
+            help="Draft workers; default: 1, or 0 where none is shipped for the target and none is given.",
+        ),
         option("--routers", type=number(1, 16), default=1, help="Router actors.", **shown),
         option("--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the targets.", **shown),
         option("--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the drafts.", **shown),
@@ -103,6 +110,13 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
             **shown,
         ),
     ]
+
+
+def _default_drafts(target: str, draft: str, kind: str) -> int:
+    if draft or kind == "ngram" or shipped_draft(target):
+        return 1
+    note(f"no draft is shipped for {target}: it looks its drafts up itself; --draft-model names another draft")
+    return 0
 
 
 def _without_password(context: click.Context, parameter: click.Parameter, url: str) -> str:
