@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 _FOREIGN = {"affinity", "tolerations", "env", "clients", "operators", "prometheus", "extraObjects", "global"}
 _FOREIGN |= {"query", "egress", "extraVolumes", "extraVolumeMounts", "initContainers", "topologySpreadConstraints"}
 _NEEDED = (
+    "image.registry",
     "controller.cacheSaltSecret",
     "controller.replicas",
     "redis: enabled",
@@ -68,10 +70,16 @@ def _text(schema: dict[str, Any], name: str) -> st.SearchStrategy[str]:
     )
 
 
+@cache
+def _all_values() -> st.SearchStrategy[Any]:
+    """Made once: what Hypothesis finds out of a strategy it keeps there."""
+    return values_of(SCHEMA)
+
+
 @st.composite
 def whole_values(draw: st.DrawFn, mode: str) -> dict[str, Any]:
     """Of that mode; where one value needs another, mostly with it."""
-    values: dict[str, Any] = draw(values_of(SCHEMA))
+    values: dict[str, Any] = draw(_all_values())
     values["controller"]["mode"] = mode
     if draw(st.integers(0, 9)) != 9:
         _complete(values)
@@ -88,6 +96,7 @@ def _complete(values: dict[str, Any]) -> None:
         controller["replicas"] = 1
     if controller.get("replicas", 1) > 1:
         controller["cacheSaltSecret"] = controller.get("cacheSaltSecret") or "salt"
+    values["image"] = {**values.get("image", {}), "registry": values.get("image", {}).get("registry") or "example.org"}
     ingress["host"] = ingress.get("host") or "api.example.org"
     roles = dict.fromkeys(("gateway", "controller", "target", "draft"), "")
     secrets = values.get("tlsSecrets", {})
