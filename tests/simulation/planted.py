@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 
 from outrider.draft.worker import DraftWorker
+from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.pool import PoolDrafts
 from outrider.engine.blocks import BlockPool
 from outrider.engine.kv_cache_manager import KVCacheManager
@@ -40,6 +41,7 @@ class Planted(Enum):
     BLOCK_LEAKED = "a closed sequence keeps its last KV block"
     SLOT_OFF_BY_ONE = "an accepted token's keys are moved from the slot before its own"
     PARENT_NOT_TAKEN = "a token of a tree is run as if the one before it were not taken"
+    OTHER_EPOCH = "a tree goes on from one that its draft has taken back"
     PREEMPTED_KEPT = "a preempted sequence's blocks are not given back"
     DRAFT_ENDS_SEQUENCE = "a malformed draft ends its sequence"
     CLOSE_FORGOTTEN = "a target is not told that a request was cancelled"
@@ -126,6 +128,16 @@ def _without_parents(shipped: Any) -> Any:
         return replace(made, parents=(-1,) * len(made.parents)) if row.draft.parents else made
 
     return engine_row
+
+
+def _any_epoch(shipped: Any) -> Any:
+    def offer(buffer: Any, tree: Any, *others: Any) -> None:
+        if (held := buffer._sent.get(tree.source)) is not None:
+            origins = tuple(map(held.origin, range(len(held))))
+            buffer._sent[tree.source] = replace(held, epoch=tree.epoch, origins=origins)
+        shipped(buffer, tree, *others)
+
+    return offer
 
 
 def _keep_preempted(shipped: Any) -> Any:
@@ -217,6 +229,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.BLOCK_LEAKED: (KVCacheManager, "close", _leak),
     Planted.SLOT_OFF_BY_ONE: (KVCacheManager, "keep", _off_by_one),
     Planted.PARENT_NOT_TAKEN: (verify, "_engine_row", _without_parents),
+    Planted.OTHER_EPOCH: (DraftBuffer, "offer", _any_epoch),
     Planted.PREEMPTED_KEPT: (OpenSequences, "preempt", _keep_preempted),
     Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Dispatcher, "_end", _no_close),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -20,7 +21,7 @@ from outrider.drafting.source import make_sources
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.target.opening import Limits as TargetLimits
-from outrider.target.scheduler import Batching
+from outrider.target.scheduler import Batching, Plan
 from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
 from outrider.worker.loop import StepLoop
@@ -37,6 +38,9 @@ from tests.simulation.machine import Machine, VirtualSteps
 from tests.simulation.network import Host, Network
 from tests.simulation.schedule import Schedule, WorkerPlan
 from tests.simulation.store import SimulatedStore
+
+# Under this name an error is a violation.
+log = logging.getLogger("outrider.simulation")
 
 MODEL = "simulated"
 _SALT_KEY = b"simulation"
@@ -113,6 +117,19 @@ class Worker(Process):
         )
 
 
+class WatchedTarget(TargetWorker):
+    """The shipped worker. It logs an error when it would verify a token that its draft worker has taken back."""
+
+    def _schedule(self, now_s: float) -> Plan:
+        planned = super()._schedule(now_s)
+        for row in planned.rows:
+            origins = [row.draft.origin(node) for node in range(len(row.draft))]
+            epochs = {(origin.source, origin.epoch) for origin in origins}
+            if len(epochs) > len({source for source, _ in epochs}):
+                log.error("a draft of two epochs: %s", sorted(epochs))
+        return planned
+
+
 class TargetProcess(Worker):
     def __init__(
         self, name: str, address: str, network: Network, store: SimulatedStore, schedule: Schedule, plan: WorkerPlan
@@ -123,7 +140,7 @@ class TargetProcess(Worker):
             VOCAB_SIZE, plan.max_context_len, schedule.block_size, plan.num_blocks, plan.max_sequences, 8
         )
         batching, sources = Batching(schedule.block_size, plan.max_batch_tokens), make_sources(NAMES)
-        self.worker = TargetWorker(self.engine, limits, batching, self.machine.clock, sources=sources)
+        self.worker = WatchedTarget(self.engine, limits, batching, self.machine.clock, sources=sources)
         info = fake_info(
             worker.WORKER_ROLE_TARGET,
             worker_id=name,
