@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,10 +13,10 @@ from uuid import uuid4
 
 import pytest
 from outrider.draft.config import DraftConfig
-from outrider.draft.process import describe, load_drafter
+from outrider.draft.process import describe
+from outrider.draft.process import load as load_drafter
 from outrider.draft.process import serve as serve_draft
 from outrider.draft.service import DraftServicer
-from outrider.drafters import DrafterKind
 from outrider.engine import EngineConfig
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
@@ -27,6 +27,7 @@ from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
 from outrider.target.service import TargetServicer
+from outrider.worker.process import RunningWorker
 from outrider_controller.router.config import (
     AdmissionConfig,
     FailoverConfig,
@@ -160,34 +161,49 @@ async def fleet(metadata_url: str) -> AsyncIterator[Fleet]:
         yield Fleet(store, stack)
 
 
+StartReal = Callable[..., Awaitable[Fleet]]
+
+
 @pytest.fixture
-async def real_fleet(fleet: Fleet, tiny: Path, metadata_url: str) -> Fleet:
-    """Two targets and a draft with the target's own weights, whose guesses are therefore good."""
-    url = {"metadata_url": metadata_url, "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
-    for _ in range(2):
-        config = TargetConfig(**{**url, "metadata_url": ""}, model_name="tiny", lookups="")
-        engine, info = load(config)
-        running = await fleet.stack.enter_async_context(serve_target(config, engine, info))
-        life, servicer = running.life, running.servicer
-        await fleet.stack.enter_async_context(fleet.store.register(info, life.address, servicer.load_message))
-        fleet.loads.append(servicer.load_message)
-        # In the namespace of this test, which a configured URL does not name.
-        servicer.drafts.pool.links._leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
-        fleet.targets.append(servicer)
-    draft_config = DraftConfig(**{**url, "metadata_url": ""}, kind=DrafterKind.MODEL)
-    drafter = load_drafter(
-        draft_config.kind, tiny, engine=ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
-    )
-    info = describe(draft_config, tiny, drafter)
-    running_draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
-    life, draft = running_draft.life, running_draft.servicer
-    await fleet.stack.enter_async_context(fleet.store.register(info, life.address, draft.load_message))
-    fleet.loads.append(draft.load_message)
-    fleet.drafts.append(draft)
-    fleet.num_workers = 3
-    # All engines share this process: a draft may take its time.
-    await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
-    return fleet
+async def start_real(fleet: Fleet, tiny: Path, metadata_url: str) -> StartReal:
+    """Starts two targets with these lookups, and, if wanted, a draft with their weights: its guesses are good."""
+    common: dict[str, Any] = {"metadata_url": "", "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
+
+    async def start(lookups: str = "", *, draft: bool = True) -> Fleet:
+        for _ in range(2):
+            config = TargetConfig(**common, model_name="tiny", lookups=lookups)
+            engine, info = load(config)
+            running = await fleet.stack.enter_async_context(serve_target(config, engine, info))
+            # In the namespace of this test, which a configured URL does not name.
+            leases = running.servicer.drafts.pool.links._leases
+            leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
+            fleet.targets.append(running.servicer)
+            await _register(fleet, info, running)
+        if draft:
+            draft_config = DraftConfig(**common)
+            drafter = load_drafter(draft_config, tiny)
+            info = describe(draft_config, tiny, drafter)
+            running_draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
+            fleet.drafts.append(running_draft.servicer)
+            await _register(fleet, info, running_draft)
+        # All engines share this process: a draft may take its time.
+        await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
+        return fleet
+
+    return start
+
+
+@pytest.fixture
+async def real_fleet(start_real: StartReal) -> Fleet:
+    """These targets look nothing up, so a round's draft is the draft worker's."""
+    return await start_real()
+
+
+async def _register(fleet: Fleet, info: worker_pb2.WorkerInfo, running: RunningWorker[Any]) -> None:
+    load_message = running.servicer.load_message
+    await fleet.stack.enter_async_context(fleet.store.register(info, running.life.address, load_message))
+    fleet.loads.append(load_message)
+    fleet.num_workers += 1
 
 
 async def _eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:

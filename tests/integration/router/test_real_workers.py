@@ -14,7 +14,8 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.telemetry.logging import JsonFormatter
 
-from tests.integration.router.conftest import ENGINE, Fleet
+from tests.integration.router.conftest import ENGINE, Fleet, StartReal
+from tests.integration.router.test_traces import ended_trace
 
 PROMPT = [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -27,6 +28,11 @@ def request(fleet: Fleet, max_new_tokens: int = 60, **fields: Any) -> router.Rou
     return fleet.request(PROMPT, max_new_tokens, model="tiny", **fields)
 
 
+async def sources(fleet: Fleet) -> set[tuple[str, bool]]:
+    """Who drafted in the last request, and whether in the target's process, as its trace has it."""
+    return {(one.source, one.own) for round_ in (await ended_trace(fleet)).rounds for one in round_.sources}
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet: Fleet, sampling: str) -> None:
     off = request(real_fleet, speculation=router.SPECULATION_MODE_OFF, **SAMPLINGS[sampling])
@@ -35,6 +41,33 @@ async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet: 
     assert plain.token_ids == drafted.token_ids
     assert len(plain.token_ids) == 60
     assert len(drafted.rounds) < len(plain.rounds)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_without_any_draft_worker_lookups_save_rounds_of_the_same_text(
+    start_real: StartReal, sampling: str
+) -> None:
+    fleet = await start_real("ngram,prediction", draft=False)
+    off = request(fleet, speculation=router.SPECULATION_MODE_OFF, **SAMPLINGS[sampling])
+    plain = await fleet.ask(off)
+    predicted = {"predicted_token_ids": plain.token_ids, **SAMPLINGS[sampling]}
+    drafted = await fleet.ask(request(fleet, speculation=router.SPECULATION_MODE_AUTO, **predicted))
+    assert drafted.token_ids == plain.token_ids and len(drafted.rounds) < len(plain.rounds) // 2
+    assert "prediction" in {source for source, _ in await sources(fleet)}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+async def test_lookups_and_a_draft_worker_together_change_no_text_and_each_is_counted_by_its_name(
+    start_real: StartReal, sampling: str
+) -> None:
+    fleet = await start_real("ngram,prediction")
+    plain = await fleet.ask(request(fleet, speculation=router.SPECULATION_MODE_OFF, **SAMPLINGS[sampling]))
+    half = {"predicted_token_ids": plain.token_ids[30:], **SAMPLINGS[sampling]}
+    drafted = await fleet.ask_until_drafted(request(fleet, speculation=router.SPECULATION_MODE_ON, **half))
+    assert drafted.token_ids == plain.token_ids and len(drafted.rounds) < len(plain.rounds)
+    seen = await sources(fleet)
+    assert seen >= {("model", False)}
+    assert {own for source, own in seen if source != "model"} <= {True}
 
 
 async def test_a_round_tells_what_its_draft_took(real_fleet: Fleet) -> None:

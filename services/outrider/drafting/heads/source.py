@@ -52,11 +52,10 @@ class _Text:
 
 
 class HeadDrafts:
-    """A DraftSource that is also shown the target's states."""
-
-    name = "head"
+    """A DraftSource that is also shown the target's states. Its name is the head's kind: eagle3, medusa or mtp."""
 
     def __init__(self, head: DraftHead) -> None:
+        self.name = head.kind
         self.taps = head.taps
         self._head = head
         self._texts: dict[SequenceKey, _Text] = {}
@@ -122,7 +121,7 @@ class HeadDrafts:
             if not growing.add(proposal):
                 break
         text.memory.cut(known)
-        return growing.tree(self._head.kind)
+        return growing.tree(self.name)
 
     def _proposals(self, text: _Text) -> Iterator[Proposal]:
         """Token by token; each is asked for when the one before was taken."""
