@@ -32,6 +32,7 @@ _COMMANDS = {
         "prediction",
         "How much faster is an answer that the client knows but for some words?",
     ),
+    "predicted": (f"{_SCENARIOS}.predicted", "predicted", "How near is `outrider compare drafts` to what is measured?"),
     "structured": (
         f"{_SCENARIOS}.structured",
         "structured",

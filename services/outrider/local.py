@@ -19,7 +19,7 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, DrafterKind, load_drafter
 from outrider.drafting import source as drafting
 from outrider.drafting.lookup import NAMES
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, make_sources
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, DraftSource, make_sources
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.loader import load_engine
@@ -30,7 +30,7 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.events import Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.report import Committed
+from outrider.target.report import Committed, TargetStats
 from outrider.target.scheduler import Batching
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import Closed
@@ -49,9 +49,11 @@ class Answered:
     num_steps: int = 0
     num_verified: int = 0
     num_accepted: int = 0
+    num_hits: int = 0
+    """Steps that accepted a drafted token."""
     finished: bool = False
     first_s: float = 0.0
-    """When its first tokens came, in monotonic seconds."""
+    """When its first tokens came, by the pair's clock."""
     last_s: float = 0.0
 
 
@@ -138,19 +140,27 @@ class Pair:
         ignore_eos: bool = False,
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
         lookups: Sequence[str] = NAMES,
+        sources: Sequence[DraftSource] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`row_price`: as TargetWorker's. `lookups`: names of sources besides the drafter."""
+        """`row_price`: as TargetWorker's. `lookups`: names of sources besides the drafter; `sources`: further ones."""
         info = target.info
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         batching = Batching(info.block_size, _MAX_BATCH_TOKENS)
         self._limits = limits
         self._stops = frozenset(() if ignore_eos else info.eos_token_ids)
         self._max_draft_tokens = max_draft_tokens
-        sources = make_sources(lookups)
+        known = [*make_sources(lookups), *sources]
         if drafter is not None:
-            sources.append(DrafterSource(DraftWorker(drafter, max_sequences)))
-        self._target = TargetWorker(target, limits, batching, time.monotonic, row_price=row_price, sources=sources)
+            known.append(DrafterSource(DraftWorker(drafter, max_sequences)))
+        self._clock = clock
+        self._target = TargetWorker(target, limits, batching, clock, row_price=row_price, sources=known)
         self._ids = itertools.count()
+
+    @property
+    def stats(self) -> TargetStats:
+        """The target's counters."""
+        return self._target.stats
 
     def answer(
         self,
@@ -160,8 +170,10 @@ class Pair:
         speculate: bool,
         params: SamplingParams | None = None,
         salt: bytes = b"",
+        predictions: Sequence[Sequence[int]] = (),
     ) -> list[Answered]:
         """One answer per prompt, in their order. Greedy unless `params` are given; those are verified in coupled mode.
+        `predictions`: of each prompt's answer; none, or one per prompt.
 
         Sequences share cached prefixes only under equal salts. Raises InvalidRequest for a prompt that does not fit,
         and any worker's error.
@@ -170,7 +182,10 @@ class Pair:
         sampling = params or SamplingParams(temperature=0.0)
         mode = VerificationMode.GREEDY if sampling.greedy else VerificationMode.COUPLED
         stopping = Stopping(max_new_tokens, self._stops)
-        openings = [Opening(tuple(p), sampling, mode, stopping, (), speculation, salt) for p in prompts]
+        openings = [
+            Opening(tuple(p), sampling, mode, stopping, (), speculation, salt, prediction=tuple(prediction))
+            for p, prediction in zip(prompts, predictions or [()] * len(prompts), strict=True)
+        ]
         answers = [Answered() for _ in prompts]
         waiting = deque(zip(openings, answers, strict=True))
         running: dict[SequenceKey, Answered] = {}
@@ -179,7 +194,7 @@ class Pair:
                 opening, answer = waiting.popleft()
                 running[self._open(opening)] = answer
             for committed in self._step():
-                _note(running[committed.key], committed)
+                _note(running[committed.key], committed, self._clock())
                 if running[committed.key].finished:
                     del running[committed.key]
         return answers
@@ -187,7 +202,7 @@ class Pair:
     def _open(self, opening: Opening) -> SequenceKey:
         opening.check(self._limits)
         key = SequenceKey(_STREAM, next(self._ids))
-        self._target.apply(Opened(key, opening, time.monotonic()))
+        self._target.apply(Opened(key, opening, self._clock()))
         return key
 
     def _step(self) -> list[Committed]:
@@ -198,14 +213,15 @@ class Pair:
         return report.commits
 
 
-def _note(answer: Answered, committed: Committed) -> None:
+def _note(answer: Answered, committed: Committed, now_s: float) -> None:
     outcome = committed.outcome
-    answer.last_s = time.monotonic()
+    answer.last_s = now_s
     answer.first_s = answer.first_s or answer.last_s
     answer.token_ids.extend(outcome.token_ids)
     answer.num_steps += 1
     answer.num_verified += outcome.num_verified
     answer.num_accepted += outcome.num_accepted
+    answer.num_hits += outcome.num_accepted > 0
     answer.finished = outcome.finish is not Finish.NONE
 
 

@@ -38,6 +38,7 @@ _COMMANDS = {
     "trace": (f"{_PACKAGE}.trace.command", "trace_command", "Show what became of a request, round by round."),
     "plan": (f"{_PACKAGE}.plan", "plan_command", "Estimate what speculation would bring, and the memory it needs."),
     "distill": (f"{_PACKAGE}.distill", "distill", "Make a draft: let a target teach a small model."),
+    "compare": (f"{_PACKAGE}.compare", "compare_group", "Say which draft is worth most, on your prompts."),
     "draft": (f"{_PACKAGE}.foreground", "draft", "Run one draft worker in the foreground."),
     "target": (f"{_PACKAGE}.foreground", "target", "Run one target worker in the foreground."),
     "gateway": (f"{_PACKAGE}.foreground", "gateway", "Run one gateway in the foreground."),

@@ -19,7 +19,12 @@ _CHECKED_TOKENS = 48
 
 
 def head_drafts(engine: Engine, model: Path, head: Path, prompt: list[int]) -> HeadDrafts:
-    """The source of drafts of a head in `head`, for the model in `model`. `prompt`: what its self-check begins with.
+    """The source of drafts of a head, as `tried_head` loads it."""
+    return HeadDrafts(tried_head(engine, model, head, prompt))
+
+
+def tried_head(engine: Engine, model: Path, head: Path, prompt: list[int]) -> DraftHead:
+    """The head in `head`, for the model in `model`. `prompt`: what its self-check begins with.
 
     Raises CheckpointError for a head that does not fit the model.
     """
@@ -34,7 +39,7 @@ def head_drafts(engine: Engine, model: Path, head: Path, prompt: list[int]) -> H
     if isinstance(loaded, torch.nn.Module):
         loaded.to(engine.info.device)
     _check(engine, loaded, prompt)
-    return HeadDrafts(loaded)
+    return loaded
 
 
 def _check(engine: Engine, head: DraftHead, prompt: list[int]) -> None:

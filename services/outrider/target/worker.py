@@ -62,7 +62,7 @@ class TargetWorker:
         self._limits = limits
         self._batching = batching
         self._clock = clock
-        self._own_drafts = OwnDrafts(sources, self.stats)
+        self._own_drafts = OwnDrafts(sources, self.stats, clock)
         self._sequences = OpenSequences(engine.kv, self.stats)
         self._accounting = StepAccounting(self.stats, row_price)
         self._report = Report()

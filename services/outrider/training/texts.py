@@ -23,16 +23,17 @@ class Answered:
 def read_prompts(file: Path) -> list[tuple[Message, ...]]:
     """Each line has `prompt`, a text; or `turns`, of which the first is used; or `messages`, the last of them a
     user's. Raises ValueError that names file, line and field."""
-    return _read(file, _prompt)
+    return read_lines(file, prompt_of)
 
 
 def read_samples(file: Path) -> list[Answered]:
     """Each line has `messages`, the last of them the assistant's; or a prompt as in read_prompts, and `answer`. Raises
     ValueError that names file, line and field."""
-    return _read(file, _sample)
+    return read_lines(file, answered_of)
 
 
-def _read(file: Path, read: Callable[[dict[str, Any]], Read]) -> list[Read]:
+def read_lines(file: Path, read: Callable[[dict[str, Any]], Read]) -> list[Read]:
+    """What `read` makes of each line, a JSON object. Raises ValueError that names file and line."""
     found = []
     try:
         lines = file.read_text().splitlines()
@@ -53,7 +54,7 @@ def _read(file: Path, read: Callable[[dict[str, Any]], Read]) -> list[Read]:
     return found
 
 
-def _prompt(row: dict[str, Any]) -> tuple[Message, ...]:
+def prompt_of(row: dict[str, Any]) -> tuple[Message, ...]:
     if "messages" in row:
         return _messages(row["messages"], last="user")
     if "turns" in row:
@@ -64,9 +65,9 @@ def _prompt(row: dict[str, Any]) -> tuple[Message, ...]:
     return ({"role": "user", "content": _text("prompt", row.get("prompt"))},)
 
 
-def _sample(row: dict[str, Any]) -> Answered:
+def answered_of(row: dict[str, Any]) -> Answered:
     if "answer" in row:
-        return Answered(_prompt(row), _text("answer", row["answer"]))
+        return Answered(prompt_of(row), _text("answer", row["answer"]))
     *before, last = _messages(row.get("messages"), last="assistant")
     return Answered(tuple(before), last["content"])
 

@@ -1,0 +1,159 @@
+"""Replays a target's texts with each draft and each mixture, and finds the mixture that is fastest."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from outrider.comparison.loaded import CompareConfig, Loaded, Parts, Report, load
+from outrider.comparison.replay import KnownTexts, ReplayEngine
+from outrider.comparison.step_line import StepLine, measure_steps
+from outrider.local import Answered
+
+# A source more has to bring this much.
+_GAIN = 1.01
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """What came of the drafts of some texts, one stream at a time."""
+
+    acceptance: float
+    """Accepted of the drafted tokens that were verified."""
+    hits: float
+    """Share of rounds that accepted a drafted token."""
+    tokens_per_round: float
+    times_plain: float
+
+    @classmethod
+    def of(cls, answers: Sequence[Answered], seconds: float, plain_s: float) -> Shares:
+        rounds = max(1, sum(answer.num_steps for answer in answers))
+        verified = max(1, sum(answer.num_verified for answer in answers))
+        return cls(
+            round(sum(answer.num_accepted for answer in answers) / verified, 4),
+            round(sum(answer.num_hits for answer in answers) / rounds, 4),
+            round(sum(len(answer.token_ids) for answer in answers) / rounds, 4),
+            round(plain_s / seconds, 4),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFigures:
+    """One draft, or a mixture."""
+
+    name: str
+    all: Shares
+    categories: dict[str, Shares]
+    proposal_ms: float
+    """Time of all its sources for one round of one stream."""
+    times_plain: dict[int, float]
+    """Time of plain decoding over time with these drafts, prompts included, by the number of streams."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    drafts: list[DraftFigures]
+    best: str
+    """The fastest at one stream."""
+    plain_tokens_per_second: dict[int, float]
+    agreement: float | None
+    """Of answers that existed: the share of their tokens that the target would have said at temperature 0."""
+    step_line: StepLine
+
+
+def compare(config: CompareConfig, report: Report) -> Comparison:
+    """Raises CheckpointError for a model or head that cannot be used, ValueError for mixtures that are not served."""
+    loaded = load(config, report)
+    states, agreement = loaded.read(report)
+    report("measures steps of the target")
+    context = round(statistics.median(len(text.prompt) + len(text.answer) / 2 for text in loaded.texts))
+    line = measure_steps(loaded.engine, config.streams, context)
+    replays = _Replays(loaded, KnownTexts([text.tokens for text in loaded.texts], states), line, report)
+    best = replays.best(config.mixtures)
+    return Comparison(
+        [replays.figures(parts) for parts in dict.fromkeys([*config.mixtures, best])],
+        "+".join(best),
+        {streams: replays.run((), streams).tokens_per_second for streams in config.streams},
+        agreement,
+        line,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """All texts, answered once."""
+
+    answers: list[Answered]
+    started_s: float
+    proposal_s: float
+
+    @property
+    def total_s(self) -> float:
+        return max(answer.last_s for answer in self.answers) - self.started_s
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of each answer, prompt included; at one stream."""
+        return [end - start for start, end in pairwise([self.started_s, *(each.last_s for each in self.answers)])]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return round(sum(len(answer.token_ids) for answer in self.answers) / self.total_s, 2)
+
+
+@dataclass(slots=True)
+class _Replays:
+    loaded: Loaded
+    known: KnownTexts
+    line: StepLine
+    report: Report
+    _done: dict[tuple[Parts, int], _Replayed] = field(default_factory=dict)
+
+    def run(self, parts: Parts, streams: int) -> _Replayed:
+        """Once for each mixture, whatever the order of its sources."""
+        key = tuple(sorted(parts)), streams
+        if key not in self._done:
+            self.report(f"replays {'+'.join(parts) or 'plain decoding'}, streams: {streams}")
+            engine = ReplayEngine(self.loaded.engine, self.known, self.line)
+            started_s = engine.clock()
+            pair, answers = self.loaded.answer(engine, parts, streams, engine.clock)
+            drafted_s = sum(source.draft_s for source in pair.stats.sources.values())
+            self._done[key] = _Replayed(answers, started_s, drafted_s / max(1, pair.stats.num_steps))
+        return self._done[key]
+
+    def times_plain(self, parts: Parts, streams: int) -> float:
+        return round(self.run((), streams).total_s / self.run(parts, streams).total_s, 4)
+
+    def best(self, mixtures: Sequence[Parts]) -> Parts:
+        """Adds to the fastest what makes it faster, one source at a time."""
+        found = max(mixtures, key=lambda parts: self.times_plain(parts, 1))
+        singles = list(dict.fromkeys(part for parts in mixtures for part in parts))
+        while larger := [(*found, part) for part in singles if self.loaded.drafts.serves((*found, part))]:
+            fastest = max(larger, key=lambda parts: self.times_plain(parts, 1))
+            if self.times_plain(fastest, 1) < _GAIN * self.times_plain(found, 1):
+                break
+            found = fastest
+        return next((parts for parts in mixtures if set(parts) == set(found)), found)
+
+    def figures(self, parts: Parts) -> DraftFigures:
+        by_category: dict[str, list[int]] = defaultdict(list)
+        for number, text in enumerate(self.loaded.texts):
+            by_category[text.category].append(number)
+        return DraftFigures(
+            "+".join(parts),
+            self._shares(parts, range(len(self.loaded.texts))),
+            {category: self._shares(parts, numbers) for category, numbers in by_category.items()},
+            round(1000 * self.run(parts, 1).proposal_s, 3),
+            {streams: self.times_plain(parts, streams) for streams in self.loaded.config.streams},
+        )
+
+    def _shares(self, parts: Parts, numbers: Sequence[int]) -> Shares:
+        """Of the texts with these numbers."""
+        drafted, plain = self.run(parts, 1), self.run((), 1)
+        answers, spent, plain_spent = drafted.answers, drafted.seconds, plain.seconds
+        return Shares.of(
+            [answers[n] for n in numbers], sum(spent[n] for n in numbers), sum(plain_spent[n] for n in numbers)
+        )

@@ -1,0 +1,73 @@
+"""Drafts by name, as they are compared: kinds of lookups, directories of models and of heads, and mixtures of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import DrafterKind, load_drafter
+from outrider.drafting.heads import HeadDrafts, HeadError, head_kind
+from outrider.drafting.heads.loading import read_head_config
+from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
+from outrider.engine import CheckpointError, Engine, EngineConfig, resolve, tokenizer_fingerprint
+from outrider.engine.tokenizer import load_tokenizer
+from outrider.local import DrafterSource
+from outrider.target.head import tried_head
+
+_BEGINNING = "Once upon a time"
+
+Make = Callable[[], DraftSource]
+
+
+class Drafts:
+    """What makes the sources of each draft that was named; models are loaded once."""
+
+    def __init__(self, engine: Engine, target: Path, names: Sequence[str], max_sequences: int) -> None:
+        """names: of single drafts. Raises CheckpointError for one that does not go with the target, ValueError for
+        heads that read different layers."""
+        self._make: dict[str, Make] = {}
+        for name in names:
+            self._make[name] = _lookup(name) if name in KINDS else _loaded(engine, target, name, max_sequences)
+        taps = {source.taps for make in self._make.values() if reads_states(source := make())}
+        if len(taps) > 1:
+            raise ValueError("drafts: heads that read different layers are compared apart")
+        self.taps = next(iter(taps), None)
+        """The layers whose states heads read; None without a head."""
+
+    def sources(self, parts: Sequence[str]) -> list[DraftSource]:
+        """Fresh ones, which remember nothing of an earlier replay."""
+        return [self._make[part]() for part in parts]
+
+    def serves(self, parts: Sequence[str]) -> bool:
+        """Whether a target may have these together: each once, one model and one head at most."""
+        sources = self.sources(parts)
+        models = sum(isinstance(source, DrafterSource) for source in sources)
+        return models <= 1 and sum(map(reads_states, sources)) <= 1 and len(set(parts)) == len(parts)
+
+    def check(self, parts: Sequence[str]) -> None:
+        """Raises ValueError for a mixture that is not served."""
+        if not self.serves(parts):
+            raise ValueError(f"drafts: {'+'.join(parts)} is not served: one model and one head at most, each once")
+
+
+def _lookup(name: str) -> Make:
+    return lambda: make_sources([name])[0]
+
+
+def _loaded(engine: Engine, target: Path, name: str, max_sequences: int) -> Make:
+    path = resolve(name)
+    if _is_head(path):
+        head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
+        return lambda: HeadDrafts(head)
+    if tokenizer_fingerprint(path) != tokenizer_fingerprint(target):
+        raise CheckpointError(name, "its tokens are not the target's")
+    drafter = load_drafter(DrafterKind.MODEL, path, engine=EngineConfig(prefix_cache=False))
+    return lambda: DrafterSource(DraftWorker(drafter, max_sequences))
+
+
+def _is_head(path: Path) -> bool:
+    try:
+        return bool(head_kind(read_head_config(path), path))
+    except HeadError:
+        return False

@@ -1,0 +1,118 @@
+"""What a comparison is about: the target, the drafts, and the texts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outrider.comparison.drafts import Drafts
+from outrider.comparison.step_line import Clock
+from outrider.comparison.texts import Question, Text, make_texts
+from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row, resolve, weights_revision
+from outrider.engine.loader import load_engine
+from outrider.engine.tokenizer import load_tokenizer
+from outrider.local import Answered, Pair
+
+_CHUNK = 256
+
+Report = Callable[[str], None]
+Parts = tuple[str, ...]
+"""The names of a mixture's sources; of none: plain decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompareConfig:
+    """One comparison."""
+
+    target: str
+    drafts: tuple[str, ...]
+    """Names of lookups, models or directories; several joined by + are one mixture."""
+    questions: tuple[Question, ...]
+    kept: Path
+    """Directory of the answers that targets have written."""
+    streams: tuple[int, ...] = (1, 8, 32)
+    max_new_tokens: int = 128
+    max_draft_tokens: int = 4
+    device: str = "cpu"
+    threads: int = 0
+    """torch's; 0 leaves its default."""
+
+    def __post_init__(self) -> None:
+        for name in ("drafts", "questions", "streams"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: at least one")
+        if min(self.streams) != 1:
+            raise ValueError("streams: must have 1, and nothing less")
+
+    @property
+    def mixtures(self) -> list[Parts]:
+        return [tuple(name.split("+")) for name in dict.fromkeys(self.drafts)]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    config: CompareConfig
+    engine: Engine
+    drafts: Drafts
+    texts: list[Text]
+
+    def answer(self, engine: Engine, parts: Parts, streams: int, clock: Clock) -> tuple[Pair, list[Answered]]:
+        """All texts, greedily, by `engine` with fresh sources of these drafts."""
+        config = self.config
+        pair = Pair(
+            engine,
+            None,
+            max_sequences=streams,
+            max_draft_tokens=config.max_draft_tokens,
+            lookups=(),
+            sources=self.drafts.sources(parts),
+            clock=clock,
+        )
+        prompts, predictions = [text.prompt for text in self.texts], [text.prediction for text in self.texts]
+        most = config.max_new_tokens
+        return pair, pair.answer(prompts, most, speculate=bool(parts), predictions=predictions)
+
+    def read(self, report: Report) -> tuple[list[Tensor], float | None]:
+        """One pass of the target over the texts, where a head reads its states or the answers may not be its own: the
+        states of each text, and the share of the answers' tokens that the target would say."""
+        taps, existed = self.drafts.taps, any(question.answer for question in self.config.questions)
+        if taps is None and not existed:
+            return [], None
+        report(f"the target reads {sum(len(text.tokens) for text in self.texts):,} tokens")
+        read = [_read(self.engine, text, taps or (HEAD_INPUT,)) for text in self.texts]
+        states = [] if taps is None else [found for found, _ in read]
+        share = sum(same for _, same in read) / sum(len(text.answer) for text in self.texts)
+        return states, round(share, 4) if existed else None
+
+
+def load(config: CompareConfig, report: Report) -> Loaded:
+    """Raises CheckpointError for a model or head that cannot be used, ValueError for mixtures that are not served."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    target = resolve(config.target, report)
+    engine = load_engine(target, EngineConfig(device=config.device, prefix_cache=False))
+    drafts = Drafts(engine, target, [part for parts in config.mixtures for part in parts], max(config.streams))
+    for parts in config.mixtures:
+        drafts.check(parts)
+    tokenizer, kept = load_tokenizer(target), config.kept / weights_revision(target)
+    texts = make_texts(engine, tokenizer, config.questions, config.max_new_tokens, kept, report)
+    return Loaded(config, engine, drafts, texts)
+
+
+def _read(engine: Engine, text: Text, taps: tuple[int, ...]) -> tuple[Tensor, int]:
+    """The states of its tokens, and how many tokens of the answer the target would say."""
+    sequence, found, same, tokens = engine.kv.open([]), [], 0, text.tokens
+    for start in range(0, len(tokens), _CHUNK):
+        ids = tokens[start : start + _CHUNK]
+        end = start + len(ids)
+        asked = min(len(ids), max(0, end - len(text.prompt) + 1))
+        logits, states = engine.forward_tapped([Row(sequence, ids, asked, num_tapped=len(ids))], taps)
+        found.append(states.clone())
+        following = tokens[end - asked + 1 : end + 1]
+        same += sum(a == b for a, b in zip(logits.argmax(-1).tolist(), following, strict=False))
+    engine.kv.close(sequence)
+    return torch.cat(found), same

@@ -1,0 +1,82 @@
+"""`outrider compare drafts`, from its files to its table, JSON and plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from outrider_controller.cli.app import run
+from outrider_controller.cli.exits import ExitCode
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("outrider_controller.cli.compare.cache_directory", lambda: tmp_path)
+    return tmp_path / "compare"
+
+
+def lines(file: Path, *rows: dict[str, object]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_a_draft_that_is_the_target_is_right_and_the_answers_are_written_once(
+    tiny: Path, tmp_path: Path, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = lines(
+        tmp_path / "prompts.jsonl",
+        {"category": "a", "prompt": "one two one two one two"},
+        {"category": "b", "prompt": "three"},
+    )
+    plot = tmp_path / "plot.svg"
+    command = ["compare", "drafts", str(tiny), "ngram", "--target-model", str(tiny), "--prompts", str(prompts)]
+    assert run([*command, "--max-tokens", "24", "-o", "json", "--plot", str(plot)]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    by_name = {each["name"]: each for each in found["drafts"]}
+    assert found["schema"] == "outrider/compare-drafts/v1" and by_name[str(tiny)]["all"]["acceptance"] == 1.0
+    assert set(by_name[str(tiny)]["categories"]) == {"a", "b"}
+    assert set(by_name["ngram"]["times_plain"]) == {"1", "8", "32"} and found["best"] in by_name
+    assert "the target answers 2 prompts" in err and len(list(kept.rglob("*.json"))) == 1
+    labels = [element.text for element in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
+    assert "ngram" in labels and f"{by_name['ngram']['times_plain']['1']:.2f}" in labels
+    assert run([*command, "--max-tokens", "24"]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    assert "answers 2 prompts" not in err and "fastest at one stream" in out
+
+
+def test_a_prediction_is_a_draft_where_the_prompts_carry_one(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = lines(tmp_path / "samples.jsonl", {"prompt": "x", "answer": "abcdefgh" * 3, "prediction": "abcdefgh" * 3})
+    command = ["compare", "drafts", "prediction", "--target-model", str(tiny), "--samples", str(said), "-o", "json"]
+    assert run(command) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    [draft] = found["drafts"]
+    assert draft["all"]["tokens_per_round"] > 2 and draft["all"]["acceptance"] > 0.9
+    # A model with random weights would not have said this.
+    assert found["agreement"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("drafts", "row", "message"),
+    [
+        (["ngram+ngram"], {"prompt": "x"}, "drafts: ngram+ngram is not served"),
+        (["no-such-model"], {"prompt": "x"}, "no-such-model"),
+        (["ngram"], {"prompt": "x", "category": 3}, "line 1: category: must be a text"),
+        (["ngram"], {"answer": "x"}, "line 1: prompt: must be a text"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(
+    tiny: Path,
+    tmp_path: Path,
+    drafts: list[str],
+    row: dict[str, object],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = lines(tmp_path / "prompts.jsonl", row)
+    assert run(["compare", "drafts", *drafts, "--target-model", str(tiny), "--prompts", str(file)]) == ExitCode.ERROR
+    assert message in capsys.readouterr().err

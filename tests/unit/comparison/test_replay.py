@@ -1,0 +1,117 @@
+"""A replay is what the target itself would do: the same rounds, tokens and verdicts, without the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.comparison.replay import KnownTexts, ReplayEngine
+from outrider.comparison.step_line import StepLine, measure_steps
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import DrafterKind, load_drafter
+from outrider.drafting.heads import HeadDrafts
+from outrider.drafting.heads.interface import DraftHead
+from outrider.drafting.source import DraftSource, make_sources
+from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row
+from outrider.engine.loader import load_engine
+from outrider.local import Answered, DrafterSource, Pair
+from outrider.testing.tiny import tiny_checkpoint
+from outrider.training.head_student import HeadLearner
+from outrider.training.student import StudentConfig
+from torch import Tensor
+
+CONFIG = EngineConfig(dtype="float32", num_blocks=256, prefix_cache=False)
+# The second half of each repeats the first, so that lookups find something.
+PROMPTS = [[40 + i, 41, 42, 43 + i % 3, 40 + i, 41, 42] for i in range(9)]
+LINE = StepLine({1: ((1, 1.0), (2, 1.5)), 8: ((8, 2.0), (16, 4.0))}, prompt_s=0.5, prompt_token_s=0.1)
+
+
+@pytest.fixture(scope="module")
+def target(tiny: Path) -> Engine:
+    return load_engine(tiny, CONFIG)
+
+
+def model(tmp_path: Path, tiny: Path) -> list[DraftSource]:
+    """Half of its guesses are right: the target, but for some noise."""
+    other = tiny_checkpoint(tmp_path / "other")
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(other / "model.safetensors")
+    torch.manual_seed(0)
+    for name, value in weights.items():
+        if "mlp" in name:
+            weights[name] = value + 0.03 * torch.randn_like(value)
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
+    return [DrafterSource(DraftWorker(load_drafter(DrafterKind.MODEL, other, engine=CONFIG), 8))]
+
+
+def head(tmp_path: Path, tiny: Path) -> list[DraftSource]:
+    made: DraftHead = HeadLearner("mtp", tiny, StudentConfig(layers=(0, 1)), None, "cpu", None).module.eval()
+    return [HeadDrafts(made)]
+
+
+def lookups(tmp_path: Path, tiny: Path) -> list[DraftSource]:
+    return make_sources(["ngram", "suffix"])
+
+
+def answers(engine: Engine, sources: Sequence[DraftSource], streams: int, *, speculate: bool = True) -> list[Answered]:
+    pair = Pair(engine, None, max_sequences=streams, lookups=(), sources=sources, row_price=lambda _: 0.0)
+    return pair.answer(PROMPTS, 40, speculate=speculate)
+
+
+def states_of(engine: Engine, text: list[int]) -> Tensor:
+    sequence = engine.kv.open([])
+    found = engine.forward_tapped([Row(sequence, text, 0, num_tapped=len(text))], (HEAD_INPUT,))[1].clone()
+    engine.kv.close(sequence)
+    return found
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+@pytest.mark.parametrize("make", [model, head, lookups])
+def test_a_replay_commits_in_each_round_what_the_target_commits(
+    target: Engine, tiny: Path, tmp_path: Path, make: object, streams: int
+) -> None:
+    assert callable(make)
+    plain = answers(target, [], streams, speculate=False)
+    texts = [[*prompt, *answer.token_ids] for prompt, answer in zip(PROMPTS, plain, strict=True)]
+    known = KnownTexts(texts, [states_of(target, text) for text in texts])
+    real = answers(target, make(tmp_path / "real", tiny), streams)
+    replayed = answers(ReplayEngine(target, known, LINE), make(tmp_path / "replayed", tiny), streams)
+
+    def counts(found: list[Answered]) -> list[tuple[object, ...]]:
+        return [(a.token_ids, a.num_steps, a.num_verified, a.num_accepted, a.num_hits) for a in found]
+
+    assert counts(replayed) == counts(real)
+    assert sum(a.num_accepted for a in real) > 0
+    assert all(a.num_hits <= min(a.num_steps, a.num_accepted) for a in real)
+
+
+def test_a_replays_clock_runs_by_the_measured_steps_and_not_by_what_the_replay_takes(target: Engine) -> None:
+    plain = answers(target, [], 1, speculate=False)
+    texts = [[*prompt, *answer.token_ids] for prompt, answer in zip(PROMPTS, plain, strict=True)]
+    engine = ReplayEngine(target, KnownTexts(texts), LINE)
+    pair = Pair(engine, None, max_sequences=1, lookups=(), clock=engine.clock)
+    started_s = engine.clock()
+    pair.answer(PROMPTS[:1], 40, speculate=False)
+    # One step reads the prompt and gives the first token.
+    steps_s = 0.5 + 0.1 * len(PROMPTS[0]) + 1.0 * (len(plain[0].token_ids) - 1)
+    assert steps_s <= engine.clock() - started_s < steps_s + 5.0
+
+
+@pytest.mark.parametrize(
+    ("sequences", "rows", "expected"), [(1, 1, 1.0), (1, 2, 1.5), (1, 4, 2.5), (8, 12, 3.0), (8, 8, 2.0), (8, 24, 6.0)]
+)
+def test_the_time_of_a_step_lies_on_the_line_through_what_was_measured(
+    sequences: int, rows: int, expected: float
+) -> None:
+    assert LINE.seconds(sequences, rows, 0) == pytest.approx(expected)
+    assert LINE.seconds(sequences, rows, 5) == pytest.approx(expected + 0.5)
+
+
+def test_measuring_steps_gives_back_every_block(target: Engine) -> None:
+    line = measure_steps(target, (1, 3), context=20)
+    assert sorted(line.decoding) == [1, 2, 3]
+    assert all(seconds > 0 for points in line.decoding.values() for _, seconds in points)
+    assert target.kv.num_free_blocks == target.info.num_blocks
