@@ -88,7 +88,7 @@ def _measured(tokens: Sequence[int], num_sequences: int, context: int, steps: in
         texts[key] = sequence, text
     sequences = {key: sequence for key, (sequence, _) in texts.items()}
     for _ in range(context // 1000 + 1):
-        own.offer(sequences.get)
+        own.offer(lambda key, tree: sequences[key].put(tree))
     spent_s, num_committed, num_proposals = 0.0, 0, 0
     for _ in range(steps):
         commits = [(sequence, sequence.committed_len, _verified(sequence, text)) for sequence, text in texts.values()]
@@ -98,7 +98,7 @@ def _measured(tokens: Sequence[int], num_sequences: int, context: int, steps: in
         started_s = time.thread_time()
         for sequence, base_len, accepted in commits:
             own.commit(sequence.key, base_len, accepted)
-        own.offer(sequences.get)
+        own.offer(lambda key, tree: sequences[key].put(tree))
         spent_s += time.thread_time() - started_s
         num_committed += sum(len(accepted) for _, _, accepted in commits)
     return Cost(

@@ -16,11 +16,10 @@ from outrider.engine.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.target.opening import Opening, Speculation
 from outrider.target.report import TargetStats
-from outrider.target.sequence import TargetSequence
 
 log = logging.getLogger(__name__)
 
-Find = Callable[[SequenceKey], TargetSequence | None]
+Put = Callable[[SequenceKey, DraftTree], None]
 
 
 class OwnDrafts:
@@ -58,20 +57,15 @@ class OwnDrafts:
         self._hand_on()
         self._tell(lambda source: source.close(key, CloseReason.FINISHED))
 
-    def offer(self, find: Find) -> None:
-        """Gives each sequence what was proposed for it."""
+    def offer(self, put: Put) -> None:
+        """Gives `put` what was proposed, and for which sequence."""
         self._hand_on()
-        self._tell(lambda source: self._poll(source, find))
+        self._tell(lambda source: _poll(source, put))
 
     def _hand_on(self) -> None:
         committed, self._committed = self._committed, []
         if committed:
             self._tell(lambda source: _commit(source, committed))
-
-    def _poll(self, source: DraftSource, find: Find) -> None:
-        for key, found in source.poll():
-            if isinstance(found, DraftTree) and (sequence := find(key)):
-                sequence.put(found)
 
     def _tell(self, tell: Callable[[DraftSource], None]) -> None:
         for source in self._sources:
@@ -88,3 +82,9 @@ class OwnDrafts:
 def _commit(source: DraftSource, committed: Sequence[tuple[SequenceKey, int, Sequence[int]]]) -> None:
     for key, base_len, tokens in committed:
         source.commit(key, base_len, tokens)
+
+
+def _poll(source: DraftSource, put: Put) -> None:
+    for key, found in source.poll():
+        if isinstance(found, DraftTree):
+            put(key, found)

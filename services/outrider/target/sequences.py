@@ -1,4 +1,4 @@
-"""The sequences that are open on a target worker, and which of them have KV. Knows no model and no drafts.
+"""The sequences that are open on a target worker, and which of them have KV. Knows no model.
 
 A sequence waits for KV at first, and again after a preemption.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from outrider.drafting.tree import DraftTree
 from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.target.opening import Opening
 from outrider.target.report import TargetStats
@@ -43,6 +44,11 @@ class OpenSequences:
     def num_running(self) -> int:
         """Sequences that have KV."""
         return sum(1 for sequence in self if sequence.kv is not None)
+
+    def put(self, key: SequenceKey, tree: DraftTree) -> None:
+        """A tree that was made in this process, for a sequence that may have ended."""
+        if (sequence := self._open.get(key)) is not None:
+            sequence.put(tree)
 
     def find(self, key: SequenceKey) -> TargetSequence | None:
         """None, which is counted, when it is not open: a message about it came late, or it was never opened."""

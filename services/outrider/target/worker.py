@@ -120,7 +120,7 @@ class TargetWorker:
         Returns when to call again if no event comes before: 0 for at once, None for never, else monotonic seconds.
         """
         started_s = self._clock()
-        self._own_drafts.offer(self._sequences.find)
+        self._own_drafts.offer(self._sequences.put)
         planned = self._schedule(started_s)
         for sequence, until_s in planned.held:
             sequence.timer.held_until_s = until_s

@@ -1,7 +1,7 @@
 """The drafts of the requests that are open in one vLLM engine: what is buffered, what it is worth, what came of it.
 
-Knows neither vLLM nor routers. Used on the thread that schedules. vLLM verifies chains, so of a tree the best path is
-taken.
+Knows neither vLLM nor routers. Used on the thread that schedules. vLLM verifies chains: of all that is proposed for a
+request, merged to one tree, the path is taken of which most tokens are expected to be accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.tree import ROOT, DraftTree
 from outrider.errors import InvalidRequest
-from outrider.target.calibration import Bin, Calibration, Fit, bin_at
+from outrider.target.calibration import Calibration, Fit, bin_at
 from outrider.target.opening import Speculation
 from outrider.worker.step_cost import StepCost
 
@@ -43,17 +43,27 @@ class Room:
 class Judged:
     """What one step did with a request's drafted tokens."""
 
-    num_drafted: int = 0
+    draft: DraftTree = field(default_factory=lambda: DraftTree(0))
+    """The chain."""
     num_verified: int = 0
     """Positions verified that count: up to the end of the text, or to the first rejection."""
     num_accepted: int = 0
-    rejected: tuple[int, ...] = ()
     num_dropped: int = 0
-    """Drafted tokens that came late or did not fit, since the last commit."""
-    draft_serial: int = 0
-    """Number of the message that brought the last of them."""
-    draft_useful_s: float = 0.0
-    """Draft time spent on the accepted ones."""
+    """Tokens of draft workers that came late or did not fit, since the last commit."""
+
+    @property
+    def rejected(self) -> list[int]:
+        return list(self.draft.token_ids[self.num_accepted :])
+
+    @property
+    def draft_serial(self) -> int:
+        """Number of the message that brought the last of them; 0 without one."""
+        return max((self.draft.origin(node).serial for node in range(len(self.draft))), default=0)
+
+    @property
+    def draft_useful_s(self) -> float:
+        """Time that sources spent on the accepted ones."""
+        return sum(map(self.draft.seconds_of, range(self.num_accepted)))
 
 
 @dataclass(slots=True)
@@ -71,18 +81,20 @@ class OpenRequest:
     """The chain of the step at hand."""
 
     def best_path(self, calibration: Calibration, room: int) -> tuple[DraftTree | None, list[float]]:
-        """Of all that is buffered the chain of likeliest tokens, and what each is worth: weight times the chance that
-        it and all before it are accepted."""
-        limit, tree = max(0, min(self.speculation.max_draft_tokens, room)), self.buffer.merged()
-        if tree is None or not limit:
+        """Of all that is buffered the chain of which most tokens are expected to be accepted, and what each is worth:
+        weight times the chance that it and all before it are accepted."""
+        tree = self.buffer.merged()
+        if tree is None:
             return None, []
-        nodes, values, children, joint = list[int](), list[float](), tree.children(), 1.0
-        while len(nodes) < limit and (following := children[(nodes[-1] if nodes else ROOT) + 1]):
-            chances = {node: calibration.own(bin_at(tree, node, len(nodes) + 1), self.fit) for node in following}
-            nodes.append(max(chances, key=chances.__getitem__))
-            joint *= chances[nodes[-1]]
-            values.append(self.speculation.weight * joint)
-        return tree.take(nodes), values
+        limit = min(room, max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens))
+        joint, expected = {ROOT: 1.0}, {ROOT: 0.0}
+        for node, depth in enumerate(tree.depths()):
+            if depth <= limit:
+                parent = tree.parent(node)
+                joint[node] = joint[parent] * calibration.own(bin_at(tree, node, depth), self.fit)
+                expected[node] = expected[parent] + joint[node]
+        path = tree.path(max(expected, key=expected.__getitem__))
+        return tree.take(path), [self.speculation.weight * joint[node] for node in path]
 
     def cut_impossible(self) -> None:
         if self.buffer.trees:
@@ -137,7 +149,7 @@ class DraftBook:
     def adjust(self, request_id: str, speculation: Speculation) -> None:
         if (found := self._open.get(request_id)) is not None:
             found.speculation = speculation
-            found.buffer.limit(speculation.capacity)
+            found.buffer.limit(speculation.capacity, speculation.max_own_draft_tokens)
 
     def close(self, request_id: str) -> None:
         self._open.pop(request_id, None)
@@ -158,6 +170,12 @@ class DraftBook:
             raise InvalidRequest("draft.token_ids", "a token id is outside the vocabulary")
         found.buffer.offer(draft, found.tokens, found.speculation.capacity)
         found.cut_impossible()
+
+    def put(self, request_id: str, tree: DraftTree) -> None:
+        """Buffers a tree that was made in this process."""
+        if (found := self._open.get(request_id)) is not None:
+            found.buffer.put(tree, len(found.tokens), found.speculation.max_own_draft_tokens)
+            found.cut_impossible()
 
     def choose(self, decoding: Iterable[Decoding], room: Room) -> dict[str, list[int]]:
         """The drafted tokens that the next step verifies: the most valuable first, as long as one is worth its row."""
@@ -195,27 +213,19 @@ class DraftBook:
         num_accepted = _equal(token_ids, drafted)
         ended = finished and num_accepted == len(token_ids)
         num_verified = num_accepted + (num_accepted < len(drafted) and not ended)
-        if (found := self._open.get(request_id)) is None:
-            return Judged(len(drafted), num_verified, num_accepted, tuple(drafted[num_accepted:]))
-        placed, found.placed = found.placed, None
-        # What the engine could not take of it is not in `drafted`.
-        draft = placed.upto(len(drafted)) if placed is not None and drafted else DraftTree(0)
-        bins = [bin_at(draft, node, node + 1) for node in range(min(num_verified, len(draft)))]
-        self._observe(bins, num_accepted, found.fit)
+        if (found := self._open.get(request_id)) is None or found.placed is None:
+            draft = DraftTree(0, tuple(drafted))
+        else:
+            # What the engine could not take of it is not in `drafted`.
+            draft = found.placed.upto(len(drafted))
+        if found is None:
+            return Judged(draft, num_verified, num_accepted)
+        found.placed = None
+        verdicts = [(bin_at(draft, node, node + 1), node < num_accepted) for node in range(num_verified)]
+        self.calibration.observe(verdicts, found.fit)
         found.buffer.advance(token_ids, len(drafted))
         found.cut_impossible()
-        return Judged(
-            num_drafted=len(drafted),
-            num_verified=num_verified,
-            num_accepted=num_accepted,
-            rejected=tuple(drafted[num_accepted:]),
-            num_dropped=found.buffer.take_num_dropped(),
-            draft_serial=max((draft.origin(node).serial for node in range(len(draft))), default=0),
-            draft_useful_s=sum(draft.seconds_of(node) for node in range(min(num_accepted, len(draft)))),
-        )
-
-    def _observe(self, bins: Sequence[Bin], num_accepted: int, fit: Fit) -> None:
-        self.calibration.observe([(each, number < num_accepted) for number, each in enumerate(bins)], fit)
+        return Judged(draft, num_verified, num_accepted, found.buffer.take_num_dropped())
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """One step of the engine: its rows that decode or verify, its prompt tokens, the tokens that it committed."""

@@ -13,13 +13,17 @@ from typing import Any, assert_never
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
 
+from outrider.drafting.source import DraftSource
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.speculation import Grammar
 from outrider.target import events
+from outrider.target.by_source import tokens_by_source
 from outrider.target.calibration import Fit
 from outrider.target.commit import Outcome
 from outrider.target.events import Event
 from outrider.target.opening import Limits
+from outrider.target.own_drafts import OwnDrafts
 from outrider.target.report import Committed, Report, TargetStats
 from outrider.target.times import Timer, Times
 from outrider.vllm.drafts import Judged
@@ -40,9 +44,15 @@ class VllmMachine:
     """Sequences and the vLLM engine that runs them."""
 
     def __init__(
-        self, core: EngineCore, limits: Limits, clock: Callable[[], float], on_broken: Callable[[], None] = lambda: None
+        self,
+        core: EngineCore,
+        limits: Limits,
+        clock: Callable[[], float],
+        on_broken: Callable[[], None] = lambda: None,
+        sources: Sequence[DraftSource] = (),
     ) -> None:
-        """`on_broken` is called when vLLM's engine has failed: it cannot be used again."""
+        """`on_broken` is called when vLLM's engine has failed: it cannot be used again. `sources`: those of drafts that
+        are made in this process."""
         scheduler = core.scheduler
         self.stats = TargetStats()
         least_s = MIN_S if core.vllm_config.device_config.device_type == "cpu" else MIN_ON_GPU_S
@@ -56,6 +66,7 @@ class VllmMachine:
         self._limits = limits
         self._clock = clock
         self._on_broken = on_broken
+        self._own_drafts = OwnDrafts(sources, self.stats, clock)
         self._open: dict[SequenceKey, VllmSequence] = {}
         self._by_request: dict[str, VllmSequence] = {}
         self._report = Report()
@@ -92,6 +103,7 @@ class VllmMachine:
                 if (sequence := self._find(event.key)) is not None:
                     sequence.speculation = event.speculation
                     self._book.adjust(sequence.request_id, event.speculation)
+                    self._own_drafts.limit(event.key, event.speculation)
             case Closed():
                 if self._find(event.key) is not None:
                     self._remove(event.key)
@@ -110,6 +122,7 @@ class VllmMachine:
     def step(self) -> float | None:
         """Runs one step of vLLM. Returns as `StepMachine.step`. Raises Unavailable when vLLM's engine has failed."""
         started_s = self._clock()
+        self._own_drafts.offer(self._put)
         if (until_s := self._held_until(started_s)) is not None:
             return until_s
         if not self._scheduler.has_requests():
@@ -149,7 +162,9 @@ class VllmMachine:
             return None
         if not sequence.decoding or sequence.request.max_tokens - sequence.request.num_output_tokens <= 1:
             return None
-        if sequence.speculation.weight * self._book.calibration.best(drafted.fit) < self._book.row_price:
+        _, looked_up = drafted.best_path(self._book.calibration, 1)
+        worth = sequence.speculation.weight * self._book.calibration.best(drafted.fit)
+        if worth < self._book.row_price or worth <= max(looked_up, default=0.0):
             return None
         until_s = sequence.timer.ready_since_s + sequence.speculation.max_wait_us * 1e-6
         return until_s if until_s > now_s else None
@@ -205,12 +220,15 @@ class VllmMachine:
             sequence.grammar.settle()
         sequence.committed_len += len(token_ids)
         sequence.answered = True
-        sequence.timer.times.num_wasted_rows = judged.num_drafted - judged.num_accepted
+        self._own_drafts.commit(sequence.key, base_len, token_ids)
+        num_drafted, num_verified, num_accepted = len(judged.draft), judged.num_verified, judged.num_accepted
+        sequence.timer.times.num_wasted_rows = num_drafted - num_accepted
+        sources, token_sources = tokens_by_source(judged.draft, range(num_accepted), num_verified)
         committed = Committed(
             key=sequence.key,
             base_len=base_len,
-            outcome=Outcome(token_ids, judged.num_drafted, judged.num_verified, judged.num_accepted, finish),
-            rejected=list(judged.rejected),
+            outcome=Outcome(token_ids, num_drafted, num_verified, num_accepted, finish),
+            rejected=judged.rejected,
             num_dropped=judged.num_dropped,
             draft_serial=judged.draft_serial,
             times=sequence.timer.take(),
@@ -219,6 +237,8 @@ class VllmMachine:
             logprobs=sequence.logprobs(output.new_logprobs),
             prompt_logprobs=sequence.prompt_logprobs(output.new_prompt_logprobs_tensors),
             draft_useful_s=judged.draft_useful_s,
+            sources=sources,
+            token_sources=token_sources,
         )
         self._report.commits.append(committed)
         self._count(committed)
@@ -230,6 +250,8 @@ class VllmMachine:
         stats.num_accepted_tokens += outcome.num_accepted
         stats.num_dropped_tokens += committed.num_dropped
         stats.num_committed_tokens += len(outcome.token_ids)
+        for counted in committed.sources:
+            stats.of_source(counted.source).add(counted)
 
     def _divide(self, stepped: Sequence[VllmSequence], times: Sequence[Times], seconds: float) -> None:
         """Divides a step's time among its sequences."""
@@ -260,6 +282,7 @@ class VllmMachine:
             self._fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
         else:
             sequence = self._open[key] = VllmSequence(key, event.opening, Timer(event.received_s))
+            self._own_drafts.open(key, event.opening)
             self._guarded(sequence, lambda: check_supported(event.opening))
             if key in self._open and not event.opening.compiling:
                 self._begin(sequence, None)
@@ -306,6 +329,10 @@ class VllmMachine:
         if drafted is not None and drafted.buffer.has_answer(sequence.committed_len):
             sequence.timer.draft_answered(event.received_s)
 
+    def _put(self, key: SequenceKey, tree: DraftTree) -> None:
+        if (sequence := self._open.get(key)) is not None:
+            self._book.put(sequence.request_id, tree)
+
     def _find(self, key: SequenceKey) -> VllmSequence | None:
         """None, which is counted, when it is not open: a message about it came late, or it was never opened."""
         sequence = self._open.get(key)
@@ -322,6 +349,7 @@ class VllmMachine:
             return
         self._by_request.pop(sequence.request_id, None)
         self._book.close(sequence.request_id)
+        self._own_drafts.close(key)
         # Nothing happens when vLLM has ended it already.
         self._core.abort_requests([sequence.request_id])
         # After the steps' shares, which a router bounds by the time of the steps.

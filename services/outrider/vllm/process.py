@@ -15,6 +15,7 @@ from vllm.v1.engine.core import EngineCore
 
 from outrider.checkpoint_files import end_tokens
 from outrider.drafting.pool import no_leases
+from outrider.drafting.source import make_sources
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.parallel.watchdog import EXIT_BROKEN
 from outrider.metadata.store import MetadataStore
@@ -123,7 +124,7 @@ def _servicer(
             path, info.vocab_size, end_tokens(path), most_bytes=config.grammar_bytes, masks_aside=False
         ),
     )
-    machine = VllmMachine(core, limits, time.monotonic, end_soon)
+    machine = VllmMachine(core, limits, time.monotonic, end_soon, make_sources(config.lookup_names))
     registry.register(VllmMetrics(core.vllm_config, machine))
     return VllmServicer(
         machine,

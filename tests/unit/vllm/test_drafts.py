@@ -32,10 +32,45 @@ def test_a_step_verifies_what_is_buffered_up_to_the_cap_and_the_requests_own_roo
     assert chosen(drafts) == []
 
 
-def test_of_a_tree_the_likeliest_path_is_verified() -> None:
+def test_of_a_tree_the_path_is_verified_on_which_most_tokens_are_expected_to_be_accepted() -> None:
     drafts = book()
     drafts.offer("a", DraftTree(3, (4, 5, 6, 7), parents=(-1, -1, 1, 0), chances=(0.2, 0.9, 0.9, 0.9)))
     assert chosen(drafts) == [5, 6]
+
+
+def test_a_longer_path_is_better_than_a_likelier_first_token() -> None:
+    drafts = book()
+    tree = DraftTree(3, (4, 5, 6, 7, 8), parents=(-1, -1, 1, 2, 3), chances=(0.97, 0.85, 0.97, 0.97, 0.97))
+    drafts.offer("a", tree)
+    assert chosen(drafts) == [5, 6, 7, 8]
+    assert chosen(drafts, count=1) == [4]
+
+
+def test_what_is_looked_up_and_what_a_draft_worker_sends_are_one_tree() -> None:
+    drafts = book(max_own_draft_tokens=3)
+    drafts.offer("a", DraftTree(3, (4, 5), chances=(0.97, 0.2), source="model", serial=1))
+    drafts.put("a", DraftTree(3, (4, 6, 7, 8), source="ngram", matched=8))
+    # Their first token is the same, and the own cap is 3.
+    verified = chosen(drafts)
+    assert verified == [4, 6, 7]
+    judged = drafts.committed("a", [4, 6, 9], verified, finished=False)
+    assert [judged.draft.origin(node).source for node in range(3)] == ["model", "ngram", "ngram"]
+    assert (judged.num_accepted, judged.rejected, judged.draft_serial) == (2, [7], 1)
+
+
+def test_what_is_looked_up_has_a_cap_of_its_own_and_none_after_a_commit() -> None:
+    drafts, found = book(max_draft_tokens=0, max_own_draft_tokens=2), DraftTree(3, (4, 5, 6), source="ngram", matched=4)
+    drafts.put("a", found)
+    assert chosen(drafts) == [4, 5]
+    drafts.adjust("a", Speculation(max_draft_tokens=4))
+    assert chosen(drafts) == []
+    drafts.adjust("a", Speculation(max_own_draft_tokens=4))
+    drafts.put("a", DraftTree(2, (9,), source="ngram", matched=4))
+    assert chosen(drafts) == []
+    drafts.put("a", found)
+    drafts.committed("a", [4], chosen(drafts), finished=False)
+    assert chosen(drafts, length=4) == []
+    drafts.put("gone", found)
 
 
 def test_a_token_is_verified_if_it_is_worth_its_row() -> None:
@@ -74,12 +109,12 @@ def test_a_commit_says_what_was_accepted_and_the_rest_stays() -> None:
     verified = chosen(drafts)
     tokens += [4, 5, 6]
     judged = drafts.committed("a", [4, 5, 6], verified, finished=False)
-    assert (judged.num_drafted, judged.num_verified, judged.num_accepted) == (2, 2, 2)
-    assert (judged.rejected, judged.draft_serial, judged.num_dropped) == ((), 8, 0)
+    assert (len(judged.draft), judged.num_verified, judged.num_accepted) == (2, 2, 2)
+    assert (judged.rejected, judged.draft_serial, judged.num_dropped) == ([], 8, 0)
     assert chosen(drafts, length=6) == [7]
     tokens += [9]
     judged = drafts.committed("a", [9], [7], finished=False)
-    assert (judged.num_verified, judged.num_accepted, judged.rejected) == (1, 0, (7,))
+    assert (judged.num_verified, judged.num_accepted, judged.rejected) == (1, 0, [7])
     assert chosen(drafts, length=7) == []
 
 
@@ -87,7 +122,7 @@ def test_a_stop_inside_accepted_drafts_verifies_nothing_after_it() -> None:
     drafts = book()
     drafts.offer("a", DraftTree(3, (4, 5, 6)))
     judged = drafts.committed("a", [4, 5], chosen(drafts), finished=True)
-    assert (judged.num_drafted, judged.num_verified, judged.num_accepted) == (3, 2, 2)
+    assert (len(judged.draft), judged.num_verified, judged.num_accepted) == (3, 2, 2)
 
 
 def test_what_a_grammar_forbids_is_not_verified() -> None:
