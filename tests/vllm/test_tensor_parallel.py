@@ -1,18 +1,18 @@
-"""A model divided among two processes of vLLM: equal texts, and what happens when one of them dies."""
+"""A model divided among two processes of vLLM: equal texts, and what happens when one of them dies or stands still."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
-from outrider.engine.parallel.watchdog import EXIT_BROKEN
 from outrider.errors import Code
 from outrider.rpc.v1 import sequence_pb2 as sp
+from outrider.worker.watchdog import EXIT_BROKEN
 
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.processes import Running, target
@@ -24,9 +24,16 @@ PROMPTS = [[3 + (7 * n + k) % 250 for k in range(5 + n)] for n in range(12)]
 
 
 async def texts(stub: Any) -> list[list[int]]:
+    """With the target's own drafts."""
     router = Router(stub)
     opens = [
-        open_sequence(12 * kind + n + 1, prompt, stopping=sp.Stopping(max_new_tokens=40), **mode)
+        open_sequence(
+            12 * kind + n + 1,
+            prompt,
+            stopping=sp.Stopping(max_new_tokens=40),
+            speculation=sp.Speculation(max_own_draft_tokens=4),
+            **mode,
+        )
         for kind, mode in enumerate(({}, SEEDED))
         for n, prompt in enumerate(PROMPTS)
     ]
@@ -42,26 +49,30 @@ def ranks(running: Running) -> list[psutil.Process]:
     return sorted(children, key=lambda one: -one.memory_info().rss)[:2]
 
 
-async def test_texts_are_those_of_one_process_and_a_dead_rank_ends_the_worker(tiny_vllm: Path) -> None:
+async def loses_a_rank(running: Running, planted: signal.Signals) -> None:
+    """Its sequences are returned to their router or its stream breaks, and all its processes end."""
+    every, router = ranks(running), Router(running.stub)
+    await router.send(opens=[open_sequence(1, [5, 6, 7], stopping=sp.Stopping(max_new_tokens=490))])
+    await router.read()
+    every[1].send_signal(planted)
+    # Both are what routers read as: continue it elsewhere.
+    with pytest.raises((AssertionError, grpc.RpcError)):
+        while not router.errors:
+            await router.read()
+        raise AssertionError("returned")
+    assert all(error.code == Code.UNAVAILABLE for error in router.errors.values())
+    assert await asyncio.to_thread(running.process.wait, 120) == EXIT_BROKEN
+    _, alive = await asyncio.to_thread(psutil.wait_procs, every, 10)
+    assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+
+
+async def test_texts_are_those_of_one_process_and_a_rank_that_dies_or_hangs_ends_the_worker(tiny_vllm: Path) -> None:
     async with target(tiny_vllm) as alone:
         wanted = await texts(alone.stub)
-    async with target(tiny_vllm, "--tensor-parallel", "2") as divided:
-        assert divided.info.model_revision.endswith("tp2")
-        assert await texts(divided.stub) == wanted
-        router = Router(divided.stub)
-        await router.send(opens=[open_sequence(1, [5, 6, 7], stopping=sp.Stopping(max_new_tokens=490))])
-        await router.read()
-        os.kill(ranks(divided)[1].pid, signal.SIGKILL)
-        # What routers read as: continue it elsewhere.
-        with pytest.raises(AssertionError, match="stream ended"):
-            while not router.errors:
-                await router.read()
-            raise AssertionError("the stream ended")
-        assert all(error.code == Code.UNAVAILABLE for error in router.errors.values())
-        async with asyncio.timeout(60):
-            while divided.process.poll() is None:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
-        assert divided.process.returncode == EXIT_BROKEN
-    # What supervises the process starts it again.
-    async with target(tiny_vllm, "--tensor-parallel", "2") as again:
-        assert await texts(again.stub) == wanted
+    for planted in (signal.SIGKILL, signal.SIGSTOP):
+        # What supervises the process starts it again.
+        async with target(tiny_vllm, "--tensor-parallel", "2", "--step-timeout", "15") as divided:
+            assert divided.info.model_revision.endswith("tp2")
+            found = await texts(divided.stub)
+            assert [one == other for one, other in zip(found, wanted, strict=True)].count(True) == 24
+            await loses_a_rank(divided, planted)

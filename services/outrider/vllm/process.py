@@ -62,7 +62,9 @@ class VllmServicer(TargetServicer):
 async def run(config: TargetConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises CheckpointError, ValueError for an option that vLLM cannot
     take, or OSError when it cannot listen."""
-    limit_cpu(config)
+    _limit_cpu(config)
+    # Of a model's processes when one of them has died: the others may hang, and the sequences wait for them.
+    os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
     started_s = time.monotonic()
     core, version = load(config)
     info = describe(config, info_of(core, version))
@@ -74,6 +76,14 @@ async def run(config: TargetConfig) -> None:
         await serve_until_stopped(worker, info, config)
     finally:
         core.shutdown()
+
+
+def _limit_cpu(config: TargetConfig) -> None:
+    limit_cpu(config)
+    if config.threads:
+        # Of each of vLLM's processes for CPUs, which inherit the cores of this one.
+        os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 
 def load(config: TargetConfig) -> tuple[EngineCore, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import signal
+
 from vllm.platforms import current_platform
 
 from outrider.vllm.coupling import couple
@@ -11,6 +14,7 @@ if current_platform.is_cpu():
 else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
 
+_PR_SET_PDEATHSIG = 1
 _RAW = ("raw_logprobs", "raw_logits")
 
 
@@ -24,4 +28,7 @@ class Worker(BaseWorker):
             raise ValueError("outrider: coupled sampling needs vLLM's first model runner")
         if self.model_config.logprobs_mode not in _RAW:
             raise ValueError(f"logprobs_mode: outrider's worker needs one of {', '.join(_RAW)}")
+        if self.parallel_config.distributed_executor_backend == "mp":
+            # vLLM's workers notice that the engine has ended only where they do not hang.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         couple(self.model_runner, self.vllm_config.speculative_config, self.device)
