@@ -39,6 +39,10 @@ class MessageReader:
         return reader
 
     @property
+    def legacy(self) -> bool:
+        return self._use is not None and self._use.legacy
+
+    @property
     def num_reasoning_tokens(self) -> int:
         """Reasoning tokens so far; 0 if the marks of the reasoning are no single tokens."""
         return self._thought.count if self._reasoned else 0
@@ -53,7 +57,9 @@ class MessageReader:
         it.
         """
         called = self._ids and self._use is not None and self._use.choice != "named"
-        return "tool_calls" if called and reason == "stop" else reason
+        if not called or reason != "stop":
+            return reason
+        return "function_call" if self.legacy else "tool_calls"
 
     def call(self, delta: CallDelta) -> Json:
         """One tool call's delta, as OpenAI streams it."""
@@ -99,6 +105,13 @@ def joined(deltas: Sequence[Json]) -> list[Json]:
         else:
             calls[-1]["function"]["arguments"] += delta["function"]["arguments"]
     return calls
+
+
+def function_call(deltas: Sequence[Json]) -> Json:
+    """The call as clients of OpenAI's older functions read it, or a part of it."""
+    functions = [delta["function"] for delta in deltas]
+    named = next(({"name": each["name"]} for each in functions if "name" in each), {})
+    return {**named, "arguments": "".join(each["arguments"] for each in functions)}
 
 
 def new_call_id(num_chars: int = 24) -> str:

@@ -27,7 +27,13 @@ class ToolUse:
     """Whether one answer may have several calls."""
     strict: frozenset[str] = frozenset()
     """Names of tools whose arguments must match their schema, also when the model decides whether to call."""
-    field: str = "tools"
+    legacy: bool = False
+    """Whether they are OpenAI's older `functions`, which are called by the answer's `function_call`."""
+
+    @property
+    def field(self) -> str:
+        """The client's name of the tools."""
+        return "functions" if self.legacy else "tools"
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.definitions) <= MAX_TOOLS:
@@ -36,11 +42,15 @@ class ToolUse:
         for i, name in enumerate(names):
             if not 1 <= len(name) <= MAX_FUNCTION_NAME_CHARS:
                 message = f"a name has 1 to {MAX_FUNCTION_NAME_CHARS} characters"
-                raise InvalidRequest(f"{self.field}[{i}].function.name", message)
+                raise InvalidRequest(self._name_field(i), message)
             if name in names[:i]:
-                raise InvalidRequest(f"{self.field}[{i}].function.name", f"two tools are named {name[:100]!r}")
+                raise InvalidRequest(self._name_field(i), f"two tools are named {name[:100]!r}")
         if self.choice == "named" and self.name not in names:
-            raise InvalidRequest("tool_choice.function.name", f"no tool is named {self.name[:100]!r}")
+            where = "function_call.name" if self.legacy else "tool_choice.function.name"
+            raise InvalidRequest(where, f"no tool is named {self.name[:100]!r}")
+
+    def _name_field(self, number: int) -> str:
+        return f"{self.field}[{number}]" + (".name" if self.legacy else ".function.name")
 
     @property
     def names(self) -> tuple[str, ...]:

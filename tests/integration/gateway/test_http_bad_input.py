@@ -32,6 +32,12 @@ def _tool(**function: Any) -> dict[str, Any]:
 TOOL = _tool()
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    """A tool_choice."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def _calling(function: dict[str, Any], **more: Any) -> dict[str, Any]:
     call = {"id": "c", "type": "function", "function": function}
     return {"role": "assistant", "tool_calls": [call | more]}
@@ -147,7 +153,19 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"messages": [{"content": "a"}]}, 400, "messages[0].role"),
     ({"messages": [{"role": {}, "content": "a"}]}, 400, "messages[0].role"),
     ({"messages": [{"role": "wizard", "content": "a"}]}, 400, "messages[0].role"),
-    ({"messages": [USER, {"role": "function", "content": "a"}]}, 400, "messages[1].role"),
+    ({"messages": [USER, {"role": "function", "content": "a"}]}, 400, "messages[1].name"),
+    ({"messages": [USER, {"role": "other", "content": "a"}]}, 400, "messages[1].role"),
+    ({"messages": [{**USER, "function_call": {"name": "a"}}]}, 400, "messages[0].function_call"),
+    (
+        {"messages": [{"role": "assistant", "function_call": {"name": "a", "arguments": 1}}]},
+        400,
+        "messages[0].function_call.arguments",
+    ),
+    (
+        {"messages": [_calling({"name": "a"}) | {"function_call": {"name": "a"}}]},
+        400,
+        "messages[0].function_call",
+    ),
     ({"messages": [USER, {"role": "tool", "content": "a"}]}, 400, "messages[1].tool_call_id"),
     ({"messages": [{"role": "tool", "tool_call_id": "a"}]}, 400, "messages[0].content"),
     ({"messages": [{"role": "user"}]}, 400, "messages[0].content"),
@@ -200,7 +218,16 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
         "tools[0].function.parameters",
     ),
     ({"tools": [TOOL], "tool_choice": "always"}, 400, "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, 400, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "custom"}}, 400, "tool_choice.type"),
+    ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, 400, "tool_choice.allowed_tools"),
+    ({"tools": [TOOL], "tool_choice": allowed("some", "a")}, 400, "tool_choice.allowed_tools.mode"),
+    ({"tools": [TOOL], "tool_choice": allowed("auto")}, 400, "tool_choice.allowed_tools"),
+    (
+        {"tools": [TOOL], "tool_choice": allowed("auto", "b")},
+        400,
+        "tool_choice.allowed_tools.tools[0].function.name",
+    ),
+    ({"tool_choice": allowed("auto", "b")}, 400, "tool_choice.allowed_tools.tools[0].function.name"),
     (
         {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "b"}}},
         400,
@@ -209,7 +236,14 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [TOOL], "tool_choice": "required", "ignore_eos": True}, 400, "ignore_eos"),
     ({"tool_choice": "required"}, 400, "tool_choice"),
     ({"parallel_tool_calls": 1}, 400, "parallel_tool_calls"),
-    ({"functions": [{}]}, 400, "functions"),
+    ({"functions": [{}]}, 400, "functions[0]"),
+    ({"functions": [{"name": "a", "parameters": []}]}, 400, "functions[0].parameters"),
+    ({"functions": [{"name": "a"}, {"name": "a"}]}, 400, "functions[1].name"),
+    ({"functions": [{"name": "a"}] * 129}, 400, "functions"),
+    ({"functions": [{"name": "a"}], "tools": [TOOL]}, 400, "functions"),
+    ({"functions": [{"name": "a"}], "function_call": "required"}, 400, "function_call"),
+    ({"functions": [{"name": "a"}], "function_call": {"name": "b"}}, 400, "function_call.name"),
+    ({"function_call": {"name": "b"}}, 400, "function_call"),
     (
         {"structured_outputs": {"json_object": True}, "response_format": {"type": "json_object"}},
         400,

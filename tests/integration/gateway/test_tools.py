@@ -167,6 +167,66 @@ async def test_a_named_call_is_its_arguments(ask: Any) -> None:
     assert json.loads(router.requests[0].logits.grammar)["grammars"][0]["json_schema"]["required"] == ["city"]
 
 
+async def test_functions_are_called_and_read_back_as_clients_of_that_form_know_it(
+    ask: Any, tokenizer: ModelTokenizer
+) -> None:
+    functions = [each["function"] for each in TOOLS_LOOSE]
+    history: list[Any] = [ASKED]
+    async with ask(SAID) as (client, router):
+        whole = await client.chat.completions.create(model=MODEL, messages=history, functions=functions)
+        stream = await client.chat.completions.create(model=MODEL, messages=history, functions=functions, stream=True)
+        deltas = [chunk.choices[0] async for chunk in stream]
+        said = whole.choices[0].message
+        history += [said.model_dump(exclude_none=True), {"role": "function", "name": "weather", "content": "Sun"}]
+        await client.chat.completions.create(model=MODEL, messages=history, functions=functions)
+        none = await client.chat.completions.create(
+            model=MODEL, messages=[ASKED], functions=functions, function_call="none"
+        )
+    assert (whole.choices[0].finish_reason, said.content, said.tool_calls) == ("function_call", "Let me see.", None)
+    assert (said.function_call.name, said.function_call.arguments) == ("weather", '{"city": "Bern"}')
+    calls = [each.delta.function_call for each in deltas if each.delta.function_call]
+    assert (calls[0].name, "".join(call.arguments for call in calls)) == ("weather", '{"city": "Bern"}')
+    assert deltas[-1].finish_reason == "function_call" and not any(each.delta.tool_calls for each in deltas)
+    prompt = prompt_of(router.requests[2], tokenizer)
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>' in prompt
+    assert "<tool_response>\nSun\n</tool_response>" in prompt
+    assert none.choices[0].message.content == SAID
+
+
+async def test_a_named_function_is_its_arguments(ask: Any) -> None:
+    pytest.importorskip("llguidance")
+    functions = [each["function"] for each in TOOLS_LOOSE]
+    async with ask('{"city": "Bern"}') as (client, router):
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=[ASKED], functions=functions, function_call={"name": "weather"}
+        )
+    call = answer.choices[0].message.function_call
+    assert (call.name, call.arguments) == ("weather", '{"city": "Bern"}')
+    assert answer.choices[0].finish_reason == "stop"
+    assert "city" in router.requests[0].logits.grammar
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_tools_that_are_allowed_are_called(ask: Any, tokenizer: ModelTokenizer, mode: str) -> None:
+    pytest.importorskip("llguidance")
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    said = f"[{CALL}]" if mode == "required" else f"{SAID}<tool_call>{CALL}</tool_call>"
+    async with ask(said) as (client, router):
+        chat = await client.chat.completions.create(
+            model=MODEL,
+            messages=[ASKED],
+            tools=TOOLS,
+            tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}},
+        )
+        flat = [{"type": "function", **each["function"]} for each in TOOLS]
+        choice: Any = {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "clock"}]}
+        response = await client.responses.create(model=MODEL, input="Hm?", tools=flat, tool_choice=choice)
+    assert [call.function.name for call in chat.choices[0].message.tool_calls] == ["clock"]
+    assert [each.name for each in response.output if each.type == "function_call"] == ["clock"]
+    for request in router.requests:
+        assert "weather" not in prompt_of(request, tokenizer) + request.logits.grammar
+
+
 ANSWER: dict[str, Any] = {
     "type": "object",
     "properties": {"sum": {"type": "integer"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from pydantic_core import from_json
@@ -20,12 +21,18 @@ _FIELDS = {
     "tool": ("name", "tool_call_id"),
 }
 # Fields of OpenAI's answers that mean something, which cannot be told to the model.
-_UNSERVED = ("audio", "function_call")
+_UNSERVED = ("audio",)
 # The field with the text of a part, by its type: also with the types of Responses, which clients send back to chats.
 _TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MAX_CALLS = 8192
 """More than an answer has room for: what a model has written must be taken back."""
-_KNOWN = ("role", "content", *dict.fromkeys(name for names in _FIELDS.values() for name in names), *_UNSERVED)
+_KNOWN = (
+    "role",
+    "content",
+    "function_call",
+    *dict.fromkeys(name for names in _FIELDS.values() for name in names),
+    *_UNSERVED,
+)
 
 
 def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -33,9 +40,11 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
     role = given.get("role")
     role = _ROLES.get(role, role) if isinstance(role, str) else role
     if role == "function":
-        raise unsupported(f"{where}.role", "'function' messages are not supported; send role tool")
+        role, given = "tool", _as_tool(where, given)
+    elif role == "assistant" and given.get("function_call"):
+        given = _with_call(where, given)
     if not isinstance(role, str) or role not in _FIELDS:
-        raise InvalidRequest(f"{where}.role", "has to be system, developer, user, assistant or tool")
+        raise InvalidRequest(f"{where}.role", "has to be system, developer, user, assistant, tool or function")
     ignore_unknown(where, given, _KNOWN)
     read: dict[str, Any] = {"role": role}
     for name in _KNOWN[2:]:
@@ -54,6 +63,29 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
         content = ""
     read.pop("refusal", None)
     return read | {"content": _content(f"{where}.content", content)}
+
+
+def _as_tool(where: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The older form of a message with role tool."""
+    if not isinstance(name := given.get("name"), str):
+        raise InvalidRequest(f"{where}.name", "is missing: the function that this is the answer of")
+    return given | {"tool_call_id": _id_of(name)}
+
+
+def _with_call(where: str, given: dict[str, Any]) -> dict[str, Any]:
+    """An answer with the older form of one call."""
+    place = f"{where}.function_call"
+    if given.get("tool_calls"):
+        raise InvalidRequest(place, "cannot be together with tool_calls")
+    function = _function(place, given["function_call"])
+    call = {"id": _id_of(function["name"]), "type": "function", "function": function}
+    return {name: value for name, value in given.items() if name != "function_call"} | {"tool_calls": [call]}
+
+
+def _id_of(name: str) -> str:
+    """An id for the call of a function and its answer, which have none of their own. Mistral's templates accept only
+    ids of nine characters."""
+    return hashlib.blake2b(name.encode(errors="replace")).hexdigest()[:9]
 
 
 def _says_nothing(role: str, name: str, value: Any) -> bool:
@@ -129,14 +161,17 @@ def _tool_call(where: str, call: Any) -> dict[str, Any]:
     if not isinstance(call, dict) or call.get("type") not in (None, "function"):
         raise InvalidRequest(where, "has to be an object with type function")
     ignore_unknown(where, call, ("id", "type", "function", "index"))
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidRequest(f"{where}.function", "has to be an object with name and arguments")
-    ignore_unknown(f"{where}.function", function, ("name", "arguments"))
+    function = _function(f"{where}.function", call.get("function"))
     if not isinstance(call.get("id"), str):
         raise InvalidRequest(f"{where}.id", "has to be a string")
-    arguments = _arguments(f"{where}.function.arguments", function.get("arguments"))
-    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], "type": "function", "function": function}
+
+
+def _function(where: str, function: Any) -> dict[str, Any]:
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(where, "has to be an object with name and arguments")
+    ignore_unknown(where, function, ("name", "arguments"))
+    return {"name": function["name"], "arguments": _arguments(f"{where}.arguments", function.get("arguments"))}
 
 
 def _arguments(where: str, arguments: Any) -> dict[str, Any] | str:

@@ -94,10 +94,7 @@ class ResponsesRequest(MessageBody):
     @cached_property
     def tool_use(self) -> ToolUse | None:
         tools = [_nested(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
-        choice = self.tool_choice
-        if isinstance(choice, dict) and choice.get("type") == "function":
-            choice = {"type": "function", "function": {k: v for k, v in choice.items() if k != "type"}}
-        return tool_use(tools, choice, self.parallel_tool_calls)
+        return tool_use(tools, _nested_choice(self.tool_choice), self.parallel_tool_calls)
 
     def _formats(self) -> Iterator[Structured]:
         if (found := self._of_format()) is not None:
@@ -123,6 +120,15 @@ class ResponsesRequest(MessageBody):
 
 def _renamed(field: str | None) -> str:
     return (field or "").replace("response_format.json_schema", "text.format").replace("response_format", "text.format")
+
+
+def _nested_choice(choice: Any) -> Any:
+    if not isinstance(choice, dict) or (kind := choice.get("type")) not in ("function", "allowed_tools"):
+        return choice
+    inner = {name: value for name, value in choice.items() if name != "type"}
+    if isinstance(allowed := inner.get("tools"), list):
+        inner["tools"] = [_nested(f"tool_choice.tools[{i}]", tool) for i, tool in enumerate(allowed)]
+    return {"type": kind, kind: inner}
 
 
 def _nested(where: str, tool: Any) -> Any:

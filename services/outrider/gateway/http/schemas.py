@@ -19,7 +19,7 @@ from outrider.errors import InvalidRequest
 from outrider.gateway.fields import ignore_unknown
 from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
 from outrider.gateway.http.messages import message, prediction
-from outrider.gateway.http.tools import tool_use
+from outrider.gateway.http.tools import function_use, tool_use
 from outrider.gateway.logits import LogitsChoice
 from outrider.gateway.requests import (
     MAX_CHOICES,
@@ -75,8 +75,6 @@ _UNSERVED_CHAT = UNSERVED_OF_VLLM | {
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "modalities": (["text"],),
     "moderation": (),
     "web_search_options": (),
@@ -94,6 +92,7 @@ _MAX_ENTRIES = {
     "allowed_token_ids": MAX_ALLOWED_TOKENS,
     "bad_words": MAX_BAD_WORDS,
     "tools": MAX_TOOLS,
+    "functions": MAX_TOOLS,
 }
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -379,6 +378,19 @@ class ChatRequest(MessageBody):
     reasoning_effort: str | None = None
     verbosity: str | None = None
     """For OpenAI's own models."""
+    # The older form of tools and tool_choice.
+    functions: list[Any] | None = None
+    function_call: Any = None
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        if not self.functions:
+            if self.function_call not in (None, "none", "auto"):
+                raise InvalidRequest("function_call", "there are no functions")
+            return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if self.tools:
+            raise InvalidRequest("functions", "is the older form of tools; give one of them")
+        return function_use(self.functions, self.function_call)
 
     @property
     def effort(self) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from outrider.gateway.generation import Answer, Chunk
 from outrider.gateway.http import logprobs
 from outrider.gateway.http.bodies import usage
-from outrider.gateway.message_reader import MessageReader, joined
+from outrider.gateway.message_reader import MessageReader, function_call, joined
 from outrider.gateway.requests import TextPrompt
 from outrider.gateway.stats import Usage
 from outrider.gateway.tokenizer.text import Detokeniser
@@ -29,6 +29,8 @@ class Written:
     reasoning: str = ""
     tool_calls: tuple[Json, ...] = ()
     prompt_logprobs: list[Json | None] | None = None
+    legacy: bool = False
+    """Whether a call is written in OpenAI's older form."""
 
     @property
     def parts(self) -> list[Written]:
@@ -172,7 +174,8 @@ class _ChatChoice(Choice):
         calls = tuple(self._reader.call(each) for each in delta.calls)
         reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
         of_prompt = self._prompt_logprobs(chunk)
-        return Written(self.index, delta.content, written, reason, delta.reasoning, calls, of_prompt)
+        legacy = self._reader.legacy
+        return Written(self.index, delta.content, written, reason, delta.reasoning, calls, of_prompt, legacy)
 
 
 class ChatShape(Shape):
@@ -204,7 +207,7 @@ class ChatShape(Shape):
         if written.reasoning:
             delta["reasoning_content"] = written.reasoning
         if written.tool_calls:
-            delta["tool_calls"] = written.tool_calls
+            delta |= _calls(written)
         return self._chunk(written.index, delta, written.logprobs, written.finish_reason)
 
     def _chunk(self, index: int, delta: Json, found: Json | None, finish_reason: str | None) -> Json:
@@ -217,5 +220,12 @@ def _message(written: Written) -> Json:
     if written.reasoning:
         message["reasoning_content"] = written.reasoning
     if written.tool_calls:
-        message |= {"content": written.text or None, "tool_calls": joined(written.tool_calls)}
+        calls = _calls(written) if written.legacy else {"tool_calls": joined(written.tool_calls)}
+        message |= {"content": written.text or None, **calls}
     return message
+
+
+def _calls(written: Written) -> Json:
+    """The calls, or what a chunk adds to them."""
+    calls = written.tool_calls
+    return {"function_call": function_call(calls)} if written.legacy else {"tool_calls": calls}
