@@ -14,6 +14,7 @@ from outrider.engine.backends import cpu
 from outrider.engine.buckets import make_buckets
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
+from outrider.engine.context import layer_windows
 from outrider.engine.decoder import Decoder, TransformersDecoder
 from outrider.engine.engine import Engine, ModelInfo
 from outrider.engine.families import head_dim
@@ -75,7 +76,7 @@ def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:
     kv_heads, head_dim = kv_shape(settings, shards)
     shape = Shape(settings.num_attention_heads // shards, kv_heads, head_dim, config.block_size)
     try:
-        return make_attention(config.attention, shape, torch.device(config.device))
+        return make_attention(config.attention, shape, torch.device(config.device), layer_windows(settings))
     except TritonMissing as error:
         raise CheckpointError("attention", str(error).removeprefix("attention: ")) from error
 

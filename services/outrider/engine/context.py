@@ -8,12 +8,11 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-_WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-"""The field that has the width, by the kind of a layer."""
+_FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def context_len(settings: Any, configured: int | None = None) -> int:
-    """The least of the model's positions, the configured cap, the windows of its layers, and the positions up to which
+    """The least of the model's positions, the configured cap, a chunk of its attention, and the positions up to which
     its rotary embedding does not depend on the length of a text. Raises ValueError that names the field at fault."""
     positions = getattr(settings, "max_position_embeddings", None)
     if not positions:
@@ -21,9 +20,10 @@ def context_len(settings: Any, configured: int | None = None) -> int:
     limits = {"max_position_embeddings": int(positions)}
     if configured is not None:
         limits["max_context_len"] = configured
-    if windows := [window for window in layer_windows(settings) if window is not None]:
-        # Within its window, an attention equals full attention.
-        limits["the window of its attention"] = min(windows)
+    layer_windows(settings)
+    if _CHUNKED in _layer_kinds(settings):
+        # Within its first chunk, an attention equals full attention.
+        limits["the chunks of its attention"] = _width(settings, "attention_chunk_size", _CHUNKED)
     for limit in _rotary_limits(settings):
         limits["its rotary embedding, which changes beyond them"] = limit
     reason = min(limits, key=limits.__getitem__)
@@ -34,30 +34,27 @@ def context_len(settings: Any, configured: int | None = None) -> int:
 
 def layer_windows(settings: Any) -> tuple[int | None, ...]:
     """Of each layer, how many positions it looks back at most, its own included; None: all. Raises ValueError."""
+    kinds = _layer_kinds(settings)
+    width = _width(settings, "sliding_window", _SLIDING) if _SLIDING in kinds else None
+    return tuple(width if kind == _SLIDING else None for kind in kinds)
+
+
+def _layer_kinds(settings: Any) -> list[str]:
     kinds = getattr(settings, "layer_types", None)
     if kinds is None:
-        # transformers' models without kinds of layers give all layers the window. Qwen's configs name one and turn it
-        # off.
-        used = getattr(settings, "use_sliding_window", True) is not False
-        widths = [
-            _width(each, width) for each in _WINDOWS.values() if used and (width := getattr(settings, each, None))
-        ]
-        return (min(widths, default=None),) * int(settings.num_hidden_layers)
-    if unknown := sorted(set(kinds) - {"full_attention", *_WINDOWS}):
+        # transformers' models without kinds of layers give all of them the window, if they have one. Qwen's configs
+        # name one and turn it off; and Llama's class has none, whatever its config says.
+        used = getattr(settings, "use_sliding_window", True) is not False and hasattr(type(settings), "sliding_window")
+        return [_SLIDING if used and settings.sliding_window else _FULL] * int(settings.num_hidden_layers)
+    if unknown := sorted(set(kinds) - {_FULL, _SLIDING, _CHUNKED}):
         raise ValueError(f"layer_types: layers of kind {', '.join(unknown)} are no attention over keys and values")
-    return tuple(_window(settings, kind) for kind in kinds)
+    return list(kinds)
 
 
-def _window(settings: Any, kind: str) -> int | None:
-    if kind == "full_attention":
-        return None
-    field = _WINDOWS[kind]
-    if not (width := getattr(settings, field, None)):
+def _width(settings: Any, field: str, kind: str) -> int:
+    width = getattr(settings, field, None)
+    if width is None:
         raise ValueError(f"{field}: missing, though layer_types has {kind}")
-    return _width(field, width)
-
-
-def _width(field: str, width: Any) -> int:
     if int(width) < 1:
         raise ValueError(f"{field}: {width} positions are no window; without one it is null")
     return int(width)

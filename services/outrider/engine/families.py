@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.engine.context import rotary_parameters
+from outrider.engine.context import layer_windows, rotary_parameters
 
 ADDED_TO_NORMS = {"gemma": 1.0, "gemma3_text": 1.0}
 """What a family adds to the weights of its norms."""
@@ -72,6 +72,8 @@ class Layer:
     """Of what the MLP adds."""
     rotary: tuple[Tensor, Tensor] | None
     """cos and sin in float32, [positions, rotated / 2]: pairs are i and i + rotated / 2 of a head's first numbers."""
+    window: int | None
+    """How many positions a token looks back at most, its own included; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +142,12 @@ class Family:
             return cos, sin
 
         by_kind = hasattr(self.model.model.rotary_emb, "layer_types")
-        for layer in self.model.model.layers:
+        for layer, window in zip(self.model.model.layers, layer_windows(self.model.config), strict=True):
             kind = (layer.self_attn.layer_type,) if by_kind else ()
-            yield self._layer(layer, rotary(*kind) if getattr(layer.self_attn, "use_rope", True) else None)
+            rotated = getattr(layer.self_attn, "use_rope", True)
+            yield self._layer(layer, rotary(*kind) if rotated else None, window)
 
-    def _layer(self, layer: Any, rotary: tuple[Tensor, Tensor] | None) -> Layer:
+    def _layer(self, layer: Any, rotary: tuple[Tensor, Tensor] | None, window: int | None) -> Layer:
         attention, mlp = layer.self_attn, layer.mlp
         # Models that norm what a layer adds use the name of Llama's norm before the MLP for the one after attention.
         norms_added = hasattr(layer, "post_feedforward_layernorm")
@@ -161,6 +164,7 @@ class Family:
             down=mlp.down_proj,
             mlp_post_norm=self._norm_of(layer, "post_feedforward_layernorm"),
             rotary=rotary,
+            window=window,
         )
 
     def _norm_of(self, owner: Any, name: str) -> Tensor | None:

@@ -9,7 +9,7 @@ from outrider.engine.attention.layout import TILE_FIELDS, Fields, fill
 from outrider.engine.buckets import Bucket
 from outrider.engine.step import Step
 
-STEP_FIELDS = ("token_ids", "positions", "wanted", "tapped")
+STEP_FIELDS = ("token_ids", "wanted", "tapped")
 
 
 class StepInputs:

@@ -25,6 +25,7 @@ class Problem:
     value: Tensor
     keys: Tensor
     values: Tensor
+    window: int | None = None
 
     def attend(self, attention: Attention) -> tuple[Tensor, KVCache]:
         """[tokens, heads * head_dim], and the cache after it."""
@@ -51,6 +52,7 @@ def problem(
     trees: bool = False,
     device: torch.device = CPU,
     num_blocks: int = 64,
+    window: int | None = None,
 ) -> Problem:
     """rows: (cached, new) tokens of each."""
     shape = shape or Shape(8, 2, 16, 8)
@@ -77,6 +79,7 @@ def problem(
         normal(tokens, shape.kv_heads, shape.head_dim),
         normal(shape.kv_heads, slots, shape.head_dim),
         normal(shape.kv_heads, slots, shape.head_dim),
+        window,
     )
 
 
@@ -85,9 +88,13 @@ def tree_parents(count: int, rng: random.Random) -> list[int]:
     return [rng.randint(-1, node - 1) for node in range(count)]
 
 
+def by_kernels(given: Problem) -> TritonAttention:
+    return TritonAttention(given.shape, given.query.device, (given.window,))
+
+
 def assert_equals_reference(given: Problem) -> None:
-    want, want_cache = given.attend(SdpaAttention())
-    got, cache = given.attend(TritonAttention(given.shape, given.query.device))
+    want, want_cache = given.attend(SdpaAttention((given.window,)))
+    got, cache = given.attend(by_kernels(given))
     assert torch.equal(cache.keys[0], want_cache.keys[0])
     assert torch.equal(cache.values[0], want_cache.values[0])
     assert (got - want).abs().max() <= TOLERANCE[got.dtype] * want.abs().max()
@@ -95,7 +102,7 @@ def assert_equals_reference(given: Problem) -> None:
 
 def assert_same_bits_alone(given: Problem) -> None:
     """Each row's first tokens, alone in a batch, get what they get among the others."""
-    attention = TritonAttention(given.shape, given.query.device)
+    attention = by_kernels(given)
     together, _ = given.attend(attention)
     for number, span in enumerate(given.spans):
         for num_tokens in {1, 2, span.num_tokens}:

@@ -1,7 +1,7 @@
 """Families of models, with windows and rotary embeddings in every form in which configs state them.
 
 The logits are those of transformers, in float32: alone up to the last position served, beside a long neighbour, and
-after a cached prefix.
+after a cached prefix; within windows and beyond them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,27 @@ BY_LAYER = {
 
 FORMS: dict[str, tuple[str, dict[str, Any], int]] = {
     "no window": ("llama", {}, 256),
-    "window without kinds of layers": ("mistral", {"sliding_window": WINDOW}, WINDOW),
-    "window of experts": ("mixtral", {"sliding_window": WINDOW, **MOE}, WINDOW),
-    "window of Phi 3": ("phi3", {"sliding_window": WINDOW, "partial_rotary_factor": 1.0}, WINDOW),
-    "window of StarCoder": ("starcoder2", {"sliding_window": WINDOW}, WINDOW),
+    "window without kinds of layers": ("mistral", {"sliding_window": WINDOW}, 256),
+    "window of experts": ("mixtral", {"sliding_window": WINDOW, **MOE}, 256),
+    "window of Phi 3": ("phi3", {"sliding_window": WINDOW, "partial_rotary_factor": 1.0}, 256),
+    "window of StarCoder": ("starcoder2", {"sliding_window": WINDOW}, 256),
+    "window of Qwen in all layers": (
+        "qwen2",
+        {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 0},
+        256,
+    ),
+    "window of SmolLM 3": (
+        "smollm3",
+        {"sliding_window": 17, "use_sliding_window": True, "layer_types": [SLIDING, FULL, SLIDING]},
+        256,
+    ),
+    "window that its class does not have": ("llama", {"sliding_window": WINDOW}, 256),
     "window of Qwen, off": ("qwen2", {"sliding_window": WINDOW, "use_sliding_window": False}, 256),
-    "window of Qwen": ("qwen2", {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}, WINDOW),
-    "window of Qwen's experts": ("qwen3_moe", {"sliding_window": WINDOW, "use_sliding_window": True, **MOE}, WINDOW),
-    "window of Gemma 3": ("gemma3_text", {"sliding_window": WINDOW, "query_pre_attn_scalar": 16}, WINDOW),
-    "window by a pattern": ("cohere2", {"sliding_window": WINDOW, "sliding_window_pattern": 2}, WINDOW),
-    "window by kinds": ("olmo3", {"sliding_window": WINDOW, "layer_types": [FULL, SLIDING, FULL]}, WINDOW),
+    "window of Qwen": ("qwen2", {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1}, 256),
+    "window of Qwen's experts": ("qwen3_moe", {"sliding_window": WINDOW, "use_sliding_window": True, **MOE}, 256),
+    "window of Gemma 3": ("gemma3_text", {"sliding_window": WINDOW, "query_pre_attn_scalar": 16}, 256),
+    "window by a pattern": ("cohere2", {"sliding_window": WINDOW, "sliding_window_pattern": 2}, 256),
+    "window by kinds": ("olmo3", {"sliding_window": WINDOW, "layer_types": [FULL, SLIDING, FULL]}, 256),
     "kinds without a window": ("olmo3", {"sliding_window": WINDOW, "layer_types": [FULL] * 3}, 256),
     "chunks": ("llama4_text", {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 96, **MOE}, WINDOW),
     "learned positions": ("gpt2", {"num_key_value_heads": 4}, 256),
@@ -59,7 +70,7 @@ FORMS: dict[str, tuple[str, dict[str, Any], int]] = {
     "rotary by kinds of layers": (
         "gemma3_text",
         {"sliding_window": WINDOW, "query_pre_attn_scalar": 16, "rope_parameters": BY_LAYER},
-        WINDOW,
+        256,
     ),
 }
 
@@ -97,17 +108,21 @@ def test_up_to_the_last_position_served_alone(loaded: tuple[Engine, PreTrainedMo
 
 def test_beside_a_long_neighbour_and_after_a_cached_prefix(loaded: tuple[Engine, PreTrainedModel]) -> None:
     engine, model = loaded
-    neighbour, token_ids = text(engine.info.max_context_len, 2), text(36, 3)
+    last = max(36, engine.info.max_context_len // 16 * 16)
+    neighbour, token_ids = text(engine.info.max_context_len, 2), text(last, 3)
     wanted = by_transformers(model, token_ids)
-    rows = [Row(engine.kv.open([]), ids, 8) for ids in (neighbour, token_ids[:33])]
-    assert same(engine.forward(rows)[8:], wanted[25:33])
-    engine.kv.publish(rows[1].sequence, 33)
-    for row in rows:
-        engine.kv.close(row.sequence)
-    again = engine.kv.open(token_ids)
-    assert again.cached_len == 32
-    assert same(engine.forward([Row(again, token_ids[32:], 4)]), wanted[32:])
-    engine.kv.close(again)
+    for length in (36, last):
+        rows = [Row(engine.kv.open([]), ids, 3) for ids in (neighbour, token_ids[: length - 3])]
+        assert same(engine.forward(rows)[3:], wanted[length - 6 : length - 3])
+        engine.kv.publish(rows[1].sequence, length - 3)
+        for row in rows:
+            engine.kv.close(row.sequence)
+        again = engine.kv.open(token_ids[:length])
+        cached = again.cached_len
+        assert cached == (length - 3) // 16 * 16
+        rest = token_ids[cached:length]
+        assert same(engine.forward([Row(again, rest, len(rest))]), wanted[cached:length])
+        engine.kv.close(again)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +131,7 @@ def test_beside_a_long_neighbour_and_after_a_cached_prefix(loaded: tuple[Engine,
         ("llama", {}, (None, None, None)),
         ("mistral", {"sliding_window": WINDOW}, (WINDOW,) * 3),
         ("qwen2", {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1}, (None, 9, 9)),
-        ("llama4_text", {"attention_chunk_size": 9, "layer_types": [CHUNKED, FULL, CHUNKED]}, (9, None, 9)),
+        ("llama", {"sliding_window": 9}, (None, None, None)),
         ("cohere2", {"sliding_window": 9, "layer_types": [SLIDING, SLIDING, FULL]}, (9, 9, None)),
     ],
 )

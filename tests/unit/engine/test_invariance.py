@@ -13,6 +13,8 @@ from outrider.engine.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 
+from tests.unit.engine.test_supported_models import made
+
 LENGTH, PROMPT = 760, 490
 TOKENS = [random.Random(i).randrange(3, 300) for i in range(LENGTH)]
 
@@ -24,7 +26,7 @@ def skip_what_cannot_run(execution: str) -> None:
         pytest.skip("no compiler")
 
 
-@pytest.fixture(scope="module", params=["bfloat16 fused", "float32 fused", *runnable_variants()])
+@pytest.fixture(scope="module", params=["bfloat16 fused", "float32 fused", "windowed fused", *runnable_variants()])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Rows of the down projection longer than oneDNN sums in one go; context longer than attention takes in one."""
     path = tiny_checkpoint(tmp_path_factory.mktemp("wide"), intermediate_size=1536, max_context_len=1024)
@@ -33,6 +35,10 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         config = EngineConfig(execution="native", native_variant=request.param, num_blocks=300, prefix_cache=False)
         return load_engine(path, config)
     dtype, execution = request.param.split()
+    if dtype == "windowed":
+        # At the end of the text, all that attention takes in at first lies before the window.
+        settings = {"sliding_window": 100, "intermediate_size": 1536, "max_position_embeddings": 1024}
+        path, dtype = made("mistral", settings, tmp_path_factory.mktemp("windowed")), "float32"
     return load_engine(path, EngineConfig(dtype=dtype, execution=execution, num_blocks=300, prefix_cache=False))
 
 

@@ -18,6 +18,8 @@ from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tests.unit.engine.test_supported_models import made
+
 VOCAB = range(3, 300)
 CONTEXT = 256
 
@@ -36,11 +38,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=["fused bfloat16", "fused float32", *(f"{v} {size}" for v in runnable_variants() for size in (16, 64))],
+    params=[
+        "fused bfloat16",
+        "fused float32",
+        "fused windowed",
+        *(f"{v} {size}" for v in runnable_variants() for size in (16, 64)),
+    ],
 )
-def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
+def engine(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     execution, how = request.param.split()
     skip_what_cannot_run(execution)
+    if how == "windowed":
+        checkpoint, how = made("mistral", {"sliding_window": 5}, tmp_path_factory.mktemp("windowed")), "float32"
     if execution == "fused":
         return load_engine(checkpoint, EngineConfig(dtype=how, execution=execution, block_size=16, num_blocks=96))
     config = EngineConfig(execution="native", native_variant=execution, block_size=int(how), num_blocks=96)

@@ -49,6 +49,24 @@ def test_a_context_longer_than_one_turn_of_the_splits_equals_the_reference() -> 
     assert_equals_reference(problem([(1100, 3)], shape=Shape(4, 1, 16, 32)))
 
 
+@pytest.mark.parametrize("window", [64, 65, 100, 500])
+def test_a_window_equals_the_reference(window: int) -> None:
+    rows, shape = [(1100, 3), (700, 2), (62, 9), (0, 5)], Shape(4, 2, 16, 32)
+    assert_equals_reference(problem([*rows, (9, SMALL_SPAN + 57)], shape=shape, window=window, num_blocks=80))
+    assert_same_bits_alone(problem(rows, shape=shape, window=window, num_blocks=80))
+
+
+@settings(max_examples=6, deadline=None)
+@given(rows=st.lists(row, min_size=1, max_size=4), seed=st.integers(0, 999))
+def test_any_forest_of_guesses_within_a_window_equals_the_reference(rows: list[tuple[int, int]], seed: int) -> None:
+    assert_equals_reference(problem(rows, seed=seed, trees=True, window=64))
+
+
+def test_a_window_narrower_than_a_tree_is_refused() -> None:
+    with pytest.raises(ValueError, match="sliding_window: 63 positions"):
+        TritonAttention(Shape(8, 2, 16, 8), CPU, (None, 63))
+
+
 def test_what_lies_in_unused_slots_never_shows() -> None:
     given = problem([(13, 2), (64, 1)])
     want, _ = given.attend(TritonAttention(given.shape, CPU))

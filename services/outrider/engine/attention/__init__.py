@@ -1,8 +1,18 @@
 """Attention over a paged KV cache, behind one interface; an implementation is chosen at start."""
 
 from outrider.engine.attention.choice import make_attention
-from outrider.engine.attention.interface import Attention, Batch, KVCache, RowSpan
+from outrider.engine.attention.interface import Attention, Batch, KVCache, RowSpan, Windows
 from outrider.engine.attention.paged import Shape, TritonMissing
 from outrider.engine.attention.sdpa import SdpaAttention
 
-__all__ = ["Attention", "Batch", "KVCache", "RowSpan", "SdpaAttention", "Shape", "TritonMissing", "make_attention"]
+__all__ = [
+    "Attention",
+    "Batch",
+    "KVCache",
+    "RowSpan",
+    "SdpaAttention",
+    "Shape",
+    "TritonMissing",
+    "Windows",
+    "make_attention",
+]

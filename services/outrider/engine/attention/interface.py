@@ -161,6 +161,10 @@ class Chain(NamedTuple):
         return not self.path and self.span.contiguous
 
 
+Windows = Sequence[int | None]
+"""Of each layer, how many positions a token looks back at most, its own included; None: all. Empty: no windows."""
+
+
 class Batch(Protocol):
     """A step's layout, prepared once, bound to the cache, and used by every layer."""
 

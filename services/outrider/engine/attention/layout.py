@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.engine.attention.interface import RowSpan
-from outrider.engine.tree import ancestor_masks
+from outrider.engine.tree import ancestor_masks, depths
 
 Integers = NDArray[np.int64]
 
-TOKEN_FIELDS = ("slots", "visible", "split", "own_mask")
-"""One number per token: its slot; the number of positions it may attend to, 0 for padding; the same, but 0 if its keys
-are not split; the mask of its row's own tokens that it may attend to (all ones in a chain)."""
+TOKEN_FIELDS = ("positions", "slots", "visible", "split", "own_mask")
+"""One number per token: its position; its slot; the number of keys up to its own, 0 for padding; the same, but 0 if its
+keys are not split; the mask of its row's own tokens that it may attend to (all ones in a chain)."""
 TILE_FIELDS = ("tile_start", "tile_count", "tile_blocks", "tile_own")
 """One number per tile of queries: its first flat token; its number of tokens, 0 for padding; where its row's blocks
 begin; the place of the tree's first node behind its row's first key."""
@@ -63,6 +63,7 @@ def fill(
     A group is spans and the queries of one of their tiles; the first group's keys are split. Their tiles follow one
     another in the order of the groups. Padding tokens go to `scratch_slot`.
     """
+    views["positions"][:] = 0
     views["slots"][:] = scratch_slot
     views["visible"][:] = 0
     views["split"][:] = 0
@@ -81,11 +82,14 @@ def fill(
 def _fill_tokens(views: dict[str, Integers], span: RowSpan, *, split: bool) -> None:
     at = slice(span.start, span.start + span.num_tokens)
     views["slots"][at] = span.written_slots()
-    views["visible"][at] = np.arange(span.cached_len + 1, span.kv_len + 1)
+    views["positions"][at] = np.arange(span.cached_len, span.kv_len)
+    views["visible"][at] = views["positions"][at] + 1
     if split:
         views["split"][at] = views["visible"][at]
     if span.parents:
-        views["own_mask"][at.stop - len(span.parents) : at.stop] = ancestor_masks(span.parents)
+        drafted = slice(at.stop - len(span.parents), at.stop)
+        views["positions"][drafted] = np.add(span.kv_len - len(span.parents), depths(span.parents))
+        views["own_mask"][drafted] = ancestor_masks(span.parents)
 
 
 def _fill_tiles(views: dict[str, Integers], span: RowSpan, tile_queries: int, tile: int, blocks: int) -> int:

@@ -20,8 +20,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from outrider.engine.attention.interface import KVCache, RowSpan
+from outrider.engine.attention.interface import KVCache, RowSpan, Windows
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, Fields, fill, num_tiles
+from outrider.engine.tree import MAX_TREE_NODES
 
 NUM_SPLITS = 16
 """With eight key heads one sequence occupies 128 programs, about the multiprocessors of a large GPU."""
@@ -110,8 +111,12 @@ def _power_of_two(count: int) -> int:
 class TritonAttention:
     """Attention by our kernels; see the module."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: Shape, device: torch.device, windows: Windows = ()) -> None:
+        # The kernels do not look for the end of a window within a drafted tree.
+        if narrow := [window for window in windows if window is not None and window <= MAX_TREE_NODES]:
+            raise ValueError(f"sliding_window: {narrow[0]} positions are not more than a tree of drafts may have nodes")
         self.shape = shape
+        self._windows = windows
         self._kernels = load_kernels(device)
         self._pinned = device.type == "cuda"
 
@@ -160,7 +165,9 @@ class TritonAttention:
         `splits`: how many splits have keys; all, unless the contexts are known to be short. With a workspace nothing is
         allocated, and the rows of padding tokens in it are not written.
         """
-        return TritonBatch(self.shape, self._kernels, cache, views, (*tiles, 0)[:2], splits, tree, workspace)
+        return TritonBatch(
+            self.shape, self._kernels, cache, views, (*tiles, 0)[:2], splits, tree, workspace, self._windows
+        )
 
     def workspace(self, tokens: int, cache: KVCache) -> Workspace:
         """A workspace for steps of at most this many tokens, in rows of few queries."""
@@ -203,6 +210,7 @@ class TritonBatch:
         splits: int,
         tree: bool,
         workspace: Workspace | None,
+        windows: Windows = (),
     ) -> None:
         self.views = views
         self._shape = shape
@@ -212,6 +220,7 @@ class TritonBatch:
         self._splits = splits
         self._tree = tree
         self._workspace = workspace
+        self._windows = windows
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         """See the interface."""
@@ -272,6 +281,7 @@ class TritonBatch:
             work.partial_sum,
             *at_tile,
             views["blocks"],
+            views["positions"],
             views["visible"],
             views["own_mask"],
             scale * math.log2(math.e),
@@ -286,6 +296,7 @@ class TritonBatch:
             TILE_KEYS=shape.tile_keys,
             NUM_SPLITS=NUM_SPLITS if split else 1,
             TREE=self._tree,
+            WINDOW=(self._windows[layer] if self._windows else None) or 0,
             WIDEN=keys.device.type == "cpu",
             **shape.launch(least_rows, keys.dtype),
         )

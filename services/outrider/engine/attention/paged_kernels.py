@@ -56,6 +56,7 @@ def _dot(a, b, WIDEN: tl.constexpr):
         "tile_blocks",
         "tile_own",
         "blocks",
+        "positions",
         "visible",
         "own_mask",
     ]
@@ -73,6 +74,7 @@ def attend_kernel(
     tile_blocks,
     tile_own,
     blocks,
+    positions,
     visible,
     own_mask,
     scale,
@@ -88,14 +90,16 @@ def attend_kernel(
     TILE_KEYS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     TREE: tl.constexpr,
+    WINDOW: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """One tile over the key tiles of one split: those whose number is `split` modulo NUM_SPLITS.
 
     Grid: [tiles, kv_heads, NUM_SPLITS], or fewer splits where the rest would find no keys. With one split the result
     goes to `out`; otherwise sums, maxima and weights go to `partial*` and `reduce_kernel` joins them. `scale` includes
-    log2(e), because the hardware computes powers of two. WIDEN multiplies in float32, with equal products: Triton's
-    interpreter has no matrix product of bfloat16.
+    log2(e), because the hardware computes powers of two. WINDOW: how many positions a token looks back at most, its own
+    included; 0: all. WIDEN multiplies in float32, with equal products: Triton's interpreter has no matrix product of
+    bfloat16.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -122,7 +126,13 @@ def attend_kernel(
             total = tl.zeros([TILE_ROWS], tl.float32)
             acc = tl.zeros([TILE_ROWS, HEAD_PADDED], tl.float32)
             base = kv_head.to(tl.int64) * cache_head_stride
-            for first in range(split * TILE_KEYS, limit, NUM_SPLITS * TILE_KEYS):
+            begin = split * TILE_KEYS
+            if WINDOW:
+                # Nodes of a tree lie behind their positions, but a window is wider than a tree.
+                oldest = tl.load(positions + token, mask=real, other=limit) - (WINDOW - 1)
+                passed = tl.maximum(tl.min(oldest, axis=0), 0) // TILE_KEYS
+                begin += (passed + NUM_SPLITS - 1 - split) // NUM_SPLITS * (NUM_SPLITS * TILE_KEYS)
+            for first in range(begin, limit, NUM_SPLITS * TILE_KEYS):
                 position = first + tl.arange(0, TILE_KEYS)
                 there = position < limit
                 block = tl.load(table + position // BLOCK_SIZE, mask=there, other=0)
@@ -133,6 +143,8 @@ def attend_kernel(
                 k = tl.load(key_cache + cells, mask=readable, other=0.0)
                 score = _dot(q, tl.trans(k), WIDEN) * scale
                 seen = position[None, :] < limits[:, None]
+                if WINDOW:
+                    seen = seen & (position[None, :] >= oldest[:, None])
                 if TREE:
                     bit = tl.maximum(position - own, 0)
                     chosen = ((masks[:, None] >> tl.minimum(bit, 62)[None, :]) & 1) != 0

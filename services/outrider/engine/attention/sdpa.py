@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.engine.attention.interface import Chain, KVCache, RowSpan
+from outrider.engine.attention.interface import Chain, KVCache, RowSpan, Windows
 
 # Rows with at most this many queries share a padded call. Padding others to the length of a prefill would be a waste.
 _MAX_SMALL_TOKENS = 16
@@ -40,8 +40,8 @@ class _Group:
     """[sequences * kv_len] or a slice of consecutive slots (one sequence, no gather). Only slots that the sequence
     itself has written: a masked key still enters the sum, times 0, and other slots may hold NaN."""
     kv_len: int
-    mask: Tensor
-    """[sequences, 1, queries, kv_len], True where a query may attend."""
+    positions: Tensor
+    """[sequences, queries] of the queries; padding ones attend where the last real one does."""
     keep: Tensor | None
     """Indices of the real rows among the padded ones; None when all are real."""
 
@@ -50,8 +50,8 @@ def _group(chains: list[Chain], device: torch.device) -> _Group:
     queries = max(chain.num_tokens for chain in chains)
     kv_len = _padded(max(chain.kv_len for chain in chains))
     rows, keep = _rows(chains, queries, device)
-    mask = _mask(chains, queries, kv_len, device)
-    return _Group(rows, len(chains), queries, _slots(chains, kv_len, device), kv_len, mask, keep)
+    positions = _positions(chains, queries, device)
+    return _Group(rows, len(chains), queries, _slots(chains, kv_len, device), kv_len, positions, keep)
 
 
 def _padded(kv_len: int) -> int:
@@ -92,16 +92,17 @@ def _slots(chains: list[Chain], kv_len: int, device: torch.device) -> Tensor | s
     return torch.tensor(slots, device=device)
 
 
-def _mask(chains: list[Chain], queries: int, kv_len: int, device: torch.device) -> Tensor:
+def _positions(chains: list[Chain], queries: int, device: torch.device) -> Tensor:
     first = torch.tensor([chain.cached_len for chain in chains], device=device)
     last = torch.tensor([chain.kv_len - 1 for chain in chains], device=device)
-    # A padding query attends where the last real one does.
-    position = torch.minimum(first[:, None] + torch.arange(queries, device=device), last[:, None])
-    return (torch.arange(kv_len, device=device) <= position[..., None])[:, None]
+    return torch.minimum(first[:, None] + torch.arange(queries, device=device), last[:, None])
 
 
 class SdpaAttention:
     """Attention by torch; see the module."""
+
+    def __init__(self, windows: Windows = ()) -> None:
+        self._windows = windows
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> SdpaBatch:
         """Lays out a step. Spans are in the order of the flat batch."""
@@ -112,7 +113,7 @@ class SdpaAttention:
         many = [chain for chain in chains if chain.num_tokens > _MAX_SMALL_TOKENS]
         groups = [_group(few, device)] if few else []
         groups.extend(_group([chain], device) for chain in many)
-        return SdpaBatch(cache, torch.tensor(write, device=device), groups)
+        return SdpaBatch(cache, torch.tensor(write, device=device), groups, self._windows)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
         """See the interface."""
@@ -122,30 +123,34 @@ class SdpaAttention:
 class SdpaBatch:
     """One step's groups over the cache."""
 
-    def __init__(self, cache: KVCache, write_slots: Tensor, groups: list[_Group]) -> None:
+    def __init__(self, cache: KVCache, write_slots: Tensor, groups: list[_Group], windows: Windows) -> None:
         self._cache = cache
         self._write_slots = write_slots
         self._groups = groups
-        # Masks folded for the model's head sharing, made by the first layer and used by all.
-        self._masks: dict[int, Tensor] = {}
+        self._windows = windows
+        # Masks folded for the model's head sharing, made by the first layer with a window and used by all with it.
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
         """See the interface."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.index_copy_(1, self._write_slots, key.transpose(0, 1))
         values.index_copy_(1, self._write_slots, value.transpose(0, 1))
+        window = self._windows[layer] if self._windows else None
         if len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
-            return self._attend_group(0, query, keys, values, scale)
+            return self._attend_group(0, query, keys, values, scale, window)
         output = query.new_empty(query.shape[0], query.shape[1] * values.shape[2])
         for number, group in enumerate(self._groups):
-            result = self._attend_group(number, query[group.rows], keys, values, scale)
+            result = self._attend_group(number, query[group.rows], keys, values, scale, window)
             if isinstance(group.rows, slice) or group.keep is None:
                 output[group.rows] = result
             else:
                 output[group.rows[group.keep]] = result[group.keep]
         return output
 
-    def _attend_group(self, number: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def _attend_group(
+        self, number: int, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None
+    ) -> Tensor:
         group = self._groups[number]
         kv_heads, head_dim = keys.shape[0], keys.shape[2]
         share = query.shape[1] // kv_heads
@@ -154,20 +159,22 @@ class SdpaBatch:
         q = query.view(n, t, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, share * t, head_dim)
         if missing := _missing(share * t):
             q = F.pad(q, (0, 0, 0, missing))
-        mask = self._mask(number, share, q.dtype)
+        mask = self._mask(number, window, share, q.dtype)
         out = F.scaled_dot_product_attention(q, _read(keys, group), _read(values, group), attn_mask=mask, scale=scale)
         if missing:
             out = out[:, :, : share * t]
         return out.reshape(n, kv_heads, share, t, -1).permute(0, 3, 1, 2, 4).reshape(n * t, -1)
 
-    def _mask(self, number: int, share: int, dtype: torch.dtype) -> Tensor:
-        mask = self._groups[number].mask
-        if number not in self._masks:
-            n, _, t, kv_len = mask.shape
-            seen = mask[:, :, None].expand(n, 1, share, t, kv_len).reshape(n, 1, share * t, kv_len)
-            hidden = torch.zeros(seen.shape, dtype=dtype, device=mask.device).masked_fill_(~seen, -torch.inf)
-            self._masks[number] = F.pad(hidden, (0, 0, 0, _missing(share * t)))
-        return self._masks[number]
+    def _mask(self, number: int, window: int | None, share: int, dtype: torch.dtype) -> Tensor:
+        group = self._groups[number]
+        if (number, window) not in self._masks:
+            n, t, kv_len = group.sequences, group.queries, group.kv_len
+            at, keys = group.positions[..., None], torch.arange(kv_len, device=group.positions.device)
+            seen = keys <= at if window is None else (keys <= at) & (keys > at - window)
+            seen = seen[:, None, None].expand(n, 1, share, t, kv_len).reshape(n, 1, share * t, kv_len)
+            hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+            self._masks[number, window] = F.pad(hidden, (0, 0, 0, _missing(share * t)))
+        return self._masks[number, window]
 
 
 def _read(cache: Tensor, group: _Group) -> Tensor:

@@ -48,6 +48,7 @@ class _Layer(ctypes.Structure):
         *((name, _Pointer) for name in _VECTORS),
         *((name, _Weights) for name in _MATRICES),
         *((name, _Pointer) for name in ("keys", "values")),
+        ("window", ctypes.c_int64),
     ]
 
 
@@ -147,6 +148,8 @@ class _PackedLayer:
     """In the order of _VECTORS; float32."""
     matrices: tuple[_Linear, ...]
     """In the order of _MATRICES."""
+    window: int
+    """0: none."""
 
 
 @dataclass(slots=True)
@@ -298,7 +301,7 @@ class NativeLlama:
             _Layer(
                 *map(_address, layer.vectors),
                 *(linear.pointers() for linear in layer.matrices),
-                *(keys.data_ptr(), values.data_ptr()),
+                *(keys.data_ptr(), values.data_ptr(), layer.window),
             )
             for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True)
         ]
@@ -352,7 +355,7 @@ class _Packer:
         qkv, output = self.pack(*layer.qkv), self.pack(layer.output)
         gate_up = self.pack(*layer.gate_up, alternating=self._layout.panel // 2)
         floats = tuple(None if vector is None else vector.float() for vector in vectors)
-        return _PackedLayer(floats, (qkv, output, gate_up, self.pack(layer.down)))
+        return _PackedLayer(floats, (qkv, output, gate_up, self.pack(layer.down)), layer.window or 0)
 
     def pack(self, *linears: Any, alternating: int = 0) -> _Linear:
         """Joins several matrices to one product. Their outputs follow one another, or both halves of all outputs

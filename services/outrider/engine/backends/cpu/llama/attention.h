@@ -10,6 +10,7 @@ typedef struct {
     const act *query[MAX_QUERIES];
     float *out[MAX_QUERIES];
     int64_t position[MAX_QUERIES];
+    int64_t window;  // as the layer's
     vec sum[MAX_QUERIES][MAX_HEAD_DIM / LANES];
     float highest[MAX_QUERIES], total[MAX_QUERIES];
     _Alignas(LINE) float score[MAX_QUERIES][SPAN];
@@ -22,20 +23,28 @@ static inline int64_t visible(const Queries *q, int r, int64_t from) {
     return count < 0 ? 0 : count > SPAN ? SPAN : count;
 }
 
+// The first position that a query sees.
+static inline int64_t first_seen(const Queries *q, int r) {
+    const int64_t first = q->position[r] + 1 - q->window;
+    return q->window && first > 0 ? first : 0;
+}
+
 // Scores of SPAN positions → weights, and what was summed before brought to the same scale.
 INLINE void weigh(Queries *q, int r, int64_t from, float scale, int64_t dim) {
-    const int64_t seen = visible(q, r, from);
+    const int64_t seen = visible(q, r, from), passed = first_seen(q, r) - from;
     float *score = q->score[r];
     vec high = v_splat(q->highest[r]);
     for (int at = 0; at < SPAN; at += LANES) {
-        const vec scaled = v_first(seen - at, v_mul(v_load(score + at), v_splat(scale)), v_splat(-INFINITY));
+        vec scaled = v_first(seen - at, v_mul(v_load(score + at), v_splat(scale)), v_splat(-INFINITY));
+        if (passed > at) scaled = v_first(passed - at, v_splat(-INFINITY), scaled);
         v_store(score + at, scaled);
         high = v_max(high, scaled);
     }
     const float highest = v_most(high);
     vec total = v_zero();
     for (int at = 0; at < SPAN; at += LANES) {
-        const vec w = v_first(seen - at, exponential(v_sub(v_load(score + at), v_splat(highest))), v_zero());
+        vec w = v_first(seen - at, exponential(v_sub(v_load(score + at), v_splat(highest))), v_zero());
+        if (passed > at) w = v_first(passed - at, v_zero(), w);
         total = v_add(total, w);
         store_act(q->weight[r] + at, w);
     }
@@ -185,7 +194,7 @@ INLINE void attend_strip(const Model *m, const Layer *layer, const Step *s, cons
                          int rows) {
     const int64_t dim = m->head_dim, end = q->position[rows - 1] + 1;
     begin_sums(q, rows, dim);
-    for (int64_t from = 0; from < end; from += SPAN) {
+    for (int64_t from = first_seen(q, 0) / SPAN * SPAN; from < end; from += SPAN) {
         Found found;
         find(m, layer, s, row, kv_head, from, end, &found);
         scores(q, found.keys, from, (float)m->scale, dim, rows);
@@ -222,6 +231,7 @@ static void attend_row(const Model *m, const Layer *layer, const Step *s, const 
     const int64_t share = m->heads / m->kv_heads;
     for (int64_t first = begin * share; first < end * share; first += STRIP) {
         Queries q;
+        q.window = layer->window;
         const int rows = (int)(end * share - first < STRIP ? end * share - first : STRIP);
         for (int r = 0; r < rows; r++) {
             const int64_t token = (first + r) / share, head = kv_head * share + (first + r) % share;

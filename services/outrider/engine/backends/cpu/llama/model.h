@@ -32,6 +32,7 @@ typedef struct {
     const float *cos, *sin;       // [positions][rotary / 2], or none: not rotated
     Weights qkv, output, gate_up, down;
     bf16 *keys, *values;
+    int64_t window;  // how many positions a token sees at most, its own included; 0: all
 } Layer;
 
 typedef struct {

@@ -111,8 +111,10 @@ static void attend_tiled(const Model *m, const Layer *layer, const Step *s, int6
     const int64_t dim = m->head_dim;
     const Part all = {part->row, 0, part[parts - 1].end};
     _Alignas(LINE) bf16 query[TILED_ROWS * MAX_HEAD_DIM];
-    int64_t shared = INT64_MAX, longest = 0;
+    int64_t shared = INT64_MAX, longest = 0, from = INT64_MAX;
     for (int n = 0; n < parts; n++) {
+        const int64_t first = first_seen(q, part[n].begin) / SPAN * SPAN;
+        from = first < from ? first : from;
         const int64_t fork = part[n].row->fork, end = q->position[part[n].end - 1] + 1;
         if (fork < end) shared = fork < shared ? fork : shared;
         longest = end > longest ? end : longest;
@@ -122,7 +124,6 @@ static void attend_tiled(const Model *m, const Layer *layer, const Step *s, int6
     for (int r = 0; r < all.end; r++) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
     // That these were written is seen to there.
     shape_tiles(all.end, 1);
-    int64_t from = 0;
     for (; from < shared; from += SPAN) attend_span(m, layer, s, &all, kv_head, q, query, from, longest);
     const int64_t rest = from;
     for (int n = 0; n < parts; n++) {
@@ -142,6 +143,7 @@ static void attend_row_tiled(const Model *m, const Layer *layer, const Step *s, 
     const Row *of = row;
     for (int64_t first = begin * share; first < end * share; first += TILED_ROWS) {
         Queries q;
+        q.window = layer->window;
         Part part[TILED_ROWS];
         int parts = 0;
         const int rows = (int)(end * share - first < TILED_ROWS ? end * share - first : TILED_ROWS);
