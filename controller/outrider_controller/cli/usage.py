@@ -16,7 +16,7 @@ from outrider_controller.cli.watching import list_options, show_rows
 
 _INTERVALS = {"total": 0, "hour": usage_pb2.USAGE_INTERVAL_HOUR, "day": usage_pb2.USAGE_INTERVAL_DAY}
 _TOKENS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
-_DRAFTED = ("drafted_tokens", "verified_tokens", "accepted_tokens", "own_drafted_tokens", "own_accepted_tokens")
+_DRAFTED = ("drafted_tokens", "verified_tokens", "accepted_tokens")
 _TIMES = ("target_useful_s", "target_wasted_s", "draft_useful_s", "draft_wasted_s")
 COLUMNS = (*_TOKENS, "target_s", "draft_s")
 BRIEF = tuple(column for column in COLUMNS if column != "cached_tokens")
@@ -36,7 +36,11 @@ def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, out
     and other output tokens took, wasted are rows and drafts that came to nothing.
     """
     key = ("tenant",) if by == "total" else ("tenant", "since")
-    shown = (*key, *_TOKENS, *_DRAFTED, *_TIMES) if output == "wide" else (*key, *(COLUMNS if by == "total" else BRIEF))
+    shown = (
+        (*key, *_TOKENS, *_DRAFTED, "accepted_by_source", *_TIMES)
+        if output == "wide"
+        else (*key, *(COLUMNS if by == "total" else BRIEF))
+    )
 
     def read() -> list[dict[str, Any]]:
         return ask_control(control, lambda stub: usage_rows(stub, tenant, since_s, by))
@@ -59,6 +63,10 @@ def usage_row(row: usage_pb2.UsageRow) -> dict[str, Any]:
         "tenant": row.tenant,
         "since": moment(row.start_unix_s),
         **{name: getattr(used, name) for name in (*_TOKENS, *_DRAFTED)},
+        "sources": {one.source: {name: getattr(one, name) for name in _DRAFTED} for one in used.sources},
+        "accepted_by_source": ", ".join(
+            f"{one.source} {one.accepted_tokens}/{one.verified_tokens}" for one in used.sources
+        ),
         "target_s": times["target_useful_s"] + times["target_wasted_s"],
         "draft_s": times["draft_useful_s"] + times["draft_wasted_s"],
         **times,

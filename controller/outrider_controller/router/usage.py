@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
-from outrider.metadata.ledger import HOUR_S, TenantUsage
+from outrider.metadata.ledger import HOUR_S, TenantUsage, Tokens
 from outrider.protocol.limits import MAX_TREE_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -73,10 +73,10 @@ class UsageSums:
             usage.verified_tokens += done.num_verified
             usage.accepted_tokens += done.num_accepted
             for one in done.sources:
-                if one.own:
-                    # A late commit was not checked.
-                    usage.own_drafted_tokens += min(one.num_drafted, MAX_TREE_TOKENS)
-                    usage.own_accepted_tokens += min(one.num_accepted, done.num_accepted)
+                # A late commit was not checked.
+                drafted = min(one.num_drafted, MAX_TREE_TOKENS)
+                verified, accepted = min(one.num_verified, drafted), min(one.num_accepted, done.num_accepted)
+                usage.drafted(one.source, Tokens(drafted, verified, accepted))
             if num_branch_tokens := commit.num_branch_tokens:
                 num_branch_tokens = min(num_branch_tokens, MAX_TREE_TOKENS)
                 usage.drafted_tokens += num_branch_tokens

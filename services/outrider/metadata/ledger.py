@@ -5,9 +5,10 @@ A router writes absolute sums, so it can repeat a write whose answer was lost.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.metadata.keys import Keys
 
@@ -20,6 +21,15 @@ HOUR_S = 3600
 KEPT_HOURS = 90 * 24
 # Most in one call, as each call has a timeout of a second.
 _MAX_TENANTS, _MAX_LEDGERS = 1000, 100
+_MAX_SOURCES = 16
+
+
+class Tokens(NamedTuple):
+    """Of one source of drafts."""
+
+    drafted: int
+    verified: int
+    accepted: int
 
 
 @dataclass(slots=True)
@@ -38,15 +48,27 @@ class TenantUsage:
     draft_useful_us: int = 0
     draft_wasted_us: int = 0
     """Negative for a moment if accepted tokens were counted as wasted before."""
-    own_drafted_tokens: int = 0
-    own_accepted_tokens: int = 0
+    sources: dict[str, Tokens] = field(default_factory=dict)
+    """By source of drafts."""
 
     def add(self, other: TenantUsage) -> None:
-        for name in FIELDS:
+        for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+        for source, tokens in other.sources.items():
+            self.drafted(source, tokens)
+
+    def drafted(self, source: str, tokens: Tokens) -> None:
+        """Adds what a source proposed in a step. Draft workers choose the names of theirs: only so many are kept."""
+        if not source or (source not in self.sources and len(self.sources) >= _MAX_SOURCES):
+            source = "other"
+        drafted, verified, accepted = self.sources.get(source, (0, 0, 0))
+        total = Tokens(drafted + tokens.drafted, verified + tokens.verified, accepted + tokens.accepted)
+        # A new one: copies of a bill share it.
+        self.sources = {**self.sources, source: total}
 
 
-FIELDS = tuple(each.name for each in fields(TenantUsage))
+_NUMBERS = tuple(each.name for each in fields(TenantUsage) if each.name != "sources")
+_FIELDS = (*_NUMBERS, "sources")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +93,15 @@ class LedgerStore:
         names = list(sums)
         for start in range(0, len(names), _MAX_TENANTS):
             part = {
-                f"{name}/{field}": getattr(sums[name], field)
+                f"{name}/{each}": _written(sums[name], each)
                 for name in names[start : start + _MAX_TENANTS]
-                for field in FIELDS
+                for each in _FIELDS
             }
             if not await self._write(hour, writer, part):
                 return False
         return True
 
-    async def _write(self, hour: int, writer: str, part: dict[str, int]) -> bool:
+    async def _write(self, hour: int, writer: str, part: dict[str, int | str]) -> bool:
         async def work(redis: Redis) -> bool:
             pipe = redis.pipeline(transaction=True)
             key = self._keys.ledger(hour, writer)
@@ -105,7 +127,7 @@ class LedgerStore:
         return found
 
     async def _entries(self, ledgers: Sequence[tuple[int, str]], tenant: str) -> list[LedgerEntry]:
-        wanted = [f"{tenant}/{field}" for field in FIELDS]
+        wanted = [f"{tenant}/{each}" for each in _FIELDS]
 
         async def work(redis: Redis) -> Any:
             pipe = redis.pipeline(transaction=False)
@@ -130,8 +152,19 @@ class LedgerStore:
 def _by_tenant(values: Iterable[tuple[bytes, bytes]]) -> dict[str, TenantUsage]:
     sums: dict[str, TenantUsage] = {}
     for key, value in values:
-        tenant, _, field = key.decode().rpartition("/")
+        tenant, _, name = key.decode().rpartition("/")
         # A later version may have fields that this one does not know.
-        if field in FIELDS:
-            setattr(sums.setdefault(tenant, TenantUsage()), field, int(value))
+        if name in _FIELDS:
+            setattr(sums.setdefault(tenant, TenantUsage()), name, _read(name, value))
     return sums
+
+
+def _written(usage: TenantUsage, name: str) -> int | str:
+    value: int | dict[str, Tokens] = getattr(usage, name)
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+def _read(name: str, value: bytes) -> int | dict[str, Tokens]:
+    if name in _NUMBERS:
+        return int(value)
+    return {source: Tokens(*tokens) for source, tokens in json.loads(value).items()}

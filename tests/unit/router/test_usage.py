@@ -90,18 +90,27 @@ def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> 
     assert (used.target_useful_us, used.target_wasted_us, used.drafted_tokens) == (0, 2002, 4 + 256)
 
 
-def test_rows_of_the_targets_own_drafts_are_told_apart_and_no_draft_time_is_charged_for_them() -> None:
+def test_each_source_of_drafts_is_billed_by_its_name_and_no_draft_time_is_charged_for_the_targets_own() -> None:
     sums, commit = UsageSums(), sequence.Commit(token_ids=[1, 2, 3], num_drafted=4, num_verified=3, num_accepted=2)
     commit.sources.add(source="model", num_drafted=1, num_verified=1)
     commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=1, num_accepted=1)
     commit.sources.add(source="suffix", own=True, num_drafted=1, num_verified=1, num_accepted=1)
     sums.round("a", commit, Round.from_commit(commit, 2000))
     used = sums.sums["a"]
-    assert (used.drafted_tokens, used.own_drafted_tokens, used.own_accepted_tokens) == (4, 3, 2)
+    assert used.sources == {"model": (1, 1, 0), "ngram": (2, 1, 1), "suffix": (1, 1, 1)}
+    assert used.drafted_tokens == sum(tokens.drafted for tokens in used.sources.values())
     assert (used.draft_useful_us, used.draft_wasted_us) == (0, 0)
-    commit.sources.add(source="odd", own=True, num_drafted=1 << 30, num_accepted=1 << 30)
+    sums.round("a", commit, Round.from_commit(commit, 2000))
+    assert used.sources["ngram"] == (4, 2, 2)
+
+
+def test_what_a_target_says_of_sources_is_bounded() -> None:
+    sums, commit = UsageSums(), sequence.Commit(token_ids=[1, 2, 3], num_drafted=4, num_verified=3, num_accepted=2)
+    for number in range(40):
+        commit.sources.add(source=f"odd {number}", num_drafted=1 << 30, num_verified=1 << 30, num_accepted=1 << 30)
     sums.round("late", commit, Round.from_commit(commit, 2000))
-    assert sums.sums["late"].own_drafted_tokens == 3 + 256 and sums.sums["late"].own_accepted_tokens == 4
+    found = sums.sums["late"].sources
+    assert len(found) == 17 and found["odd 1"] == (256, 256, 2) and found["other"] == (24 * 256, 24 * 256, 24 * 2)
 
 
 def test_what_workers_spent_on_a_sequence_after_its_last_commit_is_billed_too() -> None:
