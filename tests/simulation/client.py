@@ -14,7 +14,7 @@ from outrider.gateway.generation import Generator
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.requests import Generation, Options, TokenPrompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.gateway.tokenizer.text import TokenBytes
+from outrider.token_bytes import TokenBytes
 from prometheus_client import CollectorRegistry
 
 from tests.simulation.hash_model import VOCAB_SIZE

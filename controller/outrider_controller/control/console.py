@@ -18,12 +18,12 @@ from typing import Any, Protocol
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from outrider.errors import NotFound, OutriderError, Unavailable
-from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.metadata import Event
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import trace_pb2
 from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
 from outrider.telemetry.ops import Page, PageMaker
+from outrider.token_bytes import TokenBytes
 
 from outrider_controller.control.rows import worker_rows
 

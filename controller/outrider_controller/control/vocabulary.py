@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 from outrider.errors import OutriderError
-from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import tokenizer_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.token_bytes import TokenBytes
 
 log = logging.getLogger(__name__)
 

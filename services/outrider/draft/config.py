@@ -19,6 +19,9 @@ class DraftConfig(WorkerConfig):
 
     kind: DrafterKind = DrafterKind.MODEL
     """A model, or n-grams of the text so far (ngram), which targets look up themselves too."""
+    speaks: str = ""
+    """The target, by name or path, if its tokens may be others than those of `model`: tokens that both spell alike are
+    proposed. Only its tokenizer and config.json are read."""
     drafting: ModelConfig = field(default_factory=ModelConfig)
     ngrams: NgramConfig = field(default_factory=NgramConfig)
     max_sequences: int = 256
@@ -32,6 +35,8 @@ class DraftConfig(WorkerConfig):
         WorkerConfig.__post_init__(self)
         if self.max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens: must be at least 1, got {self.max_draft_tokens}")
+        if self.speaks and self.kind is not DrafterKind.MODEL:
+            raise ValueError(f"speaks: not with kind {self.kind}")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> DraftConfig:

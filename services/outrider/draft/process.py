@@ -35,7 +35,16 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 def load(config: DraftConfig, path: Path) -> Drafter:
     """The drafter that `config` asks for, from the checkpoint at `path`."""
-    return load_drafter(config.kind, path, engine=config.engine, model=config.drafting, ngram=config.ngrams)
+    engine, model, ngram = config.engine, config.drafting, config.ngrams
+    return load_drafter(config.kind, path, engine=engine, model=model, ngram=ngram, speaks=_target(config))
+
+
+def _target(config: DraftConfig) -> Path | None:
+    """The checkpoint whose tokens are proposed, if another than the draft's. Its weights need not be there."""
+    if not config.speaks:
+        return None
+    directory = Path(config.speaks).expanduser()
+    return directory if directory.is_dir() else resolve(config.speaks, log.info)
 
 
 async def run(config: DraftConfig, load: Callable[[DraftConfig, Path], Drafter] = load) -> None:
@@ -81,7 +90,7 @@ def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.Wo
         worker_pb2.WORKER_ROLE_DRAFT,
         drafter.info,
         model_revision=weights_revision(path, config.engine.quantization),
-        tokenizer_fingerprint=tokenizer_fingerprint(path),
+        tokenizer_fingerprint=tokenizer_fingerprint(_target(config) or path),
         draft_kind=drafter.info.kind.value,
         max_draft_tokens=config.max_draft_tokens,
     )

@@ -13,10 +13,10 @@ from torch import Tensor
 from outrider.drafters.config import DrafterKind, ModelConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.rounds import Chain, plan_ingestion
-from outrider.drafters.sequence import DraftSequence
+from outrider.drafters.sequence import DraftSequence, common_len
+from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineSequence, Row
-from outrider.speculation import propose
 
 SOURCE = "model"
 
@@ -28,6 +28,7 @@ class _Run:
     sequence: DraftSequence
     kv: EngineSequence
     chain: Chain
+    vocabulary: Vocabulary
     behind: bool = False
     """Whether this round had no room for all tokens that it has to ingest."""
 
@@ -38,14 +39,14 @@ class _Run:
 
     @property
     def lag(self) -> int:
-        """Committed and drafted tokens whose KV is not cached yet."""
-        return self.next_position - self.kv.cached_len
+        """Ids of the text and the chain whose KV is not cached yet."""
+        return len(self.vocabulary.text(self.sequence)) + len(self.chain) - self.kv.cached_len
 
     def ingest(self, count: int) -> Row:
-        """The next `count` uncached tokens; only the very last one yields logits."""
-        start, committed_len = self.kv.cached_len, self.sequence.committed_len
-        guessed = self.chain.token_ids[max(0, start - committed_len) :]
-        tokens = [*self.sequence.tokens[start:], *guessed][:count]
+        """The next `count` uncached ids; only the very last one yields logits."""
+        start, text = self.kv.cached_len, self.vocabulary.text(self.sequence)
+        guessed = self.vocabulary.ids(self.chain.token_ids[max(0, start - len(text)) :])
+        tokens = [*text[start:], *guessed][:count]
         return Row(self.kv, tokens, 1 if count == self.lag else 0)
 
 
@@ -55,13 +56,13 @@ class ModelDrafter(Drafter):
     A sequence whose KV does not fit releases its blocks and does not draft in that round; the others do.
     """
 
-    def __init__(self, engine: Engine, config: ModelConfig | None = None, num_tokens: int | None = None) -> None:
-        """`num_tokens`: rows of the head beyond are padding, which is never drafted; None: there are none."""
+    def __init__(self, engine: Engine, config: ModelConfig | None = None, vocabulary: Vocabulary | None = None) -> None:
+        """`vocabulary`: of the model and its target; None: they have the same one, without padding."""
         info = engine.info
-        self._num_tokens = num_tokens
+        self._vocabulary = vocabulary or OwnVocabulary(info.vocab_size, token_map=engine.token_map)
         self.info = DrafterInfo(
             DrafterKind.MODEL,
-            info.vocab_size,
+            self._vocabulary.size,
             info.max_context_len,
             info.device,
             info.dtype,
@@ -84,15 +85,17 @@ class ModelDrafter(Drafter):
         return changes.added, changes.removed
 
     def on_open(self, sequence: DraftSequence) -> None:
-        """Does nothing: the first round that needs KV opens it."""
+        """Opens no KV: the first round that needs it does."""
+        self._vocabulary.open(sequence)
 
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
         """Cuts the KV back to the tokens that are committed or still drafted."""
+        known = self._vocabulary.commit(sequence, known_len)
         kv = self._kv.get(sequence)
-        if kv is None or kv.cached_len <= known_len:
+        if kv is None or kv.cached_len <= known:
             return
-        expected = [*sequence.tokens[known_len:], *_outstanding(sequence).guess()]
-        self._engine.kv.rewind(kv, known_len + common_len(kv.tokens[known_len:], expected))
+        text, guess = self._vocabulary.text(sequence), self._vocabulary.ids(_outstanding(sequence).guess())
+        self._engine.kv.rewind(kv, known + common_len(kv.tokens[known:], [*text[known:], *guess]))
 
     def release(self, sequence: DraftSequence) -> None:
         kv = self._kv.pop(sequence, None)
@@ -101,6 +104,7 @@ class ModelDrafter(Drafter):
 
     def on_close(self, sequence: DraftSequence) -> None:
         self.release(sequence)
+        self._vocabulary.close(sequence)
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
         chains = [self._chain(sequence) for sequence in sequences]
@@ -131,11 +135,13 @@ class ModelDrafter(Drafter):
         return Chain(outstanding, wanted, least, sequence.opening.stop_token_ids)
 
     def _most(self, sequence: DraftSequence, count: int) -> int:
-        return max(0, min(count, self.info.max_context_len - sequence.committed_len))
+        if not self._vocabulary.whole(sequence):
+            return 0
+        return max(0, min(count, self.info.max_context_len - len(self._vocabulary.text(sequence))))
 
     def _admit(self, growing: list[tuple[DraftSequence, Chain]]) -> list[_Run]:
         """The runs of the sequences whose whole round fits into the free KV blocks."""
-        runs = [_Run(sequence, self._kv_of(sequence, chain), chain) for sequence, chain in growing]
+        runs = [_Run(sequence, self._kv_of(sequence, chain), chain, self._vocabulary) for sequence, chain in growing]
         admitted: list[_Run] = []
         # The last token of a chain is never run.
         needs = [self._engine.kv.blocks_needed(r.kv, r.lag + r.chain.wanted - len(r.chain) - 1) for r in runs]
@@ -149,11 +155,11 @@ class ModelDrafter(Drafter):
         return admitted
 
     def _kv_of(self, sequence: DraftSequence, chain: Chain) -> EngineSequence:
-        kv = self._kv.get(sequence)
+        kv, text = self._kv.get(sequence), self._vocabulary.text(sequence)
         if kv is None:
-            kv = self._kv[sequence] = self._engine.kv.open(sequence.tokens, sequence.opening.salt)
+            kv = self._kv[sequence] = self._engine.kv.open(text, sequence.opening.salt)
         # The last token is run again if it was run before: its logits give the chain's next token.
-        self._engine.kv.rewind(kv, sequence.committed_len + len(chain) - 1)
+        self._engine.kv.rewind(kv, len(text) + len(chain) - 1)
         return kv
 
     def _first_forward(self, runs: list[_Run]) -> None:
@@ -166,7 +172,7 @@ class ModelDrafter(Drafter):
         logits = self._engine.forward(rows)
         for run in runs:
             # One short of the end: a published block cannot be cut, and the last token may be run again.
-            self._engine.kv.publish(run.kv, run.sequence.committed_len - 1)
+            self._engine.kv.publish(run.kv, len(self._vocabulary.text(run.sequence)) - 1)
         self._grow([run for run in runs if not run.behind], logits)
 
     def _grow(self, runs: list[_Run], logits: Tensor) -> None:
@@ -174,14 +180,12 @@ class ModelDrafter(Drafter):
         if not runs:
             return
         openings = [run.sequence.opening for run in runs]
-        proposals = propose(
-            # The head of a draft that was distilled has its own list of tokens.
-            logits[:, : self._num_tokens] if self._engine.token_map is None else logits,
+        proposals = self._vocabulary.propose(
+            logits,
             [opening.params for opening in openings],
             [opening.mode for opening in openings],
             [run.next_position for run in runs],
-            token_map=self._engine.token_map,
-            num_others=self._config.others_looked_at,
+            self._config.others_looked_at,
         )
         for run, proposal in zip(runs, proposals, strict=True):
             run.chain.add(proposal)
@@ -190,11 +194,3 @@ class ModelDrafter(Drafter):
 def _outstanding(sequence: DraftSequence) -> DraftTree:
     """What is still valid of this model's last proposal. A draft of another source is not continued."""
     return sequence.guess if sequence.guess.source == SOURCE else DraftTree(sequence.committed_len, source=SOURCE)
-
-
-def common_len(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    for length, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return length
-    return min(len(first), len(second))

@@ -95,3 +95,11 @@ class DraftSequence:
 def _agree(first: Sequence[int], second: Sequence[int]) -> bool:
     """Whether one is a prefix of the other."""
     return all(a == b for a, b in zip(first, second, strict=False))
+
+
+def common_len(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    for length, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return length
+    return min(len(first), len(second))

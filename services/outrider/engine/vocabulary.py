@@ -20,16 +20,16 @@ def tokenizer_fingerprint(path: Path) -> str:
     How merges are written, and whether a token is in the vocabulary or added to it, makes no difference. A distilled
     draft has its target's tokenizer.
     """
-    tokens = sorted((i, token) for token, i in _tokens(_of_tokens(path)).items() if not _PADDING.fullmatch(token))
+    tokens = sorted((i, token) for token, i in _tokens(tokenizer_of(path)).items() if not _PADDING.fullmatch(token))
     return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
 
 def num_tokens(path: Path) -> int:
     """One more than the highest id of a token: the rows of a model's head beyond are padding."""
-    return max(_tokens(_of_tokens(path)).values(), default=-1) + 1
+    return max(_tokens(tokenizer_of(path)).values(), default=-1) + 1
 
 
-def _of_tokens(path: Path) -> Path:
+def tokenizer_of(path: Path) -> Path:
     """The checkpoint that has the tokenizer."""
     if (draft := read_config(path).get("outrider_draft")) is None:
         return path

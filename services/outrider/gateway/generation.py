@@ -42,7 +42,6 @@ from outrider.gateway.spans import RequestSpan, request_span
 from outrider.gateway.stats import Finish, RunningStats, Usage
 from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
-from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.gateway.tokenizer.threads import TenantThreads, TokenizerThreads
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.options.prediction import Prediction
@@ -51,6 +50,7 @@ from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2, tenants_pb2
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.telemetry.tracing import Tracing
+from outrider.token_bytes import TokenBytes
 
 log = logging.getLogger(__name__)
 _TOO_LATE = "the deadline passed before the answer was complete"

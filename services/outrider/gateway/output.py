@@ -11,7 +11,8 @@ from typing import Literal
 
 from outrider.gateway.parsers.message import MessageParser
 from outrider.gateway.parsers.tool_calls import Delta
-from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher, TokenBytes
+from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher
+from outrider.token_bytes import TokenBytes
 
 FinishReason = Literal["stop", "length"]
 

@@ -7,13 +7,13 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider.gateway.tokenizer.model import _token_bytes
-from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher, TextStream, TokenBytes, UnsupportedDecoder
+from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher, TextStream
 from outrider.testing.tiny import tiny_tokenizer
+from outrider.token_bytes import TokenBytes, UnsupportedDecoder
 from tokenizers import decoders
 
 TOKENIZER = tiny_tokenizer()
-TOKENS = _token_bytes(TOKENIZER.backend_tokenizer)
+TOKENS = TokenBytes.of_tokenizer(TOKENIZER.backend_tokenizer)
 token_ids = st.lists(st.integers(0, 383), max_size=60)
 # Few letters, so that stop strings overlap themselves, one another and the text.
 letters = st.text("ab€", max_size=30)

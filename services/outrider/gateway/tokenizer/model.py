@@ -15,8 +15,8 @@ from outrider.gateway.parsers.tool_calls import MARKERS, format_of
 from outrider.gateway.tokenizer import tool_prompt
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
 from outrider.gateway.tokenizer.template import ChatTemplate, TemplateError
-from outrider.gateway.tokenizer.text import TokenBytes
 from outrider.rpc.v1 import tokenizer_pb2
+from outrider.token_bytes import TokenBytes
 
 # A template opens the reasoning with its last tokens and a line end, so it is enough to check so many.
 _LAST_TOKENS = 16
@@ -70,7 +70,7 @@ class ModelTokenizer:
             raise ValueError(f"tokenizer: not a Tokenizer message: {error}") from error
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"tokenizer.json: {error}") from error
-        token_bytes = _token_bytes(tokenizer)
+        token_bytes = TokenBytes.of_tokenizer(tokenizer)
         template = ChatTemplate(dict(sent.chat_templates), json.loads(sent.template_variables or "{}"))
         return cls(
             eos_token_ids=tuple(sent.eos_token_ids),
@@ -174,12 +174,3 @@ class ModelTokenizer:
         # A batch of one, because unlike `encode` it releases the GIL.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
-
-
-def _token_bytes(backend: Tokenizer) -> TokenBytes:
-    size = backend.get_vocab_size(with_added_tokens=True)
-    # Added tokens may leave gaps in the ids, so the highest id bounds the table and not the count.
-    highest = max(backend.get_vocab(with_added_tokens=True).values(), default=size - 1)
-    specials = [i for i, token in backend.get_added_tokens_decoder().items() if token.special]
-    pieces = [backend.id_to_token(i) for i in range(highest + 1)]
-    return TokenBytes.build(pieces, json.loads(backend.to_str())["decoder"], specials)
