@@ -27,6 +27,7 @@ from outrider.training.teacher import check_teacher
 
 # What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
 _PROMPTS, _ANSWER_TOKENS = 64, 64
+_RATE_OF_A_START = 0.3
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, note)."""
@@ -46,7 +47,7 @@ class DistillConfig:
     student_model: str = ""
     """A model with the target's tokens that learns in the place of a student of the target's layers."""
     start: str = ""
-    """A draft of the target that an MTP head begins as; empty: its layers are the target's, as a model's."""
+    """A draft of the target that a model or an MTP head begins as; empty: its layers are the target's."""
     in_use: str = ""
     """Another draft of the target, measured beside the new one; empty for none."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
@@ -61,8 +62,8 @@ class DistillConfig:
     def __post_init__(self) -> None:
         if self.kind not in ("model", *KINDS):
             raise ValueError(f"kind: {self.kind!r} is not one of model, {', '.join(KINDS)}")
-        if self.start and self.kind != "mtp":
-            raise ValueError("start: only an mtp head begins as a draft")
+        if self.start and (self.kind not in ("model", "mtp") or self.student_model):
+            raise ValueError("start: only a model or an mtp head begins as a draft")
         if self.student_model and self.kind != "model":
             raise ValueError(f"student_model: not with kind {self.kind}")
 
@@ -108,7 +109,7 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
         _plain(asdict(config.student)),
         token_map.tolist(),
     ]
-    training = Training(learner, config.training, config.work / f"training-{learner.kind}.pt", same)
+    training = Training(learner, _loop(config), config.work / f"training-{learner.kind}.pt", same)
     training.run(corpus, lambda done, total, note: progress("train", done, total, note))
     measured: dict[str, Any] = {
         "held_out_loss": round(training.evaluate(corpus.held_out).mean_loss, 4),
@@ -140,10 +141,17 @@ def _token_map(config: DistillConfig, target: Path, corpus: Corpus) -> torch.Ten
 def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Learner:
     if config.student_model:
         return PlainLearner(target, resolve(config.student_model), config.device)
-    if config.kind == "model":
-        return ModelLearner(target, config.student, token_map, config.device)
     start = resolve(config.start) if config.start else None
+    if config.kind == "model":
+        return ModelLearner(target, config.student, token_map, config.device, start)
     return HeadLearner(config.kind, target, config.student, token_map, config.device, start)
+
+
+def _loop(config: DistillConfig) -> LoopConfig:
+    if config.kind != "model" or not config.start:
+        return config.training
+    # A draft that is good already forgets at the rate that one from nothing learns at.
+    return replace(config.training, learning_rate=config.training.learning_rate * _RATE_OF_A_START)
 
 
 def _recipe(config: DistillConfig) -> Any:

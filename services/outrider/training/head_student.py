@@ -72,7 +72,7 @@ class HeadLearner:
     def __init__(
         self, kind: str, target: Path, config: StudentConfig, token_map: Tensor | None, device: str, start: Path | None
     ) -> None:
-        """start: a draft that `outrider distill` made for the target; an MTP head begins as this model."""
+        """start: a draft that `outrider distill` made for the target, with this token map; an MTP head begins as it."""
         self.kind = kind
         self.token_map = token_map
         parts = TargetParts(read_embedding(target).float(), read_head(target).float(), _depth(target))

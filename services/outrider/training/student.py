@@ -20,7 +20,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outrider.engine import CheckpointError
 from outrider.engine.backends.cpu import multiplies_bfloat16
 from outrider.engine.checkpoints import read_config
-from outrider.engine.draft_checkpoint import build_draft_model, read_embedding, read_head, save_draft_model
+from outrider.engine.draft_checkpoint import (
+    build_draft_model,
+    load_draft_model,
+    read_embedding,
+    read_head,
+    save_draft_model,
+)
 from outrider.training.shards import Sample
 
 # Rows of logits held at once, which bounds memory: several float32 tensors [rows, head].
@@ -94,6 +100,13 @@ def build_student(target: Path, config: StudentConfig, token_map: Tensor) -> Lla
     return model
 
 
+def _as_student(draft: Path) -> LlamaForCausalLM:
+    model, _ = load_draft_model(draft, torch.float32)
+    model.set_attn_implementation("sdpa")
+    model.model.embed_tokens.weight.requires_grad_(False)
+    return model
+
+
 @dataclass(slots=True)
 class Scores:
     """Sums over tokens."""
@@ -125,8 +138,12 @@ class ModelLearner:
 
     kind = "model"
 
-    def __init__(self, target: Path, config: StudentConfig, token_map: Tensor, device: str) -> None:
-        self.module = build_student(target, config, token_map).to(device)
+    def __init__(
+        self, target: Path, config: StudentConfig, token_map: Tensor, device: str, start: Path | None = None
+    ) -> None:
+        """start: a draft of the target that it begins as."""
+        made = build_student(target, config, token_map) if start is None else _as_student(start)
+        self.module = made.to(device)
         self.token_map = token_map
         self.learnable = [p for p in self.module.model.parameters() if p.requires_grad]
         self._head = TeacherHead(target, token_map, device)

@@ -333,3 +333,19 @@ def test_another_model_with_the_target_s_tokens_learns_and_stays_an_ordinary_che
     tiny_checkpoint(other, vocab_size=500)
     with pytest.raises(CheckpointError, match="its tokens are not the target's"):
         run(replace(asked, student_model=str(other)), lambda *_: None)
+
+
+def test_a_draft_learns_on_from_where_another_ended_and_proposes_the_same_tokens(target: Path, tmp_path: Path) -> None:
+    first = distill(target, tmp_path / "first", 40_000)
+    learned = run(first, lambda *_: None)
+    # Another corpus, whose commonest tokens are others.
+    again = replace(
+        distill(target, tmp_path / "again", 1), start=str(first.out), corpus=CorpusConfig(6_000, 16, 200, seed=9)
+    )
+    went_on = run(again, lambda *_: None)
+    fresh = run(distill(target, tmp_path / "fresh", 1), lambda *_: None)
+    assert went_on.held_out_loss < 0.9 * fresh.held_out_loss
+    assert went_on.held_out_loss == pytest.approx(learned.held_out_loss, rel=0.3)
+    assert torch.equal(load_draft_model(again.out, torch.float32)[1], load_draft_model(first.out, torch.float32)[1])
+    with pytest.raises(ValueError, match="start: only a model or an mtp head"):
+        replace(again, kind="medusa")
