@@ -32,7 +32,7 @@ _ROUNDED = 0.0051
 _WORKERS = {"id": "id", "role": "role", "status": "status", "model": "model", "address": "address"}
 _WORKERS |= {"running": "running", "waiting": "waiting", "free blocks": "free_blocks"}
 _SEQUENCES = {"request": "id", "tenant": "tenant", "target": "target", "draft": "draft"}
-_WHY = re.compile(r"(\w+): (-?[\d.]+) steps saved a round \((-?[\d.]+) to (-?[\d.]+)\)")
+_WHY = re.compile(r"(\w+): ([\d.]+) × plain \(([\d.]+) to ([\d.]+)\)")
 _TABLES = """
 const texts = (line) => [...line.children].map((cell) => cell.textContent);
 const rows = (name) => {
@@ -149,7 +149,7 @@ def _within(text: str, said: Sequence[float | None], tolerance: float) -> bool:
 
 
 def tenants_equal(shown: Sequence[Row], said: Sequence[Row]) -> bool:
-    """Mode, price, reason and saving with its interval, of each tenant at each target."""
+    """Mode, price, reason and speed with its interval, of each tenant at each target."""
     return len(shown) == len(said) and all(_tenant_equal(line, row) for line, row in zip(shown, said, strict=True))
 
 
@@ -161,5 +161,6 @@ def _tenant_equal(line: Row, row: Mapping[str, Any]) -> bool:
     why = _WHY.fullmatch(line["why"])
     if why is None or (line["speculation"], line["target"], why[1]) != (row["mode"], row["target"], row["reason"]):
         return False
-    pairs = [(line["row price"], row["price"]), *zip(why.groups()[1:], (row["saving"], *row["interval"]), strict=True)]
+    speeds = (row["times_plain"], *row["times_plain_interval"])
+    pairs = [(line["row price"], row["price"]), *zip(why.groups()[1:], speeds, strict=True)]
     return all(_within(text, [value], _ROUNDED) for text, value in pairs)

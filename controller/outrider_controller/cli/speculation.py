@@ -18,6 +18,8 @@ from outrider_controller.cli.tenants import QUOTAS, tenant_row
 
 _SETTINGS = {"on": "ON", "off": "OFF", "auto": "AUTO"}
 _NO_BOUND = "none"
+# Of a round of which nothing is known; and the least time that a round is said to take, in plain rounds.
+_USUAL_TOKENS, _LEAST_TIME = 2.0, 0.05
 
 
 @click.group("set")
@@ -123,6 +125,8 @@ def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
         "draft": belief.draft,
         "saving": round(decision.saving, 3),
         "interval": [round(decision.lower, 3), round(decision.upper, 3)],
+        "times_plain": times_plain(belief, decision.saving),
+        "times_plain_interval": [times_plain(belief, decision.lower), times_plain(belief, decision.upper)],
         "rounds": round(decision.rounds),
         "acceptance": round(belief.accepted / belief.verified, 3) if belief.verified else None,
         "tokens_per_round": round(belief.tokens / belief.rounds, 2) if belief.rounds else None,
@@ -136,11 +140,18 @@ def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
     }
 
 
+def times_plain(belief: policy_pb2.PairingEvidence, saving: float) -> float:
+    """How many times as fast as plain decoding rounds are that save so many plain rounds each."""
+    tokens = belief.tokens / belief.rounds if belief.rounds else _USUAL_TOKENS
+    return round(tokens / max(tokens - saving, _LEAST_TIME), 2)
+
+
 def source_row(belief: policy_pb2.PairingEvidence) -> dict[str, Any]:
     """What one draft version, or one kind of source in the target, saves the tenant."""
     return {
         "source": belief.draft,
         "saving": round(belief.saved / belief.rounds, 3),
+        "times_plain": times_plain(belief, belief.saved / belief.rounds),
         "rounds": round(belief.seen),
         "acceptance": round(belief.accepted / belief.verified, 3) if belief.verified else None,
     }
@@ -148,7 +159,7 @@ def source_row(belief: policy_pb2.PairingEvidence) -> dict[str, Any]:
 
 def _source_line(row: dict[str, Any]) -> str:
     accepted = "nothing verified" if row["acceptance"] is None else f"{row['acceptance']:.0%} accepted"
-    return f"  source  {row['source']}: {row['saving']:+.2f} steps saved a round, {accepted}, {row['rounds']:,} rounds"
+    return f"  source  {row['source']}: {row['times_plain']:.2f} × plain, {accepted}, {row['rounds']:,} rounds"
 
 
 def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]:
@@ -161,9 +172,8 @@ def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]
     yield f"  why     {row['why']}"
     yield f"  change  {row['what_would_change_it']}"
     if decision.rounds:
-        low, high = row["interval"]
-        saving = f"{row['saving']:+.2f} steps saved a round ({low:+.2f} to {high:+.2f}, 80 %)"
-        yield f"  saving  {saving}, {row['rounds']:,} rounds"
+        low, high = row["times_plain_interval"]
+        yield f"  speed   {row['times_plain']:.2f} × plain ({low:.2f} to {high:.2f}, 80 %), {row['rounds']:,} rounds"
         accepted = f"{row['acceptance']:.0%} accepted" if row["acceptance"] is not None else "nothing verified"
         if row["tokens_per_round"] is not None:
             late = f"{row['late']:.0%} without a draft in time"
@@ -208,7 +218,11 @@ def would_change(decision: policy_pb2.TenantDecision) -> str:
         own = model_of(decision.target)[1]
         return "a draft of a lookup or a head" if own else "a draft with the target's tokenizer and vocabulary"
     if decision.mode == policy_pb2.PLAN_MODE_ON:
-        return (
-            f"try, once the interval's upper end is below {TRY_BELOW:g}: {decision.upper - TRY_BELOW:.2f} less than now"
-        )
-    return f"on, once the interval's lower end is above {ON_ABOVE:g}: {ON_ABOVE - decision.lower:.2f} more than now"
+        return f"try, once the interval's upper end is below {_speeds(decision, TRY_BELOW, decision.upper)}"
+    return f"on, once the interval's lower end is above {_speeds(decision, ON_ABOVE, decision.lower)}"
+
+
+def _speeds(decision: policy_pb2.TenantDecision, bound: float, now: float) -> str:
+    """Both from what a round saves."""
+    belief = decision.belief
+    return f"{times_plain(belief, bound):.2f} × plain: now {times_plain(belief, now):.2f}"

@@ -29,7 +29,7 @@ _TENANTS = (
     "verified_per_s",
     "acceptance",
     "mode",
-    "saving",
+    "times_plain",
     "price",
 )
 _WORKERS = ("worker", "role", "status", "running", "waiting", "kv_use", "tokens_per_s", "verified_per_s", "acceptance")
@@ -69,8 +69,9 @@ def top(once: bool, interval: float, control: str, output: str) -> None:
     """Show what tenants and workers do, live: rates over the last interval.
 
     VERIFIED/S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
-    counts for the workers that it is on. MODE, SAVING (steps saved a round) and PRICE (of a drafted token, in
-    tokens) are the plan's, for each target that has one; `outrider explain TENANT` has the reasons.
+    counts for the workers that it is on. MODE, TIMES_PLAIN (the speed with drafts over that of plain decoding)
+    and PRICE (of a drafted token, in tokens) are the plan's, for each target that has one; `outrider explain TENANT`
+    has the reasons.
     """
     live = sys.stdout.isatty() and not once and output == "table"
     before = _sample(control)
@@ -142,6 +143,7 @@ def _decided(decisions: Sequence[policy_pb2.TenantDecision]) -> dict[str, Any]:
         "target": [row["target"] for row in rows],
         "mode": [row["mode"] for row in rows],
         "saving": [row["saving"] for row in rows],
+        "times_plain": [row["times_plain"] for row in rows],
         "price": [row["price"] for row in rows],
     }
 

@@ -29,10 +29,10 @@ def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> 
     lines = "\n".join(explained("acme", message(decision)))
     for part in (
         "acme at m, draft workers: on",
-        "source  d@1: +0.40 steps saved a round, 50% accepted, 4,000 rounds",
+        "source  d@1: 1.19 × plain, 50% accepted, 4,000 rounds",
         "save time",
-        "below 0: 0.50 less",
-        "+0.40",
+        "below 1.00 × plain: now 1.25",
+        "speed   1.19 × plain (1.14 to 1.25, 80 %)",
         "4,000 rounds",
         "50% accepted",
         "d@1",
@@ -52,8 +52,8 @@ def test_the_sources_in_the_target_are_told_apart_each_with_what_it_saves() -> N
     lines = "\n".join(explained("acme", said))
     for part in (
         "acme at m, drafts that the target makes itself: on",
-        "source  ngram: +0.90 steps saved a round, 50% accepted, 4,000 rounds",
-        "source  suffix: -0.20 steps saved a round, 10% accepted, 10 rounds",
+        "source  ngram: 1.56 × plain, 50% accepted, 4,000 rounds",
+        "source  suffix: 0.86 × plain, 10% accepted, 10 rounds",
     ):
         assert part in lines
     assert [(one["source"], one["saving"]) for one in decision_row(said)["sources"]] == [

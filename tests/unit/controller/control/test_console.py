@@ -214,7 +214,7 @@ async def test_a_browser_shows_it_without_an_error_and_reads_nothing_as_html(tmp
         "target-1",
         "cordoned",
         "shop",
-        "saves: 0.50 steps saved a round",
+        "saves: 1.33 × plain",
         "worker joined",
         "r-1",
         ">é</span>",
