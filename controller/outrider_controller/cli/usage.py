@@ -36,11 +36,8 @@ def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, out
     and other output tokens took, wasted are rows and drafts that came to nothing.
     """
     key = ("tenant",) if by == "total" else ("tenant", "since")
-    shown = (
-        (*key, *_TOKENS, *_DRAFTED, "accepted_by_source", *_TIMES)
-        if output == "wide"
-        else (*key, *(COLUMNS if by == "total" else BRIEF))
-    )
+    brief = COLUMNS if by == "total" else BRIEF
+    shown = (*key, *_TOKENS, *_DRAFTED, "by_source", *_TIMES) if output == "wide" else (*key, *brief)
 
     def read() -> list[dict[str, Any]]:
         return ask_control(control, lambda stub: usage_rows(stub, tenant, since_s, by))
@@ -64,9 +61,7 @@ def usage_row(row: usage_pb2.UsageRow) -> dict[str, Any]:
         "since": moment(row.start_unix_s),
         **{name: getattr(used, name) for name in (*_TOKENS, *_DRAFTED)},
         "sources": {one.source: {name: getattr(one, name) for name in _DRAFTED} for one in used.sources},
-        "accepted_by_source": ", ".join(
-            f"{one.source} {one.accepted_tokens}/{one.verified_tokens}" for one in used.sources
-        ),
+        "by_source": ", ".join(f"{one.source} {one.accepted_tokens}/{one.verified_tokens}" for one in used.sources),
         "target_s": times["target_useful_s"] + times["target_wasted_s"],
         "draft_s": times["draft_useful_s"] + times["draft_wasted_s"],
         **times,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from outrider.metadata.ledger import TenantUsage
+from outrider.metadata.ledger import TenantUsage, Tokens
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router import usage
@@ -62,7 +62,7 @@ class World:
 def test_a_round_is_added_to_its_tenants_bill() -> None:
     sums = UsageSums()
     sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 10))
-    assert sums.sums == {"a": TenantUsage(1, 10, 8, 3, 5, 4, 2, 700, 300, 200, 300)}
+    assert sums.sums == {"a": TenantUsage(1, 10, 8, 3, 5, 4, 2, 700, 300, 200, 300, {"other": Tokens(4, 3, 2)})}
     sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 9))
     assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens, sums.sums["a"].output_tokens) == (1, 10, 6)
 
@@ -80,7 +80,7 @@ def test_resumed_tokens_of_the_client_are_billed_as_prompt_and_those_of_an_earli
 def test_a_prompt_that_another_answer_pays_for_is_not_billed_again() -> None:
     sums = UsageSums()
     sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 10, billed=0))
-    assert sums.sums["a"] == TenantUsage(1, 0, 0, 3, 5, 4, 2, 700, 300, 200, 300)
+    assert sums.sums["a"] == TenantUsage(1, 0, 0, 3, 5, 4, 2, 700, 300, 200, 300, {"other": Tokens(4, 3, 2)})
 
 
 def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> None:
