@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from outrider.gateway.schema_references import escaped, moved
+
 BOUNDED_WHITESPACE = r"\n? {0,20}"
 """Bounded, because a model that may write any white space may do so up to max_tokens."""
 # Where a schema has others: by name, in a list, or alone.
@@ -59,7 +61,7 @@ AS_TRAINED = JsonStyle(gap=" ?")
 def prepare(schema: Any, style: JsonStyle = COMPACT, *, strict: bool = False) -> dict[str, Any]:
     """The schema as llguidance takes it, with its own `x-guidance` removed, and without formats that are annotations.
     Patterns that it cannot read (look-around) stay if `strict`."""
-    schema = schema if isinstance(schema, dict) else {"anyOf": [schema]}
+    schema = moved(schema if isinstance(schema, dict) else {"anyOf": [schema]}, "#")
     walk = _Walk(style.closed, strict)
     for _ in range(_MAX_ROUNDS):
         found = walk.of(schema)
@@ -108,7 +110,7 @@ class _Walk:
         if name == "patternProperties" and isinstance(value, dict) and not self.strict:
             value = {pattern: each for pattern, each in value.items() if _is_readable(pattern)}
         if name in _NAMED and isinstance(value, dict):
-            return {key: self._below(each, f"{place}/{_escaped(key)}", closes) for key, each in value.items()}
+            return {key: self._below(each, f"{place}/{escaped(key)}", closes) for key, each in value.items()}
         if name in _LISTED and isinstance(value, list):
             return [self._below(each, f"{place}/{index}", closes) for index, each in enumerate(value)]
         return self._below(value, place, closes) if name in _ALONE else value
@@ -131,11 +133,6 @@ def _num_parts(schema: Mapping[str, Any]) -> int:
 def _describes(schema: Any) -> bool:
     """Whether a schema may name properties."""
     return isinstance(schema, dict) and bool(schema.keys() & {"properties", "$ref", *_IN_PLACE})
-
-
-def _escaped(key: str) -> str:
-    """A part of a JSON pointer (RFC 6901)."""
-    return key.replace("~", "~0").replace("/", "~1")
 
 
 def _undeclared(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from outrider.errors import InvalidRequest
+from outrider.gateway.schema_references import moved
 from outrider.gateway.structured import Structured
 from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
 
@@ -78,30 +79,10 @@ class ToolUse:
 def call_schema(function: Mapping[str, Any], place: str, parameters: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The schema of a call, to be put at `place` in another schema. `parameters` replaces the function's own."""
     parameters = parameters or function.get("parameters") or NO_PARAMETERS
-    # Two tools may have the same id, so none keeps it. Draft 4 wrote it without the dollar.
-    ids = {name: parameters[name] for name in ("$id", "id") if isinstance(parameters.get(name), str)}
-    plain = {name: value for name, value in parameters.items() if name not in ids}
-    parameters = _moved(plain, f"{place}/properties/arguments", [each.rstrip("#") for each in ids.values()])
+    arguments = moved(parameters, f"{place}/properties/arguments")
     return {
         "type": "object",
-        "properties": {"name": {"const": function["name"]}, "arguments": parameters},
+        "properties": {"name": {"const": function["name"]}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
-
-
-def _moved(schema: Any, place: str, own_ids: Sequence[str] = ()) -> Any:
-    """The schema with its references to itself, or to one of its ids, changed for its `place` in another schema."""
-    if isinstance(schema, Mapping):
-        moved = {name: _moved(value, place, own_ids) for name, value in schema.items()}
-        if isinstance(reference := moved.get("$ref"), str):
-            moved["$ref"] = _moved_reference(reference, place, own_ids)
-        return moved
-    if isinstance(schema, Sequence) and not isinstance(schema, str):
-        return [_moved(each, place, own_ids) for each in schema]
-    return schema
-
-
-def _moved_reference(reference: str, place: str, own_ids: Sequence[str]) -> str:
-    base, _, pointer = reference.partition("#")
-    return place + pointer if base in ("", *own_ids) and (not pointer or pointer[0] == "/") else reference

@@ -9,7 +9,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.gateway.json_schema import prepare
 from outrider.gateway.structured import Structured, from_response_format, from_structured_outputs
-from outrider.gateway.tools import ToolUse
+from outrider.gateway.tools import ToolUse, call_schema
 
 jsonschema = pytest.importorskip("jsonschema")
 llguidance = pytest.importorskip("llguidance")
@@ -216,6 +216,60 @@ def test_tools_may_have_the_same_id(keyword: str, name: str) -> None:
     for tool, text in (("f", '"g"'), ("g", "1")):
         assert not accepts(structured, f'[{{"name":"{tool}","arguments":{{"a":{text}}}}}]')
     assert accepts(structured, '[{"name":"f","arguments":{"a":1,"b":{"a":2}}},{"name":"g","arguments":{"a":"b"}}]')
+
+
+@pytest.mark.parametrize(
+    ("named", "reference"),
+    [
+        ({"$anchor": "same"}, "#same"),
+        ({"$id": "#same"}, "#same"),
+        ({"$id": "same"}, "same"),
+        ({"$id": "https://a.example/same"}, "https://a.example/same"),
+        ({"$id": "https://a.example/same", "$anchor": "here"}, "https://a.example/same#here"),
+    ],
+)
+def test_tools_may_use_the_same_names_within_their_schemas(named: dict[str, Any], reference: str) -> None:
+    tools = [
+        {"name": tool, "parameters": {"$defs": {"A": named | kind}} | an_object(a={"$ref": reference})}
+        for tool, kind in (("f", NUMBER), ("g", TEXT))
+    ]
+    structured = ToolUse(tuple({"type": "function", "function": each} for each in tools), "required").structured()
+    assert structured is not None
+    assert accepts(structured, '[{"name":"f","arguments":{"a":1}},{"name":"g","arguments":{"a":"b"}}]')
+    for tool, text in (("f", '"b"'), ("g", "1")):
+        assert not accepts(structured, f'[{{"name":"{tool}","arguments":{{"a":{text}}}}}]')
+
+
+def test_a_reference_in_a_part_with_an_id_is_relative_to_that_part() -> None:
+    inner = {"$id": "inner", "$defs": {"A": TEXT}} | an_object(a={"$ref": "#/$defs/A"}, b={"$ref": "/outer#/$defs/A"})
+    parameters = {"$id": "https://a.example/outer", "$defs": {"A": NUMBER}} | an_object(inner=inner)
+    jsonschema.validate({"inner": {"a": "x", "b": 1}}, parameters)
+    structured = ToolUse(({"type": "function", "function": {"name": "f", "parameters": parameters}},), "required")
+    form = structured.structured()
+    assert form is not None
+    assert accepts(form, '[{"name":"f","arguments":{"inner":{"a":"x","b":1}}}]')
+    assert not accepts(form, '[{"name":"f","arguments":{"inner":{"a":1}}}]')
+    assert not accepts(form, '[{"name":"f","arguments":{"inner":{"b":"x"}}}]')
+
+
+@pytest.mark.parametrize(("named", "reference"), [({"$anchor": "base"}, "#base"), ({"$id": "base"}, "base")])
+def test_what_a_name_refers_to_may_be_combined_with_others(named: dict[str, Any], reference: str) -> None:
+    schema = {"$defs": {"A": named | an_object(a=NUMBER)}, "allOf": [{"$ref": reference}, an_object(b=TEXT)]}
+    jsonschema.validate({"a": 1, "b": "x"}, schema)
+    assert accepts(of(schema), '{"a":1,"b":"x"}')
+    assert not accepts(of(schema), '{"a":"x","b":"x"}')
+
+
+def test_data_that_looks_like_a_schema_stays_what_it_is() -> None:
+    data = {"$ref": "#/$defs/A", "$id": "x", "$anchor": "y"}
+    parameters = an_object(
+        **{"a": {"const": data}, "const": {"$ref": "#/$defs/A"}, "$ref": NUMBER, "default": NUMBER | {"default": data}}
+    ) | {"$defs": {"A": NUMBER}, "examples": [data]}
+    made = call_schema({"name": "f"}, "#/anyOf/3", parameters)["properties"]["arguments"]
+    at = "#/anyOf/3/properties/arguments"
+    assert made["properties"]["a"] == {"const": data} and made["examples"] == [data]
+    assert made["properties"]["default"] == NUMBER | {"default": data}
+    assert made["properties"]["const"] == {"$ref": f"{at}/$defs/A"} and made["properties"]["$ref"] == NUMBER
 
 
 @pytest.mark.parametrize("kind", ["integer", "number"])
