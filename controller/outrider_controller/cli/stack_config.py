@@ -15,6 +15,7 @@ from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ProcessSpec
 from outrider_controller.router.config import PolicyConfig
 
+ENGINES = ("outrider", "vllm")
 DRAFT_KINDS = ("model", "ngram")
 DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
@@ -31,8 +32,14 @@ class StackConfig:
     """Empty: the one shipped for the target."""
     draft_kind: str = "model"
     targets: int = 1
+    engine: str = "outrider"
+    """What runs the targets' model."""
+    vllm_python: str = ""
+    """With engine vllm: the interpreter of the environment that has it. Empty: this one."""
+    vllm_args: str = ""
+    """With engine vllm: more of its own arguments."""
     tensor_parallel: int = 1
-    """Processes of each target that divide the model among themselves."""
+    """With engine vllm: processes of each target that divide the model among themselves."""
     drafts: int = 1
     routers: int = 1
     dtype: str = "bfloat16"
@@ -76,6 +83,12 @@ class StackConfig:
         for name in ("targets", "tensor_parallel", "routers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: must be at least 1")
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if self.engine != "vllm":
+            for name, unset in (("vllm_python", ""), ("vllm_args", ""), ("tensor_parallel", 1)):
+                if getattr(self, name) != unset:
+                    raise ValueError(f"{name}: needs engine vllm")
         if self.drafts < 0:
             raise ValueError("drafts: must not be negative")
         for name in ("target_quantization", "draft_quantization"):
@@ -152,14 +165,14 @@ class Planner:
 
     def _target(self, number: int, port: int) -> ProcessSpec:
         name = ("--model", str(self._target_path), "--model-name", self._config.model)
-        ranks = self._config.tensor_parallel
-        threads = max(1, self.cores.threads // ranks)
-        worker = self._worker(port, self._config.dtype, self._config.target_quantization, threads)
-        flags = (*name, *worker, "--tensor-parallel", str(ranks))
-        if ranks > 1:
-            flags += ("--supervisor-ops-listen", self._ops[f"target-{number}-supervisor"])
+        threads = max(1, self.cores.threads // self._config.tensor_parallel)
+        flags = (*name, *self._worker(port, self._config.dtype, self._config.target_quantization, threads))
         own = self.cores.targets[number]
-        if not self._config.borrow_cores or ranks > 1:
+        if self._config.engine == "vllm":
+            flags += ("--engine", "vllm", "--tensor-parallel", str(self._config.tensor_parallel))
+            flags += (f"--vllm-args={self._config.vllm_args}",)
+            return self._spec(f"target-{number}", "outrider.target", flags, port, own, self._config.vllm_python)
+        if not self._config.borrow_cores:
             return self._spec(f"target-{number}", "outrider.target", flags, port, own)
         borrowed = self.cores.beside(own)
         flags += ("--prefill-threads", str(threads + len(borrowed) if own else self._num_cores))
@@ -185,8 +198,10 @@ class Planner:
             flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]
         return (*flags, *self._secret, *(() if config.prefix_cache else ("--no-prefix-cache",)))
 
-    def _spec(self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...]) -> ProcessSpec:
-        argv = (sys.executable, "-m", module, *flags, "--ops-listen", self._ops[name])
+    def _spec(
+        self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...], python: str = ""
+    ) -> ProcessSpec:
+        argv = (python or sys.executable, "-m", module, *flags, "--ops-listen", self._ops[name])
         return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores, self._env)
 
     @property
@@ -216,6 +231,4 @@ class Planner:
 def _names(config: StackConfig) -> list[str]:
     """Of all processes and actors that have an ops port."""
     numbered = {"target": config.targets, "draft": config.drafts, "router": config.routers}
-    supervisors = [f"target-{n}-supervisor" for n in range(config.targets) if config.tensor_parallel > 1]
-    named = (f"{role}-{n}" for role, count in numbered.items() for n in range(count))
-    return ["gateway", "control", *named, *supervisors]
+    return ["gateway", "control", *(f"{role}-{n}" for role, count in numbered.items() for n in range(count))]

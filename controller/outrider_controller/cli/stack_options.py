@@ -18,7 +18,14 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET, shipped_draft
 from outrider_controller.cli.output import note
 from outrider_controller.cli.process import ProcessFailed
-from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES, NATIVE_VARIANTS, QUANTIZATIONS, StackConfig
+from outrider_controller.cli.stack_config import (
+    DRAFT_KINDS,
+    DTYPES,
+    ENGINES,
+    NATIVE_VARIANTS,
+    QUANTIZATIONS,
+    StackConfig,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -61,7 +68,10 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
         option("--draft-model", default="", metavar="PATH|NAME", help="What drafts; default: the one shipped."),
         option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="model", help="How drafts guess.", **shown),
         option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
-        option("--tensor-parallel", type=number(1, 64), default=1, help="Processes that divide one target.", **shown),
+        option("--engine", type=click.Choice(ENGINES), default="outrider", help="What runs the targets.", **shown),
+        option("--vllm-python", default="", metavar="PATH", help="Interpreter that has vLLM; default: this one."),
+        option("--vllm-args", default="", metavar="ARGS", help="More of vLLM's own arguments for the targets."),
+        option("--tensor-parallel", type=number(1, 64), default=1, help="vLLM's processes of one target.", **shown),
         option(
             "--drafts",
             type=number(0, 64),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from outrider.engine import config as engine_config
+from outrider.target.config import parse_arguments
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.process import ProcessSpec
 from outrider_controller.cli.stack import Stack
@@ -51,9 +54,26 @@ def test_without_pinning_prompts_are_read_with_all_cores() -> None:
     assert (flag(spec, "--threads"), flag(spec, "--prefill-threads")) == ("2", "4")
 
 
-def test_the_processes_of_one_target_borrow_nothing() -> None:
-    spec = target(StackConfig(borrow_cores=True, tensor_parallel=2), [0, 1])
-    assert flag(spec, "--prefill-threads") is None
+def test_a_target_on_vllm_runs_in_the_environment_that_has_it_and_divides_its_threads() -> None:
+    config = StackConfig(engine="vllm", vllm_python="/v/python", vllm_args="--seed 1", tensor_parallel=2, targets=2)
+    plan = Planner(replace(config, borrow_cores=True), Path("/m"), "redis://x", list(range(10))).plan(Ports())
+    for spec in plan.targets:
+        assert spec.argv[0] == "/v/python" and "--vllm-args=--seed 1" in spec.argv
+        assert (flag(spec, "--engine"), flag(spec, "--tensor-parallel")) == ("vllm", "2")
+        assert flag(spec, "--prefill-threads") is None
+        assert flag(spec, "--threads") == str(
+            max(1, int(flag(target(StackConfig(targets=2), [*range(10)]), "--threads") or 0) // 2)
+        )
+    assert {spec.argv[0] for spec in (*plan.drafts, plan.controller, plan.gateway)} == {sys.executable}
+    # Its options are those of a target, and none of another engine is among them.
+    chosen = parse_arguments(plan.targets[0].argv[3:])
+    assert (chosen.runs_on, chosen.tensor_parallel, chosen.vllm_args) == ("vllm", 2, "--seed 1")
+
+
+@pytest.mark.parametrize("given", [{"tensor_parallel": 2}, {"vllm_args": "-x"}, {"vllm_python": "p"}, {"engine": "x"}])
+def test_options_of_vllm_need_it(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(given))}: "):
+        StackConfig(**given)
 
 
 def test_every_worker_is_told_which_kernels_to_run() -> None:
