@@ -1,6 +1,6 @@
-"""The options of every process: how others reach it, what it logs, how it ends. Each process's own class adds the rest.
+"""The options of every process: how others reach it, what it logs, how it ends.
 
-Imports no gRPC, which the process that starts the ranks of a divided target does not need.
+Each process's own class adds the rest.
 """
 
 from __future__ import annotations

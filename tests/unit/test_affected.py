@@ -39,7 +39,7 @@ def test_who_does_not_use_what_has_changed_is_left_alone() -> None:
 
 
 def test_a_process_started_by_its_command_line_is_found_by_the_folders_name() -> None:
-    assert "tests/integration/target/test_tensor_parallel.py" in touched(["services/outrider/engine/step.py"])
+    assert "tests/integration/target/test_refusals.py" in touched(["services/outrider/engine/step.py"])
 
 
 def test_a_test_touches_itself_and_a_helper_those_beside_it() -> None:

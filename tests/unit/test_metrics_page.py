@@ -16,7 +16,6 @@ from outrider.metadata.counters import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.report import TargetStats
-from outrider.target.supervisor import supervisor_metrics
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
@@ -59,7 +58,6 @@ PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store, port),
     "control": (Demand, store, port, lambda registry: AlertMetrics(registry, list), WebhookMetrics, plan),
     "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats(), "native"), store, port, gpus("outrider_")),
-    "supervisor": (supervisor_metrics,),
     "draft": (
         lambda registry: DraftMetrics(registry, INFO, DraftStats()),
         store,
@@ -103,7 +101,7 @@ def rows() -> list[str]:
 def _row(metric: Metric, labels: list[str], processes: list[str]) -> str:
     suffix = "_total" if metric.type == "counter" else ""
     theirs = f"`{VLLM_NAMES[metric.name]}{suffix}`" if metric.name in VLLM_NAMES else ""
-    by = "all" if {*PROCESSES} - {*processes} <= {"supervisor"} else ", ".join(processes)
+    by = "all" if {*PROCESSES} == {*processes} else ", ".join(processes)
     named = ", ".join(f"`{label}`" for label in labels)
     return f"| `{metric.name}{suffix}` | {metric.type} | {named} | {by} | {metric.documentation} | {theirs} |"
 

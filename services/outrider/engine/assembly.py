@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
 from outrider.engine.quantization import quantize
 
-if TYPE_CHECKING:
-    from outrider.engine.parallel.group import Group
-
 
 def assemble(
     model: PreTrainedModel,
@@ -35,21 +32,17 @@ def assemble(
     max_context_len: int,
     eos_token_ids: tuple[int, ...] = (),
     token_map: Tensor | None = None,
-    group: Group | None = None,
 ) -> Engine:
     """An engine around a model that is on config.device already; takes over its weights.
-
-    With a group, around one rank's share of a model; on rank 0 it returns when all ranks have theirs.
 
     Raises CheckpointError when the configured attention or execution cannot run here.
     """
     model.eval().requires_grad_(False)
     quantize(model, config.quantization)
     settings = model.config.get_text_config()
-    shards = group.size if group is not None else 1
-    decoder, attention = _execution(model, max_context_len, config, shards)
+    decoder, attention = _execution(model, max_context_len, config)
     width = int(model.get_output_embeddings().weight.shape[0])
-    cache = _allocate_cache(settings, config, num_blocks, shards)
+    cache = _allocate_cache(settings, config, num_blocks)
     info = ModelInfo(
         vocab_size=settings.vocab_size,
         max_context_len=max_context_len,
@@ -61,27 +54,25 @@ def assemble(
         eos_token_ids=eos_token_ids,
     )
     graphs = _graphs(decoder, attention, cache, width, info, config)
-    if group is not None:
-        group.loaded()
-    return Engine(decoder, cache, info, config, token_map, attention=attention, graphs=graphs, group=group)
+    return Engine(decoder, cache, info, config, token_map, attention=attention, graphs=graphs)
 
 
-def kv_shape(settings: Any, shards: int = 1) -> tuple[int, int]:
-    """Number of key heads of one of `shards` ranks, and their width."""
+def kv_shape(settings: Any) -> tuple[int, int]:
+    """Number of key heads, and their width."""
     kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
-    return kv_heads // shards, head_dim(settings)
+    return kv_heads, head_dim(settings)
 
 
-def _attention(settings: Any, config: EngineConfig, shards: int) -> Attention:
-    kv_heads, head_dim = kv_shape(settings, shards)
-    shape = Shape(settings.num_attention_heads // shards, kv_heads, head_dim, config.block_size)
+def _attention(settings: Any, config: EngineConfig) -> Attention:
+    kv_heads, head_dim = kv_shape(settings)
+    shape = Shape(settings.num_attention_heads, kv_heads, head_dim, config.block_size)
     try:
         return make_attention(config.attention, shape, torch.device(config.device), layer_windows(settings))
     except TritonMissing as error:
         raise CheckpointError("attention", str(error).removeprefix("attention: ")) from error
 
 
-def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shards: int) -> tuple[Decoder, Attention]:
+def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tuple[Decoder, Attention]:
     """The first execution that can run the model, or the configured one."""
     wanted = config.execution
     if cpu.runs_natively(config) and cpu.can_run_natively(model, config.block_size):
@@ -90,7 +81,7 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shard
     if config.quantization != "none" and wanted == "auto":
         # Fused execution joins and repacks plain weights.
         wanted = "transformers"
-    attention = _attention(model.config.get_text_config(), config, shards)
+    attention = _attention(model.config.get_text_config(), config)
     if wanted in ("auto", "fused") and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
         return GpuLlama(model, context), attention
     if wanted in ("auto", "fused") and can_fuse(model):
@@ -100,8 +91,8 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig, shard
     raise CheckpointError("execution", f"{wanted} cannot run this model as {config.dtype} on this machine")
 
 
-def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int, shards: int) -> KVCache:
-    kv_heads, head_dim = kv_shape(settings, shards)
+def _allocate_cache(settings: Any, config: EngineConfig, num_blocks: int) -> KVCache:
+    kv_heads, head_dim = kv_shape(settings)
     device = torch.device(config.device)
     # One block more on a GPU: padding tokens of recorded steps are written to it, and nothing reads it.
     blocks = num_blocks + 1 if device.type == "cuda" else num_blocks

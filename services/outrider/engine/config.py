@@ -25,8 +25,8 @@ class EngineConfig:
     num_blocks: int | None = None
     """KV blocks in all. Not given: as many as `kv_cache_bytes` has room for."""
     kv_cache_bytes: int | None = None
-    """Memory for KV blocks, of each rank. Not given: on a CPU, room for 8 full contexts, at most 1 GiB (of all ranks)
-    and half of what is free, and on a GPU nine tenths of what the weights leave free."""
+    """Memory for KV blocks. Not given: on a CPU, room for 8 full contexts, at most 1 GiB and half of what is free, and
+    on a GPU nine tenths of what the weights leave free."""
     max_batch_tokens: int = 512
     """Most tokens a caller may put into one forward."""
     prefix_cache: bool = True

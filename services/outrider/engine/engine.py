@@ -25,7 +25,6 @@ from outrider.engine.taps import Taps
 
 if TYPE_CHECKING:
     from outrider.engine.graphs import GraphRunner
-    from outrider.engine.parallel.group import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,6 @@ class Engine:
         *,
         attention: Attention | None = None,
         graphs: GraphRunner | None = None,
-        group: Group | None = None,
     ) -> None:
         self.info = info
         self.kv = KVCacheManager(info.num_blocks, info.block_size, prefix_cache=config.prefix_cache)
@@ -72,7 +70,6 @@ class Engine:
         self._device = torch.device(config.device)
         self._attention = attention or SdpaAttention()
         self._graphs = graphs
-        self._group = group
 
     def num_free_tokens(self, num_rows: int, num_tokens: int) -> int:
         """How many more tokens a recorded step of this many sequences and tokens would run in the same time."""
@@ -129,8 +126,7 @@ class Engine:
         return out
 
     def run(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Runs a step that is laid out already → logits and the head's inputs. Followers call it with rank 0's
-        steps."""
+        """Runs a step that is laid out already → logits and the head's inputs."""
         with self._on_device():
             self._prepare_cache(step)
             return self._run(step)
@@ -156,13 +152,12 @@ class Engine:
         return logits, taps.joined()
 
     def _run(self, step: Step, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
-        with self._group.run(step) if self._group is not None else nullcontext():
-            batch = self._attention.prepare(step.spans, self._cache)
-            ids, at, wanted = (
-                torch.tensor(x, dtype=torch.int64, device=self._device)
-                for x in (step.token_ids, step.positions, step.wanted)
-            )
-            return self._decoder.forward(ids, at, wanted, batch, taps)
+        batch = self._attention.prepare(step.spans, self._cache)
+        ids, at, wanted = (
+            torch.tensor(x, dtype=torch.int64, device=self._device)
+            for x in (step.token_ids, step.positions, step.wanted)
+        )
+        return self._decoder.forward(ids, at, wanted, batch, taps)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Makes our GPU the thread's current device, on which kernels are launched; the default is the first GPU."""

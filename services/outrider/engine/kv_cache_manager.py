@@ -131,12 +131,12 @@ class KVCacheManager:
         return self._pool.take_changes()
 
     def take_unclean(self) -> list[int]:
-        """Blocks that are zeroed before the next step. A group's followers zero theirs in the same step."""
+        """Blocks that are zeroed before the next step."""
         unclean, self._unclean = self._unclean, []
         return unclean
 
     def take_moves(self) -> list[tuple[int, int]]:
-        """Slots whose keys and values move at the beginning of the next step, from and to: in a group on every rank."""
+        """Slots whose keys and values move at the beginning of the next step, from and to."""
         moves, self._moves = self._moves, []
         return moves
 

@@ -25,7 +25,6 @@ from outrider.engine.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
 from outrider.engine.fused import keep_to_vector_code
 from outrider.engine.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
-from outrider.engine.parallel.group import Group, LoadOrder
 from outrider.engine.probe import attention_problem, on_meta
 from outrider.engine.quantization import BYTES_PER_WEIGHT
 from outrider.engine.quantization import check as check_quantization
@@ -33,10 +32,8 @@ from outrider.engine.quantization import check as check_quantization
 log = logging.getLogger(__name__)
 
 
-def load_engine(
-    path: Path | str, config: EngineConfig | None = None, group: Group | None = None, host_bytes: int = 0
-) -> Engine:
-    """Loads a checkpoint directory, or this rank's share of it. Raises CheckpointError that names the fault.
+def load_engine(path: Path | str, config: EngineConfig | None = None, host_bytes: int = 0) -> Engine:
+    """Loads a checkpoint directory. Raises CheckpointError that names the fault.
 
     `host_bytes`: what else the process will take of the machine's memory.
     """
@@ -45,30 +42,21 @@ def load_engine(
     if (found := engine_fault(path)) is not None:
         raise CheckpointError(found.file, found.message)
     _check_device(config.device)
-    check_quantization(config.quantization, config.device, divided=group is not None)
+    check_quantization(config.quantization, config.device)
     _quiet_transformers()
     keep_to_vector_code()
     settings = read_settings(path)
     context = _context_len(path, settings, config.max_context_len)
-    shards = 1
-    if group is not None:
-        group.check(path, settings, config)
-        shards = group.size
-    config = _settle_dtype(config, settings, divided=group is not None)
-    if group is not None:
-        config = replace(config, device=group.device(config.device), execution="transformers", cuda_graphs=False)
-    available = group.available_bytes(config.device) if group is not None else available_bytes(config.device)
+    config = _settle_dtype(config, settings)
     device_type = torch.device(config.device).type
     num_blocks = kv_blocks(
-        _need(path, settings, config, context, shards),
-        available - (host_bytes if device_type == "cpu" else 0),
+        _need(path, settings, config, context),
+        available_bytes(config.device) - (host_bytes if device_type == "cpu" else 0),
         device_type,
         blocks=config.num_blocks,
         kv_bytes=config.kv_cache_bytes,
     )
-    if group is not None:
-        group.join(LoadOrder(path, num_blocks), config.device)
-    model, token_map = _load_model(path, config, group)
+    model, token_map = _load_model(path, config)
     engine = assemble(
         model,
         config,
@@ -76,7 +64,6 @@ def load_engine(
         max_context_len=context,
         eos_token_ids=_ends(path, settings.vocab_size),
         token_map=token_map,
-        group=group,
     )
     # All memory that grows with use is allocated by now: a step only needs room for its own tokens.
     kv_bytes = engine.kv_bytes_per_token * config.block_size * num_blocks
@@ -148,7 +135,7 @@ def _probed(config: Any) -> str | None:
     return None if model is None else attention_problem(model, shape)
 
 
-def _settle_dtype(config: EngineConfig, settings: Any, *, divided: bool) -> EngineConfig:
+def _settle_dtype(config: EngineConfig, settings: Any) -> EngineConfig:
     """On a CPU, bfloat16 is kept only for our kernels or a CPU that multiplies it natively; otherwise float32 is
     faster.
 
@@ -157,8 +144,6 @@ def _settle_dtype(config: EngineConfig, settings: Any, *, divided: bool) -> Engi
     as_asked = config.execution not in ("auto", "native") or config.quantization not in ("none", "int8")
     if (config.device, config.dtype) != ("cpu", "bfloat16") or as_asked:
         return config
-    if divided:
-        return config if cpu.multiplies_bfloat16() else _in_float32(config, "they do not divide a model")
     try:
         cpu.load_kernels(config.native_variant)
     except cpu.KernelsMissing as error:
@@ -181,7 +166,7 @@ def _in_float32(config: EngineConfig, reason: str) -> EngineConfig:
     return replace(config, dtype="float32")
 
 
-def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[PreTrainedModel, Tensor | None]:
+def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tensor | None]:
     dtype = getattr(torch, config.dtype)
     if "outrider_draft" in checkpoints.read_config(path):
         # The kernels take the weights in int8, as they are stored: half the bytes to read.
@@ -200,14 +185,13 @@ def _load_model(path: Path, config: EngineConfig, group: Group | None) -> tuple[
             local_files_only=True,
             trust_remote_code=False,
             use_safetensors=True,
-            **(group.sharding() if group is not None else {}),
         )
     except Exception as error:  # transformers fails in many ways
         raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
     if problem := tensors_problem(report):
         raise CheckpointError(str(path), problem)
     problem = model_problem(loaded)
-    if problem is None and group is None:
+    if problem is None:
         problem = attention_problem(loaded, kv_shape(loaded.config.get_text_config()))
     if problem is not None:
         raise CheckpointError(f"{path}/config.json", f"model_type {loaded.config.model_type}: {problem}")
@@ -221,13 +205,13 @@ def _context_len(path: Path, settings: Any, configured: int | None) -> int:
         raise CheckpointError(f"{path}/config.json", str(error)) from error
 
 
-def _need(path: Path, settings: Any, config: EngineConfig, context: int, shards: int) -> Need:
+def _need(path: Path, settings: Any, config: EngineConfig, context: int) -> Need:
     dtype: torch.dtype = getattr(torch, config.dtype)
-    kv_heads, head_dim = kv_shape(settings, shards)
+    kv_heads, head_dim = kv_shape(settings)
     block_bytes = 2 * settings.num_hidden_layers * kv_heads * head_dim * dtype.itemsize * config.block_size
     context_blocks = -(-context // config.block_size)
     parameters = count_parameters(path)
-    need = Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks, shards)
+    need = Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks)
     if config.quantization == "none":
         return need
     linear = Quantized(config.quantization, count_linear(path), BYTES_PER_WEIGHT[config.quantization])

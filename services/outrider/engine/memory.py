@@ -49,32 +49,29 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The memory that one model needs on one rank."""
+    """The memory that one model needs."""
 
     model: str
     parameters: int
     bytes_per_parameter: int
     dtype: str
     block_bytes: int
-    """Bytes of one KV block, over all layers and this rank's heads."""
+    """Bytes of one KV block, over all layers and heads."""
     context_blocks: int
     """KV blocks of one full context."""
-    shards: int = 1
-    """Ranks that divide the weights among themselves."""
     quantized: Quantized | None = None
 
     @property
     def loaded_bytes(self) -> int:
         """Bytes of the weights while they are read: they are quantized afterwards."""
-        # Rounded up. Norms, which every rank holds whole, are negligible.
-        return -(-self.parameters * self.bytes_per_parameter // self.shards)
+        return self.parameters * self.bytes_per_parameter
 
     @property
     def weight_bytes(self) -> int:
         if self.quantized is None:
             return self.loaded_bytes
         plain = (self.parameters - self.quantized.weights.stored) * self.bytes_per_parameter
-        return -(-(plain + round(self.quantized.weights.used * self.quantized.bytes_per_weight)) // self.shards)
+        return plain + round(self.quantized.weights.used * self.quantized.bytes_per_weight)
 
 
 def count_parameters(path: Path) -> int:
@@ -123,9 +120,8 @@ def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | Non
         return blocks
     budget = int(max(left, 0) * _KV_SHARE.get(device_type, _KV_SHARE["cuda"]))
     if device_type == "cpu":
-        # All ranks share a CPU's memory. And zeroing what is allocated delays the restart of a group.
-        modest = _DEFAULT_CPU_BYTES // need.shards
-        budget = min(budget, modest, _DEFAULT_CONTEXTS * need.context_blocks * need.block_bytes)
+        # Zeroing what is allocated delays a restart.
+        budget = min(budget, _DEFAULT_CPU_BYTES, _DEFAULT_CONTEXTS * need.context_blocks * need.block_bytes)
     found = budget // need.block_bytes
     if found < 1:
         raise DoesNotFit(need.model, _arithmetic(need, need.block_bytes, available))
@@ -134,8 +130,7 @@ def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | Non
 
 def _arithmetic(need: Need, kv: int, available: int) -> str:
     total = need.weight_bytes + kv
-    share = f"a share of 1/{need.shards} of " if need.shards > 1 else ""
-    weights = f"{share}{_count(need.parameters)} parameters in {need.dtype} are {_gb(need.loaded_bytes)}"
+    weights = f"{_count(need.parameters)} parameters in {need.dtype} are {_gb(need.loaded_bytes)}"
     if need.quantized is not None:
         weights += f" while they are read and {_gb(need.weight_bytes)} in {need.quantized.method}"
     return (
@@ -174,12 +169,11 @@ def _tensors(holder: object, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _plain(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that a quantized or sharded one consists of; itself if it is neither."""
+    """The tensors that a quantized one consists of; itself if it is none."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor.detach()
         return
     names, _ = tensor.__tensor_flatten__()
-    # A sharded tensor's names include its mesh, which is no tensor.
     parts = (getattr(tensor, name) for name in names)
     yield from (plain for part in parts if isinstance(part, Tensor) for plain in _plain(part))
 

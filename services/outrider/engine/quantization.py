@@ -27,15 +27,10 @@ BYTES_PER_WEIGHT = {"int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP, "fp8": 1.0}
 """Bytes per weight of a linear layer, including the scales of int4 groups; scales of rows are negligible."""
 
 
-def check(method: str, device: str, *, divided: bool = False) -> None:
-    """Raises CheckpointError naming `quantization` when `device` cannot run it or torchao is missing.
-
-    divided: the weights are sharded among ranks, which is not supported yet for quantized ones.
-    """
+def check(method: str, device: str) -> None:
+    """Raises CheckpointError naming `quantization` when `device` cannot run it or torchao is missing."""
     if method == "none":
         return
-    if divided:
-        raise CheckpointError("quantization", f"{method} does not go with tensor parallelism")
     kind = torch.device(device)
     if kind.type not in ("cpu", "cuda"):
         raise CheckpointError("quantization", f"{method} is not supported on {device}")

@@ -10,19 +10,17 @@ from outrider.engine.checkpoints import weights_revision
 from outrider.engine.engine import ModelInfo
 
 
-def revision(path: Path, info: ModelInfo, quantization: str = "none", *, shards: int = 1) -> str:
-    """WEIGHTS/ARITHMETIC, as WorkerInfo.model_revision says. shards: ranks that divide the model."""
-    return f"{weights_revision(path, quantization)}/{arithmetic(info, shards)}"
+def revision(path: Path, info: ModelInfo, quantization: str = "none") -> str:
+    """WEIGHTS/ARITHMETIC, as WorkerInfo.model_revision says."""
+    return f"{weights_revision(path, quantization)}/{arithmetic(info)}"
 
 
-def arithmetic(info: ModelInfo, shards: int = 1) -> str:
-    """dtype, the execution, and all that decides its rounding: CPU instructions, GPU, and how sums are sharded."""
+def arithmetic(info: ModelInfo) -> str:
+    """dtype, the execution, and all that decides its rounding: CPU instructions, or the GPU."""
     parts = [info.dtype, info.execution]
     if torch.device(info.device).type == "cuda":
         parts.append(torch.cuda.get_device_name(torch.device(info.device)).replace(" ", "-"))
     elif not info.execution.startswith("native"):
         # The execution of our kernels names their instructions; torch uses those that the CPU has.
         parts.append(f"torch-{torch.backends.cpu.get_cpu_capability().lower()}")
-    if shards > 1:
-        parts.append(f"tp{shards}")
     return "-".join(parts)

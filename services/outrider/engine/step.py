@@ -56,7 +56,7 @@ class Step:
     moves: list[tuple[int, int]] = field(default_factory=list)
     """Slots whose keys and values are moved before that: from, to."""
     tapped: list[int] = field(default_factory=list)
-    """Flat indices of tokens, in the order of their hidden states. Rank 0 alone takes them."""
+    """Flat indices of tokens, in the order of their hidden states."""
 
     def add(self, row: Row, block_size: int) -> None:
         """Adds a row whose sequence has the blocks for it."""

@@ -10,7 +10,6 @@ from outrider.configuration import Option, load
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import KINDS
 from outrider.rpc.roles import Role
-from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 from outrider.worker.config import WorkerConfig
 
 MAX_RANKS = 64
@@ -41,9 +40,7 @@ class TargetConfig(WorkerConfig):
     """A draft head for this model, a directory: EAGLE-3, MTP or Medusa as the field has them, or what `outrider distill
     --kind` made. It drafts from the model's hidden states, in torch code between steps."""
     tensor_parallel: int = 1
-    """Processes that divide the model among themselves; on GPUs one each, from cuda:0 on."""
-    supervisor_ops_listen: str = ANY_LOOPBACK_PORT
-    """With tensor_parallel above 1: HOST:PORT of the ops port of the process that starts them; empty means none."""
+    """With engine vllm: processes that divide the model among themselves; on GPUs one each."""
 
     role: ClassVar[Role] = Role.TARGET
 
@@ -53,6 +50,8 @@ class TargetConfig(WorkerConfig):
             raise ValueError(f"engine: {self.runs_on!r} is not one of {', '.join(ENGINES)}")
         if self.vllm_args and self.runs_on != "vllm":
             raise ValueError("vllm_args: need engine vllm")
+        if self.tensor_parallel > 1 and self.runs_on != "vllm":
+            raise ValueError("tensor_parallel: needs engine vllm")
         if self.head and self.runs_on != "outrider":
             raise ValueError("head: needs engine outrider")
         bound = self.engine.max_batch_tokens

@@ -21,7 +21,6 @@ from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import CheckpointError, Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
-from outrider.engine.parallel.sharding import rank_device
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.channel import connect_to
@@ -42,7 +41,6 @@ from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import RunningWorker, limit_cpu, serve_until_stopped
 
 if TYPE_CHECKING:
-    from outrider.engine.parallel.group import Group
     from outrider.metadata.store import MetadataStore
 
 log = logging.getLogger(__name__)
@@ -52,24 +50,14 @@ _USEFUL_TOKENS = 256
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 
 
-async def run(config: TargetConfig, group: Group | None = None) -> None:
-    """Serves until SIGTERM or SIGINT, then drains; as rank 0 of `group`, if there is one, which ends with it.
-
-    Raises CheckpointError, or OSError when it cannot listen.
-    """
+async def run(config: TargetConfig) -> None:
+    """Serves until SIGTERM or SIGINT, then drains. Raises CheckpointError, or OSError when it cannot listen."""
     started_s = time.monotonic()
-    if group is None:
-        place_threads(config)
+    place_threads(config)
     # Loading blocks for seconds; the event loop has nothing to do meanwhile.
-    engine, info = load(config, group)
+    engine, info = load(config)
     log.info("loaded %s in %.1f s", info.model, time.monotonic() - started_s)
-    worker = serve(config, engine, info, signals=STOP_SIGNALS)
-    if group is None:
-        await serve_until_stopped(worker, info, config)
-        return
-    await serve_until_stopped(worker, info, config, group.watchdog.say_ready)
-    # The step thread has ended, and nothing else sends steps to the followers.
-    group.stop()
+    await serve_until_stopped(serve(config, engine, info, signals=STOP_SIGNALS), info, config)
 
 
 def place_threads(config: TargetConfig) -> None:
@@ -87,15 +75,15 @@ def place_threads(config: TargetConfig) -> None:
         os.sched_setaffinity(0, own)
 
 
-def load(config: TargetConfig, group: Group | None = None) -> tuple[Engine, worker_pb2.WorkerInfo]:
+def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
     """The engine and this worker's WorkerInfo. Raises CheckpointError."""
     path = resolve(config.model, log.info)
-    engine = load_engine(path, config.engine, group, host_bytes=config.grammar_bytes)
+    engine = load_engine(path, config.engine, host_bytes=config.grammar_bytes)
     info = process.describe(
         config,
         worker_pb2.WORKER_ROLE_TARGET,
         replace(engine.info, max_context_len=longest_sequence(engine.info)),
-        model_revision=revision(path, engine.info, config.engine.quantization, shards=config.tensor_parallel),
+        model_revision=revision(path, engine.info, config.engine.quantization),
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         max_draft_tokens=config.max_draft_tokens,
@@ -127,9 +115,8 @@ def serve(
     """Within the block the worker serves, and holds a lease if there is a metadata store."""
     make = partial(_servicer, config, engine, info)
     add = target_pb2_grpc.add_TargetServiceServicer_to_server
-    devices = [info.device] if config.tensor_parallel == 1 else _devices(config)
     notes = _notes(engine.info)
-    return process.serve(config, info, SERVICE, make, add, signals=signals, devices=devices, notes=notes)
+    return process.serve(config, info, SERVICE, make, add, signals=signals, devices=[info.device], notes=notes)
 
 
 def _head(config: TargetConfig, engine: Engine) -> list[HeadDrafts]:
@@ -144,11 +131,6 @@ def _notes(model: ModelInfo) -> dict[str, str]:
     if model.device != "cpu" or runs_native_kernels(model.execution):
         return {}
     return {"kernels": f"no native kernels; steps run as {model.execution}, several times slower"}
-
-
-def _devices(config: TargetConfig) -> list[str]:
-    """The devices of all ranks."""
-    return [rank_device(config.engine.device, rank) for rank in range(config.tensor_parallel)]
 
 
 def _servicer(

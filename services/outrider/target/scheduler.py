@@ -19,7 +19,7 @@ from outrider.target.sequence import TargetSequence
 
 _MAX_PROMPT_LOGPROBS = 256
 """Most tokens of prompts in one step whose log probabilities are asked for: all their logits, [tokens, vocab], are held
-at once, by each rank of a group."""
+at once."""
 
 
 @dataclass(frozen=True, slots=True)

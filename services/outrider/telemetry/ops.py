@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from socketserver import TCPServer
 from types import MappingProxyType
@@ -173,10 +173,9 @@ async def _beat(ops: Ops) -> None:
 
 
 class OpsServer(ThreadingHTTPServer):
-    """Bound at once; serves once `serve_forever` or `handle_request` is called. Raises OSError."""
+    """Bound at once; serves once `serve_forever` is called. Raises OSError."""
 
     daemon_threads = True
-    client_timeout_s = _CLIENT_TIMEOUT_S
     # Closing does not wait for a client that is slow to read.
     block_on_close = False
 
@@ -201,19 +200,6 @@ class OpsServer(ThreadingHTTPServer):
         """Ignores clients that disconnect before or during their answer."""
 
 
-class InlineOpsServer(OpsServer):
-    """Without a thread, for a process that waits for others: its owner calls `answer` when the socket is readable."""
-
-    timeout = 0
-    client_timeout_s = 0.2
-
-    def answer(self) -> None:
-        """Answers one request, if there is one. A slow client can block the owner for `client_timeout_s`."""
-        self.handle_request()
-
-    process_request = HTTPServer.process_request
-
-
 def _may_ask(path: str, host: str, reached_at: str) -> bool:
     """Whether to answer a request with this Host header (protection against DNS rebinding).
 
@@ -236,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        self.connection.settimeout(self.server.client_timeout_s)
+        self.connection.settimeout(_CLIENT_TIMEOUT_S)
 
     def do_GET(self) -> None:
         asked = urlsplit(self.path)

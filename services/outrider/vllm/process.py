@@ -17,7 +17,6 @@ from outrider.checkpoint_files import end_tokens
 from outrider.drafting.pool import no_leases
 from outrider.drafting.source import make_sources
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
-from outrider.engine.parallel.watchdog import EXIT_BROKEN
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.channel import connect_to
@@ -41,6 +40,7 @@ from outrider.worker import process
 from outrider.worker.loop import StepLoop
 from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import limit_cpu, serve_until_stopped
+from outrider.worker.watchdog import EXIT_BROKEN
 
 log = logging.getLogger(__name__)
 

@@ -159,13 +159,11 @@ async def serve_until_stopped(
     worker: AbstractAsyncContextManager[RunningWorker[S]],
     info: worker_pb2.WorkerInfo,
     config: WorkerConfig,
-    on_ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serves until a stop signal, then drains. Ends the process when a step exceeds its limit."""
     async with worker as running:
         name_worker(info.worker_id)
         log.info("%s serves %s at %s", info.worker_id, info.model, running.life.address)
-        on_ready()
         servicer = running.servicer
         hung = ending_hung_steps(
             lambda: servicer.steps.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)

@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from outrider.engine.parallel.watchdog import EXIT_BROKEN
-
 log = logging.getLogger(__name__)
+
+EXIT_BROKEN = 70
+"""Exit code of a worker that cannot go on: what supervises it starts it again."""
 
 _PERIOD_S = 0.25
 _TIMES_THE_LONGEST = 20.0

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from outrider.engine.parallel.watchdog import EXIT_BROKEN
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2_grpc
+from outrider.worker.watchdog import EXIT_BROKEN
 
 from tests.ports import free_port
 

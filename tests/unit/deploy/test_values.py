@@ -25,6 +25,7 @@ _NEEDED = (
     "gateway.ingress.host",
     "tlsSecrets",
     ".gpus: ",
+    ".tensorParallel: ",
     ".keda: ",
     ".autoscaling: ",
 )
@@ -107,8 +108,8 @@ def _complete(values: dict[str, Any]) -> None:
 
 
 def _complete_pool(pool: dict[str, Any], keda: bool) -> None:
-    if "gpus" in pool and "tensorParallel" in pool:
-        pool["tensorParallel"] = min(pool["tensorParallel"], pool["gpus"])
+    if "tensorParallel" in pool:
+        pool["engine"], pool["tensorParallel"] = "vllm", min(pool["tensorParallel"], pool.get("gpus", 64))
     if pool["keda"]["enabled"] and pool["autoscaling"]["enabled"]:
         pool["autoscaling" if keda else "keda"]["enabled"] = False
     if not pool["keda"].get("query"):

@@ -103,8 +103,8 @@ def test_fingerprints_tell_tokenizers_and_weights_apart(tiny: Path, tmp_path: Pa
 
 
 def test_a_revision_tells_weights_quantization_dtype_and_execution_apart(tiny: Path) -> None:
-    def of(quantization: str = "none", shards: int = 1, **changes: str) -> str:
-        return revision(tiny, replace(info, **changes), quantization, shards=shards)
+    def of(quantization: str = "none", **changes: str) -> str:
+        return revision(tiny, replace(info, **changes), quantization)
 
     info = load_engine(tiny, EngineConfig(num_blocks=8, dtype="float32")).info
     assert of() == of()
@@ -114,7 +114,6 @@ def test_a_revision_tells_weights_quantization_dtype_and_execution_apart(tiny: P
         of(dtype="bfloat16"),
         of(execution="native-avx2"),
         of(execution="native-amx"),
-        of(shards=2),
     ]
     assert len(set(found)) == len(found)
     assert len({one.partition("/")[0] for one in found}) == 2

@@ -33,13 +33,6 @@ def test_on_a_cpu_the_default_is_modest() -> None:
     assert kv_blocks(small, GB // 2, "cpu", blocks=None, kv_bytes=None) * 360_000 < GB // 4
 
 
-def test_on_a_cpu_ranks_share_what_one_process_would_take() -> None:
-    small = Need("small", 10**8, 2, "bfloat16", block_bytes=1_200_000, context_blocks=512)
-    third = Need("small", 10**8, 2, "bfloat16", block_bytes=400_000, context_blocks=512, shards=3)
-    alone = kv_blocks(small, 20 * GB, "cpu", blocks=None, kv_bytes=None)
-    assert kv_blocks(third, 20 * GB // 3, "cpu", blocks=None, kv_bytes=None) == alone == 2**30 // 1_200_000
-
-
 def test_what_is_asked_for_is_given_or_refused() -> None:
     assert kv_blocks(BIG, 200 * GB, "cuda", blocks=7, kv_bytes=None) == 7
     assert kv_blocks(BIG, 200 * GB, "cuda", blocks=None, kv_bytes=11 * 2**20) == 2

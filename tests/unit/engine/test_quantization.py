@@ -124,12 +124,6 @@ def test_what_cannot_run_here_is_refused_by_the_fields_name(tiny: Path) -> None:
         EngineConfig(quantization="int8", execution="fused")
 
 
-def test_divided_weights_are_not_quantized() -> None:
-    check("none", "cpu", divided=True)
-    with pytest.raises(CheckpointError, match="quantization: int8 does not go with tensor parallelism"):
-        check("int8", "cpu", divided=True)
-
-
 def test_a_quantized_model_has_a_revision_of_its_own(tiny: Path) -> None:
     assert weights_revision(tiny) == weights_revision(tiny, "none")
     assert len({weights_revision(tiny, how) for how in ("none", "int8", "int4")}) == 3

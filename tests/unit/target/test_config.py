@@ -19,7 +19,8 @@ def test_defaults_need_only_a_model_and_an_address() -> None:
         (["--max-draft-tokens", "512"], "max_draft_tokens"),
         (["--prefill-threads", "-1"], "prefill_threads"),
         (["--tensor-parallel", "0"], "tensor_parallel"),
-        (["--tensor-parallel", "2", "--device", "cuda:1"], "device"),
+        (["--tensor-parallel", "2"], "tensor_parallel: needs engine vllm"),
+        (["--engine", "vllm", "--tensor-parallel", "2", "--device", "cuda:1"], "device"),
     ],
 )
 def test_an_impossible_option_is_named(arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import pytest
 from outrider.masking import masked
 from outrider.telemetry.metrics import SpeculationMetrics
-from outrider.telemetry.ops import ANY_LOOPBACK_PORT, InlineOpsServer, Ops, _may_ask, busy_check, serving_ops
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT, Ops, _may_ask, busy_check, serving_ops
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -60,18 +58,6 @@ async def test_every_page_is_served_until_the_block_is_left() -> None:
         assert (await ask(address, "/livez", "POST"))[0] == 501
     with pytest.raises(urllib.error.URLError):
         await ask(address, "/livez")
-
-
-def test_a_process_without_threads_answers_when_it_looks() -> None:
-    server = InlineOpsServer(Ops("target-supervisor", Config()), ANY_LOOPBACK_PORT)
-    threads = threading.active_count()
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(get, server.bound, "/livez")
-        while not asked.done():
-            server.answer()
-            assert threading.active_count() <= threads + 1
-    assert asked.result() == (200, "ok\n")
-    server.server_close()
 
 
 def test_a_note_is_said_of_a_process_that_is_ready_and_fails_nothing() -> None:
