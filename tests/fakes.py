@@ -266,6 +266,9 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         await self._running.wait()
         return target_pb2.TargetServiceGetInfoResponse(info=self.info, load=self.load)
 
+    async def EraseHistory(self, request: Any, context: Any) -> target_pb2.EraseHistoryResponse:
+        return target_pb2.EraseHistoryResponse()
+
     async def GetTokenizer(
         self, request: Any, context: Any
     ) -> AsyncIterator[target_pb2.TargetServiceGetTokenizerResponse]:

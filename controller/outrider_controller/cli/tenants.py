@@ -15,6 +15,7 @@ from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 from outrider_controller.cli.asking import Nouns, confirm, yes_option
 from outrider_controller.cli.certificates import create_certificates
 from outrider_controller.cli.control import Control, ask_control, control_options
+from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import emit, moment, named, note, print_rows
 from outrider_controller.cli.redis_users import create_redis_users
 from outrider_controller.cli.spans import seconds
@@ -140,7 +141,7 @@ def revoke_key(key_id: str, yes: bool, control: str, output: str) -> None:
 
 @click.group("delete", cls=Nouns)
 def delete() -> None:
-    """Delete tenants."""
+    """Delete tenants, or what targets remember of their texts."""
 
 
 @delete.command("tenant")
@@ -153,6 +154,25 @@ def delete_tenant(name: str, yes: bool, control: str, output: str) -> None:
     deleted = ask_control(control, lambda stub: stub.DeleteTenant(control_pb2.DeleteTenantRequest(name=name)))
     number = deleted.num_revoked_keys
     emit("deleted", {"name": name, "revoked_keys": number}, output, f"{name} deleted, {number} keys revoked")
+
+
+@delete.command("history")
+@click.argument("tenant")
+@yes_option
+@control_options("text", "json", "yaml")
+def delete_history(tenant: str, yes: bool, control: str, output: str) -> int:
+    """Let every target forget TENANT's texts, from which it drafts where it looks up suffixes.
+
+    Running requests are not remembered either. Exit code 5 when a target did not answer: repeat it then.
+    """
+    confirm(f"Erase what targets remember of the texts of {tenant}?", yes)
+    request = control_pb2.DeleteHistoryRequest(tenant=tenant)
+    erased = ask_control(control, lambda stub: stub.DeleteHistory(request))
+    away = list(erased.unreachable_targets)
+    row = {"tenant": tenant, "num_texts": erased.num_texts, "unreachable_targets": away}
+    left = f"; did not answer, and may remember more: {', '.join(away)}" if away else ""
+    emit("deleted_history", row, output, f"{tenant}: {erased.num_texts} texts erased{left}")
+    return ExitCode.UNAVAILABLE if away else ExitCode.OK
 
 
 @click.command("tenants")

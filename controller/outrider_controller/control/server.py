@@ -37,6 +37,7 @@ from outrider_controller.control.events import EventFeed
 from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.follow import SERVICE as POLICY_SERVICE
 from outrider_controller.control.follow import PolicyServicer
+from outrider_controller.control.history import Histories
 from outrider_controller.control.leading import PlanLeader
 from outrider_controller.control.routers import Routers
 from outrider_controller.control.speculation import Speculation
@@ -58,13 +59,16 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     """Translates, delegates, translates back."""
 
-    def __init__(self, store: MetadataStore, events: EventWriter, routers: Routers, leader: PlanLeader) -> None:
+    def __init__(
+        self, store: MetadataStore, events: EventWriter, routers: Routers, leader: PlanLeader, histories: Histories
+    ) -> None:
         self._store = store
         self._routers = routers
         self._workers = Workers(store, events)
         self._leader = leader
         self._speculation = Speculation(store.plans, leader)
         self._tenancy = Tenancy(store.tenants, events)
+        self._histories = histories
         self._feed = EventFeed(store)
 
     async def ListWorkers(self, request: control.ListWorkersRequest, context: Context) -> control.ListWorkersResponse:
@@ -122,6 +126,11 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         num_keys = await self._tenancy.delete(request.name)
         self._leader.changed()
         return control.DeleteTenantResponse(num_revoked_keys=num_keys)
+
+    async def DeleteHistory(
+        self, request: control.DeleteHistoryRequest, context: Context
+    ) -> control.DeleteHistoryResponse:
+        return await self._histories.delete(request.tenant)
 
     async def ListKeys(self, request: control.ListKeysRequest, context: Context) -> control.ListKeysResponse:
         return await self._tenancy.keys(request)
@@ -194,11 +203,12 @@ async def running_control(
         TenantMetrics(ops.registry, lambda: leader.planner)
         AlertMetrics(ops.registry, lambda: leader.announcements.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))
+        histories = Histories(store, store.tenants, config.secret, connect_to(Role.TARGET, config.tls))
         guard = OperatorGuard(_cluster(config), KeyGuard(store.tenants, required=True))
         refused = RefusedCalls(ops.registry, [SERVICE, POLICY_SERVICE])
         handshakes = Handshakes(ops.registry)
         server = create_server(guard=guard, strict=[SERVICE], on_refused=refused.count, on_tls_call=handshakes.called)
-        servicer = ControlServicer(store, events, routers, leader)
+        servicer = ControlServicer(store, events, routers, leader, histories)
         control_pb2_grpc.add_ControlServiceServicer_to_server(servicer, server)
         policy_pb2_grpc.add_PolicyServiceServicer_to_server(PolicyServicer(leader), server)
         services, credentials = [SERVICE, POLICY_SERVICE], cluster_port(config.tls, handshakes.began)

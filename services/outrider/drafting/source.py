@@ -46,6 +46,8 @@ class Opening:
     stop_token_ids: frozenset[int] = frozenset()
     salt: bytes = b""
     """Nothing that is learnt from the sequence is used under another salt."""
+    tenant: str = ""
+    """Whose sequence it is: what is learnt from it is erased by this name."""
     prediction: Sequence[int] = ()
     """The output that the client expects, in large part."""
     log_fields: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +122,18 @@ class StateSource(DraftSource, Protocol):
         """A tensor [positions, layers · width], of committed positions from `start` on. Before the commit that gives
         the token after them."""
         ...
+
+
+class LearningSource(DraftSource, Protocol):
+    """A source that remembers texts."""
+
+    def erase(self, tenant: str) -> int:
+        """Forgets the texts of a tenant, those of its running sequences too; returns how many."""
+        ...
+
+
+def learns(source: DraftSource) -> TypeGuard[LearningSource]:
+    return hasattr(type(source), "erase")
 
 
 def reads_states(source: DraftSource) -> TypeGuard[StateSource]:

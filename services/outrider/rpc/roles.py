@@ -91,6 +91,7 @@ CALLS: dict[str, Access] = {
     **_service("PolicyService", {"Follow": _roles(Role.ROUTER)}),
     **_service("TraceService", dict.fromkeys(("GetTrace", "GetActivity"), _roles(Role.CONTROL, Role.OPERATOR))),
     **_service("TargetService", dict.fromkeys(("GetInfo", "Verify", "GetTokenizer"), _roles(Role.ROUTER))),
+    **_service("TargetService", {"EraseHistory": _roles(Role.CONTROL)}),
     **_service("DraftService", dict.fromkeys(("GetInfo", "Draft"), _roles(Role.TARGET))),
     **_service(
         "ControlService",
@@ -104,6 +105,7 @@ CALLS: dict[str, Access] = {
                 "GetTenant",
                 "PutTenants",
                 "DeleteTenant",
+                "DeleteHistory",
                 "ListKeys",
                 "ListAudit",
                 "CreateKey",

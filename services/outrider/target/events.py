@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.drafting.tree import DraftTree
@@ -58,5 +59,14 @@ class DraftRefused:
     error: Exception
 
 
-TargetEvent = Opened | Compiled | GrammarWork | Offered | Adjusted | DraftRefused
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What was learnt from a tenant's texts is to be forgotten."""
+
+    tenant: str
+    done: Callable[[int], None]
+    """Called on the step thread with the number of texts that were forgotten."""
+
+
+TargetEvent = Opened | Compiled | GrammarWork | Offered | Adjusted | DraftRefused | Erased
 Event = TargetEvent | WorkerEvent

@@ -129,6 +129,7 @@ class Opening:
             max_new_tokens=self.stopping.max_new_tokens,
             stop_token_ids=self.stopping.stop_token_ids,
             salt=self.salt,
+            tenant=self.tenant,
             prediction=self.prediction,
             log_fields=self.log_fields,
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from outrider.drafting.source import CloseReason, DraftSource, reads_states
+from outrider.drafting.source import CloseReason, DraftSource, learns, reads_states
 from outrider.drafting.tree import DraftTree
 from outrider.engine.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
@@ -56,6 +56,10 @@ class OwnDrafts:
     def close(self, key: SequenceKey) -> None:
         self._hand_on()
         self._tell(lambda source: source.close(key, CloseReason.FINISHED))
+
+    def erase(self, tenant: str) -> int:
+        """Sources forget the texts of a tenant; returns how many there were."""
+        return sum(source.erase(tenant) for source in self._sources if learns(source))
 
     def offer(self, put: Put) -> None:
         """Gives `put` what was proposed, and for which sequence."""

@@ -13,7 +13,7 @@ from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.drafts import PooledDrafts
-from outrider.target.events import Compiled, Event, GrammarWork, Opened, TargetEvent
+from outrider.target.events import Compiled, Erased, Event, GrammarWork, Opened, TargetEvent
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Limits
 from outrider.target.report import Report, TargetStats
@@ -88,6 +88,17 @@ class TargetServicer(
             raise NotFound("this target has no tokenizer that a gateway could use")
         for chunk in chunks_of(self._tokenizer):
             yield target_pb2.TargetServiceGetTokenizerResponse(chunk=chunk)
+
+    async def EraseHistory(
+        self, request: target_pb2.EraseHistoryRequest, context: object
+    ) -> target_pb2.EraseHistoryResponse:
+        erased: asyncio.Future[int] = self._event_loop.create_future()
+
+        def done(count: int) -> None:
+            self._event_loop.call_soon_threadsafe(erased.set_result, count)
+
+        self.post(Erased(request.tenant, done))
+        return target_pb2.EraseHistoryResponse(num_texts=await erased)
 
     # The generated type knows generators only.
     async def Verify(  # type: ignore[override]

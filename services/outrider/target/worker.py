@@ -99,6 +99,8 @@ class TargetWorker:
                 if sequence := self._sequences.find(event.key):
                     sequence.adjust(event.speculation)
                     self._own_drafts.limit(event.key, event.speculation)
+            case events.Erased():
+                event.done(self._own_drafts.erase(event.tenant))
             case Closed():
                 if self._sequences.find(event.key):
                     self._remove(event.key)

@@ -107,6 +107,8 @@ class VllmMachine:
             case Closed():
                 if self._find(event.key) is not None:
                     self._remove(event.key)
+            case events.Erased():
+                event.done(self._own_drafts.erase(event.tenant))
             case StreamEnded():
                 for key in [key for key in self._open if key.stream == event.stream]:
                     self._remove(key)

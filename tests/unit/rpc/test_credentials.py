@@ -155,7 +155,10 @@ async def test_a_server_that_does_not_prove_its_role_is_sent_nothing(edge: Edge,
 
 
 async def test_replaced_files_count_from_the_next_connection_on(cluster: Cluster, tmp_path: Path) -> None:
-    edge, other = next(edge for edge in EDGES if edge.server is Role.TARGET), Cluster(tmp_path)
+    edge, other = (
+        next(edge for edge in EDGES if (edge.caller, edge.server) == (Role.ROUTER, Role.TARGET)),
+        Cluster(tmp_path),
+    )
     server, caller = cluster.files(Role.TARGET, name="server"), cluster.files(Role.ROUTER, name="caller")
     connect = connect_to(Role.TARGET, caller)
     async with server_of(edge, server) as address, connect(address) as first:

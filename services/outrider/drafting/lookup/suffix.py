@@ -52,6 +52,8 @@ class SuffixConfig:
 class _Past:
     """The texts of one salt, in the order of their last use, and the places of each run of tokens."""
 
+    tenant: str = ""
+    """Whose salt it is."""
     texts: OrderedDict[int, array[int]] = field(default_factory=OrderedDict)
     places: defaultdict[bytes, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
     """Run → (text, position after the run), oldest first."""
@@ -71,13 +73,13 @@ class History:
     def num_bytes(self) -> int:
         return sum(past.num_tokens for past in self._pasts.values()) * _BYTES_PER_TOKEN
 
-    def add(self, salt: bytes, tokens: Sequence[int]) -> None:
+    def add(self, salt: bytes, tokens: Sequence[int], tenant: str = "") -> None:
         """Remembers a text, and forgets others where there is no room."""
         config = self.config
         text = array("i", tokens[: min(config.text_tokens, config.salt_bytes // _BYTES_PER_TOKEN)])
         if len(text) <= config.min_match:
             return
-        past = self._pasts.setdefault(salt, _Past())
+        past = self._pasts.setdefault(salt, _Past(tenant))
         self._pasts.move_to_end(salt)
         self._serial += 1
         past.texts[self._serial] = text
@@ -92,9 +94,10 @@ class History:
             if not oldest.texts:
                 self._pasts.popitem(last=False)
 
-    def erase(self, salt: bytes) -> None:
-        """Forgets all texts of a salt."""
-        self._pasts.pop(salt, None)
+    def erase(self, tenant: str) -> int:
+        """Forgets all texts of a tenant; returns how many."""
+        salts = [salt for salt, past in self._pasts.items() if past.tenant == tenant]
+        return sum(len(self._pasts.pop(salt).texts) for salt in salts)
 
     def find(self, salt: bytes, tokens: Sequence[int], count: int) -> tuple[list[int], int]:
         """At most `count` tokens that followed the longest match of the end of `tokens`, and its length. No more tokens
@@ -162,6 +165,9 @@ class SuffixLookup:
     """One sequence's text, from the end of its prompt on."""
 
     def __init__(self, opening: Opening, history: History) -> None:
+        self.tenant = opening.tenant
+        self.forgotten = False
+        """Whether the text is not to be remembered."""
         self._history = history
         self._salt = opening.salt
         self._text = [*opening.prompt[-history.config.context :], *opening.committed]
@@ -174,7 +180,8 @@ class SuffixLookup:
 
     def remember(self) -> None:
         """Makes the text known to later sequences of its salt."""
-        self._history.add(self._salt, self._text)
+        if not self.forgotten:
+            self._history.add(self._salt, self._text, self.tenant)
 
 
 class SuffixDrafts(LookupDrafts):
@@ -190,3 +197,10 @@ class SuffixDrafts(LookupDrafts):
         # One that moved goes on elsewhere, and is learnt there.
         if text is not None and reason is not CloseReason.MOVED and isinstance(text.lookup, SuffixLookup):
             text.lookup.remember()
+
+    def erase(self, tenant: str) -> int:
+        """As a LearningSource does."""
+        running = [text.lookup for text in self._texts.values() if isinstance(text.lookup, SuffixLookup)]
+        for lookup in running:
+            lookup.forgotten |= lookup.tenant == tenant
+        return self.history.erase(tenant)

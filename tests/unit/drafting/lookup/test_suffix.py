@@ -20,8 +20,8 @@ def tokens(count: int, seed: int) -> list[int]:
     return [rng.randrange(1000) for _ in range(count)]
 
 
-def opening(prompt: Sequence[int], salt: bytes, count: int = 8) -> Opening:
-    return Opening(prompt, GREEDY, VerificationMode.GREEDY, limits=DraftLimits(count), salt=salt)
+def opening(prompt: Sequence[int], salt: bytes, count: int = 8, tenant: str = "") -> Opening:
+    return Opening(prompt, GREEDY, VerificationMode.GREEDY, limits=DraftLimits(count), salt=salt, tenant=tenant)
 
 
 def answered(source: SuffixDrafts, prompt: list[int], answer: list[int], salt: bytes, serial: int) -> int:
@@ -65,15 +65,18 @@ def test_no_probe_finds_a_text_of_another_salt_and_an_erased_one_is_gone() -> No
     history = History()
     texts = {bytes([salt]): tokens(400, salt) for salt in range(10)}
     for salt, text in texts.items():
-        history.add(salt, text)
+        history.add(salt, text, tenant=f"tenant-{salt[0]}")
     rng = random.Random(0)
     for _ in range(1000):
         owner, other = rng.sample(sorted(texts), 2)
         at = rng.randrange(10, 390)
         assert history.find(owner, texts[owner][:at], 4)[0] == texts[owner][at : at + 4]
         assert history.find(other, texts[owner][:at], 4) == ([], 0)
-    history.erase(bytes([3]))
-    assert all(history.find(bytes([3]), texts[bytes([3])][:at], 4) == ([], 0) for at in range(10, 390))
+    assert history.erase("tenant-3") == 1 and history.erase("tenant-3") == 0
+    for _ in range(1000):
+        owner, at = rng.choice(sorted(texts)), rng.randrange(10, 390)
+        found, _ = history.find(owner, texts[owner][:at], 4)
+        assert found == ([] if owner == bytes([3]) else texts[owner][at : at + 4])
     assert history.num_bytes == pytest.approx(9 / 10 * 4000 * 320)
 
 
@@ -102,3 +105,17 @@ def test_a_text_that_moved_elsewhere_is_not_learnt_here() -> None:
     source.commit(SequenceKey(1, 1), 40, text[40:])
     source.close(SequenceKey(1, 1), CloseReason.MOVED)
     assert source.history.num_bytes == 0
+
+
+def test_what_runs_while_a_tenants_texts_are_erased_is_not_remembered_either() -> None:
+    source = SuffixDrafts(History())
+    text = tokens(60, 5)
+    for number, tenant in enumerate(("erased", "kept")):
+        key = SequenceKey(1, number)
+        source.open(key, opening(text[:40], tenant.encode(), tenant=tenant))
+        source.commit(key, 40, text[40:])
+    assert source.erase("erased") == 0
+    for number in range(2):
+        source.close(SequenceKey(1, number), CloseReason.FINISHED)
+    assert source.history.find(b"erased", text[:50], 4) == ([], 0)
+    assert source.history.find(b"kept", text[:50], 4)[0] == text[50:54]
