@@ -85,9 +85,11 @@ class DraftTree:
 
     def children(self) -> list[list[int]]:
         """children()[node + 1]: the nodes that follow `node`."""
+        if not self.parents:
+            return [*([node] for node in range(len(self.token_ids))), []]
         found: list[list[int]] = [[] for _ in range(len(self) + 1)]
-        for node in range(len(self)):
-            found[self.parent(node) + 1].append(node)
+        for node, parent in enumerate(self.parents):
+            found[parent + 1].append(node)
         return found
 
     def depths(self) -> list[int]:
@@ -132,9 +134,9 @@ class DraftTree:
         """The tokens of the main path."""
         return [self.token_ids[node] for node in self.main()]
 
-    def longest(self) -> list[int]:
-        """The tokens of the longest path, the first of several."""
-        return [self.token_ids[node] for node in max(self.paths(), key=len, default=[])]
+    def longest(self) -> Sequence[int]:
+        """The longest path, the first of several."""
+        return max(self.paths(), key=len, default=[]) if self.parents else range(len(self))
 
     # -- where its tokens come from
 
@@ -161,6 +163,8 @@ class DraftTree:
     def after(self, tokens: Sequence[int]) -> DraftTree | None:
         """What is left when these tokens are committed; empty when the tree ends before. None when they are no path of
         it."""
+        if not tokens:
+            return self
         node, children = ROOT, self.children()
         for token in tokens:
             following = children[node + 1]
@@ -170,7 +174,7 @@ class DraftTree:
             if found is None:
                 return None
             node = found
-        return self._below(node, len(tokens)) if tokens else self
+        return self._below(node, len(tokens))
 
     def _below(self, root: int, count: int) -> DraftTree:
         at = {root: ROOT}
@@ -182,6 +186,8 @@ class DraftTree:
 
     def take(self, nodes: Sequence[int]) -> DraftTree:
         """These nodes in this order. Raises ValueError when a node comes before its parent, or without it."""
+        if list(nodes) == list(range(len(self))):
+            return self
         at = {ROOT: ROOT}
         parents = []
         for number, node in enumerate(nodes):

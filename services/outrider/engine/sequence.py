@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.tree import depth_first
+from outrider.engine.tree import branches, depth_first
 
 
 class OutOfBlocks(Exception):
@@ -30,6 +30,8 @@ class DraftedNodes:
 
     @classmethod
     def of(cls, token_ids: Sequence[int], parents: Sequence[int]) -> DraftedNodes:
+        if not branches(parents):
+            return cls(token_ids, parents, range(len(parents)), range(len(parents)))
         order = depth_first(parents)
         places = [0] * len(order)
         for place, node in enumerate(order):

@@ -10,17 +10,20 @@ MAX_TREE_NODES = 63
 
 def branches(parents: Sequence[int]) -> bool:
     """Whether any node follows another than the one before it."""
-    return any(parent != node - 1 for node, parent in enumerate(parents))
+    # Most are chains, and those are ranges.
+    return parents != range(-1, len(parents) - 1) and any(parent != node - 1 for node, parent in enumerate(parents))
 
 
 def check_parents(parents: Sequence[int], num_tokens: int) -> None:
     """Raises ValueError unless they are a tree's, of the last of `num_tokens` tokens."""
     if len(parents) > num_tokens:
         raise ValueError(f"parents: {len(parents)} for {num_tokens} tokens")
+    if not branches(parents):
+        return
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             raise ValueError(f"parents[{node}]: {parent} does not come before its child")
-    if len(parents) > MAX_TREE_NODES and branches(parents):
+    if len(parents) > MAX_TREE_NODES:
         raise ValueError(f"parents: a tree of {len(parents)} nodes, at most {MAX_TREE_NODES}")
 
 

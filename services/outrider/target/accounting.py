@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from outrider.target.by_source import judged
 from outrider.target.calibration import Calibration, bin_at
 from outrider.target.commit import Outcome
 from outrider.target.report import Committed, TargetStats
 from outrider.target.scheduler import PlannedRow
 from outrider.target.times import Times
-from outrider.target.verify import Verified
 from outrider.worker.step_cost import StepCost, StepShares
 
 
@@ -30,13 +28,13 @@ class StepAccounting:
         """Price of one more row in a step, as a chance."""
         return self._row_price(self.cost)
 
-    def verified(self, verified: Verified, outcome: Outcome) -> None:
-        """What verification says of a row's drafted tokens."""
-        draft, stats, sequence = verified.row.draft, self._stats, verified.row.sequence
-        path = verified.path[: outcome.num_accepted]
-        verdicts = [
-            (bin_at(draft, node, depth), node in path) for node, depth in judged(draft, path, outcome.num_verified)
-        ]
+    def verified(
+        self, row: PlannedRow, outcome: Outcome, path: Sequence[int], verified: Sequence[tuple[int, int]]
+    ) -> None:
+        """What verification says of a row's drafted tokens: of them all, and the nodes that it accepts, and of those
+        that it looked at, each with its depth."""
+        draft, stats, sequence = row.draft, self._stats, row.sequence
+        verdicts = [(bin_at(draft, node, depth), node in path) for node, depth in verified]
         self.calibration.observe(verdicts, sequence.fit)
         sequence.timer.times.num_wasted_rows = len(draft) - outcome.num_accepted
         stats.num_branch_tokens += len(draft) - draft.depth
@@ -73,7 +71,7 @@ class StepAccounting:
             each.wasted_s += wasted_s
             self._stats.busy_s += share_s
             self._stats.wasted_s += wasted_s
-            for node in range(len(row.draft)):
-                source = self._stats.of_source(row.draft.origin(node).source)
+            for origin in row.draft.origins or (row.draft,) * len(row.draft):
+                source = self._stats.of_source(origin.source)
                 source.row_s += shares.row_s
-                source.draft_s += row.draft.seconds_of(node)
+                source.draft_s += origin.seconds / len(origin)

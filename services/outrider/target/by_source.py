@@ -15,17 +15,19 @@ def judged(draft: DraftTree, path: Sequence[int], num_verified: int) -> list[tup
     return [(node, depth) for depth, parent in parents for node in children[parent + 1]]
 
 
-def tokens_by_source(draft: DraftTree, path: Sequence[int], num_verified: int) -> tuple[list[SourceTokens], list[int]]:
+def tokens_by_source(
+    draft: DraftTree, path: Sequence[int], verified: Sequence[tuple[int, int]]
+) -> tuple[list[SourceTokens], list[int]]:
     """The counts of each source, and the place in them of each token that a commit tells of: the accepted ones, then
-    the others of the longest path. `path`: the accepted nodes."""
+    the others of the longest path. `path`: the accepted nodes; `verified`: as `judged` finds them."""
     if not draft.token_ids:
         return [], []
     sources = [_source(draft, node) for node in range(len(draft))]
     names = list(dict.fromkeys(sources))
-    verified = [sources[node] for node, _ in judged(draft, path, num_verified)]
+    of_verified = [sources[node] for node, _ in verified]
     accepted = [sources[node] for node in path]
-    counts = [SourceTokens(*one, sources.count(one), verified.count(one), accepted.count(one)) for one in names]
-    told = [*path, *max(draft.paths(), key=len)[len(path) :]]
+    counts = [SourceTokens(*one, sources.count(one), of_verified.count(one), accepted.count(one)) for one in names]
+    told = [*path, *draft.longest()[len(path) :]]
     return counts, [names.index(sources[node]) for node in told]
 
 

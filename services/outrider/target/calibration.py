@@ -129,6 +129,8 @@ class Calibration:
     _best: tuple[int, float] = (-1, 1.0)
     """(step, chance of the likeliest bin at that step)."""
     _tenants: dict[str, Fit] = field(default_factory=dict)
+    _chances: dict[tuple[Bin, bool], float] = field(default_factory=dict)
+    """What `own` found since the last verdict: a plan asks for the same few bins again and again."""
 
     def fit(self, tenant: str) -> Fit:
         """For a new text."""
@@ -138,12 +140,14 @@ class Calibration:
 
     def stepped(self) -> None:
         self._step += 1
+        self._chances.clear()
 
     def own(self, each: Bin, fit: Fit, *, hope: bool = True) -> float:
         """The chance that a token is accepted if all before it are. `hope`: whether one that was hardly ever verified
         gets a better one."""
-        share = self._shares.get(each)
-        chance = _hoped(share, each.prior, self._step) if hope else _mean(share, each.prior, self._step)
+        if (chance := self._chances.get((each, hope))) is None:
+            chance = (_hoped if hope else _mean)(self._shares.get(each), each.prior, self._step)
+            self._chances[each, hope] = chance
         return min(_SURE, fit.factor * chance)
 
     def usual(self, each: Bin, fit: Fit, *, hope: bool = True) -> float:
@@ -162,6 +166,7 @@ class Calibration:
     def observe(self, verified: Sequence[tuple[Bin, bool]], fit: Fit) -> None:
         """One commit: the tokens that were verified, and whether each was accepted."""
         expected = 0.0
+        self._chances.clear()
         for each, accepted in verified:
             share = self._shares.get(each)
             expected += _mean(share, each.prior, self._step)

@@ -90,8 +90,10 @@ class Choice:
             # A source's alternatives to its own first choice are tried no more often than it thinks them right.
             hope = each.source not in sources
             sources.add(each.source)
-            value = min(least, weight * joint * self.calibration.usual(each, fit, hope=hope))
-            self._reached[child] = joint * self.calibration.own(each, fit, hope=hope), value
+            own = self.calibration.own(each, fit, hope=hope)
+            usual = self.calibration.usual(each, fit, hope=hope) if each.drawn else own
+            value = min(least, weight * joint * usual)
+            self._reached[child] = joint * own, value
             found.append((value, child))
         return found
 

@@ -97,7 +97,7 @@ class _Room:
 
     def fit(self, start: int, wanted: int, keep_tokens: int = 0) -> int:
         """How many of `wanted` tokens fit from position `start` on."""
-        slots = (blocks_for(start, self.block_size) + self.blocks) * self.block_size - start
+        slots = self.blocks * self.block_size + -start % self.block_size
         return max(0, min(wanted, self.tokens - keep_tokens, slots))
 
     def take(self, start: int, count: int) -> None:

@@ -145,6 +145,8 @@ class TargetSequence:
         self.prompt_report = None
 
     def _cut_offered(self) -> None:
+        if self.processor is None:
+            return
         sent = self.drafts.num_sent
         self._cut_impossible()
         if sent and not self.drafts.num_sent:

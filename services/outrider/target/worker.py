@@ -17,7 +17,7 @@ from outrider.protocol.finish import Finish
 from outrider.speculation import Verdict
 from outrider.target import events
 from outrider.target.accounting import StepAccounting
-from outrider.target.by_source import tokens_by_source
+from outrider.target.by_source import judged, tokens_by_source
 from outrider.target.calibration import Fit
 from outrider.target.choice import Pricing
 from outrider.target.commit import apply_stop_conditions
@@ -203,10 +203,12 @@ class TargetWorker:
         sequence, draft = result.row.sequence, result.row.draft
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = apply_stop_conditions(verdict, draft.depth, stop_token_ids=stops, remaining=sequence.remaining)
-        prompt, accepted = sequence.prompt_report or PromptReport(), result.path[: outcome.num_accepted]
-        sources, token_sources = tokens_by_source(draft, accepted, outcome.num_verified)
-        self._accounting.verified(result, outcome)
-        self._engine.kv.keep(kv_of(sequence), result.path)
+        prompt, path = sequence.prompt_report or PromptReport(), result.path
+        accepted = path[: outcome.num_accepted]
+        verified = judged(draft, accepted, outcome.num_verified)
+        sources, token_sources = tokens_by_source(draft, accepted, verified)
+        self._accounting.verified(result.row, outcome, accepted, verified)
+        self._engine.kv.keep(kv_of(sequence), path)
         self._own_drafts.see(
             sequence.key, base_len - result.row.num_tokens, result.committed_states(outcome.num_accepted)
         )
@@ -218,9 +220,9 @@ class TargetWorker:
             key=sequence.key,
             base_len=base_len,
             outcome=outcome,
-            rejected=draft.longest()[outcome.num_accepted :],
+            rejected=[draft.token_ids[node] for node in draft.longest()[outcome.num_accepted :]],
             num_dropped=sequence.drafts.take_num_dropped(),
-            draft_serial=max((draft.origin(node).serial for node in range(len(draft))), default=0),
+            draft_serial=max(origin.serial for origin in draft.origins or (draft,)),
             times=sequence.timer.take(),
             num_prompt_tokens=prompt.num_tokens,
             num_cached_tokens=prompt.num_cached_tokens or 0,

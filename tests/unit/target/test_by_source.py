@@ -12,7 +12,7 @@ from outrider.protocol.finish import Finish
 from outrider.protocol.rounds import Round
 from outrider.protocol.source_tokens import SourceTokens
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
-from outrider.target.by_source import tokens_by_source
+from outrider.target.by_source import judged, tokens_by_source
 from outrider.target.commit import Outcome
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Speculation
@@ -28,11 +28,12 @@ LOOKUP = DraftTree(10, (5, 8), chances=(0.5, 0.5), source="ngram")
 
 
 def test_each_drafted_token_counts_for_one_source() -> None:
-    counts, places = tokens_by_source(POOL.merge(LOOKUP), [0, 3], num_verified=2)
+    merged = POOL.merge(LOOKUP)
+    counts, places = tokens_by_source(merged, [0, 3], judged(merged, [0, 3], num_verified=2))
     # Both propose 5, and the model gives it the greater chance.
     assert counts == [SourceTokens("model", False, 3, 2, 1), SourceTokens("ngram", True, 1, 1, 1)]
     assert places == [0, 1, 0], "5 of the model, 8 that was looked up, and the 7 that nobody got to"
-    assert tokens_by_source(DraftTree(10), [], 0) == ([], [])
+    assert tokens_by_source(DraftTree(10), [], []) == ([], [])
 
 
 @pytest.mark.parametrize("how", ["right", "random", "beside"])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,34 +70,67 @@ def fill(
     views["own_mask"][:] = _CHAIN
     tiles = blocks = 0
     for number, (spans, tile_queries) in enumerate(groups):
-        for span in spans:
-            _fill_tokens(views, span, split=number == 0)
-            tiles = _fill_tiles(views, span, tile_queries, tiles, blocks)
-            views["blocks"][blocks : blocks + len(span.blocks)] = array("q", span.blocks)
-            blocks += len(span.blocks)
+        if spans:
+            rows = _Rows.of(spans, blocks)
+            rows.fill_tokens(views, spans[0].block_size, split=number == 0)
+            tiles = rows.fill_tiles(views, tile_queries, tiles)
+            blocks = int(rows.blocks[-1])
+            for span in spans:
+                if span.parents:
+                    _fill_tree(views, span)
     views["tile_count"][tiles:] = 0
     return blocks
 
 
-def _fill_tokens(views: dict[str, Integers], span: RowSpan, *, split: bool) -> None:
-    at = slice(span.start, span.start + span.num_tokens)
-    views["slots"][at] = span.written_slots()
-    views["positions"][at] = np.arange(span.cached_len, span.kv_len)
-    views["visible"][at] = views["positions"][at] + 1
-    if split:
-        views["split"][at] = views["visible"][at]
-    if span.parents:
-        drafted = slice(at.stop - len(span.parents), at.stop)
-        views["positions"][drafted] = np.add(span.kv_len - len(span.parents), depths(span.parents))
-        views["own_mask"][drafted] = ancestor_masks(span.parents)
+class _Rows(NamedTuple):
+    """Spans as columns, one number for each."""
+
+    starts: Integers
+    counts: Integers
+    kv_lens: Integers
+    nodes: Integers
+    """Of a tree that branches."""
+    blocks: Integers
+    """Where those of each begin; at last where those of all end."""
+    all_blocks: list[int]
+
+    @classmethod
+    def of(cls, spans: Sequence[RowSpan], first_block: int) -> _Rows:
+        columns = [(span.start, span.num_tokens, span.kv_len, len(span.parents)) for span in spans]
+        starts, counts, kv_lens, nodes = np.array(columns).T
+        blocks = np.cumsum([first_block, *(len(span.blocks) for span in spans)])
+        return cls(starts, counts, kv_lens, nodes, blocks, [block for span in spans for block in span.blocks])
+
+    def fill_tokens(self, views: dict[str, Integers], block_size: int, *, split: bool) -> None:
+        row, place = _places(self.counts)
+        tokens, at = self.starts[row] + place, (self.kv_lens - self.counts)[row] + place
+        first, last = self.blocks[0], self.blocks[-1]
+        views["blocks"][first:last] = self.all_blocks
+        blocks = views["blocks"][self.blocks[row] + at // block_size]
+        views["positions"][tokens] = at
+        views["slots"][tokens] = blocks * block_size + at % block_size
+        views["visible"][tokens] = at + 1
+        if split:
+            views["split"][tokens] = at + 1
+
+    def fill_tiles(self, views: dict[str, Integers], tile_queries: int, tile: int) -> int:
+        """Returns the number of the next tile."""
+        row, place = _places(-(-self.counts // tile_queries))
+        first, at = place * tile_queries, slice(tile, tile + len(row))
+        views["tile_start"][at] = self.starts[row] + first
+        views["tile_count"][at] = np.minimum(tile_queries, self.counts[row] - first)
+        views["tile_blocks"][at] = self.blocks[row]
+        views["tile_own"][at] = (self.kv_lens - self.nodes)[row]
+        return at.stop
 
 
-def _fill_tiles(views: dict[str, Integers], span: RowSpan, tile_queries: int, tile: int, blocks: int) -> int:
-    """Returns the number of the next tile."""
-    for first in range(0, span.num_tokens, tile_queries):
-        views["tile_start"][tile] = span.start + first
-        views["tile_count"][tile] = min(tile_queries, span.num_tokens - first)
-        views["tile_blocks"][tile] = blocks
-        views["tile_own"][tile] = span.kv_len - len(span.parents)
-        tile += 1
-    return tile
+def _fill_tree(views: dict[str, Integers], span: RowSpan) -> None:
+    end, count = span.start + span.num_tokens, len(span.parents)
+    views["positions"][end - count : end] = np.add(span.kv_len - count, depths(span.parents))
+    views["own_mask"][end - count : end] = ancestor_masks(span.parents)
+
+
+def _places(counts: Integers) -> tuple[Integers, Integers]:
+    """Of each of a row's items, row after row: the number of its row, and its place in it."""
+    row = np.repeat(np.arange(len(counts)), counts)
+    return row, np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
