@@ -52,6 +52,11 @@ class Judged:
     """Tokens of draft workers that came late or did not fit, since the last commit."""
 
     @property
+    def verified(self) -> list[tuple[int, int]]:
+        """The nodes of those positions, each with its depth."""
+        return [(node, node + 1) for node in range(self.num_verified)]
+
+    @property
     def rejected(self) -> list[int]:
         return list(self.draft.token_ids[self.num_accepted :])
 

@@ -215,7 +215,7 @@ class VllmMachine:
             self._remove(sequence.key)
 
     def _commit(self, sequence: VllmSequence, output: Any) -> None:
-        judged = self._scheduler.judged.get(output.request_id, Judged())
+        judged: Judged = self._scheduler.judged.get(output.request_id, Judged())
         token_ids, base_len = list(output.new_token_ids), sequence.committed_len
         finish, first = FINISHES[output.finish_reason], not sequence.answered
         if sequence.grammar is not None:
@@ -225,7 +225,7 @@ class VllmMachine:
         self._own_drafts.commit(sequence.key, base_len, token_ids)
         num_drafted, num_verified, num_accepted = len(judged.draft), judged.num_verified, judged.num_accepted
         sequence.timer.times.num_wasted_rows = num_drafted - num_accepted
-        sources, token_sources = tokens_by_source(judged.draft, range(num_accepted), num_verified)
+        sources, token_sources = tokens_by_source(judged.draft, range(num_accepted), judged.verified)
         committed = Committed(
             key=sequence.key,
             base_len=base_len,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
+from outrider.protocol.source_tokens import SourceTokens
+from outrider.target.by_source import tokens_by_source
 from outrider.target.opening import Speculation
 from outrider.vllm.drafts import Decoding, DraftBook, Room
 
@@ -54,7 +56,9 @@ def test_what_is_looked_up_and_what_a_draft_worker_sends_are_one_tree() -> None:
     verified = chosen(drafts)
     assert verified == [4, 6, 7]
     judged = drafts.committed("a", [4, 6, 9], verified, finished=False)
-    assert [judged.draft.origin(node).source for node in range(3)] == ["model", "ngram", "ngram"]
+    counts, places = tokens_by_source(judged.draft, range(judged.num_accepted), judged.verified)
+    assert counts == [SourceTokens("model", False, 1, 1, 1), SourceTokens("ngram", True, 2, 2, 1)]
+    assert places == [0, 1, 1]
     assert (judged.num_accepted, judged.rejected, judged.draft_serial) == (2, [7], 1)
 
 
