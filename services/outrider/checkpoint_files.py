@@ -71,7 +71,8 @@ def engine_fault(path: Path) -> Fault | None:
     if isinstance(config, Fault):
         return config
     text = config.get("text_config")
-    return _scheme_fault(path, config) or _attention_fault(path, text if isinstance(text, dict) else config)
+    text = text if isinstance(text, dict) else config
+    return _scheme_fault(path, config) or _attention_fault(path, text) or _rotary_fault(path, text)
 
 
 def end_tokens(path: Path) -> tuple[int, ...]:
@@ -159,6 +160,14 @@ def _attention_fault(path: Path, config: dict[str, Any]) -> Fault | None:
     else:
         return None
     return Fault(f"{path}/config.json", f"model_type {kind}: {reason}")
+
+
+def _rotary_fault(path: Path, config: dict[str, Any]) -> Fault | None:
+    for field in ("rope_scaling", "rope_parameters"):
+        stated = config.get(field)
+        if isinstance(stated, dict) and "su" in (stated.get("type"), stated.get("rope_type")):
+            return Fault(f"{path}/config.json", f"{field}: type su is the old name of longrope; write longrope there")
+    return None
 
 
 def _tokenizer_fault(path: Path) -> Fault | None:

@@ -62,7 +62,8 @@ def test_an_index_that_names_no_weights_is_a_fault(copy: Path, index: dict[str, 
 
 @pytest.mark.parametrize("window", [-1, -4096])
 def test_a_window_of_no_positions_is_named(copy: Path, window: int) -> None:
-    change(copy / "config.json", sliding_window=window)
+    kind = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+    change(copy / "config.json", **kind, sliding_window=window)
     with pytest.raises(CheckpointError, match=f"config.json: sliding_window: {window} positions are no window"):
         load_engine(copy, EngineConfig(dtype="float32", num_blocks=8))
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 _MAX_NAMED = 5
 
@@ -39,6 +41,20 @@ def model_problem(model: nn.Module) -> str | None:
     if any(getattr(module, "is_causal", True) is False for module in model.modules()):
         return "an encoder: its tokens look at what comes after them"
     return None
+
+
+def text_part(model: PreTrainedModel) -> PreTrainedModel:
+    """The decoder of a model that also takes images, as the model of texts that it is; any other model itself."""
+    inner, settings = getattr(model.base_model, "language_model", None), model.config.get_text_config()
+    if inner is None or settings is model.config:
+        return model
+    with torch.device("meta"):
+        made: PreTrainedModel = AutoModelForCausalLM.from_config(settings)
+    if type(made.base_model) is not type(inner):
+        return model
+    setattr(made, made.base_model_prefix, inner)
+    made.set_output_embeddings(model.get_output_embeddings())
+    return made
 
 
 def tensors_problem(report: Mapping[str, Any]) -> str | None:

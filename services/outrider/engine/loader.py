@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from outrider.checkpoint_files import end_tokens, engine_fault
 from outrider.engine import checkpoints
-from outrider.engine.architectures import architecture_problem, model_problem, tensors_problem
+from outrider.engine.architectures import architecture_problem, model_problem, tensors_problem, text_part
 from outrider.engine.assembly import assemble, kv_shape
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import CheckpointError
@@ -190,6 +190,7 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
         raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
     if problem := tensors_problem(report):
         raise CheckpointError(str(path), problem)
+    loaded = text_part(loaded)
     problem = model_problem(loaded)
     if problem is None:
         problem = attention_problem(loaded, kv_shape(loaded.config.get_text_config()))

@@ -55,6 +55,11 @@ FORMS: dict[str, tuple[str, dict[str, Any], int]] = {
     "window by a pattern": ("cohere2", {"sliding_window": WINDOW, "sliding_window_pattern": 2}, 256),
     "window by kinds": ("olmo3", {"sliding_window": WINDOW, "layer_types": [FULL, SLIDING, FULL]}, 256),
     "kinds without a window": ("olmo3", {"sliding_window": WINDOW, "layer_types": [FULL] * 3}, 256),
+    "window of ModernBERT's decoder": (
+        "modernbert-decoder",
+        {"local_attention": 16, "global_attn_every_n_layers": 2, "num_key_value_heads": 4},
+        256,
+    ),
     "chunks": ("llama4_text", {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 96, **MOE}, WINDOW),
     "learned positions": ("gpt2", {"num_key_value_heads": 4}, 256),
     "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}, 256),
@@ -147,6 +152,24 @@ def test_a_composite_config_has_the_window_of_its_text(tmp_path: Path) -> None:
     assert WINDOW in layer_windows(config)
 
 
+VISION = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+IMAGES = {"image_size": 28, "patch_size": 14, "model_type": "siglip_vision_model"}
+
+
+def test_the_text_part_of_a_model_that_takes_images_is_run_as_a_model_of_texts(tmp_path: Path) -> None:
+    text_part = {**COMMON, "model_type": "gemma3_text", "sliding_window": WINDOW, "query_pre_attn_scalar": 16}
+    path = made("gemma3", {"text_config": text_part, "vision_config": {**VISION, **IMAGES}}, tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    assert model.model.vision_tower is not None
+    token_ids = text(100, 4)
+    wanted = by_transformers(model, token_ids)
+    for execution in ("fused", "transformers"):
+        engine = load_engine(path, EngineConfig(dtype="float32", num_blocks=16, execution=execution))
+        assert engine.info.execution == execution
+        found = engine.forward([Row(engine.kv.open(token_ids), token_ids, len(token_ids))])
+        assert same(found, wanted)
+
+
 @pytest.mark.parametrize(
     ("config", "limits"),
     [
@@ -171,6 +194,12 @@ def test_an_ngram_draft_has_the_limits_of_a_config_that_names_them_otherwise_or_
         ("gpt_bigcode", {"num_key_value_heads": 2}, "1 heads x 16 of keys .* the cache holds 2 heads x 16"),
         ("diffllama", {}, "does not run once in each layer"),
         ("doge", {}, "computes a mask of its own"),
+        (
+            "gpt_neo",
+            {"window_size": 9, "attention_types": [[["global", "local", "global"], 1]]},
+            "its attention cannot be replaced",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "su is the old name of longrope"),
         ("olmo3", {"layer_types": ["indexed_attention"] * 3}, "layers of kind indexed_attention"),
         ("llama", {"rope_parameters": {"rope_type": "bent", "rope_theta": 1e4}}, "rope_type 'bent' is not known"),
     ],
