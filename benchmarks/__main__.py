@@ -65,6 +65,11 @@ _COMMANDS = {
         "grammars",
         "What does a tenant notice of another that sends hostile grammars?",
     ),
+    "dead-engine": (
+        f"{_SCENARIOS}.dead_engine",
+        "dead_engine",
+        "How soon do requests go on elsewhere when a target's engine fails at every step?",
+    ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "host": (f"{_SCENARIOS}.host", "host", "What does a step cost a target's own thread, beside the GPU?"),
     "quantization": (f"{_SCENARIOS}.quantization", "quantization", "What do fewer bits cost and save?"),
