@@ -57,6 +57,15 @@ class Candidate:
             found.append([*found[parent + 1], self.draft[index]])
         return found
 
+    def depths(self) -> Sequence[int]:
+        """For each row, how many drafted tokens it follows."""
+        if not self.parents:
+            return range(self.num_rows)
+        found = [0]
+        for parent in self.parents:
+            found.append(found[parent + 1] + 1)
+        return found
+
     def children(self, node: int) -> list[int]:
         """Indices of the tokens drafted after `node`; -1 is the root."""
         if self.parents:

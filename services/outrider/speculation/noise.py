@@ -8,8 +8,11 @@ results, Python's.
 from __future__ import annotations
 
 import enum
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
@@ -28,13 +31,17 @@ class Purpose(enum.IntEnum):
     BONUS = 5
 
 
-def _mix(value: int) -> int:
+Bits = Any
+"""64 bits: an int, or numpy's, many at once."""
+
+
+def _mix(value: Bits) -> Bits:
     value = ((value ^ (value >> 30)) * _MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * _MIX_2) & _MASK
     return value ^ (value >> 31)
 
 
-def _key(seed: int, position: int, purpose: Purpose) -> int:
+def _key(seed: Bits, position: Bits, purpose: Purpose) -> Bits:
     key = _mix((seed + _GOLDEN) & _MASK)
     key = _mix((key + position * _GOLDEN) & _MASK)
     return _mix((key + purpose * _GOLDEN) & _MASK)
@@ -42,7 +49,7 @@ def _key(seed: int, position: int, purpose: Purpose) -> int:
 
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
     """One number in [0, 1)."""
-    return (_mix(_key(seed, position, purpose)) >> 11) * 2.0**-53
+    return float((_mix(_key(seed, position, purpose)) >> 11) * 2.0**-53)
 
 
 def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
@@ -53,6 +60,12 @@ def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
 def gumbel_key(seed: int, position: int) -> int:
     """The key of a position for `gumbel_of`: a signed 64-bit number."""
     return _signed(_mix(_key(seed, position, Purpose.GUMBEL)))
+
+
+def gumbel_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """As gumbel_key, for many."""
+    keys: NDArray[np.uint64] = _mix(_key(seeds, positions, Purpose.GUMBEL))
+    return keys.view(np.int64)
 
 
 def gumbel_of(key: int | Tensor, token_ids: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,10 +16,13 @@ from outrider.speculation import (
     NotFinite,
     SamplingParams,
     VerificationMode,
+    batched,
+    choosing,
     propose,
     verify,
 )
 from outrider.speculation.batched import _draw, verify_batched
+from outrider.speculation.noise import gumbel_keys, gumbel_of
 from outrider.speculation.proposals import propose_batched, quantize
 from outrider.speculation.sampling import support
 from torch import Tensor
@@ -34,6 +38,7 @@ sampling = st.builds(
     seed=st.integers(0, (1 << 64) - 1),
 )
 GREEDY = SamplingParams(temperature=0)
+CHOOSING = [VerificationMode.COUPLED]
 
 
 def logits_of(rows: int, seed: int, *, ties: bool = True) -> Tensor:
@@ -89,6 +94,64 @@ def test_any_rows_are_proposed_for_as_one_by_one(data: st.DataObject, seed: int,
         assert len(ranked[0]) <= num_others
         assert math.isclose(now.confidence, want.confidence, rel_tol=1e-6)
         assert now.q == want.q
+
+
+WIDE = 3000
+"""More than are ranked."""
+
+wide_sampling = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.05, 0.8, 1.0, 3.0]),
+    top_k=st.sampled_from([0, 20, 512, 513, 2000]),
+    top_p=st.sampled_from([0.5, 0.95, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 1e-3, 0.3]),
+    seed=st.integers(0, (1 << 64) - 1),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(wide_sampling, min_size=1, max_size=4), st.integers(0, 999), st.booleans(), st.sampled_from(CHOOSING))
+def test_a_wide_vocabulary_is_judged_as_row_by_row(
+    params: list[SamplingParams], seed: int, ties: bool, mode: VerificationMode
+) -> None:
+    logits = torch.randn(len(params), WIDE, generator=torch.Generator().manual_seed(seed)) * (seed % 4)
+    if ties:
+        logits = logits.bfloat16().float()
+    batch = [Candidate(each, mode, 7 + seed) for each in params]
+    assert verify_batched(logits, batch) == verify(logits, batch)
+
+
+@pytest.mark.parametrize("mode", CHOOSING)
+@pytest.mark.parametrize("changes", [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.05}])
+def test_a_usual_row_is_certain_without_the_whole_vocabulary(
+    mode: VerificationMode, changes: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode is VerificationMode.COUPLED and not (changes.keys() & {"top_p", "top_k"}):
+        pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(batched, "choose_exactly", None)
+    # As peaked as a model's: half of the mass on some thirty tokens.
+    logits = torch.randn(20, WIDE, generator=torch.Generator().manual_seed(1)) * 3
+    batch = [Candidate(SamplingParams(seed=5, **changes), mode, position) for position in range(20)]  # type: ignore[arg-type]
+    assert verify_batched(logits, batch) == verify(logits, batch)
+
+
+def test_scores_in_float32_are_close_enough_to_tell_which_tokens_may_win() -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    kernels = choosing._kernels()
+    rows, width = 3, 200_000
+    logits = torch.randn(rows, width, generator=torch.Generator().manual_seed(2)) * 8
+    keys = torch.tensor(gumbel_keys(np.array([1, 2, 3], dtype=np.uint64), np.array([4, 5, 6], dtype=np.uint64)))
+    scores, order = torch.empty(rows, width), torch.tensor([2, 0, 1])
+    tops, inverse, floors = logits.amax(-1)[order], torch.tensor([0.5, 1.0, 2.0]), torch.full((rows,), -40.0)
+    assert kernels is not None
+    kernels.noisy_scores_kernel[(rows, -(-width // 2048))](
+        logits, order, tops, inverse, floors, keys, scores, width, BLOCK=2048
+    )
+    scaled = (logits[order].double() - tops[:, None].double()) * inverse[:, None].double()
+    wanted = scaled + gumbel_of(keys[:, None], torch.arange(width))
+    low = scaled < -40
+    assert bool((scores[low & (scaled < -40.001)] == -torch.inf).all())
+    assert float((scores - wanted)[~low].abs().max()) < 1e-4
 
 
 def test_a_point_mass_is_judged_by_ratio_too() -> None:

@@ -1,0 +1,178 @@
+"""The rows of a step that are sampled: laid out in columns on the host, read as settings on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
+from outrider.speculation.candidates import Candidate
+from outrider.speculation.columns import Columns
+from outrider.speculation.noise import Purpose, gumbel_keys, uniform
+
+_WIDE, _NARROW = 1 << 26, 1 << 23
+"""Most logits that are sampled at once, with a few tensors of float32 as large, and with many of float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How rows are sampled: tensors on the device with one entry per row, int64 unless noted."""
+
+    rows: Tensor
+    temperature: Tensor
+    """float64; 1 for greedy rows."""
+    top_k: Tensor
+    """The vocabulary's size when all are kept."""
+    top_p: Tensor
+    """float64"""
+    log_min_p: Tensor
+    """float64"""
+    greedy: Tensor
+    """bool"""
+    more: dict[str, Tensor]
+    ranks: bool
+    """Whether any row uses top-k or top-p."""
+    sums_all: bool
+    """Whether any row uses top-p without top-k."""
+
+    def chunks(self, width: int, *, wide: bool = False) -> Iterator[Settings]:
+        """Parts that bound the memory. `width`: of the logits; `wide`: for the way that needs little."""
+        size = max(1, (_WIDE if wide else _NARROW) // width)
+        for start in range(0, self.rows.shape[0], size):
+            cut = slice(start, start + size)
+            yield Settings(
+                self.rows[cut],
+                self.temperature[cut],
+                self.top_k[cut],
+                self.top_p[cut],
+                self.log_min_p[cut],
+                self.greedy[cut],
+                {name: column[cut] for name, column in self.more.items()},
+                self.ranks,
+                self.sums_all,
+            )
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Rows of logits that are sampled by one rule. Rows that follow one another may share their parameters."""
+
+    name: str
+    params: list[SamplingParams] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    """Rows that share each of these."""
+    rows: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """Coupled: of the token that the row chooses."""
+    drafted: list[int] = field(default_factory=list)
+    """Ratio: the drafted token, or any token if none is drafted."""
+    bound: list[float] = field(default_factory=list)
+    """Ratio: the drafted token is accepted when its p exceeds this; infinite if none is drafted."""
+    draw: list[float] = field(default_factory=list)
+    """Ratio: the quantile at which the row's own token is drawn."""
+    q_ids: list[tuple[int, ...]] = field(default_factory=list)
+    q_counts: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows)
+
+    def add(self, rows: Sequence[int], params: SamplingParams, positions: Sequence[int] = ()) -> None:
+        self.params.append(params)
+        self.counts.append(len(rows))
+        self.rows += rows
+        self.positions += positions
+
+    def lay_out(self, columns: Columns, width: int) -> None:
+        """`width`: of the logits."""
+        params = self.params
+        shared: dict[str, NDArray[np.generic]] = {
+            "temperature": np.array([p.temperature or 1.0 for p in params]),
+            "top_k": np.array([p.top_k if 0 < p.top_k < width else width for p in params]),
+            "top_p": np.array([p.top_p for p in params]),
+            "log_min_p": np.log(np.array([max(p.min_p, 1e-300) for p in params])),
+            "greedy": np.array([p.greedy for p in params]),
+        }
+        found = {name: np.repeat(column, self.counts) for name, column in shared.items()}
+        found["rows"] = np.array(self.rows, dtype=np.int64)
+        if self.positions:
+            seeds = np.repeat(np.array([p.seed for p in params], dtype=np.uint64), self.counts)
+            found["keys"] = gumbel_keys(seeds, np.array(self.positions, dtype=np.uint64))
+        if self.bound:
+            found |= {"drafted": np.array(self.drafted), "bound": np.array(self.bound), "draw": np.array(self.draw)}
+            found |= {"q_ids": _padded(self.q_ids), "q_counts": _padded(self.q_counts)}
+        columns.add(**{f"{self.name}.{name}": column for name, column in found.items()})
+
+    def settings(self, sent: Mapping[str, Tensor]) -> Settings:
+        """What was laid out, on the device."""
+        mark = f"{self.name}."
+        columns = {name.removeprefix(mark): each for name, each in sent.items() if name.startswith(mark)}
+        named = {name: columns.pop(name) for name in ("rows", "temperature", "top_k", "top_p", "log_min_p", "greedy")}
+        sums_all = any(p.top_p < 1 and not p.top_k for p in self.params)
+        return Settings(**named, more=columns, ranks=any(map(ranks, self.params)), sums_all=sums_all)
+
+
+def ranks(params: SamplingParams) -> bool:
+    """Whether tokens are cut by their rank."""
+    return params.top_p < 1 or params.top_k > 0
+
+
+@dataclass(slots=True)
+class SampledRows:
+    """The rows of a step, by the rule that chooses their tokens. Greedy rows need no entry."""
+
+    ranked: Sampled = field(default_factory=lambda: Sampled("ranked"))
+    """Coupled, among the likeliest tokens."""
+    free: Sampled = field(default_factory=lambda: Sampled("free"))
+    """Coupled, among all."""
+    ratio: Sampled = field(default_factory=lambda: Sampled("ratio"))
+
+    @classmethod
+    def of(cls, candidates: Sequence[Candidate]) -> SampledRows:
+        found, start = cls(), 0
+        for candidate in candidates:
+            if candidate.mode is VerificationMode.RATIO:
+                found._add_ratio(candidate, start)
+            elif candidate.mode is VerificationMode.COUPLED and not candidate.params.greedy:
+                rows = range(start, start + candidate.num_rows)
+                found.add_coupled(rows, candidate.params, [candidate.base_len + depth for depth in candidate.depths()])
+            start += candidate.num_rows
+        return found
+
+    @property
+    def coupled(self) -> tuple[Sampled, Sampled]:
+        return self.ranked, self.free
+
+    def add_coupled(self, rows: Sequence[int], params: SamplingParams, positions: Sequence[int]) -> None:
+        (self.ranked if ranks(params) else self.free).add(rows, params, positions)
+
+    def lay_out(self, columns: Columns, width: int) -> None:
+        for sampled in (self.ranked, self.free, self.ratio):
+            if sampled:
+                sampled.lay_out(columns, width)
+
+    def _add_ratio(self, candidate: Candidate, start: int) -> None:
+        seed, ratio = candidate.params.seed, self.ratio
+        ratio.add(range(start, start + candidate.num_rows), candidate.params)
+        for position, (token_id, q) in enumerate(zip(candidate.draft, candidate.q, strict=True), candidate.base_len):
+            ratio.drafted.append(token_id)
+            ratio.bound.append(uniform(seed, position, Purpose.ACCEPT) * q.count_of(token_id) / Q_TOTAL)
+            ratio.draw.append(uniform(seed, position, Purpose.RECOVER))
+            ratio.q_ids.append(q.token_ids)
+            ratio.q_counts.append(q.counts)
+        ratio.drafted.append(0)
+        ratio.bound.append(np.inf)
+        ratio.draw.append(uniform(seed, candidate.base_len + len(candidate.draft), Purpose.BONUS))
+        ratio.q_ids.append(())
+        ratio.q_counts.append(())
+
+
+def _padded(lists: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+    """[rows, Q_WIDTH], padded with zeros."""
+    table = np.zeros((len(lists), Q_WIDTH), dtype=np.int64)
+    for row, values in enumerate(lists):
+        table[row, : len(values)] = values
+    return table
