@@ -12,11 +12,14 @@ from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
 from outrider.target.opening import Speculation
 from outrider.vllm import plugin
+from outrider.vllm.coupling import Coupling
 from outrider.vllm.drafts import Decoding, DraftBook, Room
 from outrider.vllm.feed import Feed, opening_of
 from outrider.vllm.plugin_config import PluginConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
+
+from tests.vllm.vllm_serve import ODD_JSON
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
 ROOM = Room(tokens=100, blocks=100, block_size=16)
@@ -133,6 +136,45 @@ def test_what_only_a_target_tells_its_worker_is_dropped() -> None:
     one = request(xargs={"outrider": {"committed": 5}, "own": 1})
     plugin._forget_ours(one)
     assert one.sampling_params.extra_args == {"own": 1}
+
+
+ODD: list[Any] = [
+    *ODD_JSON,
+    *((), (1,), set(), {1}, b"", b"\xff", object(), plugin, print, 1j, range(3)),
+    *({}, {"committed": "x"}, {"committed": -1}, {"committed": [1]}, {"bias": 3}, {"bias": {"x": "y"}}, {1: 2}),
+]
+"""What JSON can hold, and what only another transport can."""
+
+
+@pytest.mark.parametrize("name", ["outrider", "outrider_tenant", "max_draft_tokens", "own"])
+@pytest.mark.parametrize("number", range(len(ODD)))
+def test_nothing_that_a_client_can_send_fails_in_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: int
+) -> None:
+    monkeypatch.setattr(plugin.BaseScheduler, "add_request", lambda self, request: None)
+    scheduler = object.__new__(plugin.Scheduler)
+    scheduler.feed, book = made()
+    other, one = request("other"), request(xargs={name: ODD[number]})
+    scheduler.add_request(other)
+    scheduler.add_request(one)
+    assert "outrider" not in one.sampling_params.extra_args
+    assert other.request_id in book, "the drafts of others go on"
+    scheduler.feed.before_step()
+
+
+@pytest.mark.parametrize("number", [n for n, value in enumerate(ODD) if not isinstance(value, dict)])
+def test_a_worker_under_another_scheduler_ignores_what_no_target_has_written(number: int) -> None:
+    params = SamplingParams(temperature=0, extra_args={"outrider": ODD[number]})
+    batch = SimpleNamespace(req_ids=["one"], vocab_size=100)
+    runner = SimpleNamespace(input_batch=batch, requests={"one": SimpleNamespace(sampling_params=params)})
+    assert Coupling(runner).extras() == {}
+
+
+@pytest.mark.parametrize("salt", ["\ud800", "x", "é", ""])
+def test_any_salt_has_a_salt_of_its_own_tenant(salt: str) -> None:
+    one = request()
+    one.cache_salt = salt
+    assert len({opening_of(one, Speculation(4), tenant).salt for tenant in ("", "one")}) == 2
 
 
 @pytest.mark.parametrize(

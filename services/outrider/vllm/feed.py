@@ -21,7 +21,7 @@ from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.protocol.validate import check_label
 from outrider.target.opening import Speculation
-from outrider.vllm.coupling import coupled_params
+from outrider.vllm.coupling import coupled_params, extra_args
 from outrider.vllm.drafts import DraftBook
 from outrider.vllm.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
 from outrider.vllm.pool_thread import PoolThread
@@ -69,11 +69,11 @@ class Feed:
         if limit <= 0 or request.request_id in self._open or not _is_text(request):
             return
         speculation = Speculation(limit, run_ahead_tokens=self._config.run_ahead_tokens, max_own_draft_tokens=limit)
-        key = SequenceKey(0, next(self._ids))
+        # First what may fail.
+        key, opening = SequenceKey(0, next(self._ids)), opening_of(request, speculation, tenant)
         self._open[request.request_id] = _Fed(key, request, request.num_tokens)
         self._names[key] = request.request_id
         self._book.open(request.request_id, request.all_token_ids, speculation, tenant)
-        opening = opening_of(request, speculation, tenant)
         self._tell(lambda source: source.open(key, opening))
 
     def before_step(self) -> None:
@@ -128,19 +128,19 @@ class Feed:
 
 
 def tenant_of(request: Any) -> str:
-    found = (request.sampling_params.extra_args or {}).get(TENANT, "") if request.sampling_params else ""
+    found = extra_args(request.sampling_params).get(TENANT, "")
     return found if isinstance(found, str) else ""
 
 
 def _asked(request: Any) -> int:
     """The cap that the client asks for; without one, more than any other cap."""
-    found = (request.sampling_params.extra_args or {}).get(MAX_DRAFT_TOKENS) if request.sampling_params else 0
+    found = extra_args(request.sampling_params).get(MAX_DRAFT_TOKENS)
     return found if isinstance(found, int) else 1 << 30
 
 
 def _is_text(request: Any) -> bool:
     """Whether a draft worker can know all that its next token follows from."""
-    return bool(request.prompt_token_ids) and not request.mm_features and not request.resumable
+    return bool(request.prompt_token_ids and request.sampling_params) and not request.mm_features and not request.resumable
 
 
 def opening_of(request: Any, speculation: Speculation, tenant: str) -> Opening:
@@ -154,7 +154,7 @@ def opening_of(request: Any, speculation: Speculation, tenant: str) -> Opening:
         limits=speculation.draft_limits(0.0),
         max_new_tokens=request.max_tokens,
         stop_token_ids=frozenset(params.all_stop_token_ids),
-        salt=hashlib.sha256(f"{tenant}\0{request.cache_salt or ''}".encode()).digest()[:16],
+        salt=hashlib.sha256(f"{tenant}\0{request.cache_salt or ''}".encode(errors="backslashreplace")).digest()[:16],
         log_fields={"request_id": _label(request.request_id), "tenant": _label(tenant)},
     )
 

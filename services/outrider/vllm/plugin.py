@@ -6,7 +6,6 @@ It is the scheduler of a target, with a feed in the place of the target's servic
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from outrider.rpc.certificates import TlsFiles
 from outrider.rpc.channel import connect_to
 from outrider.rpc.roles import ClusterSecret, Role, credential
 from outrider.vllm import versions
-from outrider.vllm.coupling import EXTRA
+from outrider.vllm.coupling import EXTRA, extra_args
 from outrider.vllm.feed import Feed
 from outrider.vllm.fixed_drafts import Reach
 from outrider.vllm.plugin_config import PluginConfig
@@ -46,7 +45,11 @@ class Scheduler(BaseScheduler):
     def add_request(self, request: Any) -> None:
         _forget_ours(request)
         super().add_request(request)
-        self._safely(lambda: self.feed.open(request))
+        try:
+            self.feed.open(request)
+        except Exception:
+            # Not `_safely`: whoever sends such a request must not end the drafts of others.
+            log.exception("request %r is decoded plainly", request.request_id)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
@@ -74,9 +77,8 @@ class Scheduler(BaseScheduler):
 
 def _forget_ours(request: Any) -> None:
     """Drops what only a target tells its worker: here it could come from a client."""
-    params = request.sampling_params
-    if params is not None and isinstance(params.extra_args, Mapping) and EXTRA in params.extra_args:
-        params.extra_args = {name: value for name, value in params.extra_args.items() if name != EXTRA}
+    if EXTRA in (given := extra_args(request.sampling_params)):
+        request.sampling_params.extra_args = {name: value for name, value in given.items() if name != EXTRA}
 
 
 def _reach(config: PluginConfig, model: Any) -> Reach:

