@@ -33,11 +33,12 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A goal: ours must be this many times as fast as the best subject whose name has this prefix."""
+    """A goal: one subject must be this many times as fast as the best of some others."""
 
     text: str
-    beginning: str
+    others: tuple[str, ...]
     bound: float
+    subject: str = OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,18 @@ class Verdict:
         return self.ratio >= self.bar.bound
 
 
-BARS = (Bar("ours / best of vLLM", "vllm", 1.3), Bar("ours / transformers, assisted", "assisted", 2.0))
+_KINDS, _MODES = ("", "-ngram", "-draft"), ("", "-compiled")
+VLLM = tuple(f"vllm{kind}{mode}" for kind in _KINDS for mode in _MODES)
+"""vLLM's own ways, without our plugin."""
+BARS = (
+    Bar("ours / best of vLLM", VLLM, 1.3),
+    Bar("ours / transformers, assisted", ("assisted",), 2.0),
+    *(
+        Bar(f"vllm-outrider{mode} / vllm{kind}{mode}", (f"vllm{kind}{mode}",), 1.0, f"vllm-outrider{mode}")
+        for kind in _KINDS
+        for mode in _MODES
+    ),
+)
 
 
 def subjects(answers: Sequence[Answered]) -> list[str]:
@@ -83,10 +95,10 @@ def rates(answers: Sequence[Answered]) -> dict[str, dict[str, float]]:
     return {s: {c: rate(of(answers, s, c)) for c in categories(answers)} for s in subjects(answers)}
 
 
-def typical_ratio(answers: Sequence[Answered], subject: str) -> float:
-    """The median, over the prompts, of our rate to the subject's."""
+def typical_ratio(answers: Sequence[Answered], subject: str, over: str = OURS) -> float:
+    """The median, over the prompts, of the rate of `over` to the subject's."""
     theirs = {a.prompt: rate([a]) for a in of(answers, subject)}
-    return median(rate([a]) / theirs[a.prompt] for a in of(answers, OURS))
+    return median(rate([a]) / theirs[a.prompt] for a in of(answers, over))
 
 
 def verdicts(answers: Sequence[Answered], bars: Sequence[Bar] = BARS) -> list[Verdict]:
@@ -94,9 +106,11 @@ def verdicts(answers: Sequence[Answered], bars: Sequence[Bar] = BARS) -> list[Ve
     totals = {subject: by_category[ALL] for subject, by_category in rates(answers).items()}
     found: list[Verdict] = []
     for bar in bars:
-        if named := [subject for subject in totals if subject.startswith(bar.beginning)]:
+        named = [subject for subject in totals if subject in bar.others]
+        if named and bar.subject in totals:
             best = max(named, key=totals.__getitem__)
-            found.append(Verdict(bar, best, totals[OURS] / totals[best], typical_ratio(answers, best)))
+            typical = typical_ratio(answers, best, bar.subject)
+            found.append(Verdict(bar, best, totals[bar.subject] / totals[best], typical))
     return found
 
 

