@@ -92,7 +92,8 @@ def _resolves(group: click.Command, words: list[str]) -> bool:
 
 @pytest.mark.parametrize("document", _CURRENT, ids=_name)
 def test_every_module_that_a_document_runs_exists(document: Path) -> None:
-    for module in re.findall(r"python -m ([a-z][\w.]*\w)", document.read_text()):
+    # vLLM has an environment of its own, in which tests/vllm runs what is documented.
+    for module in re.findall(r"python -m (?!vllm\.)([a-z][\w.]*\w)", document.read_text()):
         assert find_spec(module) is not None, f"{_name(document)}: {module}"
 
 

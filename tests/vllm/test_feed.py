@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,18 +11,25 @@ from outrider.drafting.source import make_sources
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
-from outrider.target.opening import Speculation
+from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.rpc.v1 import sequence_pb2
+from outrider.target.events import Adjusted, Event, Offered
+from outrider.target.opening import Opening, Speculation
+from outrider.target.report import Committed, Report
 from outrider.vllm import plugin
 from outrider.vllm.coupling import Coupling
-from outrider.vllm.drafts import Decoding, DraftBook, Room
-from outrider.vllm.feed import Feed, opening_of
+from outrider.vllm.drafts import Decoding, DraftBook, Judged, Room
+from outrider.vllm.feed import Feed, client_id, opening_of
 from outrider.vllm.plugin_config import PluginConfig
+from outrider.vllm.scheduler import StepFacts
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from tests.vllm.vllm_serve import ODD_JSON
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
+COUPLED = sequence_pb2.VERIFICATION_MODE_COUPLED
 ROOM = Room(tokens=100, blocks=100, block_size=16)
 
 
@@ -32,13 +40,39 @@ def request(
     return Request(name, list(prompt), sampling, None)
 
 
-def made(**config: Any) -> tuple[Feed, DraftBook]:
+class Pool:
+    """In the place of the thread, with what it is told."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Event] = []
+        self.opened: list[tuple[SequenceKey, Opening, sequence_pb2.OpenSequence | None]] = []
+        self.commits: list[Committed] = []
+        self.closed: list[SequenceKey] = []
+
+    def tell(self, action: Callable[[Any], None]) -> None:
+        action(self)
+
+    def poll(self) -> list[Event]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def open(self, key: SequenceKey, opening: Opening, announced: sequence_pb2.OpenSequence | None) -> None:
+        self.opened.append((key, opening, announced))
+
+    def step(self, report: Report) -> None:
+        self.commits.extend(report.commits)
+
+    def close(self, key: SequenceKey, reason: object) -> None:
+        self.closed.append(key)
+
+
+def made(pool: Pool | None = None, **config: Any) -> tuple[Feed, DraftBook]:
     book = DraftBook(100, lambda cost: 0.0)
     config = {
         "lookups": ["ngram"],
         "tenants": {"off": {"max_draft_tokens": 0}, "two": {"max_draft_tokens": 2}},
     } | config
-    return Feed(book, PluginConfig.of({"outrider": config}), 8, None, make_sources(config["lookups"])), book
+    return Feed(book, PluginConfig.of({"outrider": config}), 8, pool, make_sources(config["lookups"])), book
 
 
 def chosen(feed: Feed, book: DraftBook, one: Request) -> list[int]:
@@ -106,6 +140,69 @@ def test_requests_that_the_scheduler_has_given_up_are_closed() -> None:
     feed.follow()
     feed.before_step()
     assert len(feed) == 0
+
+
+def test_a_router_is_told_of_every_request_and_decides() -> None:
+    pool = Pool()
+    feed, book = made(pool, routers=["127.0.0.1:1"], lookups=[])
+    one, off = request("cmpl-x1-0-0a1b2c3d", seed=7, temperature=0.5), request("off", xargs={"outrider_tenant": "off"})
+    feed.open(one)
+    feed.open(off)
+    (key, _, announced), (_, _, plain) = pool.opened
+    assert announced is not None and plain is not None
+    assert (announced.request_id, announced.tenant, announced.mode) == ("x1", "default", COUPLED)
+    assert list(announced.prompt_token_ids) == PROMPT and announced.sequence_id == key.sequence_id
+    assert (announced.speculation.max_draft_tokens, plain.speculation.max_draft_tokens) == (4, 0)
+    draft = Offered(key, DraftTree(len(PROMPT), (7, 8, 9)))
+    # Plain until the router has spoken; then as it says, from the next step on.
+    for setting, count in ((None, 0), (4, 3), (2, 2), (0, 0)):
+        pool.arrived = [draft] if setting is None else [Adjusted(key, Speculation(setting)), draft]
+        assert len(chosen(feed, book, one)) == count
+
+
+def test_a_router_is_told_what_a_step_committed_and_what_it_cost() -> None:
+    pool = Pool()
+    feed, _ = made(pool, routers=["127.0.0.1:1"], lookups=[])
+    one = request()
+    feed.open(one)
+    feed.follow(StepFacts({"one": 5}, {}, 0.25))
+    one.append_output_token_ids([7, 8])
+    judged = Judged(DraftTree(len(PROMPT), (7, 9, 9)), num_verified=2, num_accepted=1)
+    feed.follow(StepFacts({"one": 4}, {"one": [7, 9, 9]}, 0.5), {"one": judged}, {"one": 6})
+    one.append_output_token_ids([5])
+    one.status = RequestStatus.FINISHED_STOPPED
+    feed.follow(StepFacts({"one": 1}, {}, 0.125), {"one": Judged()})
+    first, last = pool.commits
+    assert (first.base_len, first.outcome.token_ids, first.outcome.num_accepted) == (len(PROMPT), [7, 8], 1)
+    assert (first.num_cached_tokens, first.rejected, first.outcome.finish) == (6, [9, 9], Finish.NONE)
+    assert first.times.share_s == pytest.approx(0.75) and first.times.prefill_s == pytest.approx(0.25)
+    assert (last.base_len, last.outcome.finish) == (len(PROMPT) + 2, Finish.STOP)
+    assert last.times.share_s == pytest.approx(0.125)
+    assert not pool.closed and not len(feed)
+
+
+def test_a_request_that_ends_without_tokens_is_closed() -> None:
+    pool = Pool()
+    feed, _ = made(pool, routers=["127.0.0.1:1"], lookups=[])
+    one = request()
+    feed.open(one)
+    one.status = RequestStatus.FINISHED_ABORTED
+    feed.follow()
+    assert pool.closed == [pool.opened[0][0]] and not pool.commits
+
+
+@pytest.mark.parametrize(
+    ("request_id", "known"),
+    [
+        ("chatcmpl-a-b-0a1b2c3d", "a-b"),
+        ("cmpl-a-b-0-0a1b2c3d", "a-b"),
+        ("3_cmpl-a-12-0a1b2c3d", "a"),
+        ("resp_a-0a1b2c3d", "resp_a"),
+        ("own", "own"),
+    ],
+)
+def test_a_request_is_known_by_the_id_of_its_answer(request_id: str, known: str) -> None:
+    assert client_id(request_id) == known
 
 
 def test_ids_beyond_the_vocabulary_are_refused_and_counted() -> None:

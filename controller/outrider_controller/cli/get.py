@@ -25,7 +25,8 @@ _TABLE = ("id", "role", "status", "model", "address", "running", "waiting")
 _CONTEXT = ("name", "default", "pid", "model", "grpc", "http", "control")
 _LIMITS = ("num_blocks", "max_sequences", "max_context_len")
 _GPU = ("device_name", "gpu_memory_gib", "gpu_used_gib", "gpu_utilization", "gpu_power_watts")
-_WIDE = (*_TABLE, "free_blocks", "age_ms", "reason", "draft_kind", "pid", *_LIMITS, "device", *_GPU, "dtype", "version")
+_KIND = ("engine", "draft_kind")
+_WIDE = (*_TABLE, "free_blocks", "age_ms", "reason", *_KIND, "pid", *_LIMITS, "device", *_GPU, "dtype", "version")
 
 
 @click.group("get", cls=Nouns)
@@ -40,7 +41,8 @@ def get() -> None:
 def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, output: str) -> None:
     """List workers that hold a lease: drafts, targets, routers, gateways.
 
-    A draft that no target can use is `unpaired`, and a line says why.
+    A draft that no target can use is `unpaired`, and a line says why. A target that takes its requests itself, such as
+    `vllm serve` with the plugin, is `attached`.
 
     With IDs only those; exit code 3 if one of them does not exist.
     """

@@ -27,6 +27,7 @@ def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
         "status": _status(status),
         "reason": status.cordon.reason,
         "model": info.model,
+        "engine": info.engine,
         "draft_kind": info.draft_kind,
         "address": status.address,
         "pid": status.pid,
@@ -71,4 +72,6 @@ def _status(status: control_pb2.WorkerStatus) -> str:
         return "drained"
     if cordon.hand_over_unix_ms:
         return "draining"
-    return "cordoned" if status.HasField("cordon") else "ready"
+    if status.HasField("cordon"):
+        return "cordoned"
+    return "attached" if status.info.attached else "ready"

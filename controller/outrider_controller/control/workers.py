@@ -46,6 +46,9 @@ class Workers:
             role = role_name(record.info.role)
             message = f"{worker_id} is a {role}: only drafts, targets and routers are given work that could be withheld"
             raise InvalidRequest("worker_id", message, reason="NOT_CORDONABLE")
+        if record.info.attached:
+            message = f"{worker_id} takes its requests itself: withhold them there"
+            raise InvalidRequest("worker_id", message, reason="NOT_CORDONABLE")
         # The drain of a cordoned worker keeps the cordon's reason if it gives none.
         reason = reason or (record.cordon.reason if record.cordon is not None else "")
         now_ms = round(time.time() * 1000)

@@ -261,6 +261,15 @@ class Assigner:
             active.events.wake()
         return active
 
+    def adopt(self, request: Request, link: TargetLink, sequence_id: int, recorder: Recorder) -> ActiveRequest:
+        """A request that runs on an attached target. Raises InvalidRequest for an id that is open already."""
+        allowed = self._policy.allowance(request)
+        active = _active_request(request, self._config, allowed, link, None, router.RouteResponse, recorder)
+        self._table.adopt(active, link, sequence_id)
+        self._table.requests[active] = None
+        self._table.set_speculation(active, active.speculation.lost())
+        return active
+
     async def _choose(
         self, request: Request, allowed: Allowance, room_until_s: float
     ) -> tuple[TargetLink, DraftWorker | None]:
@@ -284,6 +293,10 @@ class Assigner:
             return
         if active.target is None:
             await self._replace_target(active)
+        await self.find_draft(active)
+
+    async def find_draft(self, active: ActiveRequest) -> None:
+        """Gives the request a draft if it may have one and has none."""
         if active.lacks_draft:
             await self._replace_draft(active)
 

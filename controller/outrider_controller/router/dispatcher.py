@@ -58,7 +58,7 @@ class Dispatcher:
         self.policy = Policy(config.policy)
         self.steering = Steering(self.policy, self.fleet, self.table, telemetry)
         self.usage = UsageSums()
-        self._assigner = Assigner(self.fleet, self.picker, self.table, self.policy, self.admission, config, telemetry)
+        self.assigner = Assigner(self.fleet, self.picker, self.table, self.policy, self.admission, config, telemetry)
         self._telemetry = telemetry
         self._num_runs = 0
         """Requests that run, wait for a place, or look for a target."""
@@ -87,11 +87,11 @@ class Dispatcher:
         try:
             on_accepted = partial(_send_phase, new_response, router_pb2.ROUTE_PHASE_ACCEPTED)
             async with _within(deadline_s), self.admission.place(request, deadline_s, on_accepted) as until_s:
-                active = await self._assigner.begin(request, new_response, recorder, until_s)
+                active = await self.assigner.begin(request, new_response, recorder, until_s)
                 _send_phase(new_response, router_pb2.ROUTE_PHASE_OPENED)
                 while not active.state.finished:
                     await active.events.next()
-                    await self._assigner.reopen(active)
+                    await self.assigner.reopen(active)
         except OutriderError as error:
             fault = error.reason or error.default_reason
             if isinstance(error, DeadlineExceeded):
@@ -101,12 +101,13 @@ class Dispatcher:
             raise
         finally:
             if active is not None:
-                self._end(active, reason)
+                self.end(active, reason)
             self._num_runs -= 1
             self._ended.set()
             self.traces.end(recorder, fault, now_us())
 
-    def _end(self, active: ActiveRequest, reason: sequence.CloseReason.ValueType) -> None:
+    def end(self, active: ActiveRequest, reason: sequence.CloseReason.ValueType) -> None:
+        """Forgets the request, and closes its sequences."""
         self.table.requests.pop(active, None)
         self.table.drop_target(active, reason)
         self.table.drop_draft(active)

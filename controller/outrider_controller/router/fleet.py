@@ -63,7 +63,9 @@ class Fleet:
         on_change: Callable[[], None],
         connect: Connect = create_channel,
     ) -> None:
-        self.targets: dict[str, TargetLink] = {}
+        self.targets: dict[str, LeasedTarget] = {}
+        self.attached: dict[str, TargetLink] = {}
+        """Servers that take their requests themselves."""
         self.drafts: dict[str, DraftWorker] = {}
         self.seen: dict[str, worker.WorkerInfo] = {}
         """By model: the target that was leased last, even if it is gone."""
@@ -142,7 +144,8 @@ class Fleet:
         """Why no request can be placed; empty when one can. Thread-safe."""
         if not self._refreshed.is_set():
             return "the leases have not been read yet"
-        return "" if any(link.up for link in list(self.targets.values())) else "no target is connected"
+        links = [*self.targets.values(), *self.attached.values()]
+        return "" if any(link.up for link in links) else "no target is connected"
 
     def num_leaving(self, model: str) -> int:
         """Sequences of this router at targets that take no more work."""
@@ -153,7 +156,8 @@ class Fleet:
         """Connects to newly leased targets, and drops those whose lease and stream are both gone."""
         records = await self._leases.workers()
         self.loads.report(records, self.targets)
-        await self._follow_targets([r for r in records if r.info.role == worker.WORKER_ROLE_TARGET])
+        targets = [r for r in records if r.info.role == worker.WORKER_ROLE_TARGET and not r.info.attached]
+        await self._follow_targets(targets)
         self._follow_drafts({r.info.worker_id: r for r in records if r.info.role == worker.WORKER_ROLE_DRAFT})
         self.loads.count_elsewhere([*self.targets.values(), *self.drafts.values()])
         # An empty list from a store that did not answer does not count as a reading.
@@ -168,7 +172,7 @@ class Fleet:
             worker_id = record.info.worker_id
             self.seen[record.info.model] = record.info
             if worker_id not in links:
-                links[worker_id] = TargetLink(worker_id, record.address, self.link_setup)
+                links[worker_id] = LeasedTarget(worker_id, record.address, self.link_setup)
         # A worker that only lost the metadata store loses its lease; an open stream shows that it is alive.
         gone = [worker_id for worker_id, link in links.items() if worker_id not in leased and not link.up]
         await asyncio.gather(*(link.stop() for link in [links.pop(worker_id) for worker_id in gone]))
@@ -184,7 +188,7 @@ class Fleet:
                 self.drafts[worker_id] = DraftWorker(worker_id, record.address, record.info)
 
 
-async def _until_tried(links: Iterable[TargetLink], timeout_s: float) -> None:
+async def _until_tried(links: Iterable[LeasedTarget], timeout_s: float) -> None:
     """A request that arrives during the start should be placed among all targets, not on the first to connect."""
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
@@ -242,26 +246,43 @@ class RowPrice:
 
 
 class TargetLink:
-    """One target, from its first lease until `stop`: one channel, one stream, one outbox. Knows no requests."""
+    """One target's stream: what is known of the target, and what waits to be written to it. Knows no requests."""
 
-    def __init__(self, worker_id: str, address: str, setup: LinkSetup) -> None:
+    def __init__(self, worker_id: str, address: str, max_message_bytes: int) -> None:
         self.worker_id = worker_id
         self.address = address
-        self.outbox: Outbox[target.VerifyRequest] = Outbox(target.VerifyRequest, setup.config.max_message_bytes)
+        self.outbox: Outbox[target.VerifyRequest] = Outbox(target.VerifyRequest, max_message_bytes)
         self.info = worker.WorkerInfo()
         self.load = worker.WorkerLoad()
         self.open_sequences: set[int] = set()
         self.generation = 0
         self.price = RowPrice()
         self.up = False
-        self.tried = asyncio.Event()
-        """Set once the first attempt to connect has succeeded or failed."""
-        self._task = asyncio.create_task(_Connection(self, setup).run(), name=f"link {worker_id}")
 
     @property
     def key(self) -> TargetKey:
         """This worker over this connection: a sequence that failed there avoids it by this key."""
         return self.worker_id, self.generation
+
+    def came_up(self, info: worker.WorkerInfo, load: worker.WorkerLoad) -> None:
+        self.info, self.load = info, load
+        self.outbox.clear()
+        self.generation += 1
+        self.up = True
+
+    def went_down(self) -> None:
+        self.up = False
+        self.outbox.clear()
+
+
+class LeasedTarget(TargetLink):
+    """A target of the fleet, from its first lease until `stop`: the router keeps one stream to it."""
+
+    def __init__(self, worker_id: str, address: str, setup: LinkSetup) -> None:
+        super().__init__(worker_id, address, setup.config.max_message_bytes)
+        self.tried = asyncio.Event()
+        """Set once the first attempt to connect has succeeded or failed."""
+        self._task = asyncio.create_task(_Connection(self, setup).run(), name=f"link {worker_id}")
 
     async def stop(self) -> None:
         await stop(self._task)
@@ -270,7 +291,7 @@ class TargetLink:
 class _Connection:
     """Keeps a target's stream open, and reports when it breaks."""
 
-    def __init__(self, owner: TargetLink, setup: LinkSetup) -> None:
+    def __init__(self, owner: LeasedTarget, setup: LinkSetup) -> None:
         self._owner = owner
         self._setup = setup
         self._clock = asyncio.get_running_loop().time
@@ -316,11 +337,8 @@ class _Connection:
             self._went_down(why)
 
     def _came_up(self, reply: target.TargetServiceGetInfoResponse) -> None:
-        owner = self._owner
-        owner.info, owner.load = reply.info, reply.load
-        owner.outbox.clear()
-        owner.generation += 1
-        owner.up, self._reported = True, ""
+        owner, self._reported = self._owner, ""
+        owner.came_up(reply.info, reply.load)
         self._received_s = self._clock()
         log.info("worker %s at %s: up", owner.worker_id, owner.address)
         owner.tried.set()
@@ -330,8 +348,7 @@ class _Connection:
         owner = self._owner
         if not owner.up:
             return
-        owner.up = False
-        owner.outbox.clear()
+        owner.went_down()
         try:
             self._setup.listener.down(owner, why)
         finally:

@@ -218,16 +218,24 @@ class SequenceTable:
         if not link.up:
             active.events.wake()
             return
-        opened = TargetSequence(next(self._ids), link)
-        active.target = opened
-        active.failover.target_opened()
-        self.by_target[opened.sequence_id] = active
-        link.open_sequences.add(opened.sequence_id)
-        at_us = now_us()
-        active.recorder.opened(link.info, at_us)
+        sequence_id, at_us = next(self._ids), now_us()
+        self._opened(active, link, sequence_id, at_us)
         assignment = self._assign(active, draft, at_us) if draft is not None else None
-        link.outbox.open(open_message(active, opened.sequence_id, _speculation(setting), assignment))
+        link.outbox.open(open_message(active, sequence_id, _speculation(setting), assignment))
         active.timer.opened(at_us)
+
+    def adopt(self, active: ActiveRequest, link: TargetLink, sequence_id: int) -> None:
+        """The request runs on an attached target, which has announced it under this id. Raises InvalidRequest."""
+        if sequence_id in self.by_target:
+            raise InvalidRequest("sequence_id", "already open")
+        self._opened(active, link, sequence_id, now_us())
+
+    def _opened(self, active: ActiveRequest, link: TargetLink, sequence_id: int, at_us: int) -> None:
+        active.target = TargetSequence(sequence_id, link)
+        active.failover.target_opened()
+        self.by_target[sequence_id] = active
+        link.open_sequences.add(sequence_id)
+        active.recorder.opened(link.info, at_us)
 
     def set_draft(self, active: ActiveRequest, draft: DraftWorker, setting: Setting) -> None:
         """Names another draft, with its setting, to the target where the request is open."""

@@ -30,8 +30,8 @@ from outrider.rpc.credentials import cluster_port
 from outrider.rpc.interceptor import frames
 from outrider.rpc.roles import Role, RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.v1 import attach_pb2_grpc, router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import beside
 from outrider.telemetry.logging import name_worker
@@ -42,6 +42,8 @@ from prometheus_client import CollectorRegistry
 
 from outrider_controller.router.admission import Request, check_model_name, check_request, tenant_weight
 from outrider_controller.router.admission_queue import bounded_retry_s
+from outrider_controller.router.attaching import SERVICE as ATTACH_SERVICE
+from outrider_controller.router.attaching import AttachServicer
 from outrider_controller.router.call_cap import CallCap
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.dispatcher import Dispatcher
@@ -349,19 +351,22 @@ async def running_router(
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
         servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)
-        refused = RefusedCalls(ops.registry, [SERVICE, TRACE_SERVICE])
+        attaching = AttachServicer(dispatcher, store, draining)
+        services = [SERVICE, TRACE_SERVICE, ATTACH_SERVICE]
+        refused = RefusedCalls(ops.registry, services)
         guard = RoleGuard(config.secret, certificates=config.tls is not None)
         handshakes = Handshakes(ops.registry)
         server = create_server(guard=guard, on_refused=refused.count, on_tls_call=handshakes.called)
         router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
         trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(traces), server)
-        services = [SERVICE, TRACE_SERVICE]
+        attach_pb2_grpc.add_AttachServiceServicer_to_server(attaching, server)
         credentials = cluster_port(config.tls, handshakes.began)
         life = await stack.enter_async_context(
             serving(
                 server, config.listen, services=services, signals=signals, draining=draining, credentials=credentials
             )
         )
+        attaching.address = config.advertised(life.address)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         ops.ready["server"] = lambda: life.problem
         ops.ready["targets"] = lambda: dispatcher.fleet.problem
@@ -372,7 +377,7 @@ async def running_router(
         await stack.enter_async_context(beside(follower.run(), "follow the plan"))
         # The first request already must run in its tenant's mode.
         await follower.tried(_PLAN_TIMEOUT_S)
-        await stack.enter_async_context(store.register(info, config.advertised(life.address), servicer.load))
+        await stack.enter_async_context(store.register(info, attaching.address, servicer.load))
         name_worker(info.worker_id)
         log.info("router %s listens on %s", info.worker_id, life.address)
         yield RunningRouter(info.worker_id, life, dispatcher, ops.registry)

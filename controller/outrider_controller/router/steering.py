@@ -80,11 +80,12 @@ class Steering:
         """What a plan needs to know of the fleet, by model."""
         fleet, now_s, states = self._fleet, now_us() / 1e6, {}
         drafts = [d for d in fleet.drafts.values() if d.leased and fleet.loads.takes_work(d)]
-        for target in fleet.targets.values():
+        for target in (*fleet.targets.values(), *fleet.attached.values()):
             model = target.info.model
             if not target.up or model in states:
                 continue
-            prices = [t.price for t in fleet.live_targets(model)]
+            attached = [t for t in fleet.attached.values() if t.info.model == model]
+            prices = [t.price for t in (*fleet.live_targets(model), *attached)]
             known = [price for price in prices if now_s - price.at_s < _PRICE_S and price.best_chance]
             states[model] = TargetState(
                 frozenset(draft_version(d.info) for d in drafts if pairing_problem(target.info, d.info) is None),

@@ -7,24 +7,45 @@ Faults are raised: the scheduler then decodes the open requests plainly, and the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+import secrets
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from vllm.sampling_params import SamplingType
 
-from outrider.drafting.source import CloseReason, DraftSource, Opening
+from outrider.drafting.pool.sequence import open_message
+from outrider.drafting.source import CloseReason, DraftSource
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
+from outrider.metadata.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
+from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.protocol.validate import check_label
-from outrider.target.opening import Speculation
+from outrider.rpc.v1 import sequence_pb2
+from outrider.target.by_source import tokens_by_source
+from outrider.target.calibration import Fit
+from outrider.target.commit import Outcome
+from outrider.target.events import Adjusted, Offered
+from outrider.target.opening import Opening, Speculation, Stopping
+from outrider.target.own_drafts import OwnDrafts
+from outrider.target.report import Committed, Report, TargetStats
+from outrider.target.times import Timer
 from outrider.vllm.coupling import coupled_params, extra_args
-from outrider.vllm.drafts import DraftBook
+from outrider.vllm.drafts import DraftBook, Judged
 from outrider.vllm.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
 from outrider.vllm.pool_thread import PoolThread
+from outrider.vllm.scheduler import StepFacts
+from outrider.vllm.sequence import FINISHES
+
+_NO_STEP, _NOTHING = StepFacts({}, {}, 0.0), Judged()
+_REQUEST_ID = re.compile(r"(?:\d+_)?(?:chatcmpl-(.*)|cmpl-(.*)-\d+|(.*))-[0-9a-f]{8}")
+"""Of one choice of one prompt: the numbers of both, and a random end that vLLM appends."""
 
 
 @dataclass(slots=True)
@@ -35,6 +56,7 @@ class _Fed:
     request: Any
     told_len: int
     """Tokens that the sources know, the prompt included."""
+    timer: Timer = field(default_factory=lambda: Timer(time.monotonic()))
 
 
 class Feed:
@@ -53,8 +75,9 @@ class Feed:
         self._config = config
         self._max_draft_tokens = max_draft_tokens
         self._pool = pool
-        self._lookups = lookups
-        self._ids = count(1)
+        self._lookups = OwnDrafts(lookups, TargetStats(), time.monotonic)
+        # Random start: ids must not repeat after a restart, while a router still knows those of the process before.
+        self._ids = count(secrets.randbits(62) + 1)
         self._open: dict[str, _Fed] = {}
         self._names: dict[SequenceKey, str] = {}
         """Request of each key."""
@@ -63,68 +86,103 @@ class Feed:
         return len(self._open)
 
     def open(self, request: Any) -> None:
-        """From now on the request has drafts, if its tenant may have any."""
+        """From now on the request has drafts, if its tenant may have any, and a router is told of it."""
         tenant = tenant_of(request)
-        limit = min(self._config.cap_of(tenant), _asked(request), self._max_draft_tokens)
-        if limit <= 0 or request.request_id in self._open or not _is_text(request):
+        limit = min(self._config.cap_of(tenant), _asked(request), self._max_draft_tokens) if _is_text(request) else 0
+        routed = bool(self._config.routers) and _is_told(request)
+        if request.request_id in self._open or not (limit > 0 or routed):
             return
-        speculation = Speculation(limit, run_ahead_tokens=self._config.run_ahead_tokens, max_own_draft_tokens=limit)
+        speculation = _speculation(max(0, limit), self._config.run_ahead_tokens)
         # First what may fail.
         key, opening = SequenceKey(0, next(self._ids)), opening_of(request, speculation, tenant)
+        announced = announcement_of(key, opening, request) if routed else None
         self._open[request.request_id] = _Fed(key, request, request.num_tokens)
         self._names[key] = request.request_id
-        self._book.open(request.request_id, request.all_token_ids, speculation, tenant)
-        self._tell(lambda source: source.open(key, opening))
+        # A router's request waits for its word, or for the pool's if there is none.
+        self._book.open(request.request_id, request.all_token_ids, Speculation() if routed else speculation, tenant)
+        if self._pool is not None:
+            self._pool.tell(lambda drafts: drafts.open(key, opening, announced))
+        self._lookups.open(key, opening)
 
     def before_step(self) -> None:
-        """Offers what has arrived."""
-        if self._pool is not None:
-            for key, found in self._pool.poll():
-                self._offer(key, found)
-        for source in self._lookups:
-            for key, found in source.poll():
-                self._put(key, found)
+        """Offers what has arrived, and applies the settings of a router."""
+        for event in self._pool.poll() if self._pool is not None else ():
+            if isinstance(event, Offered):
+                self._offer(event.key, event.tree)
+            elif isinstance(event, Adjusted):
+                self._book.adjust(self._names.get(event.key, ""), event.speculation)
+                self._lookups.limit(event.key, event.speculation)
+        self._lookups.offer(lambda key, tree: self._book.put(self._names.get(key, ""), tree))
 
-    def follow(self) -> None:
-        """Tells the sources what the last step committed, and which requests have ended."""
+    def follow(
+        self,
+        step: StepFacts = _NO_STEP,
+        judged: Mapping[str, Judged] = MappingProxyType({}),
+        cached: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """Tells the sources what the last step committed, and which requests have ended. `judged`: by request that
+        committed tokens in it; `cached`: by request whose prompt ended in it, tokens from the prefix cache."""
+        report = Report(row_price=self._book.row_price)
+        if self._config.routers:
+            self._time(step, judged, report)
+        ended: list[SequenceKey] = []
         for request_id, fed in list(self._open.items()):
-            if fed.request.is_finished() or request_id not in self._book:
-                self._close(request_id, fed)
-            elif fresh := list(fed.request.all_token_ids[fed.told_len :]):
+            finish = FINISHES.get(fed.request.get_finished_reason())
+            if fresh := list(fed.request.all_token_ids[fed.told_len :]):
+                found = judged.get(request_id, _NOTHING), finish or Finish.NONE, cached.get(request_id, 0)
+                report.commits.append(_committed(fed, fresh, *found))
                 self._commit(fed, fresh)
+            if fed.request.is_finished() or request_id not in self._book:
+                self._forget(request_id, fed)
+                if not (finish and fresh):
+                    ended.append(fed.key)
+        if self._pool is not None:
+            self._tell_pool(self._pool, report, ended)
 
     def stop(self) -> None:
         if self._pool is not None:
             self._pool.stop()
 
+    def _time(self, step: StepFacts, judged: Mapping[str, Judged], report: Report) -> None:
+        """Divides a step's time among its requests: bills and plan need it."""
+        report.step_us, report.batch_sequences = round(step.seconds * 1e6), len(step.counts)
+        report.batch_tokens, report.best_chance = step.num_tokens, self._book.calibration.best(Fit())
+        ended_s, rows = time.monotonic(), step.num_rows
+        shares = self._book.cost.shares(
+            sequences=len(step.counts), rows=rows, prompt_tokens=step.num_tokens - rows, seconds=step.seconds
+        )
+        for request_id, num_tokens in step.counts.items():
+            if (fed := self._open.get(request_id)) is None:
+                continue
+            timer, decodes = fed.timer, step.decodes(request_id)
+            timer.step_began(ended_s - step.seconds)
+            timer.step_ended(ended_s - step.seconds, ended_s, decides=request_id in judged)
+            timer.times.share_s += shares.of(
+                prompt_tokens=0 if decodes else num_tokens, rows=num_tokens if decodes else 0
+            )
+            found = judged.get(request_id, _NOTHING)
+            timer.times.wasted_s += (len(found.draft) - found.num_accepted) * shares.row_s
+
+    def _tell_pool(self, pool: PoolThread, report: Report, ended: Iterable[SequenceKey]) -> None:
+        if report.commits:
+            pool.tell(lambda drafts: drafts.step(report))
+        for key in ended:
+            pool.tell(lambda drafts, key=key: drafts.close(key, CloseReason.CANCELLED))  # type: ignore[misc]
+
     def _commit(self, fed: _Fed, tokens: list[int]) -> None:
-        key, base_len = fed.key, fed.told_len
+        self._lookups.commit(fed.key, fed.told_len, tokens)
         fed.told_len += len(tokens)
-        self._tell(lambda source: source.commit(key, base_len, tokens))
 
-    def _close(self, request_id: str, fed: _Fed) -> None:
-        key = fed.key
-        del self._open[request_id], self._names[key]
+    def _forget(self, request_id: str, fed: _Fed) -> None:
+        del self._open[request_id], self._names[fed.key]
         self._book.close(request_id)
-        self._tell(lambda source: source.close(key, CloseReason.FINISHED))
+        self._lookups.close(fed.key)
 
-    def _tell(self, told: Callable[[Any], None]) -> None:
-        if self._pool is not None:
-            self._pool.tell(told)
-        for source in self._lookups:
-            told(source)
-
-    def _offer(self, key: SequenceKey, found: object) -> None:
+    def _offer(self, key: SequenceKey, tree: DraftTree) -> None:
         try:
-            if isinstance(found, DraftTree) and (request_id := self._names.get(key)) is not None:
-                self._book.offer(request_id, found)
+            self._book.offer(self._names.get(key, ""), tree)
         except InvalidRequest:
             self.num_refused += 1
-
-    def _put(self, key: SequenceKey, found: object) -> None:
-        drafted = self._book.find(self._names.get(key, ""))
-        if drafted is not None and isinstance(found, DraftTree):
-            drafted.buffer.put(found, len(drafted.tokens), drafted.speculation.max_own_draft_tokens)
 
 
 def tenant_of(request: Any) -> str:
@@ -140,23 +198,66 @@ def _asked(request: Any) -> int:
 
 def _is_text(request: Any) -> bool:
     """Whether a draft worker can know all that its next token follows from."""
-    return bool(request.prompt_token_ids and request.sampling_params) and not request.mm_features and not request.resumable
+    return _is_told(request) and not request.mm_features
+
+
+def _is_told(request: Any) -> bool:
+    """Whether its tokens are all that a router needs to know of it."""
+    return bool(request.prompt_token_ids and request.sampling_params) and not request.resumable
+
+
+def _speculation(limit: int, run_ahead_tokens: int) -> Speculation:
+    return Speculation(limit, run_ahead_tokens=run_ahead_tokens, max_own_draft_tokens=limit)
+
+
+def _committed(fed: _Fed, tokens: list[int], judged: Judged, finish: Finish, num_cached: int) -> Committed:
+    sources, token_sources = tokens_by_source(judged.draft, range(judged.num_accepted), judged.verified)
+    return Committed(
+        key=fed.key,
+        base_len=fed.told_len,
+        outcome=Outcome(tokens, len(judged.draft), judged.num_verified, judged.num_accepted, finish),
+        rejected=judged.rejected,
+        num_dropped=judged.num_dropped,
+        draft_serial=judged.draft_serial,
+        times=fed.timer.take(),
+        num_prompt_tokens=0,
+        num_cached_tokens=num_cached,
+        draft_useful_s=judged.draft_useful_s,
+        sources=sources,
+        token_sources=token_sources,
+    )
 
 
 def opening_of(request: Any, speculation: Speculation, tenant: str) -> Opening:
+    """What draft workers are told. Of a text that is sampled without a seed the likeliest tokens are drafted."""
     params = request.sampling_params
     coupled = params.sampling_type == SamplingType.RANDOM_SEED
     return Opening(
         prompt=tuple(request.prompt_token_ids),
-        # Of a text that is sampled without a seed the likeliest tokens are drafted.
         params=coupled_params(params) if coupled else SamplingParams(temperature=0.0),
         mode=VerificationMode.COUPLED if coupled else VerificationMode.GREEDY,
-        limits=speculation.draft_limits(0.0),
-        max_new_tokens=request.max_tokens,
-        stop_token_ids=frozenset(params.all_stop_token_ids),
+        stopping=Stopping(request.max_tokens, frozenset(params.all_stop_token_ids)),
+        speculation=speculation,
         salt=hashlib.sha256(f"{tenant}\0{request.cache_salt or ''}".encode(errors="backslashreplace")).digest()[:16],
-        log_fields={"request_id": _label(request.request_id), "tenant": _label(tenant)},
+        request_id=_label(client_id(request.request_id)),
+        tenant=_label(tenant) or DEFAULT_TENANT,
     )
+
+
+def client_id(request_id: str) -> str:
+    """What is particular in the id that the client has got."""
+    found = _REQUEST_ID.fullmatch(request_id)
+    return found[found.lastindex] if found is not None and found.lastindex else request_id
+
+
+def announcement_of(key: SequenceKey, opening: Opening, request: Any) -> sequence_pb2.OpenSequence:
+    """What a router is told."""
+    limits = opening.speculation.draft_limits(0.0)
+    message = open_message(key.sequence_id, opening.for_drafts(limits), limits)
+    if request.sampling_params.sampling_type == SamplingType.RANDOM:
+        message.mode = sequence_pb2.VERIFICATION_MODE_RATIO
+        message.sampling.temperature = request.sampling_params.temperature
+    return message
 
 
 def _label(value: str) -> str:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
-from outrider.drafting.pool import DraftLeases, PoolDrafts, PoolListener, Vocabulary
-from outrider.drafting.source import CloseReason, DraftAssignment, Opening
+from outrider.drafting.source import DraftAssignment
 from outrider.errors import OutriderError, Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.protocol.sequence_key import SequenceKey
@@ -37,7 +35,6 @@ class Reach:
     """How draft workers are reached, and what they must have in common with the target."""
 
     addresses: Sequence[str]
-    vocabulary: Vocabulary
     connect: Connect
     credential: tuple[tuple[str, str], ...] = ()
     tokenizer_fingerprint: str = ""
@@ -47,71 +44,59 @@ class Reach:
 @dataclass(slots=True)
 class FixedDrafts:
     reach: Reach
-    pool: PoolDrafts = field(init=False)
-    _workers: dict[str, LeaseRecord] = field(default_factory=dict)
+    assign: Callable[[SequenceKey, DraftAssignment], None]
+    """Makes a worker draft for a sequence."""
+    workers: dict[str, LeaseRecord] = field(default_factory=dict)
     """Those that answer, by address."""
-    _drafted_by: dict[SequenceKey, str] = field(default_factory=dict)
-    """Address of each open sequence's worker; empty while it has none."""
+    _drafted_by: dict[SequenceKey, tuple[str, int]] = field(default_factory=dict)
+    """Address of each open sequence's worker, empty while it has none, and the sequence's id there."""
     _refused: set[str] = field(default_factory=set)
     """Addresses that have been warned of."""
     _ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
-    def __post_init__(self) -> None:
-        leases, reach = DraftLeases(self._leases, time.monotonic), self.reach
-        listener = PoolListener(lost=self._lost)
-        self.pool = PoolDrafts(reach.vocabulary, time.monotonic, leases, listener, reach.connect, reach.credential)
-
     async def run(self) -> None:
         """Looks for workers until it is cancelled."""
-        try:
-            while True:
-                missing = [address for address in self.reach.addresses if address not in self._workers]
-                await asyncio.gather(*(self._look(address) for address in missing))
-                for key in [key for key, address in self._drafted_by.items() if not address]:
-                    self._assign(key)
-                await asyncio.sleep(_LOOK_S)
-        finally:
-            await self.pool.links.stop()
+        while True:
+            missing = [address for address in self.reach.addresses if address not in self.workers]
+            await asyncio.gather(*(self._look(address) for address in missing))
+            for key in [key for key, (address, _) in self._drafted_by.items() if not address]:
+                self.open(key)
+            await asyncio.sleep(_LOOK_S)
 
-    def open(self, key: SequenceKey, opening: Opening) -> None:
-        self.pool.open(key, opening)
-        self._assign(key)
-
-    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
-        self.pool.commit(key, base_len, tokens)
-
-    def close(self, key: SequenceKey, reason: CloseReason) -> None:
-        self._drafted_by.pop(key, None)
-        self.pool.close(key, reason)
-
-    def _assign(self, key: SequenceKey) -> None:
-        counts = Counter(self._drafted_by.values())
-        address = min(self._workers, key=counts.__getitem__, default="")
-        self._drafted_by[key] = address
+    def open(self, key: SequenceKey) -> None:
+        counts = Counter(address for address, _ in self._drafted_by.values())
+        address, sequence_id = min(self.workers, key=counts.__getitem__, default=""), next(self._ids)
+        self._drafted_by[key] = address, sequence_id
         if address:
-            worker_id = self._workers[address].info.worker_id
-            self.pool.assign(key, DraftAssignment(worker_id, address, next(self._ids)))
+            self.assign(key, DraftAssignment(self.workers[address].info.worker_id, address, sequence_id))
 
-    def _lost(self, key: SequenceKey, sequence_id: int, problem: OutriderError) -> None:
-        if (address := self._drafted_by.pop(key, None)) is None:
+    def close(self, key: SequenceKey) -> None:
+        """From now on it is not this module's."""
+        self._drafted_by.pop(key, None)
+
+    def clear(self) -> None:
+        self._drafted_by.clear()
+
+    def lost(self, sequence_id: int, problem: OutriderError) -> None:
+        """The worker that drafted under this id does so no more."""
+        key = next((key for key, (_, number) in self._drafted_by.items() if number == sequence_id), None)
+        if key is None:
             return
+        address, _ = self._drafted_by.pop(key)
         if not isinstance(problem, Unavailable):
             # The worker would refuse the sequence again.
             log.warning("the draft at %s has refused a request: %s", address, problem)
             return
         # Assigned again after the next look.
-        self._drafted_by[key] = ""
-        if self._workers.pop(address, None) is not None:
+        self._drafted_by[key] = "", 0
+        if self.workers.pop(address, None) is not None:
             log.warning("the draft at %s is lost: %s", address, problem)
-
-    async def _leases(self) -> Iterable[LeaseRecord]:
-        return list(self._workers.values())
 
     async def _look(self, address: str) -> None:
         try:
             info = await self._info(address)
             if (problem := self._problem(info)) is None:
-                self._workers[address] = LeaseRecord(info, worker_pb2.WorkerLoad(), address, 0)
+                self.workers[address] = LeaseRecord(info, worker_pb2.WorkerLoad(), address, 0)
                 self._refused.discard(address)
                 return
         except (grpc.RpcError, ValueError) as error:

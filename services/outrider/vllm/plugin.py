@@ -6,22 +6,31 @@ It is the scheduler of a target, with a feed in the place of the target's servic
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from outrider.drafting.pool import Vocabulary
+from vllm.platforms import current_platform
+
 from outrider.drafting.source import make_sources
 from outrider.engine import CheckpointError, tokenizer_fingerprint
+from outrider.protocol.identity import own_info
 from outrider.rpc.certificates import TlsFiles
 from outrider.rpc.channel import connect_to
 from outrider.rpc.roles import ClusterSecret, Role, credential
+from outrider.rpc.v1 import worker_pb2
+from outrider.target.events import Event
+from outrider.target.opening import Limits
 from outrider.vllm import versions
 from outrider.vllm.coupling import EXTRA, extra_args
 from outrider.vllm.feed import Feed
 from outrider.vllm.fixed_drafts import Reach
 from outrider.vllm.plugin_config import PluginConfig
 from outrider.vllm.pool_thread import PoolThread
+from outrider.vllm.router_link import RouterReach
 from outrider.vllm.scheduler import Scheduler as BaseScheduler
+from outrider.vllm.server_drafts import ServerDrafts
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +47,7 @@ class Scheduler(BaseScheduler):
         if config.row_price is not None:
             price = config.row_price
             self.book._row_price = lambda cost: price
-        pool = PoolThread(_reach(config, self.vllm_config.model_config)) if config.drafts else None
+        pool = PoolThread(partial(self._drafts, config)) if config.drafts or config.routers else None
         self.feed = Feed(self.book, config, self.num_spec_tokens, pool, make_sources(config.lookups))
         self.before_step = self.feed.before_step
 
@@ -53,7 +62,7 @@ class Scheduler(BaseScheduler):
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
-        self._safely(self.feed.follow)
+        self._safely(lambda: self.feed.follow(self.step, self.judged, _cached(outputs)))
         return outputs
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,24 +83,65 @@ class Scheduler(BaseScheduler):
                 "NUM_SPECULATIVE_TOKENS]]: without it vLLM pads new requests with drafts of -1"
             )
 
+    def _drafts(self, config: PluginConfig, post: Callable[[list[Event]], None]) -> ServerDrafts:
+        """Raises ValueError, or OSError for files that cannot be read."""
+        secret = ClusterSecret.read(config.secret_file) if config.secret_file else None
+        tls = TlsFiles(Path(config.tls_dir)) if config.tls_dir else None
+        proof, info = credential(secret, Role.TARGET), self._info()
+        reach = Reach(config.drafts, connect_to(Role.DRAFT, tls), proof, info.tokenizer_fingerprint)
+        router = RouterReach(config.routers, connect_to(Role.ROUTER, tls), proof, info, self._load)
+        limits = Limits(
+            vocab_size=info.vocab_size,
+            max_context_len=info.max_context_len,
+            block_size=info.block_size,
+            num_blocks=info.num_blocks,
+            max_draft_tokens=self.num_spec_tokens,
+        )
+        return ServerDrafts(limits, reach, post, router if config.routers else None)
+
+    def _info(self) -> worker_pb2.WorkerInfo:
+        """This server as a target."""
+        model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
+        named = model.served_model_name
+        return own_info(
+            worker_pb2.WORKER_ROLE_TARGET,
+            model=named if isinstance(named, str) else named[0],
+            engine="vllm",
+            attached=True,
+            tokenizer_fingerprint=_fingerprint(Path(model.tokenizer)),
+            vocab_size=model.get_vocab_size(),
+            max_context_len=model.max_model_len,
+            max_draft_tokens=self.num_spec_tokens,
+            max_sequences=self.max_num_running_reqs,
+            block_size=self.block_size,
+            num_blocks=cache.num_gpu_blocks or 0,
+            device=current_platform.device_type,
+            dtype=str(model.dtype).removeprefix("torch."),
+        )
+
+    def _load(self) -> worker_pb2.WorkerLoad:
+        """As of now; called in another thread."""
+        running, waiting, cost = len(self.running), len(self.waiting), self.book.cost
+        return worker_pb2.WorkerLoad(
+            num_running=running,
+            num_waiting=waiting,
+            num_sequences=running + waiting,
+            num_free_blocks=self.kv_cache_manager.block_pool.get_num_free_blocks(),
+            prefill_token_ns=round(cost.prompt_token_s * 1e9),
+            row_ns=round(cost.row_s * 1e9),
+        )
+
+
+def _cached(outputs: Any) -> dict[str, int]:
+    """Prompt tokens from the prefix cache, of the requests whose prompt has ended."""
+    ended = [one for group in outputs.values() for one in group.outputs if one.prefill_stats is not None]
+    return {one.request_id: one.prefill_stats.num_cached_tokens for one in ended}
+
 
 def _forget_ours(request: Any) -> None:
     """Drops what only a target tells its worker: here it could come from a client."""
     if EXTRA in (given := extra_args(request.sampling_params)):
         request.sampling_params.extra_args = {name: value for name, value in given.items() if name != EXTRA}
-
-
-def _reach(config: PluginConfig, model: Any) -> Reach:
-    """Raises ValueError, or OSError for files that cannot be read."""
-    secret = ClusterSecret.read(config.secret_file) if config.secret_file else None
-    tls = TlsFiles(Path(config.tls_dir)) if config.tls_dir else None
-    return Reach(
-        addresses=config.drafts,
-        vocabulary=Vocabulary(model.get_vocab_size(), model.max_model_len),
-        connect=connect_to(Role.DRAFT, tls),
-        credential=credential(secret, Role.TARGET),
-        tokenizer_fingerprint=_fingerprint(Path(model.tokenizer)),
-    )
 
 
 def _fingerprint(tokenizer: Path) -> str:

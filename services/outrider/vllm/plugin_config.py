@@ -46,6 +46,8 @@ class TenantConfig(_Strict):
 class PluginConfig(_Strict):
     drafts: tuple[Annotated[str, AfterValidator(_address)], ...] = ()
     """HOST:PORT of draft workers."""
+    routers: tuple[Annotated[str, AfterValidator(_address)], ...] = ()
+    """HOST:PORT of routers. The server is attached to one of them, which says how requests speculate."""
     lookups: tuple[Annotated[str, AfterValidator(_lookup)], ...] = ()
     """Kinds of drafts that are looked up in this process."""
     max_draft_tokens: Annotated[int, Field(ge=0)] = 4

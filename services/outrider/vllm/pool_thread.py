@@ -1,16 +1,15 @@
-"""The draft pool in a thread of its own, so that the thread that schedules never waits for a network."""
+"""The drafts of a server in a thread of their own, so that the thread that schedules never waits for a network."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 
-from outrider.drafting.tree import DraftTree
-from outrider.errors import OutriderError
-from outrider.protocol.sequence_key import SequenceKey
-from outrider.vllm.fixed_drafts import FixedDrafts, Reach
+from outrider.target.events import Event
+from outrider.vllm.server_drafts import ServerDrafts
 
 log = logging.getLogger(__name__)
 
@@ -18,21 +17,24 @@ log = logging.getLogger(__name__)
 class PoolThread:
     """Runs from the beginning. `tell` and `poll` are called by the thread that schedules."""
 
-    def __init__(self, reach: Reach) -> None:
-        self.drafts = FixedDrafts(reach)
+    def __init__(self, make: Callable[[Callable[[list[Event]], None]], ServerDrafts]) -> None:
+        """`make`: with what takes the events that `poll` returns."""
+        self._arrived: deque[Event] = deque()
+        self.drafts = make(self._arrived.extend)
         self._loop = asyncio.new_event_loop()
         self._running: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="outrider drafts", daemon=True)
         self._thread.start()
 
-    def tell(self, action: Callable[[FixedDrafts], None]) -> None:
+    def tell(self, action: Callable[[ServerDrafts], None]) -> None:
         """Calls it soon, in the loop's thread, in the order of the calls."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._guarded, action)
 
-    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree | OutriderError]]:
+    def poll(self) -> Iterator[Event]:
         """What has arrived. Never waits."""
-        return self.drafts.pool.poll()
+        while self._arrived:
+            yield self._arrived.popleft()
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -52,7 +54,7 @@ class PoolThread:
         finally:
             self._loop.close()
 
-    def _guarded(self, action: Callable[[FixedDrafts], None]) -> None:
+    def _guarded(self, action: Callable[[ServerDrafts], None]) -> None:
         try:
             action(self.drafts)
         except Exception:

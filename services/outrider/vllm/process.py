@@ -102,6 +102,7 @@ def describe(config: TargetConfig, model: VllmInfo) -> worker_pb2.WorkerInfo:
         model_revision=f"{weights_revision(path)}/{model.arithmetic}",
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
+        engine="vllm",
         max_draft_tokens=config.max_draft_tokens,
     )
 

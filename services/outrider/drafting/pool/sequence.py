@@ -73,7 +73,7 @@ class PooledSequence:
         )
         opened = cls(link, sequence_id, committed_len, limits, validator)
         # First what may fail: a link names only sequences that are open on it.
-        link.outbox.open(_message(sequence_id, opening, limits))
+        link.outbox.open(open_message(sequence_id, opening, limits))
         link.keys[sequence_id] = key
         opened._asked(committed_len, now_us)
         return opened
@@ -141,7 +141,8 @@ class PooledSequence:
         return stats
 
 
-def _message(sequence_id: int, opening: Opening, limits: DraftLimits) -> sequence_pb2.OpenSequence:
+def open_message(sequence_id: int, opening: Opening, limits: DraftLimits) -> sequence_pb2.OpenSequence:
+    """Raises ValueError for a token id that no message can hold."""
     return sequence_pb2.OpenSequence(
         sequence_id=sequence_id,
         prompt_token_ids=opening.prompt,

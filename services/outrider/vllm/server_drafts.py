@@ -1,0 +1,155 @@
+"""The drafts of one server that takes its requests itself: of the workers that a router names, or at fixed addresses.
+
+A router that is attached decides. When it is lost, everything goes on as it last said. Lives in an event loop; knows
+neither vLLM nor the thread that schedules, which is sent events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from outrider.drafting.pool import DraftLeases
+from outrider.drafting.source import CloseReason
+from outrider.metadata import LeaseRecord
+from outrider.protocol.errors import from_sequence_error
+from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.rpc.v1 import sequence_pb2, target_pb2, worker_pb2
+from outrider.supervision import until_first_ends
+from outrider.target.drafts import PooledDrafts
+from outrider.target.events import Adjusted, Event, Opened
+from outrider.target.opening import Limits, Opening, Speculation
+from outrider.target.report import Report
+from outrider.target.wire import events_of, response_of
+from outrider.vllm.fixed_drafts import FixedDrafts, Reach
+from outrider.vllm.router_link import RouterLink, RouterReach
+
+_STREAM = 0
+"""All sequences have keys of one stream."""
+_MAX_TENANTS, _MAX_NAMED = 10_000, 1000
+
+
+class ServerDrafts:
+    def __init__(
+        self, limits: Limits, reach: Reach, post: Callable[[list[Event]], None], router: RouterReach | None = None
+    ) -> None:
+        """`post` takes what the thread that schedules has to know: drafts, and settings of routers."""
+        leases = DraftLeases(self._leases, time.monotonic)
+        self.pooled = PooledDrafts(limits, time.monotonic, post, self._answer, leases, reach.connect, reach.credential)
+        self.fixed = FixedDrafts(reach, self.pooled.pool.assign)
+        self.router = None if router is None else RouterLink(router, self._told, self._router_changed)
+        self._limits = limits
+        self._post = post
+        self._named: dict[str, LeaseRecord] = {}
+        """Draft workers that routers have named, by id."""
+        self._unsettled: dict[SequenceKey, Opening] = {}
+        """Openings to which no router has said anything yet."""
+        self._tenants: dict[int, str] = {}
+        """Of the open sequences."""
+        self._last: dict[str, Speculation] = {}
+        """The last setting of a router, by tenant."""
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        router = [] if self.router is None else [self.router.run()]
+        try:
+            await until_first_ends(self.fixed.run(), *router)
+        finally:
+            await self.pooled.pool.links.stop()
+
+    def open(self, key: SequenceKey, opening: Opening, announced: sequence_pb2.OpenSequence | None = None) -> None:
+        """`announced`: what a router is sent, if one shall follow it."""
+        if self.router is None or announced is None:
+            self._apply(Opened(key, opening, 0.0))
+            self.fixed.open(key)
+            return
+        self._tenants[key.sequence_id] = opening.tenant
+        self._unsettled[key] = opening
+        self._apply(Opened(key, replace(opening, speculation=Speculation()), 0.0))
+        self.router.open(announced)
+        if not self.router.attached:
+            self._settle(key)
+
+    def step(self, report: Report) -> None:
+        """Sends what a step has committed to drafts, and to the router."""
+        stats = self.pooled.take_report(report)
+        for committed in report.commits:
+            if committed.outcome.finish is not Finish.NONE:
+                self._forget(committed.key)
+        if self.router is not None:
+            for response in response_of(report, stats).values():
+                self.router.step(response)
+
+    def close(self, key: SequenceKey, reason: CloseReason) -> None:
+        """The sequence has ended without a finish in a commit."""
+        value = sequence_pb2.CloseReason.ValueType(reason.value)
+        closed = sequence_pb2.CloseSequence(sequence_id=key.sequence_id, reason=value)
+        self.pooled.apply(_STREAM, target_pb2.VerifyRequest(closes=[closed]), [])
+        self._forget(key)
+        if self.router is not None:
+            self.router.close(closed)
+
+    def _forget(self, key: SequenceKey) -> None:
+        self.fixed.close(key)
+        self._unsettled.pop(key, None)
+        self._tenants.pop(key.sequence_id, None)
+
+    def _apply(self, event: Event) -> None:
+        self.pooled.apply(_STREAM, target_pb2.VerifyRequest(), [event])
+
+    # -- the router
+
+    def _router_changed(self) -> None:
+        assert self.router is not None
+        if self.router.attached:
+            # It names a draft where it wants one.
+            self.fixed.clear()
+        else:
+            for key in list(self._unsettled):
+                self._settle(key)
+
+    def _settle(self, key: SequenceKey) -> None:
+        """Without a router: by its last word on the tenant, or else by the server's own setting."""
+        opening = self._unsettled.pop(key)
+        event = Adjusted(key, self._last.get(opening.tenant, opening.speculation))
+        self._apply(event)
+        self._post([event])
+        self.fixed.open(key)
+
+    def _told(self, message: target_pb2.VerifyRequest) -> None:
+        for change in message.set_drafts:
+            draft = change.draft
+            if len(self._named) >= _MAX_NAMED:
+                self._named.clear()
+            self._named[draft.worker_id] = _record(draft.worker_id, draft.address)
+        events = [event for event in events_of(message, _STREAM, self._limits, 0.0) if isinstance(event, Adjusted)]
+        for event in events:
+            self._unsettled.pop(event.key, None)
+            tenant = self._tenants.get(event.key.sequence_id)
+            if tenant is not None and (tenant in self._last or len(self._last) < _MAX_TENANTS):
+                self._last[tenant] = event.speculation
+        changes = target_pb2.VerifyRequest(set_drafts=message.set_drafts)
+        self.pooled.apply(_STREAM, changes, events)
+        self._post(list(events))
+        for close in message.closes:
+            key = SequenceKey(_STREAM, close.sequence_id)
+            self._apply(plain := Adjusted(key, Speculation()))
+            self._post([plain])
+            self.pooled.pool.assign(key, None)
+
+    def _answer(self, stream: int, response: target_pb2.VerifyResponse) -> None:
+        """What PooledDrafts has to say beside commits."""
+        if self.router is not None and self.router.attached:
+            self.router.step(response)
+            return
+        for error in response.draft_errors:
+            self.fixed.lost(error.sequence_id, from_sequence_error(error))
+
+    async def _leases(self) -> Iterable[LeaseRecord]:
+        return [*self.fixed.workers.values(), *self._named.values()]
+
+
+def _record(worker_id: str, address: str) -> LeaseRecord:
+    return LeaseRecord(worker_pb2.WorkerInfo(worker_id=worker_id), worker_pb2.WorkerLoad(), address, 0)

@@ -1,0 +1,260 @@
+"""Servers that take their requests themselves, attached to a router, with a model that is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from outrider.drafting.pool.sequence import open_message
+from outrider.drafting.source import CloseReason
+from outrider.errors import OutriderError
+from outrider.options.sampling import SamplingParams, VerificationMode
+from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import control_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
+from outrider.target.commit import Outcome
+from outrider.target.events import Adjusted, Event, Offered
+from outrider.target.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.report import Committed, Report
+from outrider.target.times import Times
+from outrider.vllm.fixed_drafts import Reach
+from outrider.vllm.router_link import RouterReach
+from outrider.vllm.server_drafts import ServerDrafts
+from outrider_controller.router.service import running_router
+
+from tests.fakes import continuation, fake_info, next_token
+from tests.integration.router.conftest import CONFIG
+from tests.integration.router.test_plan import OFF, ON, control_plane
+
+PROMPT = [5, 6, 7]
+VOCAB_SIZE = 1000
+STEP_S = 0.002
+
+
+class Server(ServerDrafts):
+    """A server whose model says what every fake says."""
+
+    def __init__(self, *routers: str, drafts: tuple[str, ...] = (), cap: int = 4) -> None:
+        self.info = fake_info(worker_pb2.WORKER_ROLE_TARGET, attached=True, engine="vllm")
+        self.cap = cap
+        self.drafted: list[int] = []
+        """Drafted tokens of each step."""
+        self._events: list[Event] = []
+        self._settings: dict[SequenceKey, Speculation] = {}
+        self._trees: dict[SequenceKey, Any] = {}
+        self._numbers = itertools.count(secrets.randbits(62))
+        reach = RouterReach(routers, create_channel, (), self.info, lambda: worker_pb2.WorkerLoad(num_running=1))
+        super().__init__(Limits(VOCAB_SIZE, 4096, 16, 1000), Reach(drafts, create_channel), self._events.extend, reach)
+
+    async def answer(
+        self, until: Callable[[], bool], *, tenant: str = "t", request_id: str = "r", finish: Finish = Finish.STOP
+    ) -> list[int]:
+        """Commits tokens until this holds."""
+        tokens, key = list(PROMPT), SequenceKey(0, next(self._numbers))
+        greedy = SamplingParams(temperature=0.0), VerificationMode.GREEDY
+        opening = Opening(
+            tuple(PROMPT),
+            *greedy,
+            Stopping(4000),
+            speculation=Speculation(self.cap),
+            request_id=request_id,
+            tenant=tenant,
+        )
+        limits = opening.speculation.draft_limits(0.0)
+        self.open(key, opening, open_message(key.sequence_id, opening.for_drafts(limits), limits))
+        while not until():
+            await asyncio.sleep(STEP_S)
+            self._step(key, tokens, Finish.NONE)
+        if finish is Finish.NONE:
+            self.close(key, CloseReason.CANCELLED)
+        else:
+            self._step(key, tokens, finish)
+        return tokens[len(PROMPT) :]
+
+    def _step(self, key: SequenceKey, tokens: list[int], finish: Finish) -> None:
+        for event in self._events:
+            if isinstance(event, Adjusted):
+                self._settings[event.key] = event.speculation
+            elif isinstance(event, Offered):
+                self._trees[event.key] = event.tree
+        self._events.clear()
+        tree, base_len = self._trees.pop(key, None), len(tokens)
+        most = self._settings.get(key, Speculation()).max_draft_tokens
+        drafted = list(tree.token_ids[:most]) if tree is not None and tree.base_len == base_len else []
+        self.drafted.append(len(drafted))
+        num_accepted = 0
+        while num_accepted < len(drafted) and drafted[num_accepted] == next_token(tokens, VOCAB_SIZE):
+            tokens.append(drafted[num_accepted])
+            num_accepted += 1
+        tokens.append(next_token(tokens, VOCAB_SIZE))
+        num_verified = num_accepted + (num_accepted < len(drafted))
+        outcome = Outcome(tokens[base_len:], len(drafted), num_verified, num_accepted, finish)
+        rejected, serial = drafted[num_accepted:], 0 if tree is None else tree.serial
+        committed = Committed(key, base_len, outcome, rejected, 0, serial, Times(share_s=STEP_S), 0, 0)
+        self.step(Report(commits=[committed], step_us=round(STEP_S * 1e6), batch_sequences=1))
+
+    def latest(self, count: int) -> list[int]:
+        return self.drafted[-count:]
+
+
+@asynccontextmanager
+async def attached(*routers: str, **options: Any) -> AsyncIterator[Server]:
+    server = Server(*routers, **options)
+    task = asyncio.create_task(server.run())
+    try:
+        yield server
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def after(server: Server, steps: int) -> Callable[[], bool]:
+    return lambda: len(server.drafted) >= steps
+
+
+async def lease_of(fleet: Any, server: Server) -> Any:
+    async with asyncio.timeout(20):
+        while True:
+            for record in await fleet.store.workers():
+                if record.info.worker_id == server.info.worker_id:
+                    return record
+            await asyncio.sleep(0.01)
+
+
+async def trace_of(router: Any, request_id: str) -> list[trace_pb2.RequestTrace]:
+    async with create_channel(router.address) as channel:
+        asked = trace_pb2.GetTraceRequest(request_id=request_id)
+        return list((await trace_pb2_grpc.TraceServiceStub(channel).GetTrace(asked)).traces)
+
+
+async def test_drafts_trace_and_bill_are_as_with_a_target(fleet: Any, eventually: Any) -> None:
+    draft = await fleet.draft()
+    router = await fleet.start()
+    async with attached(router.address) as server:
+        record = await lease_of(fleet, server)
+        assert (record.info.attached, record.info.engine, record.address) == (True, "vllm", router.address)
+        tokens = await server.answer(lambda: sum(server.drafted) > 40)
+        assert tokens == continuation(PROMPT, len(tokens), VOCAB_SIZE)
+        await eventually(lambda: not router.dispatcher.table.requests, within_s=30)
+        (trace,) = await trace_of(router, "r")
+        assert (trace.tenant, trace.model, trace.output_tokens) == ("t", "simulated", len(tokens))
+        assert trace.finish_reason and not trace.error
+        assert trace.metrics.num_draft_tokens == sum(server.drafted) >= trace.metrics.num_accepted_draft_tokens > 0
+        assert {event.worker_id for event in trace.events} == {server.info.worker_id, draft.info.worker_id}
+        bill = router.dispatcher.usage.sums["t"]
+        assert (bill.requests, bill.prompt_tokens, bill.output_tokens) == (1, len(PROMPT), len(tokens))
+        assert bill.drafted_tokens == sum(server.drafted) and bill.target_useful_us > 0
+    await eventually(lambda: not router.dispatcher.fleet.attached, within_s=30)
+
+
+async def test_settings_of_operators_hold_for_running_requests(fleet: Any, eventually: Any) -> None:
+    await fleet.draft()
+    router = await fleet.start()
+    async with control_plane(fleet) as control, attached(router.address) as server:
+        await eventually(lambda: router.dispatcher.policy.led, within_s=30)
+        ended = asyncio.Event()
+        answering = asyncio.create_task(server.answer(ended.is_set))
+        ask = control_pb2.SetSpeculationRequest
+        await control.SetSpeculation(ask(tenant="t", setting=ON))
+        await eventually(lambda: max(server.latest(20)) > 2, within_s=30)
+        await control.SetSpeculation(ask(tenant="t", setting=ON, max_draft_tokens=2))
+        await eventually(lambda: 0 < max(server.latest(20)) <= 2, within_s=30)
+        await control.SetSpeculation(ask(tenant="t", setting=OFF))
+        await eventually(lambda: not any(server.latest(20)), within_s=30)
+        explained = await control.Explain(control_pb2.ExplainRequest(tenant="t"))
+        found = {one.target: one.override.setting for one in explained.decisions}
+        assert found["simulated"] == tenants_pb2.SPECULATION_SETTING_OFF
+        ended.set()
+        assert await answering
+
+
+async def test_a_server_outlives_its_router_and_is_attached_to_the_next(fleet: Any, eventually: Any) -> None:
+    await fleet.draft()
+    async with AsyncExitStack() as first:
+        router = await first.enter_async_context(running_router(CONFIG, fleet.store))
+        port = router.address
+        server = await fleet.stack.enter_async_context(attached(port))
+        ended = asyncio.Event()
+        answering = asyncio.create_task(server.answer(ended.is_set))
+        await eventually(lambda: sum(server.drafted) > 40, within_s=30)
+    assert server.router is not None and not server.router.attached
+    steps = len(server.drafted)
+    # With the settings and the draft that it has.
+    await eventually(lambda: sum(server.drafted[steps:]) > 40, within_s=30)
+    again = await fleet.stack.enter_async_context(running_router(replace(CONFIG, listen=port), fleet.store))
+    await eventually(lambda: bool(again.dispatcher.table.requests), within_s=30)
+    steps = len(server.drafted)
+    await eventually(lambda: sum(server.drafted[steps:]) > 40, within_s=30)
+    ended.set()
+    tokens = await answering
+    assert tokens == continuation(PROMPT, len(tokens), VOCAB_SIZE)
+    await eventually(lambda: not again.dispatcher.table.requests, within_s=30)
+    (trace,) = await trace_of(again, "r")
+    assert trace.resumed_tokens + trace.output_tokens == len(tokens) and trace.resumed_tokens > 0
+    assert again.dispatcher.usage.sums["t"].prompt_tokens == 0, "the first router has billed the prompt"
+
+
+async def test_without_a_router_drafts_come_from_fixed_addresses(fleet: Any, eventually: Any) -> None:
+    draft = await fleet.draft()
+    async with attached("127.0.0.1:1", drafts=(draft.address,)) as server:
+        tokens = await server.answer(lambda: sum(server.drafted) > 40)
+        assert tokens == continuation(PROMPT, len(tokens), VOCAB_SIZE)
+        # A router's last word on a tenant holds for its next requests.
+        server._last["off"] = Speculation()
+        steps = len(server.drafted)
+        await server.answer(after(server, steps + 50), tenant="off")
+        assert not any(server.drafted[steps:])
+
+
+async def test_a_request_that_a_client_gives_up_ends_at_the_router(fleet: Any, eventually: Any) -> None:
+    draft = await fleet.draft()
+    router = await fleet.start()
+    async with attached(router.address) as server:
+        await server.answer(lambda: sum(server.drafted) > 4, finish=Finish.NONE)
+        await eventually(lambda: not router.dispatcher.table.requests, within_s=30)
+        assert (await trace_of(router, "r"))[0].error == "CANCELLED"
+        await eventually(lambda: not draft.live, within_s=30)
+
+
+async def test_a_router_refuses_what_is_wrong_and_the_server_goes_on(fleet: Any, eventually: Any) -> None:
+    await fleet.draft()
+    router = await fleet.start()
+    async with attached(router.address) as server:
+        refused = await server.answer(after(server, 20), tenant="no label\n")
+        assert refused and not any(server.drafted) and not router.dispatcher.traces._running
+        await server.answer(lambda: sum(server.drafted) > 4)
+
+
+async def test_no_request_of_a_gateway_is_placed_on_an_attached_server(fleet: Any, eventually: Any) -> None:
+    router = await fleet.start()
+    async with attached(router.address) as server:
+        await lease_of(fleet, server)
+        await router.dispatcher.fleet.refresh()
+        assert not router.dispatcher.fleet.targets and not router.dispatcher.picker.models()
+        with pytest.raises(OutriderError):
+            await fleet.ask(fleet.request())
+        assert not server.drafted
+
+
+async def test_a_draft_that_dies_is_replaced_by_the_router(fleet: Any, eventually: Any) -> None:
+    first = await fleet.draft()
+    router = await fleet.start()
+    async with attached(router.address) as server:
+        ended = asyncio.Event()
+        answering = asyncio.create_task(server.answer(ended.is_set))
+        await eventually(lambda: sum(server.drafted) > 20, within_s=30)
+        second = await fleet.draft()
+        await first.kill()
+        await eventually(lambda: bool(second.live), within_s=30)
+        steps = len(server.drafted)
+        await eventually(lambda: sum(server.drafted[steps:]) > 20, within_s=30)
+        ended.set()
+        tokens = await answering
+        assert tokens == continuation(PROMPT, len(tokens), VOCAB_SIZE)
