@@ -27,7 +27,7 @@ proto-baseline: $(VENV)/.proto
 	$(BIN)/buf build --exclude-source-info --output proto/baseline.binpb
 
 demo: proto
-	$(BIN)/outrider demo $(ARGS)
+	$(BIN)/outrider demo $(if $(MODEL),--target-model $(MODEL)) $(ARGS)
 
 # Two workers a core, each with whole files: half of the time they wait for processes. More than eight cost more to start
 # than they bring.
