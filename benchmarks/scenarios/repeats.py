@@ -1,0 +1,66 @@
+"""python -m benchmarks repeats"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from outrider.user_cache import cache_directory
+from outrider_controller.cli.models import DEFAULT_TARGET
+from outrider_controller.cli.output import json_file_option, note
+
+from benchmarks.report import finish, show, table
+from benchmarks.support.asking import count_option, max_tokens_option
+from benchmarks.support.prompts import prompts_option, read_prompts, spread
+
+_BAR = 1.5
+_EDIT = "Add type hints and a short comment to this function, and give all of it back:\n\n```python\n{}\n```"
+
+
+@click.command("repeats")
+@prompts_option
+@count_option(20)
+@max_tokens_option(128)
+@click.option("--draft", default="ngram+smollm2-135m-draft", show_default=True, help="What drafts in both arms.")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
+@json_file_option
+def repeats(
+    prompts_file: Path, num_prompts: int, max_tokens: int, draft: str, threads: int, json_file: Path | None
+) -> int:
+    """How much faster are answers that are given again, as an agent's edits are, when targets look up suffixes?
+
+    Each prompt, a function that is to be edited, is answered twice in one process, greedily, by one stream; the second
+    time counts. With one thread, time is that of the thread.
+    """
+    from outrider.comparison import CompareConfig
+    from outrider.comparison.loaded import load
+    from outrider.comparison.step_line import quiet_clock
+    from outrider.comparison.texts import Question
+
+    questions = tuple(
+        Question(prompt.category, ({"role": "user", "content": _EDIT.format(prompt.text)},))
+        for prompt in spread(read_prompts(prompts_file), num_prompts)
+    )
+    arms = {"off": draft, "on": f"{draft}+suffix"}
+    kept = cache_directory() / "compare"
+    config = CompareConfig(
+        DEFAULT_TARGET, tuple(arms.values()), questions, kept, max_new_tokens=max_tokens, threads=threads
+    )
+    loaded = load(config, note)
+    clock = quiet_clock(loaded.engine)
+    seconds, equal = {}, True
+    for arm, name in arms.items():
+        note(f"suffixes {arm}: every prompt, twice")
+        pair, first = loaded.answer(loaded.engine, tuple(name.split("+")), 1, clock)
+        started_s = clock()
+        again = pair.answer([text.prompt for text in loaded.texts], max_tokens, speculate=True)
+        seconds[arm] = clock() - started_s
+        equal &= [each.token_ids for each in again] == [text.answer for text in loaded.texts]
+        equal &= [each.token_ids for each in first] == [text.answer for text in loaded.texts]
+    tokens, ratio = sum(len(text.answer) for text in loaded.texts), seconds["off"] / seconds["on"]
+    rows = [{"SUFFIXES": arm, "TOKENS/S, SECOND TIME": f"{tokens / each:.1f}"} for arm, each in seconds.items()]
+    show(table(rows), f"on / off: {ratio:.2f} (at least {_BAR}); texts equal: {equal}")
+    body = {"holds": equal and ratio >= _BAR, "ratio": round(ratio, 3), "texts_equal": equal, "seconds": seconds}
+    return finish(
+        "repeats", {**body, "draft": draft, "num_prompts": len(questions), "max_tokens": max_tokens}, json_file
+    )
