@@ -72,7 +72,7 @@ class TimedPair:
     def __post_init__(self) -> None:
         info, most = self.target.info, self.max_draft_tokens
         self._limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
-        self._draft_limits = draft_wire.Limits(info.vocab_size, info.max_context_len, most)
+        self._draft_limits = draft_wire.Limits(info.max_context_len, most)
         clock = lambda: self._now  # noqa: E731
         batching = Batching(info.block_size)
         self._target_worker = TargetWorker(self.target, self._limits, batching, clock, self.row_price, self.sources)

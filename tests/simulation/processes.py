@@ -205,7 +205,7 @@ class DraftProcess(Worker):
         self.servicer = DraftServicer(
             self.worker,
             info,
-            DraftLimits(VOCAB_SIZE, plan.max_context_len, 8),
+            DraftLimits(plan.max_context_len, 8),
             DraftMetrics(CollectorRegistry(), info, self.worker.stats),
             partial(store.prefix_changed, name),
             make_steps=self._make_steps,

@@ -78,7 +78,7 @@ def _servicer(
     publisher: PrefixPublisher,
     store: MetadataStore | None,
 ) -> DraftServicer:
-    limits = Limits(info.vocab_size, info.max_context_len, config.max_draft_tokens)
+    limits = Limits(info.max_context_len, config.max_draft_tokens)
     worker = DraftWorker(drafter, config.max_sequences)
     return DraftServicer(worker, info, limits, DraftMetrics(registry, info, worker.stats), publisher.note)
 

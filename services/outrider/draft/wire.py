@@ -22,8 +22,8 @@ from outrider.protocol.convert import (
 )
 from outrider.protocol.durations import to_us
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS
-from outrider.protocol.validate import check_label, check_opening, check_token_ids
+from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_UINT32
+from outrider.protocol.validate import check_label, check_opening
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
 from outrider.worker.events import Closed, SequenceKey, translated
@@ -33,7 +33,6 @@ from outrider.worker.events import Closed, SequenceKey, translated
 class Limits:
     """Bounds that every message is checked against."""
 
-    vocab_size: int
     max_context_len: int
     max_draft_tokens: int
     """Most tokens of one proposal. A router may request more; it gets this many."""
@@ -68,7 +67,6 @@ def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits
 
 
 def _committed(key: SequenceKey, message: sequence_pb2.Commit, limits: Limits, now_s: float) -> events.Committed:
-    check_token_ids("token_ids", message.token_ids, limits.vocab_size)
     finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
     return events.Committed(key, message.base_len, tuple(message.token_ids), finished, now_s)
 
@@ -96,7 +94,8 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         params=opening.params,
         mode=opening.mode,
         salt=opening.salt,
-        vocab_size=limits.vocab_size,
+        # The target's may have more padding than this model's: the drafter reads any id.
+        vocab_size=MAX_UINT32 + 1,
         max_context_len=limits.max_context_len,
     )
     return opening

@@ -19,6 +19,7 @@ from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineSequence, Row
 
 SOURCE = "model"
+_STAND_IN = 0
 
 
 @dataclass(slots=True)
@@ -29,6 +30,8 @@ class _Run:
     kv: EngineSequence
     chain: Chain
     vocabulary: Vocabulary
+    num_ids: int
+    """That the model knows."""
     behind: bool = False
     """Whether this round had no room for all tokens that it has to ingest."""
 
@@ -46,7 +49,8 @@ class _Run:
         """The next `count` uncached ids; only the very last one yields logits."""
         start, text = self.kv.cached_len, self.vocabulary.text(self.sequence)
         guessed = self.vocabulary.ids(self.chain.token_ids[max(0, start - len(text)) :])
-        tokens = [*text[start:], *guessed][:count]
+        # The target may have sampled padding that this model does not have: it reads something else in its place.
+        tokens = [i if i < self.num_ids else _STAND_IN for i in (*text[start:], *guessed)][:count]
         return Row(self.kv, tokens, 1 if count == self.lag else 0)
 
 
@@ -141,7 +145,8 @@ class ModelDrafter(Drafter):
 
     def _admit(self, growing: list[tuple[DraftSequence, Chain]]) -> list[_Run]:
         """The runs of the sequences whose whole round fits into the free KV blocks."""
-        runs = [_Run(sequence, self._kv_of(sequence, chain), chain, self._vocabulary) for sequence, chain in growing]
+        known = self._vocabulary, self._engine.info.vocab_size
+        runs = [_Run(sequence, self._kv_of(sequence, chain), chain, *known) for sequence, chain in growing]
         admitted: list[_Run] = []
         # The last token of a chain is never run.
         needs = [self._engine.kv.blocks_needed(r.kv, r.lag + r.chain.wanted - len(r.chain) - 1) for r in runs]

@@ -65,6 +65,20 @@ def test_it_proposes_what_the_model_itself_would_say(
     assert draft_one(drafter, drafter.open(greedy(PROMPT))) == greedy_continuation(PROMPT, 4)
 
 
+def test_a_target_that_samples_padding_keeps_its_draft(
+    drafter: ModelDrafter, engine: CountingEngine, greedy: Greedy, greedy_continuation: Continue
+) -> None:
+    """The target's head has more rows than this model: its vocabulary is the same but for padding."""
+    beyond = engine.info.vocab_size
+    sequence = drafter.open(greedy([*PROMPT, beyond + 3]))
+    first = draft_one(drafter, sequence)
+    assert first == greedy_continuation([*PROMPT, 0], 4)
+    drafter.commit(sequence, len(PROMPT) + 1, [first[0], beyond])
+    assert draft_one(drafter, sequence) == greedy_continuation([*PROMPT, 0, first[0], 0], 4)
+    drafter.commit(sequence, len(PROMPT) + 3, [beyond + 99, 5])
+    assert draft_one(drafter, sequence) == greedy_continuation([*PROMPT, 0, first[0], 0, 0, 5], 4)
+
+
 def test_one_forward_ingests_and_yields_the_first_guess_then_one_per_token(
     drafter: ModelDrafter, engine: CountingEngine, greedy: Greedy
 ) -> None:
