@@ -39,6 +39,10 @@ _SCHEMES = {
 }
 
 
+OTHER_ENGINE = "use --engine vllm"
+"""The way to models that run, but not in the engine of this package."""
+
+
 class Fault(NamedTuple):
     """What is wrong, and in which file."""
 
@@ -154,12 +158,12 @@ def _attention_fault(path: Path, config: dict[str, Any]) -> Fault | None:
     """Of families that are known by their names; others show when their model is made."""
     kind = config.get("model_type")
     if config.get("kv_lora_rank"):
-        reason = "multi-head latent attention (kv_lora_rank), whose cache is no keys and values of heads"
+        reason = "it has multi-head latent attention (kv_lora_rank), whose cache is no keys and values of heads"
     elif kind == "gpt_oss":
         reason = "its attention has attention sinks (s_aux)"
     else:
         return None
-    return Fault(f"{path}/config.json", f"model_type {kind}: {reason}")
+    return Fault(f"{path}/config.json", f"model_type {kind}: {reason}; {OTHER_ENGINE}")
 
 
 def _rotary_fault(path: Path, config: dict[str, Any]) -> Fault | None:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from outrider.checkpoint_files import OTHER_ENGINE
+
 _MAX_NAMED = 5
 
 
@@ -28,11 +30,11 @@ def architecture_problem(config: Any) -> str | None:
         return f"{named[0]} does not generate text"
     model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if model._is_stateful:
-        return "recurrent: it keeps a state that cannot be rewound"
+        return f"recurrent: it keeps a state that cannot be rewound; {OTHER_ENGINE}"
     if not model._supports_attention_backend:
-        return "its attention cannot be replaced by one over a paged cache"
+        return f"its attention cannot be replaced by one over a paged cache; {OTHER_ENGINE}"
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
-        return "its attention caps scores (attn_logit_softcapping), which no attention here does"
+        return f"its attention caps scores (attn_logit_softcapping), which no attention here does; {OTHER_ENGINE}"
     return None
 
 

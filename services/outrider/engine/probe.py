@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
 
+from outrider.checkpoint_files import OTHER_ENGINE
+
 _NAME = "outrider-probe"
 _NEEDS = {"s_aux": "has attention sinks (s_aux)", "softcap": "caps scores (softcap)"}
 """What no attention here does, by the argument that asks for it."""
@@ -70,7 +72,7 @@ def attention_problem(model: PreTrainedModel, shape: tuple[int, int]) -> str | N
         if model.device.type == "meta":
             return None
         reason = f"cannot run: {error}"
-    return reason and f"its attention {reason}"
+    return reason and f"its attention {reason}; {OTHER_ENGINE}"
 
 
 def on_meta(config: Any) -> PreTrainedModel | None:

@@ -202,6 +202,11 @@ def test_an_ngram_draft_has_the_limits_of_a_config_that_names_them_otherwise_or_
         ("llama", {"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "su is the old name of longrope"),
         ("olmo3", {"layer_types": ["indexed_attention"] * 3}, "layers of kind indexed_attention"),
         ("llama", {"rope_parameters": {"rope_type": "bent", "rope_theta": 1e4}}, "rope_type 'bent' is not known"),
+        ("gpt_oss", MOE, "use --engine vllm"),
+        ("deepseek_v3", {"kv_lora_rank": 16, "n_routed_experts": 4}, "use --engine vllm"),
+        ("gemma2", {"query_pre_attn_scalar": 16}, "caps scores .*use --engine vllm"),
+        ("mamba", {}, "recurrent.*use --engine vllm"),
+        ("doge", {}, "use --engine vllm"),
     ],
 )
 def test_what_is_not_served_is_refused_before_a_weight_is_read(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "olmo2": {},
     "smollm3": {},
     "granite": {},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+        "mlp_only_layers": [1],
+    },
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True},
 }
+EXPERTS = [kind for kind in MODELS if "experts" in str(MODELS[kind])]
 PROMPTS = [list(range(10, 19)), [5], [40, 41] * 9]
 STEPS = 24
 
@@ -75,6 +86,25 @@ def test_a_target_of_it_says_what_transformers_says_with_drafts_too(checkpoint: 
     for completion, prompt in zip(speculator.generate(PROMPTS, max_new_tokens=STEPS), PROMPTS, strict=True):
         assert completion.token_ids == greedy(model, prompt, completion.token_ids)
         assert len(completion.token_ids) == STEPS or completion.token_ids[-1] == model.config.eos_token_id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EXPERTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_forty_texts_of_a_mixture_of_experts_are_the_same_with_and_without_drafts(
+    kind: str, dtype: str, tmp_path: Path
+) -> None:
+    rng = random.Random(3)
+    prompts = [[rng.randrange(3, 250) for _ in range(rng.choice([1, 9, 40]))] * 2 for _ in range(40)]
+    path = made(kind, MODELS[kind], tmp_path)
+    speculator = Speculator(path, path, dtype=dtype)
+    plain, drafted = (speculator.generate(prompts, max_new_tokens=STEPS, speculate=on) for on in (False, True))
+    assert [found.token_ids for found in drafted] == [found.token_ids for found in plain]
+    assert sum(found.num_accepted for found in drafted) > 0
+    if dtype == "float32":
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        texts = [found.token_ids for found in plain]
+        assert texts == [greedy(model, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
 
 
 @pytest.mark.parametrize(
