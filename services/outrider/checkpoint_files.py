@@ -13,19 +13,18 @@ from typing import Any, NamedTuple
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLED_FAULT = "pickled weights run code when they are read; convert to safetensors"
 _INDEX = "model.safetensors.index.json"
-# Of quantized checkpoints, by `quant_method`: the module without which transformers cannot read them, if any.
+READ_HERE = ("awq", "gptq", "compressed-tensors")
+"""Schemes of quantized checkpoints that the engine reads itself: engine/packed_weights.py."""
+# Of others, by `quant_method`: the module without which transformers cannot read them, if any.
 _SCHEMES = {
     "aqlm": "aqlm",
     "auto-round": "auto_round",
-    "awq": "gptqmodel",
     "bitnet": "accelerate",
     "bitsandbytes": "bitsandbytes",
-    "compressed-tensors": "compressed_tensors",
     "eetq": "kernels",
     "fbgemm_fp8": "accelerate",
     "fp8": "accelerate",
     "fp_quant": "fp_quant",
-    "gptq": "gptqmodel",
     "higgs": "flute",
     "hqq": "hqq",
     "mxfp4": "kernels",
@@ -141,6 +140,8 @@ def _scheme_fault(path: Path, config: dict[str, Any]) -> Fault | None:
         return None
     file = f"{path}/config.json"
     method = stated.get("quant_method") if isinstance(stated, dict) else None
+    if method in READ_HERE:
+        return None
     if method not in _SCHEMES:
         return Fault(
             file, f"quantization_config: quant_method {method!r} is not known; convert it, or take plain weights"

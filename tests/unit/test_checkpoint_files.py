@@ -78,8 +78,13 @@ def test_without_tokenizer_json_the_way_to_one_is_told(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "complaint"),
     [
-        ({"quant_method": "gptq", "bits": 4}, "weights in gptq need gptqmodel, which is not installed"),
-        ({"quant_method": "compressed-tensors"}, "weights in compressed-tensors need compressed_tensors"),
+        ({"quant_method": "aqlm"}, "weights in aqlm need aqlm, which is not installed"),
+        ({"quant_method": "gptq", "bits": 3}, "bits: gptq with 3 is not read, only with 2, 4 or 8"),
+        ({"quant_method": "awq", "version": "gemv"}, "awq of version gemv with 4 bits is not read"),
+        (
+            {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"group_0": {}}},
+            "config_groups: group_0: format marlin-24 of compressed-tensors is not read",
+        ),
         ({"quant_method": "exl3"}, "quant_method 'exl3' is not known"),
         ({"bits": 4}, "quant_method None is not known"),
         ("int4", "quant_method None is not known"),

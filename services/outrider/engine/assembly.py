@@ -21,7 +21,7 @@ from outrider.engine.families import head_dim
 from outrider.engine.fused import FusedLlama, can_fuse
 from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
-from outrider.engine.quantization import quantize
+from outrider.engine.quantization import Int8Linear, quantize
 
 
 def assemble(
@@ -78,7 +78,7 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tu
     if cpu.runs_natively(config) and cpu.can_run_natively(model, config.block_size):
         kernels = cpu.load_kernels(config.native_variant)
         return cpu.NativeLlama(kernels, model, context, config.prefill_threads), cpu.NativeAttention(kernels)
-    if config.quantization != "none" and wanted == "auto":
+    if wanted == "auto" and (config.quantization != "none" or any(isinstance(m, Int8Linear) for m in model.modules())):
         # Fused execution joins and repacks plain weights.
         wanted = "transformers"
     attention = _attention(model.config.get_text_config(), config)

@@ -4,16 +4,18 @@ rest."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from outrider.checkpoint_files import end_tokens, engine_fault
-from outrider.engine import checkpoints
+from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault
+from outrider.engine import checkpoints, packed_weights
 from outrider.engine.architectures import architecture_problem, model_problem, tensors_problem, text_part
 from outrider.engine.assembly import assemble, kv_shape
 from outrider.engine.backends import cpu
@@ -26,7 +28,7 @@ from outrider.engine.engine import Engine
 from outrider.engine.fused import keep_to_vector_code
 from outrider.engine.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
 from outrider.engine.probe import attention_problem, on_meta
-from outrider.engine.quantization import BYTES_PER_WEIGHT
+from outrider.engine.quantization import BYTES_PER_WEIGHT, Int8Linear
 from outrider.engine.quantization import check as check_quantization
 
 log = logging.getLogger(__name__)
@@ -98,8 +100,6 @@ def _check_device(name: str) -> None:
 
 def read_settings(path: Path) -> Any:
     """The config of the model's text part. Raises CheckpointError for a model that no engine runs."""
-    from transformers import AutoConfig
-
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers fails in many ways
@@ -112,10 +112,12 @@ def read_settings(path: Path) -> Any:
 
 
 def _scheme_problem(config: Any) -> str | None:
-    """Why transformers cannot read the quantized weights of this config here; None for plain ones."""
+    """Why the quantized weights of this config cannot be read here; None for plain ones."""
     stated = getattr(config, "quantization_config", None)
     if stated is None:
         return None
+    if stated["quant_method"] in READ_HERE:
+        return packed_weights.problem(stated)
     from transformers.quantizers.auto import AutoHfQuantizer
 
     try:
@@ -172,11 +174,9 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
         # The kernels take the weights in int8, as they are stored: half the bytes to read.
         draft, token_map = load_draft_model(path, dtype, in_int8=cpu.runs_natively(config))
         return draft.to(config.device), token_map.to(config.device)
-    from transformers import AutoModelForCausalLM
-
+    from_pretrained, int8 = _loading(path, config)
     try:
-        loaded, report = AutoModelForCausalLM.from_pretrained(
-            path,
+        loaded, report = from_pretrained(
             output_loading_info=True,
             # The report names them; transformers' own refusal does not.
             ignore_mismatched_sizes=True,
@@ -196,7 +196,22 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
         problem = attention_problem(loaded, kv_shape(loaded.config.get_text_config()))
     if problem is not None:
         raise CheckpointError(f"{path}/config.json", f"model_type {loaded.config.model_type}: {problem}")
+    for name, (weight, scale) in int8.items():
+        loaded.set_submodule(name, Int8Linear(weight, scale, loaded.get_submodule(name).bias))
     return loaded.to(config.device), None
+
+
+def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict[str, tuple[Tensor, Tensor]]]:
+    """transformers' loading of the checkpoint, and the layers that stay in int8."""
+    stated = checkpoints.read_config(path).get("quantization_config") or {}
+    if stated.get("quant_method") not in READ_HERE:
+        return partial(AutoModelForCausalLM.from_pretrained, path), {}
+    settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    del settings.quantization_config
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    plain = packed_weights.read(path, stated, dtype, keep_int8=config.device == "cpu")
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
+    return partial(kind.from_pretrained, None, config=settings, state_dict=plain.state), plain.int8
 
 
 def _context_len(path: Path, settings: Any, configured: int | None) -> int:
@@ -212,6 +227,9 @@ def _need(path: Path, settings: Any, config: EngineConfig, context: int) -> Need
     block_bytes = 2 * settings.num_hidden_layers * kv_heads * head_dim * dtype.itemsize * config.block_size
     context_blocks = -(-context // config.block_size)
     parameters = count_parameters(path)
+    if getattr(settings, "quantization_config", None) and (model := on_meta(settings)) is not None:
+        # Their files have fewer numbers than the model, into which they are unpacked.
+        parameters = model.num_parameters()
     need = Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks)
     if config.quantization == "none":
         return need
