@@ -12,16 +12,17 @@ from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.ports import Ports
 from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import DRAFT_KINDS, Plan, StackConfig
+from outrider_controller.cli.stack_config import Plan, StackConfig
 from outrider_controller.cli.stack_options import run_async
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, by_category, count_option, max_tokens_option, mean
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
-from benchmarks.support.stacks import replace_drafts
 
 Measured = dict[str, dict[str, Figures]]
-"""Draft kind → category → figures."""
+"""Kind of drafts → category → figures."""
+_WORKERS = {"draft worker": 1, "lookups": 0}
+"""Kind of drafts → draft workers. Targets look up beside a draft worker too."""
 
 
 @click.command("acceptance")
@@ -29,7 +30,6 @@ Measured = dict[str, dict[str, Figures]]
 @count_option(60)
 @max_tokens_option(64)
 @click.option("--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped.")
-@click.option("--draft-kind", "kinds", type=click.Choice(DRAFT_KINDS), multiple=True, default=("model", "ngram"))
 @click.option("--max-draft-tokens", type=click.IntRange(1), default=None, metavar="N", help="Default: the policy's.")
 @json_file_option
 def acceptance(
@@ -37,24 +37,23 @@ def acceptance(
     num_prompts: int,
     max_tokens: int,
     draft_model: str,
-    kinds: tuple[str, ...],
     max_draft_tokens: int | None,
     json_file: Path | None,
 ) -> int:
-    """How much of what each kind of draft guesses is accepted?
+    """How much of what is drafted is accepted, with a draft worker and by lookups alone?
 
     Greedy, one stream. Acceptance is accepted / verified; what comes after a rejected token is not verified.
     """
     prompts = spread(read_prompts(prompts_file), num_prompts)
-    config = StackConfig(draft_kind=kinds[0], draft_model=draft_model, pin=True)
+    config = StackConfig(draft_model=draft_model, pin=True)
     options = {"temperature": 0.0, "max_tokens": max_tokens}
     if max_draft_tokens:
         options["max_draft_tokens"] = max_draft_tokens
-    return run_async(_acceptance(config, prompts, kinds, options, json_file))
+    return run_async(_acceptance(config, prompts, options, json_file))
 
 
 async def _acceptance(
-    config: StackConfig, prompts: list[Prompt], kinds: tuple[str, ...], options: dict[str, Any], json_file: Path | None
+    config: StackConfig, prompts: list[Prompt], options: dict[str, Any], json_file: Path | None
 ) -> int:
     measured: Measured = {}
 
@@ -63,11 +62,8 @@ async def _acceptance(
         most = ("--max-draft-tokens", str(options["max_draft_tokens"])) if "max_draft_tokens" in options else ()
         return replace(plan, controller=replace(plan.controller, argv=(*plan.controller.argv, *most)))
 
-    async with Stack(config, note, amend) as stack:
-        for kind in kinds:
-            if kind != kinds[0]:
-                draft = StackConfig(draft_kind=kind, draft_model=config.draft_model if kind != "ngram" else "").draft
-                await replace_drafts(stack, kind, draft)
+    for kind, drafts in _WORKERS.items():
+        async with Stack(replace(config, drafts=drafts), note, amend) as stack:
             answered = await answers(stack.gateway_grpc, stack.config.model, prompts, kind, speculation="on", **options)
             measured[kind] = {c: Figures.of(found) for c, found in by_category(prompts, answered).items()}
     show(table(list(_rows(measured))))

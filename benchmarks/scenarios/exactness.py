@@ -101,14 +101,14 @@ async def _float32(config: StackConfig, prompts: list[Prompt], max_tokens: int, 
 
         greedy, greedy_on = await ask("greedy, off", "off", _GREEDY), await ask("greedy, on", "on", _GREEDY)
         coupled, coupled_on = await ask("coupled, off", "off", _COUPLED), await ask("coupled, on", "on", _COUPLED)
-        await replace_drafts(stack, "ngram", stack.config.target_model)
+        await replace_drafts(stack, stack.config.target_model)
         greedy_other = await ask("greedy, other draft", "on", _GREEDY)
         coupled_other = await ask("coupled, other draft", "on", _COUPLED)
     return [
         compare("greedy", "float32", "on", greedy, greedy_on),
-        compare("greedy", "float32", "other draft (ngram)", greedy, greedy_other),
+        compare("greedy", "float32", "other draft (the target)", greedy, greedy_other),
         compare("coupled", "float32", "on", coupled, coupled_on),
-        compare("coupled", "float32", "other draft (ngram)", coupled, coupled_other),
+        compare("coupled", "float32", "other draft (the target)", coupled, coupled_other),
     ]
 
 

@@ -65,7 +65,7 @@ def kernels(
     from outrider.engine.backends.cpu import runnable_variants
 
     torch.set_num_threads(threads)
-    path, draft = resolve(model), resolve(draft_model or default_draft(model, "model"))
+    path, draft = resolve(model), resolve(draft_model or default_draft(model))
     weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     buffer = torch.ones(weight_bytes // 8, dtype=torch.int64)
     reading = Times("reading", {"read": buffer.sum})

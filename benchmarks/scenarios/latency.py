@@ -233,7 +233,7 @@ async def prepare(stack: Stack, condition: Condition) -> None:
     """Gives the stack the condition's drafts and round trip."""
     drafts = [stack.processes[f"draft-{number}"] for number in range(stack.config.drafts)]
     if condition.draft != "good" or any(draft.spec.argv[2] != "outrider.draft" for draft in drafts):
-        await replace_drafts(stack, stack.config.draft_kind, stack.config.draft, _CHANGES[condition.draft])
+        await replace_drafts(stack, stack.config.draft, _CHANGES[condition.draft])
     if condition.added_ms is not None:
         await added_round_trip(stack, condition.added_ms)
 

@@ -100,7 +100,7 @@ def quantization(
     """
     wanted = ("none", *dict.fromkeys(methods))
     texts = [prompt.text for prompt in spread(read_prompts(prompts_file), num_prompts)]
-    draft = draft_model or default_draft(target_model, "model")
+    draft = draft_model or default_draft(target_model)
     measured = _measure(target_model, draft, texts, wanted, max_tokens, rounds, threads, dtype, device)
     plain = {one.role: one for one in measured if one.quantization == "none"}
     show(table([_row(one, plain[one.role]) for one in measured]))

@@ -18,7 +18,7 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.progress import Progress
-from outrider_controller.cli.stack_config import DRAFT_KINDS, DTYPES
+from outrider_controller.cli.stack_config import DTYPES
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import max_tokens_option
@@ -51,7 +51,6 @@ class Loading:
 
     target_model: str
     draft_model: str
-    draft_kind: str
     dtype: str
     concurrency: int
     threads: int
@@ -120,7 +119,6 @@ class Part:
 @click.option("--dtype", type=click.Choice(DTYPES), default="float32", show_default=True, help="Of the target.")
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="What answers.")
 @click.option("--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped.")
-@click.option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="model", show_default=True)
 @click.option("--concurrency", type=click.IntRange(1, 256), default=48, show_default=True, help="Sequences in a step.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
 @click.option(
@@ -144,7 +142,6 @@ def scale(
     dtype: str,
     target_model: str,
     draft_model: str,
-    draft_kind: str,
     concurrency: int,
     threads: int,
     shared_prompts: bool,
@@ -161,12 +158,10 @@ def scale(
     distance of the two tokens' logits.
     """
     wanted = assembled([prompt for file in prompts_files for prompt in read_prompts(file)], num_prompts)
-    asked = {"dtype": dtype, "max_tokens": max_tokens, "draft_kind": draft_kind, "num_prompts": num_prompts}
+    asked = {"dtype": dtype, "max_tokens": max_tokens, "num_prompts": num_prompts}
     if shared_prompts:
         asked["shared_prompts"] = True
-    loading = Loading(
-        target_model, draft_model, draft_kind, dtype, concurrency, threads, kv_cache_bytes, shared_prompts
-    )
+    loading = Loading(target_model, draft_model, dtype, concurrency, threads, kv_cache_bytes, shared_prompts)
     path, revision = _target(target_model)
     encoded = _encoded(path, wanted, max_tokens)
     asked |= {"target": revision, "prompts": hashlib.sha256(json.dumps(encoded).encode()).hexdigest()[:16]}
@@ -196,21 +191,17 @@ def _target(name: str) -> tuple[Path, str]:
 
 def _load(loading: Loading) -> Answering:
     import torch
-    from outrider.drafters import DrafterKind, load_drafter
+    from outrider.drafters import load_drafter
     from outrider.engine import CheckpointError, EngineConfig, resolve
     from outrider.engine.loader import load_engine
     from outrider.local import Pair
 
     torch.set_num_threads(loading.threads)
-    kind = loading.draft_kind
     try:
         path = resolve(loading.target_model, note)
-        # An n-gram draft only reads the vocabulary.
-        draft = path
-        if kind != "ngram":
-            draft = resolve(loading.draft_model or default_draft(loading.target_model, kind), note)
+        draft = resolve(loading.draft_model or default_draft(loading.target_model), note)
         engine = load_engine(path, EngineConfig(dtype=loading.dtype, kv_cache_bytes=loading.kv_cache_bytes))
-        drafter = load_drafter(DrafterKind(kind), draft)
+        drafter = load_drafter(draft)
     except CheckpointError as error:
         raise CommandError(str(error)) from error
     return Pair(engine, drafter, max_sequences=loading.concurrency)

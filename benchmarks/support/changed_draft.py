@@ -81,7 +81,7 @@ def stalling(drafted: DraftTree) -> DraftTree:
 
 
 def recalling(config: DraftConfig, path: Path) -> Drafter:
-    """Computes each forward only once. Not for n-grams, which have no model."""
+    """Computes each forward only once."""
     engine = RecallingEngine(load_engine(path, config.engine))
     return ModelDrafter(engine, config.drafting)
 

@@ -42,7 +42,7 @@ _here: list[tuple[Pair, Any]] = []
 def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: bool) -> None:
     os.sched_setaffinity(0, cores)
     import torch
-    from outrider.drafters import DrafterKind, load_drafter
+    from outrider.drafters import load_drafter
     from outrider.engine import EngineConfig, resolve
     from outrider.engine.loader import load_engine
     from outrider.engine.tokenizer import load_tokenizer
@@ -50,9 +50,7 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
 
     torch.set_num_threads(1)
     engine = EngineConfig(prefix_cache=False)
-    # Only its vocabulary is read for n-grams.
-    path = target if config.draft_kind == "ngram" else resolve(config.draft)
-    drafter = load_drafter(DrafterKind(config.draft_kind), path, engine=engine)
+    drafter = load_drafter(resolve(config.draft), engine=engine)
     most = PolicyConfig().max_draft_tokens
     pair = Pair(load_engine(target, engine), drafter, max_sequences=1, max_draft_tokens=most, ignore_eos=ignore_eos)
     _here.append((pair, load_tokenizer(target)))

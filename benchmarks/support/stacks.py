@@ -35,13 +35,13 @@ def with_options(argv: tuple[str, ...], **values: str) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def changed_draft(spec: ProcessSpec, kind: str, model: str, path: str, change: str = "") -> ProcessSpec:
+def changed_draft(spec: ProcessSpec, model: str, path: str, change: str = "") -> ProcessSpec:
     """A draft at the same address. `change`: one of benchmarks.support.changed_draft; empty: the shipped draft."""
     python, flag, module, *flags = spec.argv
     # The first argument of an already changed draft is its change.
     flags = flags[1:] if module == _CHANGED_DRAFT else flags
     program = (_CHANGED_DRAFT, change) if change else ("outrider.draft",)
-    argv = with_options((python, flag, *program, *flags), model=path, model_name=served_name(model), kind=kind)
+    argv = with_options((python, flag, *program, *flags), model=path, model_name=served_name(model))
     return replace(spec, argv=argv, env={**spec.env, **_with_benchmarks()})
 
 
@@ -56,13 +56,12 @@ def unpriced_targets(targets: tuple[ProcessSpec, ...], line_file: Path) -> tuple
     return tuple(map(changed, targets))
 
 
-async def replace_drafts(stack: Stack, kind: str, model: str, change: str = "") -> None:
+async def replace_drafts(stack: Stack, model: str, change: str = "") -> None:
     """Replaces the drafts, each at the same address. Waits until the new ones are paired."""
-    # An n-gram draft only reads the vocabulary, which the target's directory has.
     path = str(stack.target_path) if model == stack.config.target_model else model
     for number in range(stack.config.drafts):
         old = stack.processes[f"draft-{number}"]
-        await stack.restart(old.spec.name, changed_draft(old.spec, kind, model, path, change))
+        await stack.restart(old.spec.name, changed_draft(old.spec, model, path, change))
     await stack.assembled()
 
 

@@ -212,7 +212,7 @@ def serve(images: dict[str, Image], work: Path) -> None:
     worker = ["--model", "/models/tiny", "--require-native", "--threads", "1"]
     flags = {
         "target": [*worker, "--listen", ports["target"], "--ops-listen", ops["target"]],
-        "draft": [*worker, "--kind", "model", "--listen", ports["draft"], "--ops-listen", ops["draft"]],
+        "draft": [*worker, "--listen", ports["draft"], "--ops-listen", ops["draft"]],
         "controller": [
             *("--router-listen", ports["router"], "--router-ops-listen", ops["router"]),
             *("--control-listen", ports["control"], "--control-ops-listen", ops["control"]),

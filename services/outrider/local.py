@@ -16,7 +16,7 @@ from typing import Any
 
 from outrider.draft import events
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter, DrafterKind, load_drafter
+from outrider.drafters import Drafter, load_drafter
 from outrider.drafting import source as drafting
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, DraftSource, make_sources
@@ -87,7 +87,7 @@ class Speculator:
         Raises CheckpointError for a model that does not exist or cannot be read.
         """
         path = resolve(str(target))
-        drafter = None if draft is None else load_drafter(DrafterKind.MODEL, resolve(str(draft)), speaks=path)
+        drafter = None if draft is None else load_drafter(resolve(str(draft)), speaks=path)
         engine = load_engine(path, EngineConfig(dtype=dtype))
         self._tokenizer: Any = load_tokenizer(path)
         self._pair = Pair(engine, drafter, max_sequences=max_sequences, max_draft_tokens=max_draft_tokens)

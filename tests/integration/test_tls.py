@@ -17,7 +17,6 @@ import pytest
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe
 from outrider.draft.process import serve as serve_draft
-from outrider.drafters import DrafterKind
 from outrider.drafters.loading import load_drafter
 from outrider.engine import EngineConfig
 from outrider.gateway.config import GatewayConfig
@@ -63,9 +62,8 @@ async def everything(directory: Path, tiny: Path, secret: ClusterSecret | None =
         redis = stack.enter_context(EmbeddedServer.start(directory / "redis"))
         store = await stack.enter_async_context(MetadataStore.connect(redis.url))
         common["metadata_url"] = redis.url
-        draft_config = DraftConfig(**common, kind=DrafterKind.MODEL, tls_dir=tls[Role.DRAFT])
-        options = {"engine": _ENGINE, "model": draft_config.drafting, "ngram": draft_config.ngrams}
-        drafter = load_drafter(draft_config.kind, tiny, **options)
+        draft_config = DraftConfig(**common, tls_dir=tls[Role.DRAFT])
+        drafter = load_drafter(tiny, engine=_ENGINE, model=draft_config.drafting)
         info = describe(draft_config, tiny, drafter)
         draft = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
         target_config = TargetConfig(**common, model_name="tiny", tls_dir=tls[Role.TARGET])

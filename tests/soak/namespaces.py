@@ -208,7 +208,7 @@ class Cluster:
         worker = ("--model", str(self.model), "--dtype", "float32", "--threads", "1", "--listen", listen)
         own = {
             "target": ("outrider.target", *worker),
-            "draft": ("outrider.draft", *worker, "--kind", "model"),
+            "draft": ("outrider.draft", *worker),
             "router": (
                 *("outrider_controller.router", "--listen", listen),
                 *("--cache-salt-key-file", str(self.directory / "salt")),

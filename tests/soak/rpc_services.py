@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe
 from outrider.draft.process import serve as serve_draft
-from outrider.drafters import DrafterKind
 from outrider.drafters.loading import load_drafter
 from outrider.engine import EngineConfig
 from outrider.metadata import MetadataStore
@@ -182,10 +181,8 @@ async def serving_all(directory: Path) -> AsyncIterator[Mapping[str, str]]:
             common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": _ENGINE}
             target_config = TargetConfig(**common, model_name=MODEL, metadata_url=redis.url)
             target = await stack.enter_async_context(serve_target(target_config, *load(target_config)))
-            draft_config = DraftConfig(**common, kind=DrafterKind.MODEL, metadata_url=redis.url)
-            drafter = load_drafter(
-                draft_config.kind, tiny, engine=_ENGINE, model=draft_config.drafting, ngram=draft_config.ngrams
-            )
+            draft_config = DraftConfig(**common, metadata_url=redis.url)
+            drafter = load_drafter(tiny, engine=_ENGINE, model=draft_config.drafting)
             info = describe(draft_config, tiny, drafter)
             draft = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
             store = await stack.enter_async_context(MetadataStore.connect(redis.url))

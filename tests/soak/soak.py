@@ -265,7 +265,7 @@ async def start_draft(stack: AsyncExitStack, model: Path, url: str, engine_confi
     from outrider.drafters import load_drafter
 
     config = DraftConfig(str(model), "127.0.0.1:0", engine=engine_config, metadata_url=url)
-    drafter = load_drafter(config.kind, model, engine=engine_config, model=config.drafting, ngram=config.ngrams)
+    drafter = load_drafter(model, engine=engine_config, model=config.drafting)
     running = await stack.enter_async_context(serve(config, drafter, describe(config, model, drafter)))
     return running.servicer
 

@@ -93,7 +93,7 @@ class Result:
 def tensor_parallel(model: str, size: int | None, vllm_python: str, max_tokens: int, json_file: Path | None) -> int:
     """One target on several processes of vLLM: are the texts equal, and how soon is it back?
 
-    Float32. Texts are compared with plain decoding on one process: greedy, greedy with speculation (n-grams), and
+    Float32. Texts are compared with plain decoding on one process: greedy, greedy with speculation (lookups), and
     sampled with a seed. Then one of the processes of the model is ended by SIGKILL in mid-stream, twice: what counts is
     the time until the next token, at most two minutes, and the text.
     """

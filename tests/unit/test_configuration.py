@@ -219,7 +219,6 @@ _TEXTS = {
     "quantization": ["none", "int8", "int3"],
     "attention": ["auto", "sdpa", "flash"],
     "device": ["cpu", "cuda", "cuda:1"],
-    "kind": ["model", "ngram", "oracle"],
     "log_format": ["human", "json", "xml"],
     "cpu_cores": ["0", "0,2-3", "3-2"],
     "tls_dir": ["", "", "/nonexistent"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outrider.drafters import DrafterKind, load_drafter
+from outrider.drafters import load_drafter
 from outrider.engine import EngineConfig
 from outrider.engine.loader import load_engine
 from outrider.errors import InvalidRequest
@@ -20,7 +20,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=3)
 @pytest.fixture(scope="module")
 def pair(tiny: Path) -> Pair:
     """The draft has the target's own weights, so its guesses are good."""
-    drafter = load_drafter(DrafterKind.MODEL, tiny, engine=CONFIG)
+    drafter = load_drafter(tiny, engine=CONFIG)
     return Pair(load_engine(tiny, CONFIG), drafter, max_sequences=4, row_price=lambda _: 0.0)
 
 
@@ -42,7 +42,7 @@ def test_answers_come_in_the_order_of_their_prompts(pair: Pair) -> None:
 
 def test_every_block_is_given_back(tiny: Path) -> None:
     target = load_engine(tiny, CONFIG)
-    drafter = load_drafter(DrafterKind.MODEL, tiny, engine=CONFIG)
+    drafter = load_drafter(tiny, engine=CONFIG)
     Pair(target, drafter, max_sequences=3).answer(PROMPTS, 12, speculate=True)
     assert target.kv.num_free_blocks == drafter.num_free_blocks == 256
 

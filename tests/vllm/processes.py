@@ -69,5 +69,5 @@ def target(model: Path, *arguments: str) -> contextlib.AbstractAsyncContextManag
     return running("--engine", "vllm", "--model", str(model), *OPTIONS, *arguments)
 
 
-def ngrams(model: Path) -> contextlib.AbstractAsyncContextManager[Running]:
-    return running("--kind", "ngram", "--model", str(model), draft=True)
+def drafting(model: Path) -> contextlib.AbstractAsyncContextManager[Running]:
+    return running("--model", str(model), draft=True)

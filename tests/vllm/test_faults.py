@@ -15,7 +15,7 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import worker_pb2
 
 from tests.integration.target.test_server import Router, open_sequence
-from tests.vllm.processes import ngrams, target
+from tests.vllm.processes import drafting, target
 from tests.vllm.served import Loaded, loaded, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -42,7 +42,7 @@ def opening(number: int, length: int = LENGTH, **changes: Any) -> sp.OpenSequenc
 async def test_a_draft_that_dies_or_stops_changes_no_text(
     engine: Loaded, tiny_vllm: Path, planted: signal.Signals, mode: dict[str, Any]
 ) -> None:
-    async with ngrams(tiny_vllm) as draft, served(engine) as (servicer, stub, _):
+    async with drafting(tiny_vllm) as draft, served(engine) as (servicer, stub, _):
         record = LeaseRecord(draft.info, worker_pb2.WorkerLoad(), draft.address, 1)
 
         async def leases() -> list[LeaseRecord]:

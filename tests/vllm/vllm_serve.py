@@ -105,6 +105,6 @@ def _await_health(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def drafting(model: Path, address: str) -> subprocess.Popen[bytes]:
-    """A draft worker that looks for repetitions. The caller ends it."""
-    options = ["--listen", address, "--kind", "ngram", "--model", str(model)]
+    """A draft worker with this model. The caller ends it."""
+    options = ["--listen", address, "--model", str(model)]
     return subprocess.Popen([sys.executable, "-m", "outrider.draft", *options])

@@ -16,14 +16,11 @@ DEFAULT_TARGET = "smollm2-135m-instruct"
 _SHIPPED_DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
 
 
-def default_draft(target: str, kind: str) -> str:
+def default_draft(target: str) -> str:
     """The draft that goes with a target when none is named. Raises CommandError when there is none."""
-    if kind == "ngram":
-        # It reads the vocabulary only.
-        return target
     draft = shipped_draft(target)
     if not draft:
-        ways = "give --draft-model, or --draft-kind ngram; or --drafts 0, and the target looks drafts up itself"
+        ways = "give --draft-model; or --drafts 0, and the target looks drafts up itself"
         raise CommandError(f"no draft is shipped for {target}: {ways}")
     return draft
 

@@ -16,7 +16,6 @@ from outrider_controller.cli.process import ProcessSpec
 from outrider_controller.router.config import PolicyConfig
 
 ENGINES = ("outrider", "vllm")
-DRAFT_KINDS = ("model", "ngram")
 DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 NATIVE_VARIANTS = ("auto", "amx", "avx512-bf16", "avx512", "avx2", "portable")
@@ -30,7 +29,6 @@ class StackConfig:
     target_model: str = DEFAULT_TARGET
     draft_model: str = ""
     """Empty: the one shipped for the target."""
-    draft_kind: str = "model"
     targets: int = 1
     engine: str = "outrider"
     """What runs the targets' model."""
@@ -96,8 +94,6 @@ class StackConfig:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(QUANTIZATIONS)}")
         if self.native_variant not in NATIVE_VARIANTS:
             raise ValueError(f"native_variant: {self.native_variant!r} is not one of {', '.join(NATIVE_VARIANTS)}")
-        if self.draft_kind not in DRAFT_KINDS:
-            raise ValueError(f"draft_kind: {self.draft_kind!r} is not one of {', '.join(DRAFT_KINDS)}")
         if not (self.start_timeout_s > 0 and self.stop_timeout_s >= 0):
             raise ValueError("start_timeout_s: must be above 0; stop_timeout_s: must not be negative")
 
@@ -109,7 +105,7 @@ class StackConfig:
     @property
     def draft(self) -> str:
         """The draft that is meant."""
-        return self.draft_model or default_draft(self.target_model, self.draft_kind)
+        return self.draft_model or default_draft(self.target_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +177,8 @@ class Planner:
 
     def _draft(self, number: int, port: int) -> ProcessSpec:
         config = self._config
-        # Only its vocabulary is read for n-grams, and the target's directory is at hand.
         path = str(self._target_path) if config.draft == config.target_model else config.draft
-        name = ("--model", path, "--model-name", served_name(config.draft), "--kind", config.draft_kind)
+        name = ("--model", path, "--model-name", served_name(config.draft))
         worker = self._worker(port, config.draft_dtype, config.draft_quantization, self.cores.threads)
         flags = (*name, *worker)
         return self._spec(f"draft-{number}", "outrider.draft", flags, port, self.cores.drafts[number])

@@ -19,7 +19,6 @@ from outrider_controller.cli.models import DEFAULT_TARGET, shipped_draft
 from outrider_controller.cli.output import note
 from outrider_controller.cli.process import ProcessFailed
 from outrider_controller.cli.stack_config import (
-    DRAFT_KINDS,
     DTYPES,
     ENGINES,
     NATIVE_VARIANTS,
@@ -44,7 +43,7 @@ def stack_options(
         @wraps(command)
         def run(**given: Any) -> Any:
             if given["drafts"] is None:
-                given["drafts"] = _default_drafts(given["target_model"], given["draft_model"], given["draft_kind"])
+                given["drafts"] = _default_drafts(given["target_model"], given["draft_model"])
             try:
                 config = StackConfig(**{f.name: given.pop(f.name) for f in fields(StackConfig) if f.name in given})
             except ValueError as error:
@@ -66,7 +65,6 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
     return [
         option("--target-model", default=DEFAULT_TARGET, metavar="PATH|NAME", help="What answers.", **shown),
         option("--draft-model", default="", metavar="PATH|NAME", help="What drafts; default: the one shipped."),
-        option("--draft-kind", type=click.Choice(DRAFT_KINDS), default="model", help="How drafts guess.", **shown),
         option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
         option("--engine", type=click.Choice(ENGINES), default="outrider", help="What runs the targets.", **shown),
         option("--vllm-python", default="", metavar="PATH", help="Interpreter that has vLLM; default: this one."),
@@ -122,8 +120,8 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
     ]
 
 
-def _default_drafts(target: str, draft: str, kind: str) -> int:
-    if draft or kind == "ngram" or shipped_draft(target):
+def _default_drafts(target: str, draft: str) -> int:
+    if draft or shipped_draft(target):
         return 1
     note(f"no draft is shipped for {target}: it looks its drafts up itself; --draft-model names another draft")
     return 0

@@ -428,11 +428,7 @@ def _active_request(
     new_response: NewResponse,
     recorder: Recorder,
 ) -> ActiveRequest:
-    mode = verification_mode(
-        temperature=request.sampling.temperature,
-        seeded=request.seeded,
-        draft_kind=draft.info.draft_kind if draft else None,
-    )
+    mode = verification_mode(temperature=request.sampling.temperature, seeded=request.seeded)
     max_new_tokens, vocab_size, at_us = request.stopping.max_new_tokens, target.info.vocab_size, now_us()
     state = RequestState(request.prompt, max_new_tokens, vocab_size, list(request.resume))
     recorder.placed(state, mode, at_us)

@@ -115,9 +115,7 @@ def info_problem(info: worker.WorkerInfo, role: worker.WorkerRole.ValueType, wor
     return None
 
 
-def verification_mode(
-    *, temperature: float, seeded: bool, draft_kind: str | None
-) -> sequence.VerificationMode.ValueType:
+def verification_mode(*, temperature: float, seeded: bool) -> sequence.VerificationMode.ValueType:
     """The verification mode of a new request. It stays the same over every failover.
 
     Ratio accepts most but needs q. A draft that joins later can always give one: a proposal without probabilities is a
@@ -125,9 +123,7 @@ def verification_mode(
     """
     if temperature == 0:
         return sequence.VERIFICATION_MODE_GREEDY
-    if seeded or draft_kind == "ngram":
-        return sequence.VERIFICATION_MODE_COUPLED
-    return sequence.VERIFICATION_MODE_RATIO
+    return sequence.VERIFICATION_MODE_COUPLED if seeded else sequence.VERIFICATION_MODE_RATIO
 
 
 def common_draft_limit(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> int:

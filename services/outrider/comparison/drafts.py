@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import DrafterKind, load_drafter
+from outrider.drafters import load_drafter
 from outrider.drafting.heads import HeadDrafts, HeadError, head_kind
 from outrider.drafting.heads.loading import read_head_config
 from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
@@ -62,7 +62,7 @@ def _loaded(engine: Engine, target: Path, name: str, max_sequences: int) -> Make
         return lambda: HeadDrafts(head)
     if tokenizer_fingerprint(path) != tokenizer_fingerprint(target):
         raise CheckpointError(name, "its tokens are not the target's")
-    drafter = load_drafter(DrafterKind.MODEL, path, engine=EngineConfig(prefix_cache=False))
+    drafter = load_drafter(path, engine=EngineConfig(prefix_cache=False))
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences))
 
 

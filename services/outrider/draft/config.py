@@ -7,23 +7,19 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from outrider.configuration import load
-from outrider.drafters import DrafterKind, ModelConfig
-from outrider.drafting.lookup.ngram import NgramConfig
+from outrider.drafters import ModelConfig
 from outrider.rpc.roles import Role
 from outrider.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftConfig(WorkerConfig):
-    """One draft worker process. For n-grams only the vocabulary of `model` is read."""
+    """One draft worker process."""
 
-    kind: DrafterKind = DrafterKind.MODEL
-    """A model, or n-grams of the text so far (ngram), which targets look up themselves too."""
     speaks: str = ""
     """The target, by name or path, if its tokens may be others than those of `model`: tokens that both spell alike are
     proposed. Only its tokenizer and config.json are read."""
     drafting: ModelConfig = field(default_factory=ModelConfig)
-    ngrams: NgramConfig = field(default_factory=NgramConfig)
     max_sequences: int = 256
     """Open sequences, beyond which opens are refused."""
     max_draft_tokens: int = 8
@@ -35,8 +31,6 @@ class DraftConfig(WorkerConfig):
         WorkerConfig.__post_init__(self)
         if self.max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens: must be at least 1, got {self.max_draft_tokens}")
-        if self.speaks and self.kind is not DrafterKind.MODEL:
-            raise ValueError(f"speaks: not with kind {self.kind}")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> DraftConfig:

@@ -18,6 +18,7 @@ from outrider.draft.service import DraftServicer
 from outrider.draft.wire import Limits
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, load_drafter
+from outrider.drafters.model import SOURCE
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
@@ -35,8 +36,7 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 def load(config: DraftConfig, path: Path) -> Drafter:
     """The drafter that `config` asks for, from the checkpoint at `path`."""
-    engine, model, ngram = config.engine, config.drafting, config.ngrams
-    return load_drafter(config.kind, path, engine=engine, model=model, ngram=ngram, speaks=_target(config))
+    return load_drafter(path, engine=config.engine, model=config.drafting, speaks=_target(config))
 
 
 def _target(config: DraftConfig) -> Path | None:
@@ -91,6 +91,6 @@ def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.Wo
         drafter.info,
         model_revision=weights_revision(path, config.engine.quantization),
         tokenizer_fingerprint=tokenizer_fingerprint(_target(config) or path),
-        draft_kind=drafter.info.kind.value,
+        draft_kind=SOURCE,
         max_draft_tokens=config.max_draft_tokens,
     )

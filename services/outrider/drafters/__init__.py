@@ -3,20 +3,17 @@
 Knows sequences and their committed tokens; not the target, and not the callers.
 """
 
-from outrider.drafters.config import DrafterKind, ModelConfig
+from outrider.drafters.config import ModelConfig
 from outrider.drafters.interface import Drafter
 from outrider.drafters.loading import load_drafter
 from outrider.drafters.model import ModelDrafter
-from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.sequence import CommitMismatch, DraftSequence
 
 __all__ = [
     "CommitMismatch",
     "DraftSequence",
     "Drafter",
-    "DrafterKind",
     "ModelConfig",
     "ModelDrafter",
-    "NgramDrafter",
     "load_drafter",
 ]

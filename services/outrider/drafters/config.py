@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 # With the longest draft they make a tree that targets accept as a message.
 MAX_ALTERNATIVES = 5
 # In one position: the target hardly ever chooses further ones.
 _MAX_OTHERS = 3
-
-
-class DrafterKind(enum.StrEnum):
-    MODEL = "model"
-    NGRAM = "ngram"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outrider.drafters.config import DrafterKind
 from outrider.drafters.sequence import DraftSequence
 from outrider.drafting.source import DraftLimits, Opening
 from outrider.drafting.tree import DraftTree
@@ -20,7 +19,6 @@ from outrider.drafting.tree import DraftTree
 class DrafterInfo:
     """Properties of a drafter that a caller needs before it opens a sequence."""
 
-    kind: DrafterKind
     vocab_size: int
     """Token ids are below this."""
     max_context_len: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.drafters.config import DrafterKind, ModelConfig
+from outrider.drafters.config import ModelConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.rounds import Chain, plan_ingestion
 from outrider.drafters.sequence import DraftSequence, common_len
@@ -65,7 +65,6 @@ class ModelDrafter(Drafter):
         info = engine.info
         self._vocabulary = vocabulary or OwnVocabulary(info.vocab_size, token_map=engine.token_map)
         self.info = DrafterInfo(
-            DrafterKind.MODEL,
             self._vocabulary.size,
             info.max_context_len,
             info.device,

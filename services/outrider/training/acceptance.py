@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.drafters import DrafterKind, ModelConfig, load_drafter
+from outrider.drafters import ModelConfig, load_drafter
 from outrider.drafting.heads import DraftHead
 from outrider.drafting.heads.check import guess_logits
 from outrider.engine import Engine, EngineConfig, Row
@@ -41,7 +41,7 @@ def measure(target: Engine, draft: Path, prompts: Sequence[Sequence[int]], max_n
     """The target answers the prompts with this draft, once at each temperature. Raises CheckpointError."""
     longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     blocks = _CONCURRENCY * -(-longest // _BLOCK)
-    drafter = load_drafter(DrafterKind.MODEL, draft, engine=EngineConfig(num_blocks=blocks), model=_EVERY_TOKEN)
+    drafter = load_drafter(draft, engine=EngineConfig(num_blocks=blocks), model=_EVERY_TOKEN)
     pair = Pair(target, drafter, max_sequences=_CONCURRENCY, max_draft_tokens=1, row_price=lambda _: 0.0, lookups=())
 
     def share(params: SamplingParams | None) -> float:

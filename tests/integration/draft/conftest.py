@@ -11,7 +11,7 @@ import pytest
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe, serve
 from outrider.draft.service import DraftServicer
-from outrider.drafters import DrafterKind, ModelConfig, load_drafter
+from outrider.drafters import ModelConfig, load_drafter
 from outrider.engine import EngineConfig
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1.draft_pb2_grpc import DraftServiceStub
@@ -33,10 +33,10 @@ def served(tiny: Path) -> Serve:
     """Loads a drafter on the tiny model, serves it, and connects to it."""
 
     @asynccontextmanager
-    async def start(kind: DrafterKind = DrafterKind.MODEL, **config: object) -> AsyncIterator[Served]:
+    async def start(**config: object) -> AsyncIterator[Served]:
         engine = EngineConfig(dtype="float32", num_blocks=64)
-        drafter = load_drafter(kind, tiny, engine=engine, model=ModelConfig(min_confidence=0.0))
-        settings = DraftConfig(str(tiny), "127.0.0.1:0", kind=kind, **config)  # type: ignore[arg-type]
+        drafter = load_drafter(tiny, engine=engine, model=ModelConfig(min_confidence=0.0))
+        settings = DraftConfig(str(tiny), "127.0.0.1:0", **config)  # type: ignore[arg-type]
         async with (
             serve(settings, drafter, describe(settings, tiny, drafter)) as running,
             create_channel(running.life.address) as channel,

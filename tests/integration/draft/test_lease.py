@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from outrider.drafters import DrafterKind
 from outrider.metadata import MetadataStore
 from outrider.prefix import block_hashes
 from outrider.rpc.v1 import draft_pb2, worker_pb2
@@ -40,7 +39,7 @@ async def test_prefixes_of_committed_text_are_published(served: Serve, url: str)
     prompt = [i % 300 for i in range(40)]
     async with (
         MetadataStore.connect(url, call_timeout_s=2.0) as store,
-        served(DrafterKind.MODEL, metadata_url=url) as (stub, servicer),
+        served(metadata_url=url) as (stub, servicer),
     ):
         call = stub.Draft()
         await call.write(draft_pb2.DraftRequest(opens=[opening(1, prompt, cache_salt=b"tenant")]))
@@ -57,7 +56,7 @@ async def test_prefixes_of_committed_text_are_published(served: Serve, url: str)
 
 async def test_a_store_that_goes_away_is_no_reason_to_stop_drafting(served: Serve, tmp_path: Path) -> None:
     server = EmbeddedServer.start(tmp_path / "redis")
-    async with served(DrafterKind.MODEL, metadata_url=server.url) as (stub, _):
+    async with served(metadata_url=server.url) as (stub, _):
         server.stop()
         call = stub.Draft()
         await call.write(draft_pb2.DraftRequest(opens=[opening(1, list(range(40)))]))

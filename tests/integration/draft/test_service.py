@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import pytest
 from outrider.draft.service import DraftServicer
-from outrider.drafters import DrafterKind
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
 
@@ -83,7 +82,7 @@ async def test_what_came_in_one_message_is_answered_in_one_message(served: Serve
 
 async def test_in_ratio_mode_drafts_carry_q_and_the_sampling(served: Serve) -> None:
     sampling = pb.Sampling(temperature=0.7, top_p=0.9, seed=5)
-    async with served(DrafterKind.MODEL) as (stub, _):
+    async with served() as (stub, _):
         call = stub.Draft()
         message = opening(1, sampling=sampling, mode=pb.VERIFICATION_MODE_RATIO)
         await call.write(draft_pb2.DraftRequest(opens=[message]))
@@ -110,7 +109,7 @@ async def test_bad_data_ends_its_sequence_and_nothing_else(served: Serve) -> Non
 
 
 async def test_a_stream_that_ends_or_breaks_gives_everything_back(served: Serve) -> None:
-    async with served(DrafterKind.MODEL) as (stub, servicer):
+    async with served() as (stub, servicer):
         ended, cancelled, kept = stub.Draft(), stub.Draft(), stub.Draft()
         for call in (ended, cancelled, kept):
             # The same id on each: ids belong to their stream.
@@ -128,18 +127,18 @@ async def test_a_stream_that_ends_or_breaks_gives_everything_back(served: Serve)
 
 
 async def test_a_router_that_stops_reading_and_leaves_is_forgotten_too(served: Serve) -> None:
-    async with served(DrafterKind.NGRAM) as (stub, servicer):
+    async with served() as (stub, servicer):
         call = stub.Draft()
         for i in range(1, 300):
             await call.write(draft_pb2.DraftRequest(opens=[opening(i)], closes=[pb.CloseSequence(sequence_id=i - 1)]))
         await until(lambda: servicer.stats.busy_s > 0)
         call.cancel()
-        await until(lambda: is_empty(servicer, 0))
+        await until(lambda: is_empty(servicer))
 
 
 @pytest.mark.slow
 async def test_a_peer_that_leaves_too_much_unread_loses_its_stream_and_others_are_served(served: Serve) -> None:
-    async with served(DrafterKind.NGRAM, max_sequences=2) as (stub, servicer):
+    async with served(max_sequences=2) as (stub, servicer):
         servicer.streams.max_unread = 4
         deaf = stub.Draft()
         # Each is answered by an error of its own, until the buffers between hold no more.
@@ -162,11 +161,11 @@ async def test_a_peer_that_leaves_too_much_unread_loses_its_stream_and_others_ar
         assert ended.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         with pytest.raises((grpc.aio.AioRpcError, asyncio.InvalidStateError)):
             await talking
-        await until(lambda: is_empty(servicer, 0))
+        await until(lambda: is_empty(servicer))
 
 
 async def test_sequences_of_mixed_lives_all_end_with_every_block_returned(served: Serve) -> None:
-    async with served(DrafterKind.MODEL) as (stub, servicer):
+    async with served() as (stub, servicer):
         call = stub.Draft()
         lengths = {i: 3 + 5 * (i % 7) for i in range(1, 33)}
         opens = [opening(i, [(i + j) % 384 for j in range(n)]) for i, n in lengths.items()]

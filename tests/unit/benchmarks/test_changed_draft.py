@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from outrider.drafters import NgramDrafter
 from outrider.drafting.source import DraftLimits, Opening
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import SamplingParams, VerificationMode
 
 from benchmarks.support import changed_draft
 from benchmarks.support.changed_draft import BadDrafter, stalling, wrong
+from tests.ngram_drafter import NgramDrafter
 
 TEXT = [20, 21, 22, 23, 20, 21, 22, 23, 20, 21]
 OPENING = Opening(TEXT, limits=DraftLimits(4), params=SamplingParams(temperature=0), mode=VerificationMode.GREEDY)
 
 
 def test_a_wrong_draft_says_as_much_and_never_what_was_meant() -> None:
-    good, bad = NgramDrafter(384, 512), BadDrafter(NgramDrafter(384, 512), wrong(384))
+    good, bad = NgramDrafter(), BadDrafter(NgramDrafter(), wrong(384))
     (meant,), (said,) = good.draft([good.open(OPENING)]), bad.draft([bad.open(OPENING)])
     assert meant is not None and said is not None
     assert len(said.token_ids) == len(meant.token_ids) > 0

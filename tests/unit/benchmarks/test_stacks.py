@@ -26,11 +26,11 @@ def test_workers_of_a_delayed_stack_advertise_the_proxy_that_passes_on_to_them()
 
 def test_a_draft_that_takes_anothers_place_is_reached_as_that_one_was() -> None:
     old = delayed(plan(), Ports()).drafts[0]
-    wrong = changed_draft(old, "ngram", "m", "/m", "wrong")
+    wrong = changed_draft(old, "m", "/m", "wrong")
     assert wrong.argv[2:4] == ("benchmarks.support.changed_draft", "wrong")
     assert wrong.argv[-2:] == old.argv[-2:] and wrong.address == old.address
-    good = changed_draft(wrong, "model", "n", "/n")
-    assert good.argv[2:9] == ("outrider.draft", "--model", "/n", "--model-name", "n", "--kind", "model")
+    good = changed_draft(wrong, "n", "/n")
+    assert good.argv[2:7] == ("outrider.draft", "--model", "/n", "--model-name", "n")
 
 
 def test_a_stack_that_nobody_amends_has_no_proxy() -> None:
@@ -39,4 +39,4 @@ def test_a_stack_that_nobody_amends_has_no_proxy() -> None:
 
 def test_an_option_that_a_command_line_does_not_have_cannot_be_changed() -> None:
     with pytest.raises(ValueError):
-        with_options(("python", "--model", "m"), kind="ngram")
+        with_options(("python", "--model", "m"), execution="native")

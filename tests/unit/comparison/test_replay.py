@@ -10,7 +10,7 @@ import torch
 from outrider.comparison.replay import KnownTexts, ReplayEngine
 from outrider.comparison.step_line import StepLine, measure_steps
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import DrafterKind, load_drafter
+from outrider.drafters import load_drafter
 from outrider.drafting.heads import HeadDrafts
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.source import DraftSource, make_sources
@@ -44,7 +44,7 @@ def model(tmp_path: Path, tiny: Path) -> list[DraftSource]:
         if "mlp" in name:
             weights[name] = value + 0.03 * torch.randn_like(value)
     save_file(weights, other / "model.safetensors", {"format": "pt"})
-    return [DrafterSource(DraftWorker(load_drafter(DrafterKind.MODEL, other, engine=CONFIG), 8))]
+    return [DrafterSource(DraftWorker(load_drafter(other, engine=CONFIG), 8))]
 
 
 def head(tmp_path: Path, tiny: Path) -> list[DraftSource]:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import pytest
 from outrider.draft.config import DraftConfig, parse_arguments
-from outrider.drafters import DrafterKind
 
 REQUIRED = ["--model", "/models/small.gguf", "--listen", "127.0.0.1:0"]
 
 
-def test_the_default_is_the_combined_drafter() -> None:
-    config = parse_arguments(REQUIRED)
-    assert config == DraftConfig(model="/models/small.gguf", listen="127.0.0.1:0")
-    assert config.kind is DrafterKind.MODEL
-
-
-def test_the_shortest_match_is_an_option() -> None:
-    assert parse_arguments([*REQUIRED, "--kind", "ngram", "--min-match", "4"]).ngrams.min_match == 4
+def test_a_model_and_an_address_are_enough() -> None:
+    assert parse_arguments(REQUIRED) == DraftConfig(model="/models/small.gguf", listen="127.0.0.1:0")
 
 
 @pytest.mark.parametrize(
@@ -24,9 +17,8 @@ def test_the_shortest_match_is_an_option() -> None:
     [
         (["--max-draft-tokens", "0"], "max_draft_tokens"),
         (["--min-confidence", "2"], "min_confidence"),
-        (["--min-match", "20"], "min_match"),
         (["--num-alternatives", "9"], "num_alternatives"),
-        (["--kind", "oracle"], "--kind"),
+        (["--kind", "ngram"], "--kind"),
         (["--max-draft", "4"], "--max-draft"),
     ],
 )

@@ -8,8 +8,7 @@ import pytest
 from outrider.draft.events import Committed, Event, Limited, Opened
 from outrider.draft.report import Report
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter, DraftSequence, NgramDrafter
-from outrider.drafting.lookup.ngram import NgramConfig
+from outrider.drafters import Drafter, DraftSequence
 from outrider.drafting.source import DraftLimits, Opening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import Code, InvalidRequest
@@ -17,6 +16,8 @@ from outrider.protocol.errors import to_sequence_error
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.faults import WholeStepFailed
+
+from tests.ngram_drafter import NgramDrafter
 
 ONE, TWO = SequenceKey(1, 1), SequenceKey(1, 2)
 PROMPT = (20, 21, 22, 23, 20, 21)
@@ -167,7 +168,7 @@ class FragileDrafter(NgramDrafter):
 
 
 def test_a_sequence_that_breaks_the_round_ends_alone_and_tells_nothing_of_its_text() -> None:
-    worker = DraftWorker(FragileDrafter(384, 512, NgramConfig()), max_sequences=4)
+    worker = DraftWorker(FragileDrafter(), max_sequences=4)
     report = turn(worker, opened(ONE), opened(TWO, (99, 98)))
     assert failed(report) == [(TWO, "INTERNAL", Code.INTERNAL)]
     assert "99" not in to_sequence_error(1, report.failures[0].error).message
@@ -186,7 +187,7 @@ class _Dead(NgramDrafter):
 
 
 def test_a_dead_drafter_fails_no_sequence() -> None:
-    worker = DraftWorker(_Dead(384, 512, NgramConfig()), max_sequences=4)
+    worker = DraftWorker(_Dead(), max_sequences=4)
     worker.apply(opened(ONE))
     for _ in range(3):
         with pytest.raises(WholeStepFailed):
@@ -198,7 +199,7 @@ class _Counter(Drafter):
     """Guesses the numbers after the last token, and can go on for ever."""
 
     def __init__(self) -> None:
-        self.info = NgramDrafter(384, 512, NgramConfig()).info
+        self.info = NgramDrafter().info
 
     def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
         return [self._tree(s, s.room) for s in sequences]
@@ -263,7 +264,7 @@ def test_what_sequences_took_of_the_rounds_is_all_their_time_and_a_closed_one_te
         now_s[0] += 0.001
         return now_s[0]
 
-    worker = DraftWorker(NgramDrafter(384, 512, NgramConfig()), 4, clock)
+    worker = DraftWorker(NgramDrafter(), 4, clock)
     reports = [turn(worker, opened(ONE), opened(TWO)), turn(worker), turn(worker, committed(ONE, 6, 22))]
     two = worker._sequences.find(TWO)
     assert two is not None

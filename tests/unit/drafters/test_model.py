@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafters import Drafter, DrafterKind, DraftSequence, ModelConfig, ModelDrafter, load_drafter
+from outrider.drafters import Drafter, DraftSequence, ModelConfig, ModelDrafter, load_drafter
 from outrider.drafting.source import DraftLimits, Opening
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, Row
@@ -360,7 +360,7 @@ def test_rows_of_the_head_beyond_the_tokens_are_never_drafted(tiny: Path, tmp_pa
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "vocab_size": 448}))
     engine = EngineConfig(dtype="float32", num_blocks=64)
-    drafter = load_drafter(DrafterKind.MODEL, copy, engine=engine, model=NEVER_CUT)
+    drafter = load_drafter(copy, engine=engine, model=NEVER_CUT)
     assert drafter.info.vocab_size == 448
     proposed = [token for seed in range(20) for token in draft_one(drafter, drafter.open(greedy([seed + 5, 40])))]
     assert len(proposed) == 80 and max(proposed) < 384

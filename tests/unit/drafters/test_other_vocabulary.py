@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import DrafterKind, ModelConfig, ModelDrafter, load_drafter
+from outrider.drafters import ModelConfig, ModelDrafter, load_drafter
 from outrider.drafters.other_vocabulary import OtherVocabulary
 from outrider.drafters.sequence import DraftSequence
 from outrider.drafting.lookup import NAMES
@@ -122,7 +122,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def drafter_of(draft: Path, target: Path, config: ModelConfig = CHAINS) -> ModelDrafter:
     engine = EngineConfig(dtype="float32", num_blocks=600, block_size=8)
-    found = load_drafter(DrafterKind.MODEL, draft, engine=engine, model=config, speaks=target)
+    found = load_drafter(draft, engine=engine, model=config, speaks=target)
     assert isinstance(found, ModelDrafter) and isinstance(found._vocabulary, OtherVocabulary)
     return found
 

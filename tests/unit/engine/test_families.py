@@ -6,13 +6,11 @@ after a cached prefix; within windows and beyond them.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from outrider.drafters import DrafterKind, load_drafter
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.context import layer_windows
 from outrider.engine.loader import load_engine
@@ -168,21 +166,6 @@ def test_the_text_part_of_a_model_that_takes_images_is_run_as_a_model_of_texts(t
         assert engine.info.execution == execution
         found = engine.forward([Row(engine.kv.open(token_ids), token_ids, len(token_ids))])
         assert same(found, wanted)
-
-
-@pytest.mark.parametrize(
-    ("config", "limits"),
-    [
-        ({"model_type": "gpt2", "vocab_size": 384, "n_positions": 128}, (384, 128)),
-        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, (262208, 131072)),
-    ],
-)
-def test_an_ngram_draft_has_the_limits_of_a_config_that_names_them_otherwise_or_not_at_all(
-    config: dict[str, Any], limits: tuple[int, int], tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    info = load_drafter(DrafterKind.NGRAM, tmp_path).info
-    assert (info.vocab_size, info.max_context_len) == limits
 
 
 @pytest.mark.parametrize(

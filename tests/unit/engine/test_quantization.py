@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafters import DrafterKind, load_drafter
+from outrider.drafters import load_drafter
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
 from outrider.engine.loader import load_engine
 from outrider.engine.memory import DoesNotFit, LinearWeights, Need, Quantized, count_linear, held_bytes, kv_blocks
@@ -73,7 +73,7 @@ def test_a_step_without_logits_runs(tiny: Path, quantization: str) -> None:
 def test_a_quantized_target_says_the_same_with_and_without_speculation(
     tiny: Path, target: str, draft: str, params: SamplingParams | None
 ) -> None:
-    drafter = load_drafter(DrafterKind.MODEL, tiny, engine=config(draft))
+    drafter = load_drafter(tiny, engine=config(draft))
     # Rows are free here: what they really cost depends on the machine and on what else runs on it.
     pair = Pair(load_engine(tiny, config(target)), drafter, max_sequences=5, row_price=lambda _: 0.0)
     prompts = [[40 + number, *PROMPT] for number in range(7)]

@@ -38,7 +38,7 @@ def under_way(request: Request, recorder: Recorder | None = None, opened_us: int
     """As it is when a target was chosen, whose vocabulary is of 200 tokens."""
     recorder = recorder or Traces(TraceConfig()).start(request, opened_us)
     state = RequestState(request.prompt, request.stopping.max_new_tokens, 200, list(request.resume))
-    mode = verification_mode(temperature=request.sampling.temperature, seeded=request.seeded, draft_kind=None)
+    mode = verification_mode(temperature=request.sampling.temperature, seeded=request.seeded)
     recorder.placed(state, mode, opened_us)
     return ActiveRequest(
         request=request,

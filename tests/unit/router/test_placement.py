@@ -109,12 +109,10 @@ def test_a_worker_is_who_its_lease_says_or_it_is_not_used() -> None:
         assert field in str(info_problem(broken, worker.WORKER_ROLE_TARGET, "t"))
 
 
-def test_the_mode_follows_temperature_seed_and_kind_of_draft() -> None:
-    assert verification_mode(temperature=0, seeded=True, draft_kind="model") == sequence.VERIFICATION_MODE_GREEDY
-    assert verification_mode(temperature=1, seeded=True, draft_kind="model") == sequence.VERIFICATION_MODE_COUPLED
-    assert verification_mode(temperature=1, seeded=False, draft_kind="ngram") == sequence.VERIFICATION_MODE_COUPLED
-    for kind in ("model", None):
-        assert verification_mode(temperature=1, seeded=False, draft_kind=kind) == sequence.VERIFICATION_MODE_RATIO
+def test_the_mode_follows_temperature_and_seed() -> None:
+    assert verification_mode(temperature=0, seeded=True) == sequence.VERIFICATION_MODE_GREEDY
+    assert verification_mode(temperature=1, seeded=True) == sequence.VERIFICATION_MODE_COUPLED
+    assert verification_mode(temperature=1, seeded=False) == sequence.VERIFICATION_MODE_RATIO
 
 
 def test_a_request_drafts_no_more_than_both_workers_can() -> None:

@@ -25,7 +25,7 @@ def test_every_command_explains_itself(command: list[str], capsys: pytest.Captur
 def test_what_makes_no_sense_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "hi", "--top-k", "-1"]) == 2
     assert "--top-k" in capsys.readouterr().err
-    assert run(["demo", "--draft-kind", "oracle"]) == 2
+    assert run(["demo", "--dtype", "int3"]) == 2
     assert run(["no-such-command"]) == 2
 
 
@@ -84,7 +84,7 @@ def test_a_home_that_cannot_be_used_costs_one_line(command: list[str], tmp_path:
 def test_a_directory_for_logs_that_others_may_write_into_is_refused(tiny: Path, tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     start = (sys.executable, "-m", "outrider_controller.cli", "up", "--target-model", str(tiny))
-    more = ("--draft-kind", "ngram", "--run-dir", str(tmp_path), "--http-port", "0", "--grpc-port", "0")
+    more = ("--drafts", "0", "--run-dir", str(tmp_path), "--http-port", "0", "--grpc-port", "0")
     said = subprocess.run([*start, *more], capture_output=True, text=True, timeout=60)
     assert said.returncode == 1
     assert said.stderr.startswith("outrider: ") and "0700" in said.stderr

@@ -11,10 +11,9 @@ from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 
 
 def test_a_target_without_a_shipped_draft_is_told_every_way_to_go_on() -> None:
-    with pytest.raises(CommandError, match=r"/models/qwen: give --draft-model, .*--draft-kind ngram; or --drafts 0"):
-        default_draft("/models/qwen", "model")
-    assert default_draft("/models/qwen", "ngram") == "/models/qwen"
-    assert default_draft(DEFAULT_TARGET, "model") != DEFAULT_TARGET
+    with pytest.raises(CommandError, match=r"/models/qwen: give --draft-model; or --drafts 0"):
+        default_draft("/models/qwen")
+    assert default_draft(DEFAULT_TARGET) != DEFAULT_TARGET
 
 
 @pytest.mark.parametrize(
@@ -23,9 +22,8 @@ def test_a_target_without_a_shipped_draft_is_told_every_way_to_go_on() -> None:
         ([], 0, "no draft is shipped for /models/qwen: it looks its drafts up itself"),
         (["--drafts", "1"], 1, ""),
         (["--draft-model", "/models/small"], 1, ""),
-        (["--draft-kind", "ngram"], 1, ""),
     ],
-    ids=["none given", "a number", "a draft", "a kind that needs none"],
+    ids=["none given", "a number", "a draft"],
 )
 def test_a_target_without_a_draft_starts_without_one_unless_it_was_asked_for(
     options: list[str], drafts: int, said: str, capsys: pytest.CaptureFixture[str]

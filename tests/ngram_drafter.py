@@ -1,0 +1,36 @@
+"""A drafter without a model, for tests of what is around drafters: its proposals can be told in advance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.drafters import Drafter, DraftSequence
+from outrider.drafters.interface import DrafterInfo
+from outrider.drafting.lookup.ngram import NgramLookup
+from outrider.drafting.tree import DraftTree
+
+
+class NgramDrafter(Drafter):
+    """Continues the last occurrence of the text's end."""
+
+    def __init__(self, vocab_size: int = 384, max_context_len: int = 512) -> None:
+        self.info = DrafterInfo(vocab_size, max_context_len)
+        self._texts: dict[DraftSequence, NgramLookup] = {}
+
+    def on_open(self, sequence: DraftSequence) -> None:
+        self._texts[sequence] = NgramLookup(sequence.opening)
+
+    def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
+        self._texts[sequence].extend(sequence.tokens[known_len:])
+
+    def release(self, sequence: DraftSequence) -> None: ...
+
+    def on_close(self, sequence: DraftSequence) -> None:
+        del self._texts[sequence]
+
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
+        return [self._look_up(sequence) for sequence in sequences]
+
+    def _look_up(self, sequence: DraftSequence) -> DraftTree:
+        tokens, matched = self._texts[sequence].find(sequence.reach) or ((), 0)
+        return DraftTree(sequence.committed_len, tuple(tokens), source="ngram", matched=matched)
