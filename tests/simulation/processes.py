@@ -14,12 +14,14 @@ from outrider.draft.metrics import DraftMetrics
 from outrider.draft.service import DraftServicer
 from outrider.draft.wire import Limits as DraftLimits
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter, ModelConfig, ModelDrafter, NgramDrafter
+from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.lookup import NAMES
-from outrider.drafting.lookup.ngram import NgramConfig
 from outrider.drafting.source import make_sources
+from outrider.drafting.tree import DraftTree
+from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.target import events
 from outrider.target.opening import Limits as TargetLimits
 from outrider.target.scheduler import Batching, Plan
 from outrider.target.service import TargetServicer
@@ -120,13 +122,23 @@ class Worker(Process):
 class WatchedTarget(TargetWorker):
     """The shipped worker. It logs an error when it would verify a token that its draft worker has taken back."""
 
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._newest: dict[tuple[SequenceKey, str], DraftTree] = {}
+
+    def apply(self, event: events.Event) -> None:
+        if isinstance(event, events.Offered) and event.tree.token_ids:
+            self._newest[event.key, event.tree.source] = event.tree
+        super().apply(event)
+
     def _schedule(self, now_s: float) -> Plan:
         planned = super()._schedule(now_s)
         for row in planned.rows:
-            origins = [row.draft.origin(node) for node in range(len(row.draft))]
-            epochs = {(origin.source, origin.epoch) for origin in origins}
-            if len(epochs) > len({source for source, _ in epochs}):
-                log.error("a draft of two epochs: %s", sorted(epochs))
+            for origin in map(row.draft.origin, range(len(row.draft))):
+                newest = self._newest.get((row.sequence.key, origin.source), origin)
+                # Each draft worker numbers its messages from 1 on.
+                if origin.epoch < newest.epoch and origin.serial < newest.serial:
+                    log.error("a token of epoch %d, after one of %d", origin.epoch, newest.epoch)
         return planned
 
 
@@ -190,13 +202,13 @@ class DraftProcess(Worker):
         super().__init__(name, address, network, plan)
         # Where the draft is wrong, its second choice is right, so that branches matter.
         self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), favourite)
-        self.drafter = self._drafter(plan)
+        config = ModelConfig(max_batch_tokens=plan.max_batch_tokens, ready_lag=8, catch_up_tokens=12)
+        self.drafter = ModelDrafter(self.engine, config)
         self.worker = DraftWorker(self.drafter, plan.max_sequences, self.machine.clock)
         info = fake_info(
             worker.WORKER_ROLE_DRAFT,
             worker_id=name,
             vocab_size=VOCAB_SIZE,
-            draft_kind=self.drafter.info.kind.value,
             max_context_len=plan.max_context_len,
             max_sequences=plan.max_sequences,
             block_size=self.drafter.info.block_size,
@@ -214,12 +226,6 @@ class DraftProcess(Worker):
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self.servicer, network.listen(self.host, address))
         store.register(self.host, info, address, self.servicer.load_message)
 
-    def _drafter(self, plan: WorkerPlan) -> Drafter:
-        if plan.drafter == "ngram":
-            return _Timed(NgramDrafter(VOCAB_SIZE, plan.max_context_len, NgramConfig(min_match=2)), self.machine)
-        config = ModelConfig(max_batch_tokens=plan.max_batch_tokens, ready_lag=8, catch_up_tokens=12)
-        return ModelDrafter(self.engine, config)
-
     def start_drain(self) -> None:
         self.draining = True
         self.servicer.start_drain()
@@ -234,18 +240,6 @@ class DraftProcess(Worker):
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")
         return found
-
-
-class _Timed(NgramDrafter):
-    """Prompt lookup with a duration, which otherwise only an engine would have."""
-
-    def __init__(self, shipped: NgramDrafter, machine: Machine) -> None:
-        super().__init__(shipped.info.vocab_size, shipped.info.max_context_len, shipped._config)
-        self._machine = machine
-
-    def propose(self, sequences: Any) -> Any:
-        self._machine.compute(len(sequences))
-        return super().propose(sequences)
 
 
 class RouterProcess(Process):

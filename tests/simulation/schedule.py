@@ -67,7 +67,6 @@ class WorkerPlan:
     max_batch_tokens: int = 64
     max_context_len: int = 128
     accuracy: float = 1.0
-    drafter: str = ""
     hostile: float = 0.0
     """Share of its messages that are lost, repeated, delayed or forged."""
 
@@ -165,7 +164,6 @@ def _draft(rng: random.Random) -> WorkerPlan:
         max_batch_tokens=rng.choice((16, 64)),
         max_context_len=rng.choice((24, 128, 128)),
         accuracy=rng.choice((0.3, 0.8, 0.95, 1.0)),
-        drafter=rng.choice(("ngram", "model", "model")),
         hostile=rng.choice((0.0, 0.0, 0.0, 0.1, 0.4)),
     )
 
