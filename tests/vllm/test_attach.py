@@ -82,7 +82,7 @@ def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         try:
             made.start_router()
             made.start("outrider_controller.control", "--listen", made.control_address)
-            made.start("outrider.draft", "--listen", "127.0.0.1:0", "--kind", "ngram", "--model", str(model))
+            made.start("outrider.draft", "--listen", "127.0.0.1:0", "--model", str(model))
             yield made
         finally:
             made.stop()
