@@ -6,10 +6,10 @@ A sequence waits for KV at first, and again after a preemption.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 from outrider.drafting.tree import DraftTree
 from outrider.engine.kv_cache_manager import KVCacheManager
+from outrider.target.core import KnownSequences
 from outrider.target.opening import Opening
 from outrider.target.report import TargetStats
 from outrider.target.scheduler import Batching, admissible
@@ -18,27 +18,13 @@ from outrider.target.times import Timer
 from outrider.worker.events import SequenceKey
 
 
-class OpenSequences:
-    """Iterates over the sequences in the order of opening."""
+class OpenSequences(KnownSequences[TargetSequence]):
+    """The sequences that our own engine runs."""
 
     def __init__(self, kv: KVCacheManager, stats: TargetStats) -> None:
+        super().__init__(stats)
         self._kv = kv
-        self._stats = stats
-        self._open: dict[SequenceKey, TargetSequence] = {}
         self._serials = itertools.count()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def __contains__(self, key: SequenceKey) -> bool:
-        return key in self._open
-
-    def __iter__(self) -> Iterator[TargetSequence]:
-        return iter(self._open.values())
-
-    @property
-    def keys(self) -> list[SequenceKey]:
-        return list(self._open)
 
     @property
     def num_running(self) -> int:
@@ -49,13 +35,6 @@ class OpenSequences:
         """A tree that was made in this process, for a sequence that may have ended."""
         if (sequence := self._open.get(key)) is not None:
             sequence.put(tree)
-
-    def find(self, key: SequenceKey) -> TargetSequence | None:
-        """None, which is counted, when it is not open: a message about it came late, or it was never opened."""
-        sequence = self._open.get(key)
-        if sequence is None:
-            self._stats.num_unknown += 1
-        return sequence
 
     def add(self, key: SequenceKey, opening: Opening, max_context_len: int, received_s: float) -> TargetSequence:
         made = TargetSequence(key, next(self._serials), opening, max_context_len, Timer(received_s))

@@ -1,48 +1,42 @@
-"""The target worker's core: events in, steps run, reports out. Owned by one thread; knows no network.
+"""A target's core on our own engine: steps are planned, run and verified. Owned by one thread; knows no network.
 
-Only it commits tokens to its sequences. A fault in one sequence ends that sequence, with an error that names the
-reason.
+Only it commits tokens to its sequences.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import assert_never
+from functools import partial
 
 from outrider.drafting.source import DraftSource
 from outrider.engine import Engine, OutOfBlocks
-from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.protocol.finish import Finish
 from outrider.speculation import Verdict
 from outrider.target import events
-from outrider.target.accounting import StepAccounting
+from outrider.target.accounting import StepAccounting, SteppedRow
 from outrider.target.by_source import judged, tokens_by_source
-from outrider.target.calibration import Fit
 from outrider.target.choice import Pricing
 from outrider.target.commit import apply_stop_conditions
-from outrider.target.events import Event
+from outrider.target.core import Clock, TargetCore
 from outrider.target.opening import Limits
-from outrider.target.own_drafts import OwnDrafts
-from outrider.target.report import Committed, Report, TargetStats
+from outrider.target.report import Committed, TargetStats
 from outrider.target.scheduler import Batching, Plan, PlannedRow, plan
-from outrider.target.sequence import PromptReport
+from outrider.target.sequence import PromptReport, TargetSequence
 from outrider.target.sequences import OpenSequences
 from outrider.target.verify import Verified, kv_of, verify_rows
-from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
 from outrider.worker.faults import check_engine
-from outrider.worker.report import Failed, Load
+from outrider.worker.report import Load
 from outrider.worker.step_cost import StepCost
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
 
 log = logging.getLogger(__name__)
 
-Clock = Callable[[], float]
-"""Monotonic seconds."""
 
-
-class TargetWorker:
+class TargetWorker(TargetCore[TargetSequence]):
     """Sequences and the engine that runs them."""
+
+    _sequences: OpenSequences
 
     def __init__(
         self,
@@ -55,17 +49,13 @@ class TargetWorker:
     ) -> None:
         """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs.
         `sources`: those of drafts that are made in this process."""
-        self.stats = TargetStats()
-        self.pace = StepPace(batching.max_batch_tokens, MIN_S if engine.info.device == "cpu" else MIN_ON_GPU_S)
-        self.draining = False
+        stats = TargetStats()
+        pace = StepPace(batching.max_batch_tokens, MIN_S if engine.info.device == "cpu" else MIN_ON_GPU_S)
+        super().__init__(
+            OpenSequences(engine.kv, stats), StepAccounting(stats, row_price), limits, pace, clock, sources
+        )
         self._engine = engine
-        self._limits = limits
         self._batching = batching
-        self._clock = clock
-        self._own_drafts = OwnDrafts(sources, self.stats, clock)
-        self._sequences = OpenSequences(engine.kv, self.stats)
-        self._accounting = StepAccounting(self.stats, row_price)
-        self._report = Report()
 
     @property
     def load(self) -> Load:
@@ -74,47 +64,12 @@ class TargetWorker:
         times_ns = round(cost.prompt_token_s * 1e9), round(cost.row_s * 1e9)
         return Load(running, len(known) - running, free, len(known), self.draining, *times_ns)
 
-    def take_report(self) -> Report:
-        """What happened since the last call. May be empty."""
-        report, self._report = self._report, Report()
-        report.row_price = self._accounting.row_price
-        report.best_chance = self._accounting.calibration.best(Fit())
-        report.prefix_added, report.prefix_removed = self._engine.kv.take_prefix_changes()
-        return report
+    def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        return self._engine.kv.take_prefix_changes()
 
-    def apply(self, event: Event) -> None:
-        """Applies one event; a fault in it ends its sequence and is reported."""
-        match event:
-            case events.Opened():
-                self._open(event)
-            case events.Compiled():
-                if sequence := self._sequences.find(event.key):
-                    sequence.take_grammar(event.grammar)
-            case events.GrammarWork():
-                if event.key in self._sequences and (sequence := self._sequences.find(event.key)):
-                    sequence.grammar_worked(event.seconds)
-            case events.Offered() | events.DraftRefused():
-                self._offer(event)
-            case events.Adjusted():
-                if sequence := self._sequences.find(event.key):
-                    sequence.adjust(event.speculation)
-                    self._own_drafts.limit(event.key, event.speculation)
-            case events.Erased():
-                event.done(self._own_drafts.erase(event.tenant))
-            case Closed():
-                if self._sequences.find(event.key):
-                    self._remove(event.key)
-            case StreamEnded():
-                for key in [k for k in self._sequences.keys if k.stream == event.stream]:
-                    self._remove(key)
-            case Refused():
-                self._fail(event.key, event.error)
-            case DrainStarted():
-                self.draining = True
-            case DrainExpired():
-                self.fail_all(Unavailable("the worker is shutting down"))
-            case _:
-                assert_never(event)
+    def _start(self, event: events.Opened) -> None:
+        made = self._sequences.add(event.key, event.opening, self._limits.max_context_len, event.received_s)
+        made.fit = self._accounting.calibration.fit(event.opening.tenant)
 
     def step(self) -> float | None:
         """Runs one engine step.
@@ -140,11 +95,6 @@ class TargetWorker:
         self._finish_step(results, started_s)
         return 0.0
 
-    def fail_all(self, error: Exception) -> None:
-        """Ends every sequence with `error`."""
-        for key in self._sequences.keys:
-            self._fail(key, error)
-
     def _schedule(self, now_s: float) -> Plan:
         self._sequences.admit(self._batching)
         engine = self._engine
@@ -162,29 +112,20 @@ class TargetWorker:
         self._sequences.preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
     def _finish_step(self, results: Sequence[Verified], started_s: float) -> None:
-        rows = [result.row for result in results]
-        # Kept here: a commit moves this object to the report, and its shares are known only after the step.
-        times = [row.sequence.timer.times for row in rows]
-        for row, result in zip(rows, results, strict=True):
-            row.sequence.timer.step_began(started_s)
-            try:
-                self._settle(result)
-            except Exception as error:
-                if not isinstance(error, InvalidRequest):
-                    log.error("a sequence failed in its step", exc_info=error, extra=row.sequence.opening.log_fields)
-                    self.stats.num_step_failures += 1
-                self._engine.kv.discard(kv_of(row.sequence))
-                row.sequence.kv = None
-                self._fail(row.sequence.key, error)
-        ended_s = self._clock()
-        for row in rows:
-            row.sequence.timer.step_ended(started_s, ended_s, decides=row.decides)
-        step_s, num_tokens = ended_s - started_s, sum(row.num_run for row in rows)
-        self._report.step_us = round(step_s * 1e6)
-        self._report.batch_sequences = len(rows)
-        self._report.batch_tokens = num_tokens
-        self.pace.stepped(step_s, num_tokens)
-        self._accounting.stepped(rows, times, step_s)
+        rows = [_stepped(result.row) for result in results]
+        for result in results:
+            sequence = result.row.sequence
+            sequence.timer.step_began(started_s)
+            self._guarded(sequence.key, sequence, partial(self._settle_or_wipe, result), "in its step")
+        self._accounting.took(rows, self._report_step(rows, started_s))
+
+    def _settle_or_wipe(self, result: Verified) -> None:
+        try:
+            self._settle(result)
+        except Exception:
+            self._engine.kv.discard(kv_of(result.row.sequence))
+            result.row.sequence.kv = None
+            raise
 
     def _settle(self, result: Verified) -> None:
         sequence, found = result.row.sequence, result.found
@@ -237,42 +178,7 @@ class TargetWorker:
         self._accounting.committed(committed)
         return outcome.finish
 
-    def _open(self, event: events.Opened) -> None:
-        key = event.key
-        if key in self._sequences:
-            # A later message could mean either of the two: both end.
-            self._fail(key, InvalidRequest("sequence_id", "already open"))
-        elif self.draining:
-            self._fail(key, Unavailable("the worker is draining"))
-        elif len(self._sequences) >= self._limits.max_sequences:
-            self._fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
-        else:
-            made = self._sequences.add(key, event.opening, self._limits.max_context_len, event.received_s)
-            made.fit = self._accounting.calibration.fit(event.opening.tenant)
-            self._own_drafts.open(key, event.opening)
 
-    def _offer(self, event: events.Offered | events.DraftRefused) -> None:
-        sequence = self._sequences.find(event.key)
-        if sequence is None:
-            return
-        try:
-            if isinstance(event, events.DraftRefused):
-                raise event.error
-            sequence.offer(event.tree, event.received_s)
-        except Exception as error:
-            # A draft only affects latency: the sequence continues without it.
-            self.stats.num_refused_drafts += 1
-            self._report.refused_drafts.append(Failed(event.key, error))
-
-    def _fail(self, key: SequenceKey, error: Exception) -> None:
-        self._remove(key)
-        self._report.failures.append(Failed(key, error))
-
-    def _remove(self, key: SequenceKey) -> None:
-        sequence = self._sequences.remove(key)
-        self._own_drafts.close(key)
-        if sequence is not None:
-            # After the steps' shares, which a router bounds by the time of the steps.
-            sequence.timer.times.share_s += sequence.grammar_s
-            self.stats.busy_s += sequence.grammar_s
-            self._report.removed.append((key, sequence.timer.times))
+def _stepped(row: PlannedRow) -> SteppedRow:
+    prompt_tokens = 0 if row.decodes else row.num_tokens
+    return SteppedRow(row.sequence.timer, prompt_tokens, row.num_run - prompt_tokens, row.draft, row.decides)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.v1.engine import FinishReason
+from vllm.v1.engine.core import EngineCore
 
+from outrider.drafting.tree import DraftTree
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.finish import Finish
+from outrider.speculation import Grammar
+from outrider.target.core import KnownSequences
 from outrider.target.opening import Opening, Speculation
+from outrider.target.report import TargetStats
 from outrider.target.times import Timer
+from outrider.vllm.drafts import DraftBook
 from outrider.vllm.grammar import MaskedGrammar
 from outrider.worker.events import SequenceKey
 
@@ -29,6 +35,9 @@ class VllmSequence:
     key: SequenceKey
     opening: Opening
     timer: Timer
+    book: DraftBook
+    begin: Callable[[VllmSequence, Grammar | None], None]
+    """Has vLLM run it."""
     speculation: Speculation = field(init=False)
     request_id: str = field(init=False)
     """Among vLLM's requests. Never used again: vLLM may still clean up after a request that has ended."""
@@ -45,6 +54,22 @@ class VllmSequence:
         self.speculation = self.opening.speculation
         self.request_id = str(next(_NUMBERS))
         self.committed_len = len(self.opening.prompt) + len(self.opening.committed)
+
+    def offer(self, tree: DraftTree, received_s: float) -> None:
+        self.book.offer(self.request_id, tree)
+        drafted = self.book.find(self.request_id)
+        if drafted is not None and drafted.buffer.has_answer(self.committed_len):
+            self.timer.draft_answered(received_s)
+
+    def adjust(self, speculation: Speculation) -> None:
+        self.speculation = speculation
+        self.book.adjust(self.request_id, speculation)
+
+    def take_grammar(self, grammar: Grammar) -> None:
+        self.begin(self, grammar)
+
+    def grammar_worked(self, seconds: float) -> None:
+        self.grammar_s += seconds
 
     @property
     def decoding(self) -> bool:
@@ -70,3 +95,25 @@ def _rows(token_ids: Any, logprobs: Any, num_top: int) -> list[TokenLogprobs]:
         TokenLogprobs(values[0], tuple(ids[1 : 1 + num_top]), tuple(values[1 : 1 + num_top]))
         for ids, values in zip(token_ids.tolist(), logprobs.tolist(), strict=True)
     ]
+
+
+class VllmSequences(KnownSequences[VllmSequence]):
+    """The sequences that vLLM runs, or will run."""
+
+    def __init__(self, stats: TargetStats, core: EngineCore, book: DraftBook) -> None:
+        super().__init__(stats)
+        self.running: dict[str, VllmSequence] = {}
+        """Those that vLLM knows, by request."""
+        self._core = core
+        self._book = book
+
+    def add(self, sequence: VllmSequence) -> None:
+        self._open[sequence.key] = sequence
+
+    def remove(self, key: SequenceKey) -> VllmSequence | None:
+        if (sequence := super().remove(key)) is not None:
+            self.running.pop(sequence.request_id, None)
+            self._book.close(sequence.request_id)
+            # Nothing happens when vLLM has ended it already.
+            self._core.abort_requests([sequence.request_id])
+        return sequence
