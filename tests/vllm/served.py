@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from outrider.target.process import SERVICE
 from outrider.vllm.engine import info_of
 from outrider.vllm.process import VllmServicer, _servicer, describe, load
 from outrider.worker import process
+from outrider.worker.process import RunningWorker
 
 from tests.integration.target.test_server import Answer, ScriptedDraft
 
@@ -64,21 +65,31 @@ def loaded(model: str | Path, vllm_args: str = SMALL, **changes: Any) -> Iterato
 
 
 @contextlib.asynccontextmanager
+async def running(
+    engine: Loaded, **changes: Any
+) -> AsyncIterator[tuple[RunningWorker[VllmServicer], target_pb2_grpc.TargetServiceAsyncStub]]:
+    config = replace(engine.config, **changes)
+    make = partial(_servicer, config, engine.core, engine.info)
+    add = target_pb2_grpc.add_TargetServiceServicer_to_server
+    async with (
+        process.serve(config, engine.info, SERVICE, make, add) as worker,
+        create_channel(worker.life.address) as channel,
+    ):
+        yield worker, target_pb2_grpc.TargetServiceStub(channel)
+
+
+@contextlib.asynccontextmanager
 async def served(
     engine: Loaded, answer: Answer | None = None
 ) -> AsyncIterator[tuple[VllmServicer, target_pb2_grpc.TargetServiceAsyncStub, ScriptedDraft]]:
     draft, server = ScriptedDraft(answer), create_server()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
-    make = partial(_servicer, engine.config, engine.core, engine.info)
-    add = target_pb2_grpc.add_TargetServiceServicer_to_server
-    target = process.serve(engine.config, engine.info, SERVICE, make, add)
-    async with serving(server, "127.0.0.1:0", services=[]) as life, target as running:
+    async with serving(server, "127.0.0.1:0", services=[]) as life, running(engine) as (worker, stub):
         draft.address = life.address
         record = LeaseRecord(worker_pb2.WorkerInfo(worker_id="draft-1"), worker_pb2.WorkerLoad(), life.address, 1)
 
         async def leases() -> list[LeaseRecord]:
             return [record]
 
-        running.servicer.drafts.pool.links._leases.read = leases
-        async with create_channel(running.life.address) as channel:
-            yield running.servicer, target_pb2_grpc.TargetServiceStub(channel), draft
+        worker.servicer.drafts.pool.links._leases.read = leases
+        yield worker.servicer, stub, draft
