@@ -100,6 +100,9 @@ class _Walk:
         return _nullable(made)
 
     def _keeps(self, name: str, value: Any) -> bool:
+        if value is None:
+            # As encoders write a keyword that was not given.
+            return name in ("const", "default", "example")
         if name in ("format", "$schema"):
             return _is_known(name, value)
         if name in _BOUNDS and not self.strict:

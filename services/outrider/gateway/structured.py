@@ -127,6 +127,7 @@ def from_response_format(response_format: Any) -> Structured | None:
     where = "response_format"
     if not isinstance(response_format, dict):
         raise InvalidRequest(where, "has to be an object with type")
+    response_format = {name: value for name, value in response_format.items() if value is not None}
     match response_format.get("type"):
         case "text":
             check_names(where, response_format, ("type",))

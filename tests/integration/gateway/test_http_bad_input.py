@@ -209,6 +209,7 @@ CHATS: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [TOOL, TOOL]}, 400, "tools[1].function.name"),
     ({"tools": ["weather"]}, 400, "tools[0]"),
     ({"tools": [{"type": "function"}]}, 400, "tools[0].function"),
+    ({"tools": [{"function": {"name": "a"}}]}, 400, "tools[0].type"),
     ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, 400, "tools[0].type"),
     ({"tools": [{"type": "function", "function": {"name": ""}}]}, 400, "tools[0].function.name"),
     ({"tools": [{"type": "function", "function": {"name": "a", "parameter": {}}}]}, 400, "tools[0].function.parameter"),
@@ -437,6 +438,15 @@ async def test_what_clients_add_inside_messages_and_tools_changes_nothing(
     assert router.requests[0].prompt_token_ids == router.requests[1].prompt_token_ids
 
 
+async def test_a_field_that_is_null_was_not_given(http: httpx.AsyncClient, router: ScriptedRouter) -> None:
+    """Clients of other servers send all of their fields."""
+    nulls = {"mm_processor_kwargs": None, "logits_processors": None, "tools": None, "max_tokens": None}
+    formats = {"response_format": {"type": "text", "json_schema": None}}
+    asked = {"model": MODEL, "messages": [USER], **nulls, **formats}
+    assert (await post(http, "/chat/completions", asked)).status_code == 200
+    check_error(await post(http, "/chat/completions", {**asked, "messages": None}), 400, "messages")
+
+
 CALL: dict[str, Any] = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CALLING: dict[str, Any] = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 RESULT = {"role": "tool", "tool_call_id": "c", "content": ""}
@@ -541,6 +551,8 @@ async def test_a_body_that_does_not_arrive_is_a_408(http: httpx.AsyncClient) -> 
 
 async def test_other_content_types_paths_and_methods_get_openai_errors(http: httpx.AsyncClient) -> None:
     check_error(await http.post("/completions", data={"prompt": "a"}), 415, "Content-Type")
+    packed = {"content-type": "application/json", "content-encoding": "gzip"}
+    check_error(await http.post("/completions", content=b"\x1f\x8b", headers=packed), 415, "Content-Encoding")
     check_error(await http.get("/completions"), 405, None)
     check_error(await http.get("/nowhere"), 404, None)
     check_error(await post(http, "/embeddings", {}), 404, None)

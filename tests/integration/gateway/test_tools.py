@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from outrider.gateway.http.tools import tool_use
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import Detokeniser
 from outrider.rpc.v1 import router_pb2
@@ -133,6 +134,43 @@ async def test_what_an_agent_sends_back_of_answers_is_taken(ask: Any, tokenizer:
     for arguments in ('{"city": "Be', '{"now": True}', '"Bern"'):
         assert f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>' in prompt
     assert "<tool_response>\n\n</tool_response>" in prompt
+
+
+async def test_an_answer_in_the_parts_of_other_servers_is_one_prompt(ask: Any, tokenizer: ModelTokenizer) -> None:
+    """Agents that go from one server to another send on what they have of the first."""
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    parts = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        {"type": "redacted_thinking", "data": "zz"},
+        {"type": "reasoning", "summary": [], "text": None},
+        {"type": "text", "text": "Let me see."},
+        {"type": "tool_use", "id": "c1", "name": "weather", "input": {}},
+    ]
+    messages: list[Any] = [ASKED, {"role": "assistant", "content": parts, "tool_calls": [call]}]
+    plain: list[Any] = [ASKED, {"role": "assistant", "content": "Let me see.", "tool_calls": [call]}]
+    result = {"role": "tool", "tool_call_id": "c1", "content": "Sun"}
+    async with ask("Sun.") as (client, router):
+        for history in (messages, plain):
+            await client.chat.completions.create(model=MODEL, messages=[*history, result], tools=TOOLS_LOOSE)
+        with pytest.raises(openai.BadRequestError, match=r"content\[4\].type"):
+            await client.chat.completions.create(model=MODEL, messages=[{**messages[1], "tool_calls": []}])
+    first, second = (prompt_of(request, tokenizer) for request in router.requests)
+    assert first.replace("Hm.", "") == second.replace("Hm.", "") and "zz" not in first
+
+
+@pytest.mark.parametrize(
+    ("choice", "means"),
+    [
+        ("any", "required"),
+        ({"type": "any"}, "required"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "weather"}, {"type": "function", "function": {"name": "weather"}}),
+        ({"type": "function", "name": "weather"}, {"type": "function", "function": {"name": "weather"}}),
+    ],
+)
+def test_a_choice_in_the_words_of_other_servers_is_the_same_choice(choice: Any, means: Any) -> None:
+    assert tool_use(TOOLS_LOOSE, choice, None) == tool_use(TOOLS_LOOSE, means, None)
 
 
 async def test_a_required_call_is_a_grammar_and_is_read_as_one(ask: Any) -> None:

@@ -252,6 +252,13 @@ def test_a_reference_in_a_part_with_an_id_is_relative_to_that_part() -> None:
     assert not accepts(form, '[{"name":"f","arguments":{"inner":{"b":"x"}}}]')
 
 
+def test_a_keyword_that_is_null_was_not_given() -> None:
+    """Encoders of several languages write it so, as in the schemas of MCP servers."""
+    schema = an_object(a=TEXT | {"format": None, "enum": None}, b={"const": None}) | {"required": None, "$defs": None}
+    assert accepts(of(schema), '{"a":"x","b":null}')
+    assert not accepts(of(schema), '{"b":1}')
+
+
 @pytest.mark.parametrize(("named", "reference"), [({"$anchor": "base"}, "#base"), ({"$id": "base"}, "base")])
 def test_what_a_name_refers_to_may_be_combined_with_others(named: dict[str, Any], reference: str) -> None:
     schema = {"$defs": {"A": named | an_object(a=NUMBER)}, "allOf": [{"$ref": reference}, an_object(b=TEXT)]}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic_core import from_json
 
@@ -24,6 +25,8 @@ _FIELDS = {
 _UNSERVED = ("audio",)
 # The field with the text of a part, by its type: also with the types of Responses, which clients send back to chats.
 _TEXT_OF = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+# Parts of an answer that are reasoning, by type, and the field with their text. Others wrote them for themselves.
+_THOUGHTS = {"thinking": "thinking", "reasoning": "text", "redacted_thinking": "text"}
 _MAX_CALLS = 8192
 """More than an answer has room for: what a model has written must be taken back."""
 _KNOWN = (
@@ -54,7 +57,7 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.tool_call_id", "is missing: the call that this is the answer to")
     content = given.get("content")
     if role == "assistant" and isinstance(content, list):
-        content, thought = _told_apart(content)
+        content, thought = _told_apart(_without_calls(content, read.get("tool_calls", ())))
         read = thought | read
     # An answer may have no text, and a tool no result.
     if (role == "assistant" and content is None) or (role in ("assistant", "tool") and content == []):
@@ -95,13 +98,29 @@ def _says_nothing(role: str, name: str, value: Any) -> bool:
 
 def _told_apart(parts: list[Any]) -> tuple[list[Any], dict[str, str]]:
     """The parts of an answer without those of its reasoning, and the reasoning."""
-    texts = [str(each["thinking"]) for each in parts if _is_thought(each)]
-    rest = [each for each in parts if not _is_thought(each)]
+    texts = [text for each in parts if isinstance(text := _thought(each), str)]
+    # A text in its place, so that errors number the parts as they were sent.
+    rest = [each if _thought(each) is None else "" for each in parts]
     return rest, {"reasoning_content": "\n".join(texts)} if texts else {}
 
 
-def _is_thought(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "thinking" and isinstance(part.get("thinking"), str)
+def _thought(part: Any) -> str | Literal[False] | None:
+    """The text of a part that is reasoning; False without one, None of any other part."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind not in _THOUGHTS:
+        return None
+    text = part.get(_THOUGHTS[kind])
+    return text if isinstance(text, str) else False
+
+
+def _without_calls(parts: list[Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The parts without those that are calls in Anthropic's form, and which `tool_calls` has too."""
+    ids = {call["id"] for call in calls}
+    return ["" if _is_call(part) and str(part.get("id")) in ids else part for part in parts]
+
+
+def _is_call(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "tool_use"
 
 
 def _field(where: str, role: str, name: str, value: Any) -> Any:

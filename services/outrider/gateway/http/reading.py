@@ -20,6 +20,9 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpError(415, f"Content-Type: has to be application/json, not {kind or 'empty'}", param="Content-Type")
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        message = f"Content-Encoding: {coding[:40]} is not supported; send the body as it is"
+        raise HttpError(415, message, param="Content-Encoding")
     declared = request.headers.get("content-length", "0")
     if "expect" in request.headers and declared.isdigit() and int(declared) > limits.max_body_bytes:
         raise _too_large(limits)

@@ -191,6 +191,8 @@ def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
         case "function_call_output":
             _check(where, given, ("call_id", "output"))
             output = given["output"]
+            if not isinstance(output, str | list):
+                raise InvalidRequest(f"{where}.output", "has to be a string or a list of text parts")
             content = output if isinstance(output, str) else _content(f"{where}.output", output)
             return {"role": "tool", "tool_call_id": given["call_id"], "content": content}
         case "reasoning":

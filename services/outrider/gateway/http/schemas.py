@@ -426,7 +426,8 @@ Parsed = TypeVar("Parsed", bound=Body)
 
 def parse(kind: type[Parsed], body: bytes) -> Parsed:
     """Raises HttpError, naming the field at fault."""
-    fields = _json_object(body)
+    # As encoders write a field that was not given, of another server too.
+    fields = {name: value for name, value in _json_object(body).items() if value is not None}
     _refuse_unserved(fields, kind.unserved, where="")
     _refuse_unbounded(fields, kind)
     served = {name: value for name, value in fields.items() if name not in kind.unserved}

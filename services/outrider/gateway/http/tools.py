@@ -15,6 +15,7 @@ _FUNCTION = ("name", "description", "parameters", "strict")
 def tool_use(tools: list[Any] | None, choice: Any, parallel: bool | None) -> ToolUse | None:
     """None if no tool may be called. Raises InvalidRequest or HttpError, naming the field."""
     definitions = tuple(_definition(f"tools[{i}]", tool) for i, tool in enumerate(tools or ()))
+    choice = _plain(choice)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         names, choice = _allowed("tool_choice.allowed_tools", choice.get("allowed_tools"))
         definitions = _only(definitions, names)
@@ -34,6 +35,18 @@ def tool_use(tools: list[Any] | None, choice: Any, parallel: bool | None) -> Too
         parallel=parallel is not False,
         strict=strict,
     )
+
+
+def _plain(choice: Any) -> Any:
+    """The choice in the form of chats, of one in the form of Anthropic, Mistral or Responses that says the same."""
+    match choice:
+        case "any" | {"type": "any"}:
+            return "required"
+        case {"type": "none" | "auto" | "required" as kind}:
+            return kind
+        case {"type": "function" | "tool", "name": str(name)} if "function" not in choice:
+            return {"type": "function", "function": {"name": name}}
+    return choice
 
 
 def function_use(functions: list[Any], choice: Any) -> ToolUse | None:
@@ -94,7 +107,9 @@ def _function_of(where: str, tool: Any) -> dict[str, Any]:
     """The function, with a name, of a tool or of what refers to one."""
     if not isinstance(tool, dict):
         raise InvalidRequest(where, "has to be an object with type and function")
-    if (kind := tool.get("type")) != "function":
+    if (kind := tool.get("type")) is None:
+        raise InvalidRequest(f"{where}.type", "is missing; it has to be function")
+    if kind != "function":
         raise unsupported(f"{where}.type", f"{str(kind)[:100]!r} is not supported, only function is")
     ignore_unknown(where, tool, ("type", "function"))
     function = tool.get("function")
