@@ -56,15 +56,15 @@ CARDS = {
     100: Card(232448, 233472, 64),
 }
 
-# Width, inner width, heads, key heads, head_dim.
+# Width, inner width, heads, key heads, head_dim; and the window of one of two layers.
 MODELS = {
     "llama-8b": (4096, 14336, 32, 8, 128),
     "llama-70b": (8192, 28672, 64, 8, 128),
     "llama-1b": (2048, 8192, 32, 8, 64),
     "qwen2.5-7b": (3584, 18944, 28, 4, 128),
     "smollm2-135m": (576, 1536, 9, 3, 64),
-    "phi-3-mini": (3072, 8192, 32, 32, 96),
-    "gemma-3-4b": (2560, 10240, 8, 4, 256),
+    "phi-3-mini": (3072, 8192, 32, 32, 96, 2047),
+    "gemma-3-4b": (2560, 10240, 8, 4, 256, 1024),
     "llama-2-7b": (4096, 11008, 32, 32, 128),
 }
 # Tiles of few queries and of many, and whether there are trees: decoding, verification of trees, a chunk of prefill.
@@ -138,25 +138,25 @@ def launches(models: Sequence[str], dtypes: Sequence[torch.dtype]) -> list[Launc
 
 
 def _run(sizes: tuple[int, ...], dtype: torch.dtype, found: dict[Launch, None]) -> None:
-    width, inner, heads, kv_heads, head_dim = sizes
+    width, inner, heads, kv_heads, head_dim, *windows = sizes
     config = LlamaConfig(
         hidden_size=width,
         intermediate_size=inner,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        num_hidden_layers=1,
+        num_hidden_layers=1 + len(windows),
         vocab_size=64,
     )
     paged, llama = Recorder(paged_kernels, found), Recorder(llama_kernels, found)
     fused_gpu._load_kernels = lambda: llama
     model = fused_gpu.GpuLlama(LlamaForCausalLM(config).to(dtype), 64)
     shape = Shape(heads, kv_heads, head_dim, BLOCK_SIZE)
-    cache = KVCache(*(torch.zeros(1, kv_heads, 64, head_dim, dtype=dtype) for _ in range(2)))
+    cache = KVCache(*(torch.zeros(2, kv_heads, 64, head_dim, dtype=dtype) for _ in range(2)))
     numbers = torch.zeros(32, dtype=torch.int64)
     views = dict.fromkeys((*TOKEN_FIELDS, *TILE_FIELDS, "blocks"), numbers)
     for tiles, tree in STEPS:
-        batch = TritonBatch(shape, paged, cache, views, tiles, NUM_SPLITS, tree, None)
+        batch = TritonBatch(shape, paged, cache, views, tiles, NUM_SPLITS, tree, None, (None, *windows))
         model.forward(numbers, numbers, numbers, batch)
     # Decoders of other shapes have their keys written by a kernel of their own.
     key = torch.zeros(32, kv_heads, head_dim, dtype=dtype)

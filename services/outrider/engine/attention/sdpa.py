@@ -24,8 +24,9 @@ _PART = 512
 _ALIGN = 16
 # Up to this many keys are summed in one pass. More are split at places that depend on their number and on the CPU.
 _AT_ONCE = 192
-# Queries are processed in parts of a multiple of this many; a part of fewer than four is summed in another order.
-_QUERY_PART, _MIN_PART = 32, 4
+# Queries are processed in parts of a multiple of this many. A part of few is summed in another order: of fewer than
+# four, and of at most a 24th of a head's width.
+_QUERY_PART, _MIN_PART, _WIDTH_OF_MIN_PART = 32, 4, 16
 
 
 @dataclass(slots=True)
@@ -61,10 +62,10 @@ def _padded(kv_len: int) -> int:
     return whole * _PART + (rest if rest <= _AT_ONCE else _PART)
 
 
-def _missing(queries: int) -> int:
+def _missing(queries: int, head_dim: int) -> int:
     """How many more queries make the last part long enough."""
-    rest = queries % _QUERY_PART
-    return _MIN_PART - rest if 0 < rest < _MIN_PART else 0
+    rest, least = queries % _QUERY_PART, max(_MIN_PART, head_dim // _WIDTH_OF_MIN_PART)
+    return least - rest if 0 < rest < least else 0
 
 
 def _rows(chains: list[Chain], queries: int, device: torch.device) -> tuple[Tensor | slice, Tensor | None]:
@@ -157,15 +158,15 @@ class SdpaBatch:
         n, t = group.sequences, group.queries
         # [n, kv_heads, share * t, head_dim]: the query heads of one key head become further queries.
         q = query.view(n, t, kv_heads, share, head_dim).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, share * t, head_dim)
-        if missing := _missing(share * t):
+        if missing := _missing(share * t, head_dim):
             q = F.pad(q, (0, 0, 0, missing))
-        mask = self._mask(number, window, share, q.dtype)
+        mask = self._mask(number, window, share, missing, q.dtype)
         out = F.scaled_dot_product_attention(q, _read(keys, group), _read(values, group), attn_mask=mask, scale=scale)
         if missing:
             out = out[:, :, : share * t]
         return out.reshape(n, kv_heads, share, t, -1).permute(0, 3, 1, 2, 4).reshape(n * t, -1)
 
-    def _mask(self, number: int, window: int | None, share: int, dtype: torch.dtype) -> Tensor:
+    def _mask(self, number: int, window: int | None, share: int, missing: int, dtype: torch.dtype) -> Tensor:
         group = self._groups[number]
         if (number, window) not in self._masks:
             n, t, kv_len = group.sequences, group.queries, group.kv_len
@@ -173,7 +174,7 @@ class SdpaBatch:
             seen = keys <= at if window is None else (keys <= at) & (keys > at - window)
             seen = seen[:, None, None].expand(n, 1, share, t, kv_len).reshape(n, 1, share * t, kv_len)
             hidden = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-            self._masks[number, window] = F.pad(hidden, (0, 0, 0, _missing(share * t)))
+            self._masks[number, window] = F.pad(hidden, (0, 0, 0, missing))
         return self._masks[number, window]
 
 
