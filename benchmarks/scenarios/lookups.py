@@ -76,7 +76,7 @@ def lookups(prompts_file: Path, sequences: int, contexts: tuple[int, ...], steps
 
 
 def _measured(tokens: Sequence[int], num_sequences: int, context: int, steps: int) -> Cost:
-    own, texts = OwnDrafts(make_sources(NAMES), TargetStats(), time.monotonic), {}
+    own, texts = OwnDrafts(make_sources(NAMES), TargetStats()), {}
     length = context + steps * (_DRAFT_TOKENS + 1)
     if length > len(tokens):
         raise click.UsageError(f"the prompts have {len(tokens)} tokens, and a sequence goes through {length}")

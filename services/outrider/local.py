@@ -30,7 +30,7 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.events import Opened
 from outrider.target.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.report import Committed, TargetStats
+from outrider.target.report import Committed
 from outrider.target.scheduler import Batching
 from outrider.target.worker import TargetWorker
 from outrider.worker.events import Closed
@@ -156,11 +156,6 @@ class Pair:
         self._clock = clock
         self._target = TargetWorker(target, limits, batching, clock, row_price=row_price, sources=known)
         self._ids = itertools.count()
-
-    @property
-    def stats(self) -> TargetStats:
-        """The target's counters."""
-        return self._target.stats
 
     def answer(
         self,

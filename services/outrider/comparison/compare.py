@@ -48,7 +48,7 @@ class DraftFigures:
     all: Shares
     categories: dict[str, Shares]
     proposal_ms: float
-    """Time of all its sources for one round of one stream."""
+    """What a round of one stream takes beside the step of the target, beyond a plain round."""
     times_plain: dict[int, float]
     """Time of plain decoding over time with these drafts, prompts included, by the number of streams."""
 
@@ -88,11 +88,17 @@ class _Replayed:
 
     answers: list[Answered]
     started_s: float
-    proposal_s: float
+    steps_s: float
+    """Time of the target's steps."""
 
     @property
     def total_s(self) -> float:
         return max(answer.last_s for answer in self.answers) - self.started_s
+
+    @property
+    def beside_s(self) -> float:
+        """Time of a round beside the step of the target; at one stream."""
+        return (self.total_s - self.steps_s) / sum(answer.num_steps for answer in self.answers)
 
     @property
     def seconds(self) -> list[float]:
@@ -119,9 +125,8 @@ class _Replays:
             self.report(f"replays {'+'.join(parts) or 'plain decoding'}, streams: {streams}")
             engine = ReplayEngine(self.loaded.engine, self.known, self.line)
             started_s = engine.clock()
-            pair, answers = self.loaded.answer(engine, parts, streams, engine.clock)
-            drafted_s = sum(source.draft_s for source in pair.stats.sources.values())
-            self._done[key] = _Replayed(answers, started_s, drafted_s / max(1, pair.stats.num_steps))
+            _, answers = self.loaded.answer(engine, parts, streams, engine.clock)
+            self._done[key] = _Replayed(answers, started_s, engine.steps_s)
         return self._done[key]
 
     def times_plain(self, parts: Parts, streams: int) -> float:
@@ -146,7 +151,7 @@ class _Replays:
             "+".join(parts),
             self._shares(parts, range(len(self.loaded.texts))),
             {category: self._shares(parts, numbers) for category, numbers in by_category.items()},
-            round(1000 * self.run(parts, 1).proposal_s, 3),
+            round(1000 * (self.run(parts, 1).beside_s - self.run((), 1).beside_s), 3),
             {streams: self.times_plain(parts, streams) for streams in self.loaded.config.streams},
         )
 

@@ -59,6 +59,8 @@ class ReplayEngine(Engine):
         self._line = line
         self._clock = quiet_clock(engine)
         self._ahead_s = 0.0
+        self.steps_s = 0.0
+        """What its steps would have taken."""
         self._logits = torch.zeros(0, engine.info.vocab_size)
         self._swept = torch.zeros(_SWEPT_BYTES // 4)
 
@@ -81,7 +83,9 @@ class ReplayEngine(Engine):
         wanted = [b for row, each in zip(rows, beginnings, strict=True) for b in each[len(each) - row.num_logits :]]
         logits = self._certain([self._known.token_after(beginning) for beginning in wanted])
         self._advance(rows)
-        self._ahead_s += self._step_s(rows) - (self._clock() - started_s)
+        step_s = self._step_s(rows)
+        self.steps_s += step_s
+        self._ahead_s += step_s - (self._clock() - started_s)
         return logits, states
 
     def _certain(self, token_ids: Sequence[int]) -> Tensor:

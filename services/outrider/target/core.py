@@ -113,7 +113,7 @@ class TargetCore(ABC, Generic[S]):
         self._accounting = accounting
         self._limits = limits
         self._clock = clock
-        self._own_drafts = OwnDrafts(sources, self.stats, clock)
+        self._own_drafts = OwnDrafts(sources, self.stats)
         self._report = Report()
 
     @abstractmethod

@@ -6,6 +6,7 @@ They run on the step thread, between steps. One that fails loses its proposals, 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -25,9 +26,8 @@ Put = Callable[[SequenceKey, DraftTree], None]
 class OwnDrafts:
     """All such sources of one worker."""
 
-    def __init__(self, sources: Sequence[DraftSource], stats: TargetStats, clock: Callable[[], float]) -> None:
+    def __init__(self, sources: Sequence[DraftSource], stats: TargetStats) -> None:
         self._sources = sources
-        self._clock = clock
         self._reader = next(filter(reads_states, sources), None)
         self.taps = () if self._reader is None else self._reader.taps or (HEAD_INPUT,)
         """The layers whose states a step has to give."""
@@ -73,14 +73,14 @@ class OwnDrafts:
 
     def _tell(self, tell: Callable[[DraftSource], None]) -> None:
         for source in self._sources:
-            started_s = self._clock()
+            started_s = time.perf_counter()
             try:
                 tell(source)
             except Exception as error:
                 # A draft only affects latency.
                 log.error("a source of drafts failed", exc_info=error)
                 self._stats.num_source_failures += 1
-            self._stats.of_source(source.name).draft_s += self._clock() - started_s
+            self._stats.of_source(source.name).draft_s += time.perf_counter() - started_s
 
 
 def _commit(source: DraftSource, committed: Sequence[tuple[SequenceKey, int, Sequence[int]]]) -> None:

@@ -75,7 +75,7 @@ class Feed:
         self._config = config
         self._max_draft_tokens = max_draft_tokens
         self._pool = pool
-        self._lookups = OwnDrafts(lookups, TargetStats(), time.monotonic)
+        self._lookups = OwnDrafts(lookups, TargetStats())
         # Random start: ids must not repeat after a restart, while a router still knows those of the process before.
         self._ids = count(secrets.randbits(62) + 1)
         self._open: dict[str, _Fed] = {}

@@ -145,7 +145,30 @@ def test_ratio_mode_takes_a_head_s_own_distribution(tiny: Path) -> None:
     assert bench.worker.stats.num_accepted_tokens > 20 and not bench.worker.stats.num_source_failures
 
 
-def test_after_a_cached_prefix_a_head_goes_on_without_its_states(tiny: Path) -> None:
+class Forgetful(HeadDrafts):
+    """Its cache has no room."""
+
+    def __init__(self, head: DraftHead) -> None:
+        super().__init__(head)
+        self._cache.most_bytes = 0
+
+
+@pytest.mark.parametrize("kind", [HeadDrafts, Forgetful])
+def test_after_a_cached_prefix_a_head_drafts_as_well_as_before_unless_its_states_are_forgotten(
+    tiny: Path, kind: type[HeadDrafts]
+) -> None:
+    accepted, source = [], kind(knowing(tiny, 2))
+    bench = Bench(tiny, sources=[source], row_price=lambda cost: 0.0)
+    long = opening(prompts(1, longest=60)[0] * 2, max_new_tokens=20, speculation=ALONE)
+    for number in range(2):
+        before = bench.worker.stats.num_accepted_tokens
+        bench.open(number, long)
+        bench.run()
+        accepted.append(bench.worker.stats.num_accepted_tokens - before)
+    assert accepted[0] > 0 and (accepted[1] == accepted[0]) == (kind is HeadDrafts)
+
+
+def test_after_a_cached_prefix_texts_are_the_same(tiny: Path) -> None:
     source = HeadDrafts(knowing(tiny, 2))
     bench = Bench(tiny, sources=[source], row_price=lambda cost: 0.0)
     long = opening(prompts(1, longest=60)[0] * 2, max_new_tokens=20, speculation=ALONE)
@@ -155,7 +178,7 @@ def test_after_a_cached_prefix_a_head_goes_on_without_its_states(tiny: Path) -> 
         bench.run()
         texts.append(bench.tokens[next(key for key in bench.tokens if key.sequence_id == number)])
     assert texts[0] == texts[1] and not bench.worker.stats.num_source_failures
-    assert not source._texts and not source._due
+    assert not source._texts and not source._writers and not source._due
 
 
 def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(

@@ -1,7 +1,8 @@
 """Drafts of a head in the target's own process: it reads the states of each step, and proposes before the next one.
 
-Torch code for one sequence at a time. A head keeps keys and values of its own beside the target's. A position whose
-state was never seen, because its keys came from the prefix cache, is not in them: that costs acceptance, never a text.
+Torch code for one sequence at a time. A head keeps keys and values of its own beside the target's. At positions whose
+keys came from the prefix cache it reads the states of the sequence that ran them. Where these are forgotten, it drafts
+without: that costs acceptance, never a text.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.drafting.heads.features import FeatureCache, FeatureWriter
 from outrider.drafting.heads.interface import ChainMemory, DraftHead
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Opening
 from outrider.drafting.tree import ROOT, DraftTree
@@ -58,16 +60,23 @@ class HeadDrafts:
         self.name = head.kind
         self.taps = head.taps
         self._head = head
+        self._cache = FeatureCache()
+        self._writers: dict[SequenceKey, FeatureWriter] = {}
         self._texts: dict[SequenceKey, _Text] = {}
         self._due: dict[SequenceKey, _Text] = {}
 
     def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
         tokens = [*opening.prompt, *opening.committed]
         self._texts[key] = _Text(opening, tokens, opening.limits.max_draft_tokens)
+        self._writers[key] = FeatureWriter(self._cache, opening.salt)
 
     def see(self, key: SequenceKey, start: int, states: Tensor) -> None:
         """states [positions, taps · width] of committed positions from `start` on; some may have been seen before."""
         if (text := self._texts.get(key)) is not None:
+            known = self._cache.find(text.tokens, text.opening.salt, start) if start > text.seen else None
+            if known is not None:
+                text.see(text.seen, known[text.seen :])
+            self._writers[key].add(text.tokens, start, states)
             text.see(start, states)
             self._due[key] = text
 
@@ -81,8 +90,8 @@ class HeadDrafts:
             text.count = limits.max_draft_tokens
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
-        self._texts.pop(key, None)
-        self._due.pop(key, None)
+        for held in (self._texts, self._writers, self._due):
+            held.pop(key, None)
 
     @torch.inference_mode()
     def poll(self) -> Iterator[tuple[SequenceKey, DraftTree]]:
