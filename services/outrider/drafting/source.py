@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, OutriderError
@@ -141,31 +141,17 @@ def reads_states(source: DraftSource) -> TypeGuard[StateSource]:
     return hasattr(type(source), "see")
 
 
-@dataclass(frozen=True, slots=True)
-class SourceKind:
-    """What is known of a kind of source before one is made."""
-
-    name: str
-    make: Callable[[], DraftSource]
-    gives_q: bool
-    """Whether its drafts can be verified in ratio mode."""
-    needs: Literal["tokens", "taps"]
-    """What it must be told: committed tokens, or also the target's hidden states."""
+KINDS: dict[str, Callable[[], DraftSource]] = {}
+"""What makes each kind of source in the target's own process, by name."""
 
 
-KINDS: dict[str, SourceKind] = {}
-"""Kinds of sources in the target's own process, by name."""
-
-
-def register(
-    name: str, *, gives_q: bool, needs: Literal["tokens", "taps"] = "tokens"
-) -> Callable[[Callable[[], DraftSource]], Callable[[], DraftSource]]:
+def register(name: str) -> Callable[[Callable[[], DraftSource]], Callable[[], DraftSource]]:
     """Makes a kind of source known by its name, with the function that makes one."""
 
     def known(make: Callable[[], DraftSource]) -> Callable[[], DraftSource]:
         if name in KINDS:
             raise ValueError(f"a source is called {name!r} already")
-        KINDS[name] = SourceKind(name, make, gives_q, needs)
+        KINDS[name] = make
         return make
 
     return known
@@ -177,5 +163,5 @@ def make_sources(names: Iterable[str]) -> list[DraftSource]:
     for name in names:
         if name not in KINDS:
             raise ValueError(f"{name!r} is no source of drafts; there are {', '.join(sorted(KINDS))}")
-        found.append(KINDS[name].make())
+        found.append(KINDS[name]())
     return found

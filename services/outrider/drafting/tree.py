@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import InvalidRequest
@@ -202,14 +202,6 @@ class DraftTree:
         if len(self) <= depth:
             return self
         return self.take([node for node, each in enumerate(self.depths()) if each <= depth])
-
-    def without(self, nodes: Collection[int]) -> DraftTree:
-        """The nodes that neither are among these nor follow one."""
-        kept: dict[int, None] = {}
-        for node in range(len(self)):
-            if node not in nodes and (self.parent(node) == ROOT or self.parent(node) in kept):
-                kept[node] = None
-        return self.take(list(kept))
 
     def _made(self, nodes: Sequence[int], parents: Sequence[int], skipped: int) -> DraftTree:
         return replace(

@@ -12,7 +12,7 @@ TEXTS: dict[tuple[int, ...], list[int]] = {}
 """Prompt → prompt and answer."""
 
 
-@register(NAME, gives_q=True)
+@register(NAME)
 def toys() -> DraftSource:
     return LookupDrafts(NAME, Toy)
 

@@ -102,7 +102,7 @@ class NgramIndex:
         return [tokens[start + offset % period] for offset in range(count)]
 
 
-@register(NAME, gives_q=True)
+@register(NAME)
 def ngrams() -> DraftSource:
     return LookupDrafts(NAME, NgramLookup)
 

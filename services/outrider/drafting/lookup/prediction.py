@@ -11,7 +11,7 @@ from outrider.options.prediction import Prediction
 NAME = "prediction"
 
 
-@register(NAME, gives_q=True)
+@register(NAME)
 def predictions() -> DraftSource:
     return LookupDrafts(NAME, PredictionLookup.of)
 

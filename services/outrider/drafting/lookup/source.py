@@ -80,17 +80,13 @@ class LookupDrafts:
             if found is None:
                 self._due[key] = text
             elif found[0]:
-                yield key, looked_up(self.name, text.length, *found, text.stop_token_ids, ratio=text.ratio)
+                yield key, self._tree(text, *found)
 
-
-def looked_up(
-    name: str, base_len: int, tokens: Sequence[int], matched: int, stop_token_ids: frozenset[int], *, ratio: bool
-) -> DraftTree:
-    """The tree of what was found, up to the first stop token."""
-    found = tuple(_until_stop(tokens, stop_token_ids))
-    # The token is not drawn, so in ratio mode q gives it probability 1.
-    q = tuple(DraftDistribution((token,), (Q_TOTAL,)) for token in found) if ratio else ()
-    return DraftTree(base_len, found, q=q, source=name, matched=matched)
+    def _tree(self, text: _Text, tokens: Sequence[int], matched: int) -> DraftTree:
+        found = tuple(_until_stop(tokens, text.stop_token_ids))
+        # The token is not drawn, so in ratio mode q gives it probability 1.
+        q = tuple(DraftDistribution((token,), (Q_TOTAL,)) for token in found) if text.ratio else ()
+        return DraftTree(text.length, found, q=q, source=self.name, matched=matched)
 
 
 def _until_stop(tokens: Sequence[int], stop_token_ids: frozenset[int]) -> Sequence[int]:

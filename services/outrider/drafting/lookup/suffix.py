@@ -156,7 +156,7 @@ class History:
                 del past.places[run]
 
 
-@register(NAME, gives_q=True)
+@register(NAME)
 def suffixes() -> DraftSource:
     return SuffixDrafts(History())
 

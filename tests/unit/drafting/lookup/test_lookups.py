@@ -98,4 +98,4 @@ def test_sources_are_made_by_name_and_a_name_stands_for_one() -> None:
     with pytest.raises(ValueError, match="'oracle' is no source of drafts"):
         make_sources(["oracle"])
     with pytest.raises(ValueError, match="called 'ngram' already"):
-        register("ngram", gives_q=True)(ngrams)
+        register("ngram")(ngrams)
