@@ -96,9 +96,8 @@ def test_texts_are_those_of_the_target_alone(deep: Path, kind: str, merged: bool
     bench = answered(deep, what, sources, Liar(expected, "beside")) if merged else answered(deep, what, sources)
     assert bench.tokens == plain.tokens
     assert bench.worker.stats.num_draft_tokens > 0 and not bench.worker.stats.num_source_failures
-    # Tokens and the time between steps are counted under one name, the head's kind.
-    counted = bench.worker.stats.sources[head.kind]
-    assert counted.num_drafted > 0 and counted.draft_s > 0
+    # The bench's clock stands still, so no time is counted with them.
+    assert bench.worker.stats.sources[head.kind].num_drafted > 0
 
 
 class Recording(HeadDrafts):

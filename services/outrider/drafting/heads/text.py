@@ -1,0 +1,122 @@
+"""One sequence of a head: what the head has read of it, and the draft that grows beyond. Knows no head and no batch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from outrider.drafting.heads.interface import ChainMemory
+from outrider.drafting.source import Opening
+from outrider.drafting.tree import ROOT, DraftTree
+from outrider.options.sampling import Q_TOTAL, DraftDistribution
+from outrider.speculation import Proposal
+
+# A proposal ends where the chance that all of it is right falls below this; an alternative needs as much.
+_MIN_JOINT, _MIN_CHANCE = 0.25, 0.1
+
+
+@dataclass(slots=True)
+class HeadText:
+    """The head has read the positions from `begin` up to `read`; the features of `waiting` come after them."""
+
+    opening: Opening
+    tokens: list[int]
+    """Prompt and committed output. Its owner extends it."""
+    memory: ChainMemory = field(default_factory=ChainMemory)
+    begin: int = 0
+    read: int = 0
+    waiting: list[Tensor] = field(default_factory=list)
+    """Each [positions, width]."""
+    feature: Tensor | None = None
+    """[1, width] What a draft goes on from: the head's output at the last position it read."""
+    hidden: Tensor | None = None
+    """[1, width] What the head's logits there are made of."""
+    draft: GrowingDraft | None = None
+
+    @property
+    def seen(self) -> int:
+        return self.read + sum(len(features) for features in self.waiting)
+
+    @property
+    def num_unread(self) -> int:
+        """Positions that can be read: their features are here, and the tokens after them."""
+        return max(0, min(self.seen, len(self.tokens) - 1) - self.read)
+
+    @property
+    def ready(self) -> bool:
+        """Whether all is read, up to the last token."""
+        return self.hidden is not None and self.read == len(self.tokens) - 1
+
+    def see(self, start: int, features: Tensor) -> None:
+        """Of committed positions from `start` on; some may have been seen before. After a gap the text begins anew."""
+        if start > self.seen:
+            self.memory, self.begin, self.read, self.waiting = ChainMemory(), start, start, [features]
+            self.feature = self.hidden = self.draft = None
+        elif start + len(features) > self.seen:
+            self.waiting.append(features[self.seen - start :])
+
+    def forget_draft(self) -> None:
+        """What the head read of its own draft is no part of the text."""
+        self.memory.cut(self.read - self.begin)
+        self.draft = None
+
+
+@dataclass(slots=True)
+class GrowingDraft:
+    """A tree as it is drafted: a chain, with alternatives beside its tokens."""
+
+    base_len: int
+    stop_token_ids: frozenset[int]
+    feature: Tensor
+    """Where the head is now: as in HeadText."""
+    hidden: Tensor
+    chain: list[int] = field(default_factory=list)
+    joint: float = 1.0
+    ended: bool = False
+    most: int | None = None
+    """Ratio mode: how many tokens may be drawn, decided before the first is. The draw must not decide how long a draft
+    takes, and so whether it comes in time."""
+    _ids: list[int] = field(default_factory=list)
+    _parents: list[int] = field(default_factory=list)
+    _chances: list[float] = field(default_factory=list)
+    _q: list[DraftDistribution] = field(default_factory=list)
+    _last: int = ROOT
+
+    def add(self, proposal: Proposal) -> None:
+        self._put(proposal.token_id, proposal.confidence)
+        last = len(self._ids) - 1
+        for token_id, chance in proposal.others:
+            if self.joint * chance >= _MIN_CHANCE:
+                self._put(token_id, chance)
+        self.chain.append(proposal.token_id)
+        self._last = last
+        if proposal.q is not None:
+            self._drawn(proposal.q)
+            return
+        self.joint *= proposal.confidence
+        self.ended = self.joint < _MIN_JOINT or proposal.token_id in self.stop_token_ids
+
+    def _drawn(self, q: DraftDistribution) -> None:
+        self._q.append(q)
+        if self.most is None:
+            peak = max(q.counts) / Q_TOTAL
+            self.most = 1 + (int(math.log(_MIN_JOINT) / math.log(peak)) if peak < 1 else 1 << 16)
+        self.ended = len(self.chain) >= self.most
+
+    def _put(self, token_id: int, chance: float) -> None:
+        self._ids.append(token_id)
+        self._parents.append(self._last)
+        self._chances.append(chance)
+
+    def tree(self, source: str) -> DraftTree:
+        chain = self._parents == list(range(-1, len(self._ids) - 1))
+        return DraftTree(
+            self.base_len,
+            tuple(self._ids),
+            parents=() if chain else tuple(self._parents),
+            chances=tuple(self._chances),
+            q=tuple(self._q),
+            source=source,
+        )
