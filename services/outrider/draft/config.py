@@ -19,6 +19,9 @@ class DraftConfig(WorkerConfig):
     speaks: str = ""
     """The target, by name or path, if its tokens may be others than those of `model`: tokens that both spell alike are
     proposed. Only its tokenizer and config.json are read."""
+    head: str = ""
+    """A draft head of `model`, a directory: EAGLE-3, MTP or Medusa. It drafts for targets that name the same head as
+    `remote_head`, and reads what they send. Of `model` only embedding and vocabulary head are read."""
     drafting: ModelConfig = field(default_factory=ModelConfig)
     max_sequences: int = 256
     """Open sequences, beyond which opens are refused."""
@@ -31,6 +34,8 @@ class DraftConfig(WorkerConfig):
         WorkerConfig.__post_init__(self)
         if self.max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens: must be at least 1, got {self.max_draft_tokens}")
+        if self.head and self.speaks:
+            raise ValueError("speaks: not with head, whose target is the model")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> DraftConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, Features, Opening
 from outrider.worker.events import SequenceKey, WorkerEvent
 
 
@@ -25,6 +25,7 @@ class Committed:
     finished: bool
     """The sequence has ended; only its close follows."""
     received_s: float
+    features: Features | None = None
 
 
 @dataclass(frozen=True, slots=True)

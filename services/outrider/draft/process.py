@@ -36,7 +36,12 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 def load(config: DraftConfig, path: Path) -> Drafter:
     """The drafter that `config` asks for, from the checkpoint at `path`."""
-    return load_drafter(path, engine=config.engine, model=config.drafting, speaks=_target(config))
+    more = {"speaks": _target(config), "head": _head(config)}
+    return load_drafter(path, engine=config.engine, model=config.drafting, **more)
+
+
+def _head(config: DraftConfig) -> Path | None:
+    return resolve(config.head, log.info) if config.head else None
 
 
 def _target(config: DraftConfig) -> Path | None:
@@ -89,8 +94,9 @@ def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.Wo
         config,
         worker_pb2.WORKER_ROLE_DRAFT,
         drafter.info,
-        model_revision=weights_revision(path, config.engine.quantization),
+        model_revision=weights_revision(_head(config) or path, config.engine.quantization),
+        features=weights_revision(resolve(config.head)) if config.head else "",
         tokenizer_fingerprint=tokenizer_fingerprint(_target(config) or path),
-        draft_kind=SOURCE,
+        draft_kind="head" if config.head else SOURCE,
         max_draft_tokens=config.max_draft_tokens,
     )

@@ -13,7 +13,7 @@ from functools import partial
 from outrider.draft import events
 from outrider.draft.events import Event
 from outrider.draft.report import Proposed, Report
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, Features, Opening
 from outrider.protocol.convert import (
     distribution_to_proto,
     mode_from_proto,
@@ -68,7 +68,8 @@ def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits
 
 def _committed(key: SequenceKey, message: sequence_pb2.Commit, limits: Limits, now_s: float) -> events.Committed:
     finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
-    return events.Committed(key, message.base_len, tuple(message.token_ids), finished, now_s)
+    features = Features(message.features_start, message.features) if message.features else None
+    return events.Committed(key, message.base_len, tuple(message.token_ids), finished, now_s, features)
 
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:

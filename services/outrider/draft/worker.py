@@ -151,16 +151,20 @@ class DraftWorker:
     def _commit(self, found: OpenSequence, event: events.Committed) -> None:
         epoch = found.sequence.epoch
         try:
+            due = event.features is not None and self._drafter.see(found.sequence, event.features)
             self._drafter.commit(found.sequence, event.base_len, event.token_ids)
         except CommitMismatch as error:
             self._fail(event.key, InvalidRequest("base_len", str(error), reason="COMMIT_MISMATCH"))
+            return
+        except InvalidRequest as error:
+            self._fail(event.key, error)
             return
         self.stats.num_diverged += found.sequence.epoch - epoch
         if event.finished:
             # Releases the sequence's KV.
             self._remove(event.key)
             self._sequences.finish(event.key)
-        else:
+        elif due or event.token_ids:
             self._sequences.make_due(found, event.received_s)
 
     def _limit(self, found: OpenSequence, event: events.Limited) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.drafters.sequence import DraftSequence
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, Features, Opening
 from outrider.drafting.tree import DraftTree
 
 
@@ -44,6 +44,11 @@ class Drafter(ABC):
         known_len = sequence.committed_len
         sequence.commit(base_len, token_ids)
         self.on_commit(sequence, known_len)
+
+    def see(self, sequence: DraftSequence, features: Features) -> bool:
+        """What the target sends of its hidden states, to those that ask for it; before the commit that gives the token
+        after them. Returns whether a proposal needs no such commit."""
+        return False
 
     def set_limits(self, sequence: DraftSequence, limits: DraftLimits) -> None:
         """Sets the limits from now on. A sequence that may draft nothing is paused, and then holds no KV blocks."""

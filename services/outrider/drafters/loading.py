@@ -19,11 +19,16 @@ def load_drafter(
     engine: EngineConfig | None = None,
     model: ModelConfig | None = None,
     speaks: Path | None = None,
+    head: Path | None = None,
 ) -> Drafter:
-    """`speaks`: the target, if its tokens may be others than the model's. Raises CheckpointError."""
-    # Only here: it brings transformers.
+    """`speaks`: the target, if its tokens may be others than the model's. `head`: a head's files, whose target is in
+    `path`. Raises CheckpointError."""
+    # Only here: these bring transformers.
+    from outrider.drafters.head import HeadDrafter
     from outrider.engine.loader import load_engine
 
+    if head is not None:
+        return HeadDrafter.load(head, path, (engine or EngineConfig()).device)
     loaded = load_engine(path, engine or EngineConfig())
     return ModelDrafter(loaded, model or ModelConfig(), _vocabulary(loaded, path, speaks))
 

@@ -70,6 +70,15 @@ class DraftAssignment:
     """Id under which the sequence is opened there; never reused."""
 
 
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a head on a draft worker reads of the target: a vector for each committed position from `start` on."""
+
+    start: int
+    rows: bytes
+    """bfloat16, little-endian."""
+
+
 class CloseReason(enum.IntEnum):
     """Why a sequence is closed. The values are those of messages."""
 

@@ -15,6 +15,8 @@ def pairing_problem(target: worker_pb2.WorkerInfo, draft: worker_pb2.WorkerInfo)
         # With equal tokenizers the sizes may differ: rows of a model's head beyond its tokens are padding.
         names = ("tokenizer_fingerprint", "vocab_size")
         differing += [_differs(name, target, draft) for name in names if getattr(target, name) != getattr(draft, name)]
+    if draft.features and target.features != draft.features:
+        differing.append(_differs("features", target, draft))
     versions = ProtocolRange.of(target), ProtocolRange.of(draft)
     if versions[0].common(versions[1]) is None:
         differing.append(f"protocol_version is {versions[0]} on the target and {versions[1]} on the draft")

@@ -39,6 +39,9 @@ class TargetConfig(WorkerConfig):
     head: str = ""
     """A draft head for this model, a directory: EAGLE-3, MTP or Medusa as the field has them, or what `outrider distill
     --kind` made. It drafts from the model's hidden states, in torch code between steps."""
+    remote_head: str = ""
+    """A draft head for this model that draft workers hold (`outrider draft --head`): they are sent what it reads
+    of the hidden states, one vector a token."""
     tensor_parallel: int = 1
     """With engine vllm: processes that divide the model among themselves; on GPUs one each."""
 
@@ -52,8 +55,11 @@ class TargetConfig(WorkerConfig):
             raise ValueError("vllm_args: need engine vllm")
         if self.tensor_parallel > 1 and self.runs_on != "vllm":
             raise ValueError("tensor_parallel: needs engine vllm")
-        if self.head and self.runs_on != "outrider":
-            raise ValueError("head: needs engine outrider")
+        for name in ("head", "remote_head"):
+            if getattr(self, name) and self.runs_on != "outrider":
+                raise ValueError(f"{name}: needs engine outrider")
+        if self.head and self.remote_head:
+            raise ValueError("remote_head: not together with head")
         bound = self.engine.max_batch_tokens
         if self.max_sequences > bound:
             # Each decoding sequence takes at least one token of every step.

@@ -39,12 +39,13 @@ class PooledDrafts:
         connect: Connect = create_channel,
         credential: tuple[tuple[str, str], ...] = (),
         stats: TargetStats | None = None,
+        features: str = "",
     ) -> None:
         """`post` takes events made of drafts' messages, `answer` what a stream's router is sent besides commits.
-        `credential`: metadata of calls to drafts."""
+        `credential`: metadata of calls to drafts. `features`: those that the worker computes, as in its WorkerInfo."""
         vocabulary = Vocabulary(limits.vocab_size, limits.max_context_len)
         listener = PoolListener(self._post_arrived, self._tell_spent, self._tell_lost, self._count_unleased)
-        self.pool = PoolDrafts(vocabulary, clock, leases, listener, connect, credential)
+        self.pool = PoolDrafts(vocabulary, clock, leases, listener, connect, credential, features)
         self._clock = clock
         self._post = post
         self._answer = answer
@@ -89,6 +90,8 @@ class PooledDrafts:
         """Sends commits and ends to the drafts; returns the draft statistics that routers are sent."""
         self._price_rows(report.row_price)
         draft_stats = {}
+        for key, committed_len, features in report.features:
+            self.pool.commit(key, committed_len, (), features)
         for committed in report.commits:
             if (stats := self._commit(committed)) is not None:
                 draft_stats[committed.key] = stats
@@ -104,7 +107,7 @@ class PooledDrafts:
         if outcome.finish is not Finish.NONE:
             self._close(key, CloseReason.FINISHED)
         else:
-            self.pool.commit(key, base_len, outcome.token_ids)
+            self.pool.commit(key, base_len, outcome.token_ids, committed.features)
         return stats
 
     def _price_rows(self, price: float) -> None:

@@ -6,13 +6,11 @@ from pathlib import Path
 
 import torch
 
-from outrider.drafting.heads import HeadDrafts, HeadError, TargetParts, load_head
+from outrider.drafting.heads import HeadDrafts, HeadError
 from outrider.drafting.heads.check import self_check
 from outrider.drafting.heads.interface import DraftHead
+from outrider.drafting.heads.loading import load_head_of
 from outrider.engine import CheckpointError, Engine, Row
-from outrider.engine.backends.cpu import multiplies_bfloat16
-from outrider.engine.checkpoints import read_config
-from outrider.engine.draft_checkpoint import read_embedding, read_head
 from outrider.engine.taps import HEAD_INPUT
 
 _CHECKED_TOKENS = 48
@@ -28,16 +26,10 @@ def tried_head(engine: Engine, model: Path, head: Path, prompt: list[int]) -> Dr
 
     Raises CheckpointError for a head that does not fit the model.
     """
-    settings = read_config(model)
-    layers = int(settings.get("text_config", settings)["num_hidden_layers"])
-    quick = engine.info.device != "cpu" or multiplies_bfloat16()
     try:
-        parts = TargetParts(read_embedding(model), read_head(model), layers)
-        loaded = load_head(head, parts, torch.bfloat16 if quick else torch.float32)
+        loaded, _ = load_head_of(model, head, engine.info.device)
     except HeadError as error:
         raise CheckpointError("head", str(error)) from None
-    if isinstance(loaded, torch.nn.Module):
-        loaded.to(engine.info.device)
     _check(engine, loaded, prompt)
     return loaded
 

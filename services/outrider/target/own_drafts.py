@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from outrider.drafting.source import CloseReason, DraftSource, learns, reads_states
+from outrider.drafting.heads import HeadFeatures
+from outrider.drafting.source import CloseReason, DraftSource, Features, learns, reads_states
 from outrider.drafting.tree import DraftTree
 from outrider.engine.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
@@ -49,6 +50,10 @@ class OwnDrafts:
         if states is not None and self._reader is not None:
             reader = self._reader
             self._tell(lambda source: reader.see(key, start, states) if source is reader else None)
+
+    def take_features(self, key: SequenceKey) -> list[Features]:
+        """What a head on draft workers reads of what was seen since the last call."""
+        return self._reader.take(key) if isinstance(self._reader, HeadFeatures) else []
 
     def limit(self, key: SequenceKey, speculation: Speculation) -> None:
         self._tell(lambda source: source.limit(key, speculation.own_limits))

@@ -15,10 +15,18 @@ from typing import TYPE_CHECKING
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.drafting.heads import HeadDrafts
+from outrider.drafting.heads import HeadDrafts, HeadFeatures
 from outrider.drafting.pool import no_leases
 from outrider.drafting.source import DraftSource, make_sources
-from outrider.engine import CheckpointError, Engine, ModelInfo, resolve, revision, tokenizer_fingerprint
+from outrider.engine import (
+    CheckpointError,
+    Engine,
+    ModelInfo,
+    resolve,
+    revision,
+    tokenizer_fingerprint,
+    weights_revision,
+)
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
@@ -29,7 +37,7 @@ from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.grammar import GrammarCompiler
-from outrider.target.head import head_drafts
+from outrider.target.head import tried_head
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.opening import Limits
 from outrider.target.scheduler import Batching
@@ -87,6 +95,7 @@ def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         max_draft_tokens=config.max_draft_tokens,
+        features=weights_revision(resolve(config.remote_head)) if config.remote_head else "",
     )
     return engine, info
 
@@ -119,12 +128,13 @@ def serve(
     return process.serve(config, info, SERVICE, make, add, signals=signals, devices=[info.device], notes=notes)
 
 
-def _head(config: TargetConfig, engine: Engine) -> list[HeadDrafts]:
-    if not config.head:
+def _head(config: TargetConfig, engine: Engine) -> list[DraftSource]:
+    if not (name := config.head or config.remote_head):
         return []
     model = resolve(config.model)
     prompt = load_tokenizer(model).encode("Once upon a time", add_special_tokens=True)
-    return [head_drafts(engine, model, resolve(config.head), prompt)]
+    head = tried_head(engine, model, resolve(name), prompt)
+    return [HeadDrafts(head) if config.head else HeadFeatures(head)]
 
 
 def _notes(model: ModelInfo) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.source import KINDS
+from outrider.drafting.source import KINDS, Features
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.source_tokens import SourceTokens
 from outrider.target.commit import Outcome
@@ -39,6 +39,8 @@ class Committed:
     """Draft time spent on the accepted tokens."""
     sources: Sequence[SourceTokens] = ()
     """What came of the drafted tokens in the step, by source."""
+    features: Features | None = None
+    """For a head on draft workers: of the last token before the commit, and of the accepted ones."""
     token_sources: Sequence[int] = ()
     """For each accepted token, then for each rejected one: the place of its source in `sources`."""
 
@@ -48,6 +50,8 @@ class Report(WorkerReport):
     """One step, or only what was found before one."""
 
     commits: list[Committed] = field(default_factory=list)
+    features: list[tuple[SequenceKey, int, Features]] = field(default_factory=list)
+    """For heads on draft workers: of parts of prompts, with the committed length; to be sent before the commits."""
     refused_drafts: list[Failed] = field(default_factory=list)
     removed: list[tuple[SequenceKey, Times]] = field(default_factory=list)
     """Sequences that have ended, with their times since the last commit."""

@@ -64,7 +64,8 @@ class TargetServicer(
         self._max_silence_s = max_silence_s
         leases = DraftLeases(read_leases, clock)
         self.drafts = PooledDrafts(
-            limits, clock, self.steps.post, self.streams.answer, leases, connect, credential, worker.stats
+            *(limits, clock, self.steps.post, self.streams.answer, leases, connect, credential, worker.stats),
+            features=info.features,
         )
 
     async def __aexit__(self, *exception: object) -> None:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from outrider.drafting.source import DraftSource
+from outrider.drafting.source import DraftSource, Features
 from outrider.engine import Engine, OutOfBlocks
 from outrider.protocol.finish import Finish
 from outrider.speculation import Verdict
@@ -135,6 +135,7 @@ class TargetWorker(TargetCore[TargetSequence]):
             # A chunk of prefill; the cache holds its tokens by now.
             start = kv_of(sequence).cached_len - result.row.num_tokens
             self._own_drafts.see(sequence.key, start, result.committed_states(0))
+            self._show(sequence, self._own_drafts.take_features(sequence.key))
         finish = Finish.NONE if found is None else self._commit(result, found)
         self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
@@ -153,6 +154,8 @@ class TargetWorker(TargetCore[TargetSequence]):
         self._own_drafts.see(
             sequence.key, base_len - result.row.num_tokens, result.committed_states(outcome.num_accepted)
         )
+        features = self._own_drafts.take_features(sequence.key)
+        self._show(sequence, features[:-1])
         sequence.commit(outcome.token_ids, draft.depth)
         self._own_drafts.commit(sequence.key, base_len, outcome.token_ids)
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.
@@ -171,12 +174,16 @@ class TargetWorker(TargetCore[TargetSequence]):
             prompt_logprobs=prompt.logprobs,
             num_branch_tokens=len(draft) - draft.depth,
             draft_useful_s=sum(map(draft.seconds_of, accepted)),
+            features=features[-1] if features else None,
             sources=sources,
             token_sources=token_sources,
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)
         return outcome.finish
+
+    def _show(self, sequence: TargetSequence, features: Sequence[Features]) -> None:
+        self._report.features += [(sequence.key, sequence.committed_len, each) for each in features]
 
 
 def _stepped(row: PlannedRow) -> SteppedRow:

@@ -37,6 +37,16 @@ def test_rows_beyond_the_tokens_keep_no_pair_apart() -> None:
     assert pairing_problem(TARGET, draft(vocab_size=TARGET.vocab_size + 64)) is None
 
 
+def test_a_head_drafts_only_for_targets_that_send_what_it_reads() -> None:
+    sends = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t", features="abc")
+    assert pairing_problem(sends, draft(features="abc")) is None
+    # Another draft needs nothing of it, and one of the version before does not know the field.
+    assert pairing_problem(sends, draft()) is None
+    for target in (TARGET, fake_info(worker.WORKER_ROLE_TARGET, features="other")):
+        problem = pairing_problem(target, draft(features="abc"))
+        assert problem is not None and "features is" in problem
+
+
 def test_a_draft_is_unpaired_if_there_are_targets_and_none_can_use_it() -> None:
     stranger = draft("stranger", tokenizer_fingerprint="other")
     kin = fake_info(worker.WORKER_ROLE_TARGET, worker_id="kin", tokenizer_fingerprint="other")

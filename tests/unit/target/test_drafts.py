@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from outrider.drafting.pool import DraftLeases
+from outrider.drafting.source import Features
 from outrider.errors import Code
 from outrider.metadata import LeaseRecord
 from outrider.protocol.finish import Finish
@@ -82,6 +83,8 @@ class World:
     events: list[Any] = field(default_factory=list)
     answers: list[tuple[int, target_pb2.VerifyResponse]] = field(default_factory=list)
     leased: dict[str, str] = field(default_factory=lambda: {"d1": ADDRESS})
+    asks: str = ""
+    """The features that drafts ask for; the target computes those of `abc`."""
     num_reads: int = 0
 
     def __post_init__(self) -> None:
@@ -91,12 +94,12 @@ class World:
         clock = asyncio.get_running_loop().time
         answer = lambda stream, response: self.answers.append((stream, response))  # noqa: E731
         leases = DraftLeases(self.read_leases, clock)
-        self.drafts = PooledDrafts(LIMITS, clock, self.events.extend, answer, leases, connect)
+        self.drafts = PooledDrafts(LIMITS, clock, self.events.extend, answer, leases, connect, features="abc")
 
     async def read_leases(self) -> list[LeaseRecord]:
         self.num_reads += 1
         await asyncio.sleep(0.01)
-        infos = {name: worker_pb2.WorkerInfo(worker_id=name) for name in self.leased}
+        infos = {name: worker_pb2.WorkerInfo(worker_id=name, features=self.asks) for name in self.leased}
         return [LeaseRecord(infos[name], worker_pb2.WorkerLoad(), at, 1) for name, at in self.leased.items()]
 
     def apply(self, message: target_pb2.VerifyRequest) -> None:
@@ -561,3 +564,18 @@ async def test_what_a_draft_spent_is_told_with_the_next_commit_and_what_comes_la
     told = [(stream, list(answer.usage)) for stream, answer in world.answers if answer.usage]
     late = [sequence.SequenceUsage(sequence_id=KEY.sequence_id, draft_share_us=us) for us in (40, 20, 5)]
     assert told == [(KEY.stream, [one]) for one in late]
+
+
+@virtual
+async def test_a_draft_that_asks_for_them_is_sent_features_and_no_other(world: World) -> None:
+    shown = [Features(0, b"\x01\x02"), Features(3, b"\x03\x04")]
+    for asks in ("", "other", "abc"):
+        world.asks, world.draft.requests = asks, []
+        await asyncio.sleep(6)
+        await world.paired()
+        world.drafts.take_report(Report(features=[(KEY, 4, shown[0])]))
+        await world.follow(replace(committed(4, [9]), features=shown[1]))
+        sent = [(c.base_len, list(c.token_ids), c.features_start, c.features) for c in world.draft.commits]
+        bare = [(4, [9], 0, b"")]
+        assert sent == (bare if asks != "abc" else [(4, [], 0, shown[0].rows), (4, [9], 3, shown[1].rows)])
+        await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])

@@ -10,6 +10,7 @@ from outrider.drafting.heads.interface import DraftHead, HeadError, HeadSettings
 from outrider.drafting.heads.loading import head_kind, load_head
 from outrider.drafting.heads.medusa import MedusaHead
 from outrider.drafting.heads.mtp import MtpHead
+from outrider.drafting.heads.remote import HeadFeatures
 from outrider.drafting.heads.source import HeadDrafts
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Eagle3Head",
     "HeadDrafts",
     "HeadError",
+    "HeadFeatures",
     "HeadSettings",
     "MedusaHead",
     "MtpHead",

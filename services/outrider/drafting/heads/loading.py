@@ -23,6 +23,9 @@ from outrider.drafting.heads.interface import DraftHead, HeadError, TargetParts
 from outrider.drafting.heads.medusa import MedusaHead
 from outrider.drafting.heads.mtp import MtpHead
 from outrider.drafting.heads.tensors import fill, read_tensors, settings_of
+from outrider.engine.backends.cpu import multiplies_bfloat16
+from outrider.engine.checkpoints import read_config
+from outrider.engine.draft_checkpoint import read_embedding, read_head
 
 FORMAT = 1
 
@@ -35,6 +38,16 @@ def load_head(path: Path, target: TargetParts, dtype: torch.dtype = torch.bfloat
     ]
     head: Any = load(path, config, target)
     return head.to(dtype).eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+def load_head_of(model: Path, head: Path, device: str) -> tuple[DraftHead, TargetParts]:
+    """The head in `head` for the checkpoint in `model`, and what it shares with it. Raises HeadError."""
+    settings = read_config(model)
+    layers = int(settings.get("text_config", settings)["num_hidden_layers"])
+    parts = TargetParts(read_embedding(model), read_head(model), layers)
+    quick = device != "cpu" or multiplies_bfloat16()
+    loaded: Any = load_head(head, parts, torch.bfloat16 if quick else torch.float32)
+    return loaded.to(device), parts
 
 
 def read_head_config(path: Path) -> dict[str, Any]:

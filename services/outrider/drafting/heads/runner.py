@@ -29,19 +29,22 @@ class BatchMemory:
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         known = [int(m.keys[layer].shape[2]) if layer in m.keys else 0 for m in self.memories]
-        keys, values = [], []
-        for row, (memory, before, count) in enumerate(zip(self.memories, known, self.counts, strict=True)):
-            for all_of_them, kept, fresh in ((keys, memory.keys, key), (values, memory.values, value)):
-                own = fresh[row : row + 1]
-                joined = torch.cat([kept[layer], own], 2) if before else own
-                kept[layer] = joined[:, :, : before + count]
-                all_of_them.append(joined[0].transpose(0, 1))
-        padded = (pad_sequence(each, batch_first=True).transpose(1, 2) for each in (keys, values))
+        keys = self._joined(layer, key, [memory.keys for memory in self.memories], known)
+        values = self._joined(layer, value, [memory.values for memory in self.memories], known)
         tokens, longest = query.shape[2], max(known) + query.shape[2]
         at = torch.arange(longest, device=query.device)
         last = torch.tensor(known, device=query.device)[:, None] + torch.arange(tokens, device=query.device)
         mask = (at <= last[:, :, None])[:, None]
-        return torch.nn.functional.scaled_dot_product_attention(query, *padded, mask, enable_gqa=True)
+        return torch.nn.functional.scaled_dot_product_attention(query, keys, values, mask, enable_gqa=True)
+
+    def _joined(self, layer: int, fresh: Tensor, kept: Sequence[dict[int, Tensor]], known: Sequence[int]) -> Tensor:
+        """Each sequence's own and then its fresh ones, [batch, kv heads, longest, head_dim]."""
+        found = []
+        for row, (own, before, count) in enumerate(zip(kept, known, self.counts, strict=True)):
+            joined = torch.cat([own[layer], fresh[row : row + 1]], 2) if before else fresh[row : row + 1]
+            own[layer] = joined[:, :, : before + count]
+            found.append(joined[0].transpose(0, 1))
+        return pad_sequence(found, batch_first=True).transpose(1, 2)
 
 
 class HeadRunner:

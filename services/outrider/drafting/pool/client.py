@@ -15,7 +15,7 @@ from outrider.drafting.pool.leases import DraftLeases
 from outrider.drafting.pool.link import DraftLink
 from outrider.drafting.pool.links import DraftLinks
 from outrider.drafting.pool.sequence import PooledSequence, Vocabulary
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Opening
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, Opening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol.errors import from_sequence_error
@@ -61,6 +61,8 @@ class PoolDrafts:
     connect: Connect = create_channel
     credential: tuple[tuple[str, str], ...] = ()
     """Metadata of calls to drafts."""
+    features: str = ""
+    """Which features this target computes, as in its WorkerInfo; empty: none."""
     links: DraftLinks = field(init=False)
     _open: dict[SequenceKey, _Open] = field(default_factory=dict)
     _arrived: deque[tuple[SequenceKey, DraftTree | OutriderError]] = field(default_factory=deque)
@@ -85,11 +87,11 @@ class PoolDrafts:
         if assignment is not None:
             self.links.look_up(key, assignment)
 
-    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int], features: Features | None = None) -> None:
         if (found := self._open.get(key)) is not None:
             found.committed.extend(tokens)
             if found.pooled is not None:
-                found.pooled.commit(base_len, tokens, self._now_us())
+                found.pooled.commit(base_len, tokens, self._now_us(), features)
 
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
         if (found := self._open.get(key)) is not None:
@@ -125,7 +127,8 @@ class PoolDrafts:
         try:
             link = self.links.get(draft)
             found.pooled = PooledSequence.open(
-                *(link, draft.sequence_id, key, opening, found.limits, self.vocabulary, self._now_us())
+                *(link, draft.sequence_id, key, opening, found.limits, self.vocabulary, self._now_us()),
+                reads_features=bool(self.features) and self.leases.features_of(draft.worker_id) == self.features,
             )
         except OutriderError as problem:
             self.listener.lost(key, draft.sequence_id, problem)

@@ -30,13 +30,19 @@ class DraftLeases:
     clock: Callable[[], float]
     """Monotonic seconds."""
     _addresses: dict[str, str] = field(default_factory=dict)
+    _features: dict[str, str] = field(default_factory=dict)
     _read_s: float = -math.inf
 
     def hold(self, worker_id: str, address: str) -> bool:
         """Whether the worker is known to hold a lease at this address. False when the last reading is too old."""
         return self.clock() - self._read_s < _FRESH_S and self._addresses.get(worker_id) == address
 
+    def features_of(self, worker_id: str) -> str:
+        """Which features the worker asks for, as its lease says."""
+        return self._features.get(worker_id, "")
+
     async def look(self) -> None:
-        records = await self.read()
+        records = list(await self.read())
         self._addresses = {record.info.worker_id: record.address for record in records}
+        self._features = {record.info.worker_id: record.info.features for record in records}
         self._read_s = self.clock()

@@ -9,7 +9,7 @@ from typing import Self
 from outrider.drafting.pool.link import DraftLink
 from outrider.drafting.pool.log import DraftLog, drafted_us
 from outrider.drafting.pool.validator import DraftValidator
-from outrider.drafting.source import CloseReason, DraftLimits, Opening
+from outrider.drafting.source import CloseReason, DraftLimits, Features, Opening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
@@ -37,6 +37,8 @@ class PooledSequence:
     limits: DraftLimits
     """The limits sent last."""
     validator: DraftValidator
+    reads_features: bool = False
+    """Whether the draft holds a head of which this target computes the features."""
     log: DraftLog = field(default_factory=DraftLog)
     draft_active: bool = False
     """The draft sent something since the last commit. The next three fields: its last answer to a commit."""
@@ -56,6 +58,8 @@ class PooledSequence:
         limits: DraftLimits,
         vocabulary: Vocabulary,
         now_us: int,
+        *,
+        reads_features: bool = False,
     ) -> Self:
         """Opens `key` on the link, with all committed tokens and the current limits.
 
@@ -71,7 +75,7 @@ class PooledSequence:
             max_context_len=vocabulary.max_context_len,
             max_positions=limits.capacity,
         )
-        opened = cls(link, sequence_id, committed_len, limits, validator)
+        opened = cls(link, sequence_id, committed_len, limits, validator, reads_features)
         # First what may fail: a link names only sequences that are open on it.
         link.outbox.open(open_message(sequence_id, opening, limits))
         link.keys[sequence_id] = key
@@ -86,11 +90,13 @@ class PooledSequence:
             message = sequence_pb2.SetSpeculation(sequence_id=self.sequence_id, speculation=_speculation(limits))
             self.link.outbox.set(message)
 
-    def commit(self, base_len: int, token_ids: Sequence[int], now_us: int) -> None:
-        self.link.outbox.commit(
-            sequence_pb2.Commit(sequence_id=self.sequence_id, base_len=base_len, token_ids=token_ids)
-        )
-        self._asked(base_len + len(token_ids), now_us)
+    def commit(self, base_len: int, token_ids: Sequence[int], now_us: int, features: Features | None = None) -> None:
+        """Without tokens it sends features alone, to a draft that reads them."""
+        shown = features if self.reads_features else None
+        if token_ids or shown is not None:
+            self.link.outbox.commit(commit_message(self.sequence_id, base_len, token_ids, shown))
+        if token_ids:
+            self._asked(base_len + len(token_ids), now_us)
 
     def close(self, reason: CloseReason) -> SequenceKey:
         key = self.link.closed(self.sequence_id)
@@ -139,6 +145,15 @@ class PooledSequence:
         self.draft_active, self.answer_us, self.answer_compute_us, self.answer_tokens = False, 0, 0, 0
         self.share_us = 0
         return stats
+
+
+def commit_message(
+    sequence_id: int, base_len: int, token_ids: Sequence[int], features: Features | None = None
+) -> sequence_pb2.Commit:
+    message = sequence_pb2.Commit(sequence_id=sequence_id, base_len=base_len, token_ids=token_ids)
+    if features is not None:
+        message.features, message.features_start = features.rows, features.start
+    return message
 
 
 def open_message(sequence_id: int, opening: Opening, limits: DraftLimits) -> sequence_pb2.OpenSequence:

@@ -1,0 +1,95 @@
+"""A draft head on a draft worker. The target sends what the head reads of its hidden states, with each commit.
+
+Positions whose features did not come, because the draft was opened later or the target had them in its prefix cache,
+are not in the head's memory: that costs acceptance. A gap among those that came ends the draft of the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from outrider.drafters.interface import Drafter, DrafterInfo
+from outrider.drafters.sequence import CommitMismatch, DraftSequence
+from outrider.drafting.heads.interface import DraftHead, HeadError
+from outrider.drafting.heads.loading import load_head_of
+from outrider.drafting.heads.remote import read
+from outrider.drafting.heads.runner import HeadRunner
+from outrider.drafting.heads.text import HeadText
+from outrider.drafting.source import Features
+from outrider.drafting.tree import DraftTree
+from outrider.engine import CheckpointError
+from outrider.engine.loader import read_settings
+from outrider.errors import InvalidRequest
+
+
+class HeadDrafter(Drafter):
+    """All sequences are read and drafted together, whichever target they come from."""
+
+    def __init__(self, head: DraftHead, vocab_size: int, max_context_len: int, state_width: int, device: str) -> None:
+        """`state_width`: of the target's hidden states."""
+        self.info = DrafterInfo(vocab_size, max_context_len, device)
+        states = torch.zeros(1, 1, state_width * max(1, len(head.taps)), device=device)
+        with torch.inference_mode():
+            found = head.features(states)
+        self._width, self._dtype, self._device = found.shape[-1], found.dtype, device
+        self._kind = head.kind
+        self._runner = HeadRunner(head)
+        self._texts: dict[DraftSequence, HeadText] = {}
+
+    @classmethod
+    def load(cls, head: Path, model: Path, device: str) -> HeadDrafter:
+        """`model`: the head's target, of which embedding and vocabulary head are read. Raises CheckpointError."""
+        try:
+            loaded, parts = load_head_of(model, head, device)
+        except HeadError as error:
+            raise CheckpointError("head", str(error)) from None
+        context = int(read_settings(model).max_position_embeddings)
+        return cls(loaded, len(parts.embedding), context, parts.width, device)
+
+    def on_open(self, sequence: DraftSequence) -> None:
+        self._texts[sequence] = HeadText(sequence.opening, sequence.tokens)
+
+    @torch.inference_mode()
+    def see(self, sequence: DraftSequence, features: Features) -> bool:
+        text = self._texts[sequence]
+        try:
+            rows = read(features, self._width)
+        except ValueError as error:
+            raise InvalidRequest("features", str(error)) from None
+        if features.start > text.seen > text.begin:
+            raise CommitMismatch(f"features from {features.start} on, but {text.seen} is the next position")
+        text.see(features.start, rows.to(self._device, self._dtype))
+        return text.seen == len(sequence.tokens) - 1
+
+    def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
+        text = self._texts[sequence]
+        text.forget_draft()
+        if text.seen >= len(sequence.tokens):
+            raise CommitMismatch(f"features of {text.seen} positions, but {len(sequence.tokens)} tokens are held")
+
+    def release(self, sequence: DraftSequence) -> None:
+        """Keeps the head's memory: the features that made it do not come again."""
+
+    def on_close(self, sequence: DraftSequence) -> None:
+        del self._texts[sequence]
+
+    @torch.inference_mode()
+    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
+        """Empty for a sequence whose features have not come."""
+        self._runner.read([self._texts[sequence] for sequence in sequences])
+        ready = [s for s in sequences if self._texts[s].ready and s.room]
+        trees = self._runner.draft([self._texts[s] for s in ready], [s.room for s in ready])
+        found: dict[DraftSequence, DraftTree | None] = dict(zip(ready, trees, strict=True))
+        found |= {s: None for s in sequences if self._texts[s].num_unread}
+        return [found.get(s, DraftTree(s.committed_len, source=self._kind)) for s in sequences]
+
+    @torch.inference_mode()
+    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
+        """From the head's own states, in the place of the target's."""
+        texts = [self._texts[sequence] for sequence in sequences]
+        pairs = zip(sequences, texts, strict=True)
+        self._runner.grow([t for s, t in pairs if t.draft is not None and len(t.draft.chain) < s.reach])
+        return [self._runner.tree(text) for text in texts]

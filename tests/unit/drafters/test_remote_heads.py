@@ -1,0 +1,329 @@
+"""Heads on draft workers, with the messages that targets and drafts exchange: texts are the target's, drafts are those
+of a head beside the target, and a message that is lost or changed gives no draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.draft.wire import Limits, events_of, responses_of
+from outrider.draft.worker import DraftWorker
+from outrider.drafters.head import HeadDrafter
+from outrider.drafting.heads import HeadDrafts, HeadFeatures
+from outrider.drafting.heads.interface import DraftHead
+from outrider.drafting.heads.remote import read, written
+from outrider.drafting.lookup import NAMES
+from outrider.drafting.pool.sequence import commit_message
+from outrider.drafting.pool.validator import DraftValidator
+from outrider.drafting.source import DraftSource, make_sources
+from outrider.drafting.tree import DraftTree
+from outrider.protocol.convert import mode_to_proto, sampling_to_proto
+from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.rpc.v1 import draft_pb2
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.events import Offered
+from outrider.target.opening import Opening, Speculation
+from outrider.testing.tiny import tiny_checkpoint
+
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, opening, prompts
+from tests.unit.target.test_head_drafts import LAYERS, knowing, random_head
+
+ASKED = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
+OWN = Speculation(max_own_draft_tokens=4)
+LIMITS = Limits(max_context_len=512, max_draft_tokens=8)
+Change = Callable[[sequence.Commit], list[sequence.Commit]]
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("deep"), layers=LAYERS, seed=4)
+
+
+@dataclass
+class Remote:
+    """A draft worker with a head, and what passes between it and a bench's target, as bytes."""
+
+    bench: Bench
+    worker: DraftWorker
+    run_ahead: int = 0
+    change: Change = lambda commit: [commit]
+    """What becomes of each commit's message."""
+    dies_at: int = 1 << 30
+    """The step at which its process is killed."""
+    validators: dict[int, DraftValidator] = field(default_factory=dict)
+    proposed: dict[tuple[int, int], DraftTree] = field(default_factory=dict)
+    """By sequence and length: each answer to a commit."""
+    ahead: list[DraftTree] = field(default_factory=list)
+    errors: list[sequence.SequenceError] = field(default_factory=list)
+    num_bytes: int = 0
+    """Of features that the target sent."""
+
+    def open(self, number: int, what: Opening) -> None:
+        self.bench.open(number, what)
+        limits = sequence.Speculation(
+            max_draft_tokens=what.speculation.max_draft_tokens, run_ahead_tokens=self.run_ahead
+        )
+        params, mode = sampling_to_proto(what.params), mode_to_proto(what.mode)
+        self.validators[number] = DraftValidator(what.mode, params, len(what.prompt), 384, 512, 4 + self.run_ahead)
+        message = sequence.OpenSequence(
+            sequence_id=number, prompt_token_ids=what.prompt, sampling=params, mode=mode, speculation=limits,
+            stopping=sequence.Stopping(max_new_tokens=what.stopping.max_new_tokens),
+        )  # fmt: skip
+        self._hear(draft_pb2.DraftRequest(opens=[message]))
+        self._work()
+
+    def run(self) -> None:
+        for number in range(400):
+            if not self.bench.worker.load.num_sequences:
+                return
+            self.bench.step()
+            if number < self.dies_at:
+                self._follow()
+                self._work()
+        raise AssertionError("still open")
+
+    def _follow(self) -> None:
+        report = self.bench.reports[-1]
+        messages = [commit_message(one.sequence_id, length, (), each) for one, length, each in report.features]
+        for each in report.commits:
+            message = commit_message(each.key.sequence_id, each.base_len, each.outcome.token_ids, each.features)
+            if each.outcome.finish is not Finish.NONE:
+                message.finish_reason = sequence.FINISH_REASON_LENGTH
+            messages.append(message)
+        for message in messages:
+            self.num_bytes += len(message.features)
+            for changed in self.change(message):
+                self._hear(draft_pb2.DraftRequest(commits=[changed]))
+
+    def _hear(self, request: draft_pb2.DraftRequest) -> None:
+        for event in events_of(draft_pb2.DraftRequest.FromString(request.SerializeToString()), 1, LIMITS, 0.0):
+            self.worker.apply(event)
+
+    def _work(self) -> None:
+        for _ in range(4 + self.run_ahead):
+            if self.worker.has_work:
+                self.worker.step()
+            for response in responses_of(self.worker.take_report(), 0.0).values():
+                self.errors += response.errors
+                for draft in response.drafts:
+                    self._take(draft)
+
+    def _take(self, draft: sequence.Draft) -> None:
+        tree = self.validators[draft.sequence_id].tree(draft)
+        if draft.run_ahead:
+            self.ahead.append(tree)
+        else:
+            self.proposed[draft.sequence_id, draft.base_len] = tree
+        self.bench.apply(Offered(key(draft.sequence_id), tree))
+
+
+def remote(path: Path, head: DraftHead, sources: Sequence[DraftSource] = (), **more: object) -> Remote:
+    features = HeadFeatures(head)
+    bench = Bench(path, sources=[features, *sources], row_price=lambda cost: 0.0)
+    return Remote(bench, DraftWorker(HeadDrafter(head, 384, 512, 64, "cpu"), 40), **more)  # type: ignore[arg-type]
+
+
+def wanted(count: int, params: SamplingParams, speculation: Speculation) -> list[Opening]:
+    return [opening(p, max_new_tokens=24, params=params, speculation=speculation) for p in prompts(count)]
+
+
+def answered(one: Remote, what: Sequence[Opening]) -> Remote:
+    for number, each in enumerate(what):
+        one.open(number, each)
+    one.run()
+    return one
+
+
+def alone(path: Path, what: Sequence[Opening], sources: Sequence[DraftSource] = ()) -> Bench:
+    bench = Bench(path, sources=sources, row_price=lambda cost: 0.0)
+    for number, each in enumerate(what):
+        bench.open(number, each)
+    bench.run()
+    return bench
+
+
+class Recording(HeadDrafts):
+    """A head beside the target, which reads features as exactly as messages have them, and keeps what it proposes, by
+    sequence and length."""
+
+    def __init__(self, head: DraftHead) -> None:
+        super().__init__(head)
+        exact = head.features
+        head.features = lambda states: exact(states).bfloat16().float()  # type: ignore[method-assign]
+        self.proposed: dict[tuple[int, int], DraftTree] = {}
+
+    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree]]:
+        for one, tree in super().poll():
+            self.proposed[one.sequence_id, tree.base_len] = tree
+            yield one, tree
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("how", ["alone", "merged", "ahead", "killed"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa"])
+def test_forty_texts_are_those_of_the_target_alone(
+    deep: Path, kind: str, how: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So little does a random head know that its drafts would end at once.
+    monkeypatch.setattr("outrider.drafting.heads.text._MIN_JOINT", 0.0)
+    plain = alone(deep, wanted(40, params, Speculation()))
+    made = remote(
+        deep,
+        random_head(kind, deep),
+        make_sources(NAMES) if how == "merged" else (),
+        run_ahead=4 if how == "ahead" else 0,
+        dies_at=6 if how == "killed" else 1 << 30,
+    )
+    bench = answered(made, wanted(40, params, ASKED)).bench
+    assert bench.tokens == plain.tokens and len(bench.tokens) == 40
+    assert not made.errors and not bench.refused and not bench.worker.stats.num_source_failures
+    assert bench.worker.stats.of_source(kind).num_drafted > 40
+    assert bool(made.ahead) is (how == "ahead" and kind != "medusa")
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa", "knowing"])
+def test_a_remote_head_proposes_and_is_accepted_as_one_beside_the_target(
+    deep: Path, kind: str, params: SamplingParams
+) -> None:
+    head = knowing(deep, LAYERS) if kind == "knowing" else random_head(kind, deep)
+    local = Recording(head)
+    beside = alone(deep, wanted(8, params, OWN), [local])
+    made = answered(remote(deep, head), wanted(8, params, ASKED))
+    assert same(made, local)
+    stats = [bench.worker.stats.of_source(head.kind) for bench in (beside, made.bench)]
+    # The head beside the target also drafts a text's last token, which ends it anyway.
+    assert abs(stats[0].num_accepted - stats[1].num_accepted) <= 8
+    assert stats[1].num_verified > 100 and (stats[1].num_accepted > 40 or kind != "knowing")
+
+
+def same(made: Remote, local: Recording) -> bool:
+    """Whether both proposed the same trees. Near its end a text has no room for a whole one of a draft worker's."""
+    ends = {one.sequence_id: len(tokens) - 5 for one, tokens in made.bench.tokens.items()}
+
+    def trees(proposed: dict[tuple[int, int], DraftTree]) -> dict[tuple[int, int], tuple[tuple[int, ...], ...]]:
+        used = {at: tree for at, tree in proposed.items() if tree.token_ids and at[1] < ends[at[0]]}
+        return {at: (tree.token_ids, tree.parents) for at, tree in used.items()}
+
+    return trees(made.proposed) == trees(local.proposed) != {}
+
+
+def moved(commit: sequence.Commit) -> list[sequence.Commit]:
+    """The fault: each feature is that of the position before."""
+    commit.features = commit.features[:128] + commit.features[:-128]
+    return [commit]
+
+
+def test_and_that_finds_features_of_the_wrong_position(deep: Path) -> None:
+    head = random_head("eagle3", deep)
+    local = Recording(head)
+    alone(deep, wanted(8, GREEDY, OWN), [local])
+    made = answered(remote(deep, head, change=moved), wanted(8, GREEDY, ASKED))
+    assert not same(made, local)
+
+
+def test_and_that_finds_a_token_map_that_is_off_by_one(deep: Path) -> None:
+    def made(offset: int) -> Remote:
+        head = knowing(deep, LAYERS, token_map=torch.arange(3, 300))
+        assert head.token_map is not None
+        head.token_map += offset
+        return answered(remote(deep, head), wanted(8, GREEDY, ASKED))
+
+    right, wrong = (made(offset).bench.worker.stats.of_source("mtp") for offset in (0, 1))
+    assert right.num_accepted > 0.2 * right.num_verified > 20
+    assert wrong.num_accepted < 0.05 * wrong.num_verified
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_a_token_costs_at_most_twice_the_width_in_bytes(deep: Path, kind: str) -> None:
+    made = answered(remote(deep, random_head(kind, deep)), wanted(8, GREEDY, ASKED))
+    positions = sum(len(tokens) - 1 for tokens in made.bench.tokens.values())
+    assert made.num_bytes == positions * 2 * 64
+
+
+def counted(change: Callable[[int, sequence.Commit], list[sequence.Commit]]) -> Change:
+    """`change` is told which commit of its sequence each one is, from 0 on."""
+    seen: dict[int, int] = {}
+
+    def found(commit: sequence.Commit) -> list[sequence.Commit]:
+        at = seen[commit.sequence_id] = seen.get(commit.sequence_id, -1) + 1
+        return change(at, commit)
+
+    return found
+
+
+def lost() -> Change:
+    """The fault: the second commit of each sequence is never delivered."""
+    return counted(lambda at, commit: [] if at == 1 else [commit])
+
+
+def swapped() -> Change:
+    """The fault: the third commit of each sequence comes before the second."""
+    held: dict[int, sequence.Commit] = {}
+
+    def change(at: int, commit: sequence.Commit) -> list[sequence.Commit]:
+        if at == 1:
+            held[commit.sequence_id] = commit
+            return []
+        return [commit, held[commit.sequence_id]] if at == 2 else [commit]
+
+    return counted(change)
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("fault", [lost, swapped])
+def test_a_commit_that_does_not_come_in_its_turn_ends_the_draft_and_no_text(
+    deep: Path, fault: Callable[[], Change], params: SamplingParams
+) -> None:
+    plain = alone(deep, wanted(8, params, Speculation()))
+    made = remote(deep, knowing(deep, LAYERS), change=fault())
+    answered(made, wanted(8, params, ASKED))
+    assert made.bench.tokens == plain.tokens
+    assert {error.reason for error in made.errors} == {"COMMIT_MISMATCH"} and len(made.errors) == 8
+
+
+def test_without_features_there_is_no_draft(deep: Path) -> None:
+    def bare(commit: sequence.Commit) -> list[sequence.Commit]:
+        commit.ClearField("features")
+        return [commit]
+
+    made = answered(remote(deep, knowing(deep, LAYERS), change=bare), wanted(4, GREEDY, ASKED))
+    assert not any(tree.token_ids for tree in made.proposed.values()) and not made.errors
+
+
+def test_features_that_leave_a_gap_or_go_beyond_the_text_end_the_draft(deep: Path) -> None:
+    def late(commit: sequence.Commit) -> list[sequence.Commit]:
+        if commit.features_start:
+            commit.features_start += 1
+        return [commit]
+
+    made = answered(remote(deep, knowing(deep, LAYERS), change=late), wanted(4, GREEDY, ASKED))
+    assert len(made.errors) == 4 and {error.reason for error in made.errors} == {"COMMIT_MISMATCH"}
+
+    def torn(commit: sequence.Commit) -> list[sequence.Commit]:
+        commit.features = commit.features[:-1]
+        return [commit]
+
+    made = answered(remote(deep, knowing(deep, LAYERS), change=torn), wanted(4, GREEDY, ASKED))
+    assert len(made.errors) == 4 and {error.field for error in made.errors} == {"features"}
+
+
+def test_ratio_mode_takes_a_remote_head_s_own_distribution(deep: Path) -> None:
+    what = [replace(one, mode=VerificationMode.RATIO) for one in wanted(8, SAMPLED, ASKED)]
+    made = answered(remote(deep, knowing(deep, LAYERS)), what)
+    stats = made.bench.worker.stats.of_source("mtp")
+    assert stats.num_accepted > 20 and not made.bench.refused and not made.errors
+
+
+def test_features_are_written_in_parts_and_read_again() -> None:
+    features = torch.randn(1000, 576)
+    parts = list(written(7, features))
+    assert len(parts) > 1 and all(len(part.rows) <= 256 << 10 for part in parts)
+    assert [part.start for part in parts] == [7 + 227 * number for number in range(len(parts))]
+    found = torch.cat([read(part, 576) for part in parts])
+    assert torch.equal(found, features.to(torch.bfloat16))
