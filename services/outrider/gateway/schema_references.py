@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urljoin
+from urllib.parse import quote, unquote, urljoin
 
 # Keywords whose value has schemas by names that a client chose, and those whose value is no schema.
 _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"})
@@ -16,6 +16,7 @@ _DATA = frozenset({"const", "enum", "default", "examples", "example"})
 # Draft 4 wrote it without the dollar.
 _IDS = ("$id", "id")
 _NAMES = (*_IDS, "$anchor")
+_IN_FRAGMENTS = "~!$&'()*+,;=:@"
 
 
 def moved(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
@@ -40,8 +41,8 @@ class _Resource:
 
 
 def escaped(key: str) -> str:
-    """A part of a JSON pointer (RFC 6901)."""
-    return key.replace("~", "~0").replace("/", "~1")
+    """A part of a JSON pointer (RFC 6901), as it is in a URI's fragment."""
+    return quote(key.replace("~", "~0").replace("/", "~1"), safe=_IN_FRAGMENTS)
 
 
 def _id(schema: Mapping[str, Any]) -> str:
@@ -106,5 +107,6 @@ class _Move:
         if found is None:
             return reference
         if not fragment or fragment[0] == "/":
-            return found.place + fragment
+            # Names of generic types have brackets, which encoders of schemas leave as they are.
+            return found.place + quote(unquote(fragment), safe="/" + _IN_FRAGMENTS)
         return self._anchors.get((found, fragment), reference)

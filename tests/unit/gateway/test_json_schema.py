@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from outrider.errors import InvalidRequest
@@ -257,6 +258,19 @@ def test_a_keyword_that_is_null_was_not_given() -> None:
     schema = an_object(a=TEXT | {"format": None, "enum": None}, b={"const": None}) | {"required": None, "$defs": None}
     assert accepts(of(schema), '{"a":"x","b":null}')
     assert not accepts(of(schema), '{"b":1}')
+
+
+@pytest.mark.parametrize("name", ["Page[User]", "List<Of A>", "a/b", "50%", "é", "a~b"])
+@pytest.mark.parametrize("encoded", [False, True])
+def test_a_definition_may_have_any_name(name: str, encoded: bool) -> None:
+    pointer = name.replace("~", "~0").replace("/", "~1")
+    # A percent sign that is meant itself is always encoded.
+    pointer = quote(pointer) if encoded else pointer.replace("%", "%25")
+    reference = {"$ref": f"#/$defs/{pointer}"}
+    schema = {"$defs": {name: an_object(a=NUMBER)}, "allOf": [reference, an_object(b=reference)]}
+    jsonschema.validate({"a": 1, "b": {"a": 1}}, schema)
+    assert accepts(of(schema), '{"a":1,"b":{"a":1}}')
+    assert not accepts(of(schema), '{"a":1,"b":{"a":"x"}}')
 
 
 @pytest.mark.parametrize(("named", "reference"), [({"$anchor": "base"}, "#base"), ({"$id": "base"}, "base")])
