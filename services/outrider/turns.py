@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_Work = tuple[Future[Any], Callable[[], Any], Callable[[], object]]
+_Work = tuple[Future[Any], Callable[[], Any]]
 _STACK_BYTES = 256 << 20
 _creating = threading.Lock()
 
@@ -45,12 +45,11 @@ class TenantTurns:
             for number in range(num_threads):
                 threading.Thread(target=self._run, name=f"{name} {number}", daemon=True).start()
 
-    def submit(self, tenant: str, work: Callable[[], T], on_start: Callable[[], object] = lambda: None) -> Future[T]:
-        """`on_start` is called by the thread that begins with the work. A future that is cancelled before costs no
-        thread."""
+    def submit(self, tenant: str, work: Callable[[], T]) -> Future[T]:
+        """A future that is cancelled before a thread begins costs none."""
         future: Future[T] = Future()
         with self._changed:
-            self._waiting.setdefault(tenant, deque()).append((future, work, on_start))
+            self._waiting.setdefault(tenant, deque()).append((future, work))
             self._changed.notify()
         return future
 
@@ -58,7 +57,7 @@ class TenantTurns:
         """Cancels what waits. Running work ends by itself."""
         with self._changed:
             self._closed = True
-            for future, _, _ in itertools.chain.from_iterable(self._waiting.values()):
+            for future, _ in itertools.chain.from_iterable(self._waiting.values()):
                 future.cancel()
             self._changed.notify_all()
 
@@ -72,12 +71,11 @@ class TenantTurns:
                     if self._closed:
                         return
                     self._changed.wait()
-                future, work, on_start = self._take(tenant)
+                future, work = self._take(tenant)
             if future.set_running_or_notify_cancel():
-                on_start()
                 _settle(future, work)
             # Or this thread would keep the last work's objects alive while it waits.
-            del future, work, on_start
+            del future, work
             with self._changed:
                 self._running[tenant] -= 1
                 self._running += Counter()

@@ -98,16 +98,20 @@ class GrammarCompiler:
         """As `compile`, on a thread: the library releases the GIL. The masks are then made on threads too. `worked` is
         called on them with the seconds of each piece of work.
 
-        Also raises InvalidRequest when compiling takes too long, not counting the wait for a thread.
+        Also raises InvalidRequest when compiling takes too long, not counting the wait for a thread and a process.
         """
         loop, began = asyncio.get_running_loop(), asyncio.Event()
         charged = (tenant,) if tenant else ()
 
         def work() -> GrammarMatcher:
             with _timed(worked):
+                try:
+                    self._prepare(grammar)
+                finally:
+                    loop.call_soon_threadsafe(began.set)
                 return self.compile(grammar, committed, *charged)
 
-        compiling = self._compile_turns.submit(tenant, work, lambda: loop.call_soon_threadsafe(began.set))
+        compiling = self._compile_turns.submit(tenant, work)
         try:
             await began.wait()
             async with asyncio.timeout(self._max_s):
@@ -143,6 +147,12 @@ class GrammarCompiler:
     def _mask_turns(self) -> TenantTurns:
         num_threads = max(1, min(_MAX_MASK_THREADS, len(os.sched_getaffinity(0)) // 2))
         return TenantTurns(num_threads, "grammar masks", nice=_NICE)
+
+    def _prepare(self, grammar: str) -> None:
+        with self._reading:
+            vocabulary = self._vocabulary
+        if vocabulary is not None:
+            vocabulary[1].prepare(grammar)
 
     def _begin(self, grammar: str, tenant: str) -> _Compiled:
         """Two threads may compile the same: the second result is then kept."""

@@ -1,8 +1,8 @@
 """Grammars whose compilation may take for hours are first compiled in another process, which can be ended.
 
 llguidance bounds its work, but for the intersection of expressions, whose cost grows exponentially with their number.
-This file is also that process's program. It reads lines of JSON from its stdin: a `_Setting`, then grammars. It writes
-a line when it is done with one.
+This file is also that process's program. It reads lines of JSON from its stdin: a `TrialSetting`, then grammars. It
+writes a line when it is done with each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from pathlib import Path
 from outrider.spawn import bound_to_us
 from outrider.turns import deep_stacks
 
+_MAX_START_S = 60.0
 # In Lark's notation, and in a schema of JSON, which may give one value several patterns and formats.
 _MAY_INTERSECT = re.compile(r"[&~]|pattern|format")
 
@@ -50,16 +50,21 @@ class GrammarTrials:
         self._max_s = max_s
         self._idle: list[subprocess.Popen[bytes]] = []
 
+    def prepare(self, grammar: str) -> None:
+        """Starts a process for the grammar where it needs one. Takes a second, or many on a machine that is busy."""
+        if _MAY_INTERSECT.search(grammar) and not self._idle:
+            self._keep(_started(self._setting))
+
     def passes(self, grammar: str) -> bool:
         """Whether the grammar, be it right or wrong, is compiled within the limits of time and memory."""
         if not _MAY_INTERSECT.search(grammar):
             return True
-        until_s = time.monotonic() + self._max_s
         try:
             child = self._idle.pop()
         except IndexError:
             child = _started(self._setting)
-        if _answers(child, grammar, until_s):
+        _write(child, grammar)
+        if _answers(child, self._max_s):
             self._keep(child)
             return True
         _end(child)
@@ -75,13 +80,13 @@ def _started(setting: TrialSetting) -> subprocess.Popen[bytes]:
     command = bound_to_us([sys.executable, "-m", "outrider.target.grammar_trial"])
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     _write(child, asdict(setting))
+    _answers(child, _MAX_START_S)
     return child
 
 
-def _answers(child: subprocess.Popen[bytes], grammar: str, until_s: float) -> bool:
+def _answers(child: subprocess.Popen[bytes], max_s: float) -> bool:
     assert child.stdout is not None
-    _write(child, grammar)
-    ready, _, _ = select.select([child.stdout], [], [], max(0.0, until_s - time.monotonic()))
+    ready, _, _ = select.select([child.stdout], [], [], max_s)
     return bool(ready) and bool(os.read(child.stdout.fileno(), 1))
 
 
@@ -106,12 +111,17 @@ def _serve() -> None:
         setting.vocabulary, n_vocab=setting.vocab_size, eos_token=list(setting.eos_token_ids) or None
     )
     _bound_memory(setting.most_bytes)
+    _answer()
     for line in sys.stdin:
         matcher = LLMatcher(tokenizer, json.loads(line), log_level=0, limits=LLParserLimits(**setting.limits))
         matcher.deep_copy().compute_ff_tokens()
         matcher.compute_bitmask()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+        _answer()
+
+
+def _answer() -> None:
+    sys.stdout.write("\n")
+    sys.stdout.flush()
 
 
 def _bound_memory(most_bytes: int) -> None:
