@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault
@@ -116,7 +116,7 @@ def _scheme_problem(config: Any) -> str | None:
     stated = getattr(config, "quantization_config", None)
     if stated is None:
         return None
-    if stated["quant_method"] in READ_HERE:
+    if stated.get("quant_method") in READ_HERE:
         return packed_weights.problem(stated)
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -196,8 +196,11 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
         problem = attention_problem(loaded, kv_shape(loaded.config.get_text_config()))
     if problem is not None:
         raise CheckpointError(f"{path}/config.json", f"model_type {loaded.config.model_type}: {problem}")
+    modules = dict(loaded.named_modules())
     for name, (weight, scale) in int8.items():
-        loaded.set_submodule(name, Int8Linear(weight, scale, loaded.get_submodule(name).bias))
+        # transformers joins experts to one module, which stays plain.
+        if isinstance(linear := modules.get(name), nn.Linear):
+            loaded.set_submodule(name, Int8Linear(weight, scale, linear.bias))
     return loaded.to(config.device), None
 
 

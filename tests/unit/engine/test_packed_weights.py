@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.unit.engine.test_supported_models import greedy, made
+from tests.unit.engine.test_supported_models import MODELS, greedy, made
 
 PROMPT = [random.Random(i).randrange(3, 250) for i in range(60)]
 Written = tuple[dict[str, Tensor], Tensor]
@@ -136,10 +136,10 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return written(tmp_path_factory.mktemp("model"), request.param)
 
 
-def written(directory: Path, name: str) -> tuple[Path, Path]:
+def written(directory: Path, name: str, kind: str = "qwen2") -> tuple[Path, Path]:
     """A quantized checkpoint, and a plain one of the weights that it means."""
     write, scheme = SCHEMES[name]
-    paths = [made("qwen2", {}, directory / how) for how in ("quantized", "plain")]
+    paths = [made(kind, MODELS[kind], directory / how) for how in ("quantized", "plain")]
     rng = torch.Generator().manual_seed(1)
     quantized, plain = (load_file(path / "model.safetensors") for path in paths)
     for name in [name for name in quantized if name.endswith("_proj.weight")]:
@@ -159,16 +159,25 @@ def test_it_is_served_as_the_weights_that_its_format_means(
 ) -> None:
     path, plain = checkpoint
     with caplog.at_level(logging.INFO, "outrider"):
-        engine = load_engine(path, EngineConfig(dtype="float32", num_blocks=64))
-    found = engine.forward([Row(engine.kv.open([]), PROMPT, len(PROMPT))])
-    with torch.inference_mode():
-        want = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)(torch.tensor([PROMPT])).logits[0]
-    assert float((found - want).abs().max() / want.abs().max()) < 1e-4
+        have_the_same_logits(path, plain)
     lines = [record.message for record in caplog.records if record.message.startswith("weights in")]
     assert len(lines) == 1
     config = (path / "config.json").read_text()
     assert ("kept in int8" in lines[0]) == ("int-quantized" in config and rows_of_int8(path))
     assert json.loads(config)["quantization_config"]["quant_method"] in lines[0]
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "int8"])
+def test_so_are_experts(scheme: str, tmp_path: Path) -> None:
+    have_the_same_logits(*written(tmp_path, scheme, "qwen3_moe"))
+
+
+def have_the_same_logits(path: Path, plain: Path) -> None:
+    engine = load_engine(path, EngineConfig(dtype="float32", num_blocks=64))
+    found = engine.forward([Row(engine.kv.open([]), PROMPT, len(PROMPT))])
+    with torch.inference_mode():
+        want = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)(torch.tensor([PROMPT])).logits[0]
+    assert float((found - want).abs().max() / want.abs().max()) < 1e-4
 
 
 def rows_of_int8(path: Path) -> bool:
