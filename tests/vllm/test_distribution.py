@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -71,13 +72,19 @@ def metadata(count: int) -> Any:
     )
 
 
-def couple(runner: Any) -> None:
-    from outrider.vllm import coupling
+@functools.cache
+def load_kernels() -> None:
+    """As vLLM's worker does when it starts. It looks at every object of the process, so once."""
     from vllm.platforms import current_platform
 
-    # As vLLM's worker does when it starts.
     current_platform.import_kernels()
     current_platform.register_triton_kernel_overrides()
+
+
+def couple(runner: Any) -> None:
+    from outrider.vllm import coupling
+
+    load_kernels()
     runner.rejection_sampler = None
     coupling.couple(runner, None, torch.device("cpu"))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,10 @@ import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import worker_pb2
+from outrider_controller.router.placement import same_weights
 
 from tests.integration.target.test_server import Router, open_sequence
-from tests.vllm.processes import drafting, target
+from tests.vllm.processes import Running, drafting, running, target
 from tests.vllm.served import Loaded, loaded, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -63,37 +63,55 @@ async def test_a_draft_that_dies_or_stops_changes_no_text(
     assert router.text[2] == router.text[1] and not router.errors
 
 
-async def test_the_text_of_a_target_that_is_killed_continues_on_another(tiny_vllm: Path) -> None:
-    async with target(tiny_vllm) as second:
+SEEDS = [sp.Sampling(temperature=0.8, top_p=0.95, seed=seed) for seed in range(1, 21)]
+TEXTS = [{}, *({"sampling": sampling, "mode": sp.VERIFICATION_MODE_COUPLED} for sampling in SEEDS)]
+NUMBERS = range(1, len(TEXTS) + 1)
+
+
+async def ask(router: Router, committed: dict[int, list[int]] | None = None) -> None:
+    held = committed or {}
+    opens = [opening(n, committed_token_ids=held.get(n, ()), **mode) for n, mode in enumerate(TEXTS, start=1)]
+    await router.send(opens=opens)
+
+
+async def until_killed(first: Running) -> dict[int, list[int]]:
+    """What it had committed of each text when it was killed in mid-answer."""
+    half = Router(first.stub)
+    await ask(half)
+    while min(len(half.text.get(number, ())) for number in NUMBERS) < 20:
+        await half.read()
+    first.process.kill()
+    with pytest.raises((AssertionError, grpc.RpcError)):
+        while True:
+            await half.read()
+    assert all(len(half.text[number]) < LENGTH for number in NUMBERS)
+    return half.text
+
+
+async def continued(stub: Any, half: dict[int, list[int]]) -> list[list[int]]:
+    rest = Router(stub)
+    await ask(rest, half)
+    await rest.finished(*NUMBERS)
+    assert not rest.errors
+    return [half[number] + rest.text.get(number, []) for number in NUMBERS]
+
+
+async def test_texts_of_a_target_that_is_killed_continue_on_another_of_vllm_and_of_our_own_engine(
+    tiny_vllm: Path,
+) -> None:
+    own_engine = running("--model", str(tiny_vllm), "--dtype", "float32", "--max-sequences", "40", "--threads", "1")
+    async with target(tiny_vllm) as second, own_engine as own:
         async with target(tiny_vllm) as first:
             assert first.info.model_revision == second.info.model_revision
-            whole, half = Router(second.stub), Router(first.stub)
-            await whole.send(opens=[opening(number, **mode) for number, mode in enumerate(({}, SEEDED), start=1)])
-            await whole.finished(1, 2)
-            await half.send(opens=[opening(number, **mode) for number, mode in enumerate(({}, SEEDED), start=1)])
-            while min(len(half.text.get(number, ())) for number in (1, 2)) < 50:
-                await half.read()
-            first.process.kill()
-            with pytest.raises((AssertionError, grpc.RpcError)):
-                while True:
-                    await half.read()
-        rest = Router(second.stub)
-        modes = enumerate(({}, SEEDED), start=1)
-        await rest.send(opens=[opening(n, committed_token_ids=half.text[n], **mode) for n, mode in modes])
-        await rest.finished(1, 2)
-    for number in (1, 2):
-        assert len(half.text[number]) < LENGTH
-        assert half.text[number] + rest.text.get(number, []) == whole.text[number]
-
-
-async def test_our_own_engine_is_of_another_revision(engine: Loaded, tiny_vllm: Path) -> None:
-    from outrider.engine import EngineConfig
-    from outrider.target.config import TargetConfig
-    from outrider.target.process import load
-
-    own = TargetConfig(model=str(tiny_vllm), listen="127.0.0.1:0", engine=EngineConfig(dtype="float32"))
-    _, info = await asyncio.to_thread(load, own)
-    weights, _, arithmetic = info.model_revision.partition("/")
-    assert engine.info.model_revision.startswith(f"{weights}/") and arithmetic != engine.info.model_revision
-    assert info.model_revision != engine.info.model_revision
-    assert info.tokenizer_fingerprint == engine.info.tokenizer_fingerprint
+            whole = Router(second.stub)
+            await ask(whole)
+            await whole.finished(*NUMBERS)
+            half = await until_killed(first)
+        wanted, found = [whole.text[number] for number in NUMBERS], await continued(second.stub, half)
+        assert [one == other for one, other in zip(found, wanted, strict=True)].count(True) == len(TEXTS)
+        # The same weights in another arithmetic: no token is lost, and what follows may differ.
+        assert same_weights(own.info.model_revision, first.info.model_revision)
+        assert own.info.model_revision != first.info.model_revision
+        elsewhere = await continued(own.stub, half)
+        assert all(text[: len(half[number])] == half[number] for number, text in zip(NUMBERS, elsewhere, strict=True))
+        assert [len(text) for text in elsewhere] == [LENGTH] * len(TEXTS)
