@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from torch import Tensor
 
 from outrider.engine.attention import Batch
 from outrider.engine.families import Family, why_no_relative
@@ -55,28 +54,6 @@ class _Packed:
             x = F.pad(x, (0, 0, 0, _MIN_ROWS - rows))
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return out[:rows]
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """The weights of one layer of a plain Llama, some of them joined."""
-
-    attention_norm: Tensor
-    qkv: Tensor
-    output: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-
-
-def is_plain_llama(model: nn.Module) -> TypeGuard[LlamaForCausalLM]:
-    """Whether the model is a Llama without biases, with a fixed rotary table."""
-    if not isinstance(model, LlamaForCausalLM):
-        return False
-    config = model.config
-    rope = (config.rope_parameters or {}).get("rope_type", "default")
-    biased = config.attention_bias or config.mlp_bias
-    return rope in ("default", "linear", "llama3") and config.hidden_act == "silu" and not biased
 
 
 def can_fuse(model: Any) -> bool:

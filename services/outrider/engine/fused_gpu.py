@@ -1,4 +1,5 @@
-"""Llama-shaped decoders on a GPU: fused projections, and one kernel for all operations between two of them.
+"""Llama and its relatives (families.py) on a GPU: fused projections, and one kernel for all operations between two of
+them.
 
 A layer is four matrix products and six small kernels. Models of other shapes run through transformers' own code
 (`decoder.py`), which is also recorded in graphs.
@@ -6,75 +7,117 @@ A layer is four matrix products and six small kernels. Models of other shapes ru
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
 
 from outrider.engine.attention import Batch
 from outrider.engine.attention.paged import TritonBatch
-from outrider.engine.fused import Layer, is_plain_llama
+from outrider.engine.families import Family, why_no_relative
+from outrider.engine.families import Layer as Parts
 from outrider.engine.taps import HEAD_INPUT, Taps
 
 _GATE_BLOCK = 1024
 
 
-def can_fuse_on_gpu(model: nn.Module) -> bool:
-    """Whether the model is a Llama without biases, of plain weights, with a fixed rotary table."""
+def can_fuse_on_gpu(model: Any) -> bool:
+    """Whether the model is a relative of Llama's of plain weights, without what the kernels do not do."""
+    if why_no_relative(model.config) is not None:
+        return False
+    if any(parameter.dtype != model.dtype for parameter in model.parameters()):
+        return False
+    family = Family.of(model)
+    scales = family.embedding_scale, family.residual_scale, family.logit_scale
+    if family.gelu or scales != (1.0, 1.0, 1.0) or type(family.head) is not nn.Linear:
+        return False
+    return all(_fits(layer, family) for layer in family.layers(1))
+
+
+def _fits(layer: Parts, family: Family) -> bool:
+    linears = (*layer.qkv, layer.output, *layer.gate_up, layer.down)
+    norms = layer.attention_norm, layer.mlp_norm
     return (
-        is_plain_llama(model)
-        and all(type(module) is nn.Linear for name, module in model.named_modules() if name.endswith("_proj"))
-        and all(parameter.dtype == model.dtype for parameter in model.parameters())
+        all(type(linear) is nn.Linear for linear in linears)
+        and layer.attention_post_norm is None
+        and all(norm is not None and norm.dtype == linears[0].weight.dtype for norm in norms)
+        and all(norm is None or len(norm) == family.head_dim for norm in (layer.query_norm, layer.key_norm))
+        and layer.rotary is not None
+        and 2 * layer.rotary[0].shape[1] == family.head_dim
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """Linear modules of the same inputs as one."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, *linears: Any) -> _Joined:
+        """Frees the modules' weights where they are copied: the model may fill more than half the memory."""
+        biased = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        bias = torch.cat(biased) if biased else None
+        if len(linears) == 1:
+            return cls(linears[0].weight.detach(), bias)
+        joined = torch.cat([linear.weight.detach() for linear in linears])
+        for linear in linears:
+            linear.weight = None
+        return cls(joined, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: _Joined
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    rotary: tuple[Tensor, Tensor]
+    """cos and sin, [context, head_dim / 2]"""
+    output: _Joined
+    mlp_norm: Tensor
+    gate_up: _Joined
+    down: _Joined
+
+
 class GpuLlama:
-    """A LlamaForCausalLM rewritten as few, large operations. Takes the model's weights from it."""
+    """A model rewritten as few, large operations. Takes its weights from it."""
 
     execution = "fused-cuda"
 
-    def __init__(self, model: LlamaForCausalLM, max_context_len: int) -> None:
-        config = model.config
+    def __init__(self, model: Any, max_context_len: int) -> None:
+        family = Family.of(model)
         self._kernels = _load_kernels()
-        self._heads: int = config.num_attention_heads
-        self._kv_heads: int = config.num_key_value_heads
-        self._head_dim: int = config.head_dim
-        self._eps: float = config.rms_norm_eps
-        self._scale = float(self._head_dim) ** -0.5
-        self._embedding = model.get_input_embeddings().weight.detach()
-        self._norm = model.model.norm.weight.detach()
-        self._head = model.get_output_embeddings().weight.detach()
-        self._cos, self._sin = self._rotary_table(model, max_context_len)
-        self._layers = [self._take(layer) for layer in model.model.layers]
+        self._heads, self._kv_heads, self._head_dim = family.heads, family.kv_heads, family.head_dim
+        self._eps, self._scale = family.norm_eps, family.scale
+        self._embedding, self._norm, self._head = family.embedding, family.norm, _Joined.of(family.head)
+        self._tables: dict[int, tuple[Tensor, Tensor]] = {}
+        self._layers = [self._take(layer, model) for layer in family.layers(max_context_len)]
 
-    @staticmethod
-    def _take(layer: Any) -> Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        taken = Layer(
-            layer.input_layernorm.weight.detach(),
-            _join(attention.q_proj, attention.k_proj, attention.v_proj),
-            attention.o_proj.weight.detach(),
-            layer.post_attention_layernorm.weight.detach(),
-            _join(mlp.gate_proj, mlp.up_proj),
-            mlp.down_proj.weight.detach(),
+    def _take(self, layer: Parts, model: Any) -> _Layer:
+        assert layer.attention_norm is not None and layer.mlp_norm is not None and layer.rotary is not None
+        # Layers of a kind share their table.
+        if id(layer.rotary) not in self._tables:
+            cos, sin = (table.to(model.device, model.dtype) for table in layer.rotary)
+            self._tables[id(layer.rotary)] = cos, sin
+        return _Layer(
+            attention_norm=layer.attention_norm,
+            qkv=_Joined.of(*layer.qkv),
+            query_norm=layer.query_norm,
+            key_norm=layer.key_norm,
+            rotary=self._tables[id(layer.rotary)],
+            output=_Joined.of(layer.output),
+            mlp_norm=layer.mlp_norm,
+            gate_up=_Joined.of(*layer.gate_up),
+            down=_Joined.of(layer.down),
         )
-        # Joined weights are copies, so originals are freed layer by layer: the model may fill more than half the
-        # memory.
-        for owner, names in ((attention, ("q_proj", "k_proj", "v_proj")), (mlp, ("gate_proj", "up_proj"))):
-            for name in names:
-                delattr(owner, name)
-        return taken
-
-    @staticmethod
-    def _rotary_table(model: LlamaForCausalLM, length: int) -> tuple[Tensor, Tensor]:
-        """cos and sin, [length, head_dim / 2] each."""
-        device = model.device
-        cos, sin = model.model.rotary_emb(torch.empty(0, dtype=model.dtype, device=device), _positions(length, device))
-        half = cos.shape[-1] // 2
-        return cos[0, :, :half].contiguous(), sin[0, :, :half].contiguous()
 
     @torch.inference_mode()
     def forward(
@@ -89,16 +132,16 @@ class GpuLlama:
             hidden = self._add_norm(residual, delta, layer.attention_norm)
             if taps is not None:
                 taps.take(number, residual)
-            query = self._rotate_store(F.linear(hidden, layer.qkv), positions, batch, number)
-            delta = F.linear(batch.look(query, number, self._scale), layer.output)
+            query = self._rotate_store(layer, layer.qkv(hidden), positions, batch, number)
+            delta = layer.output(batch.look(query, number, self._scale))
             hidden = self._add_norm(residual, delta, layer.mlp_norm)
-            delta = F.linear(self._gate(F.linear(hidden, layer.gate_up)), layer.down)
+            delta = layer.down(self._gate(layer.gate_up(hidden)))
         normed = self._add_norm(residual, delta, self._norm)
         if taps is not None:
             taps.take(len(self._layers), residual)
             taps.take(HEAD_INPUT, normed)
         x = normed[rows]
-        return F.linear(x, self._head).float(), x
+        return self._head(x).float(), x
 
     def _add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
         """The norm of residual + delta, [tokens, width]; residual becomes that sum."""
@@ -117,17 +160,20 @@ class GpuLlama:
         )
         return out
 
-    def _rotate_store(self, qkv: Tensor, positions: Tensor, batch: TritonBatch, layer: int) -> Tensor:
+    def _rotate_store(self, layer: _Layer, qkv: Tensor, positions: Tensor, batch: TritonBatch, number: int) -> Tensor:
         """Writes keys and values to the cache; returns the queries, [tokens, heads, head_dim]."""
         tokens, half = qkv.shape[0], self._head_dim // 2
         query = qkv.new_empty(tokens, self._heads, self._head_dim)
-        keys, values = batch.cached(layer)
+        keys, values = batch.cached(number)
+        normed = layer.query_norm is not None
         self._kernels.rotate_store_kernel[(tokens, self._heads + 2 * self._kv_heads)](
             qkv,
-            self._cos,
-            self._sin,
+            *layer.rotary,
             positions,
             batch.views["slots"],
+            layer.query_norm if normed else qkv,
+            layer.key_norm if normed else qkv,
+            self._eps,
             query,
             keys,
             values,
@@ -136,6 +182,7 @@ class GpuLlama:
             KV_HEADS=self._kv_heads,
             HALF=half,
             HALF_PADDED=1 << (half - 1).bit_length(),
+            NORM=normed,
             num_warps=1,
         )
         return query
@@ -146,14 +193,6 @@ class GpuLlama:
         grid = (tokens, -(-width // _GATE_BLOCK))
         self._kernels.gate_kernel[grid](gate_up, out, WIDTH=width, BLOCK=_GATE_BLOCK)
         return out
-
-
-def _join(*projections: nn.Linear) -> Tensor:
-    return torch.cat([projection.weight.detach() for projection in projections])
-
-
-def _positions(length: int, device: torch.device) -> Tensor:
-    return torch.arange(length, device=device)[None]
 
 
 def _load_kernels() -> ModuleType:

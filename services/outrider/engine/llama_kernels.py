@@ -1,4 +1,5 @@
-"""Triton kernels between the matrix products of a Llama's layer. Imported only where Triton is; see `fused_gpu.py`.
+"""Triton kernels between the matrix products of a layer of Llama or a relative. Imported only where Triton is; see
+`fused_gpu.py`.
 
 Values are rounded to the model's dtype at the same places as in transformers, except that the rotation is rounded only
 once. Activations are contiguous.
@@ -37,6 +38,9 @@ def rotate_store_kernel(
     sin,
     positions,
     slots,
+    query_norm,
+    key_norm,
+    eps,
     query,
     key_cache,
     value_cache,
@@ -45,18 +49,30 @@ def rotate_store_kernel(
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
+    NORM: tl.constexpr,
 ):
-    """Rotates one token's head; queries go to `query`, keys and values to the token's slot of the cache.
+    """Rotates one token's head, after its norm if NORM; queries go to `query`, keys and values to the token's slot of
+    the cache.
 
-    qkv [tokens, (HEADS + 2 * KV_HEADS) * 2 * HALF]; cos, sin [context, HALF]. Grid: [tokens, HEADS + 2 * KV_HEADS].
+    qkv [tokens, (HEADS + 2 * KV_HEADS) * 2 * HALF]; cos, sin [context, HALF]; query_norm, key_norm [2 * HALF]. Grid:
+    [tokens, HEADS + 2 * KV_HEADS].
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     d = tl.arange(0, HALF_PADDED)
     inside = d < HALF
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head) * (2 * HALF) + d
-    first = tl.load(source, mask=inside)
-    second = tl.load(source + HALF, mask=inside)
+    first = tl.load(source, mask=inside, other=0.0)
+    second = tl.load(source + HALF, mask=inside, other=0.0)
+    if NORM:  # noqa: SIM102 - a constant, not joined with a value
+        if head < HEADS + KV_HEADS:
+            weight = (query_norm if head < HEADS else key_norm) + d
+            a, b = first.to(tl.float32), second.to(tl.float32)
+            scale = tl.rsqrt((tl.sum(a * a, axis=0) + tl.sum(b * b, axis=0)) / (2 * HALF) + eps)
+            left = tl.load(weight, mask=inside, other=0.0).to(tl.float32)
+            right = tl.load(weight + HALF, mask=inside, other=0.0).to(tl.float32)
+            first = ((a * scale).to(first.dtype).to(tl.float32) * left).to(first.dtype)
+            second = ((b * scale).to(second.dtype).to(tl.float32) * right).to(second.dtype)
     if head < HEADS + KV_HEADS:
         angle = tl.load(positions + token) * HALF + d
         c = tl.load(cos + angle, mask=inside).to(tl.float32)

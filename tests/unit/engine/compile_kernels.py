@@ -1,6 +1,6 @@
 """Compiles every kernel that the engine launches, for GPUs that are not here.
 
-    python tests/unit/engine/compile_kernels.py [--archs 80 90] [--models llama-8b] [--dtypes bfloat16] [--write]
+    python tests/unit/engine/compile_kernels.py [--archs 80 90] [--models llama-8b] [--kernels NAME] [--write]
 
 The launches are the engine's own: its code runs on tensors without data, with a recorder in the place of Triton's
 launcher. What each arrives with is compiled for each card. Prints one line of JSON for each: registers, spilt bytes,
@@ -28,7 +28,9 @@ from outrider.engine import fused_gpu, llama_kernels
 from outrider.engine.attention import KVCache, paged_kernels
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS
 from outrider.engine.attention.paged import NUM_SPLITS, Shape, TritonBatch
-from transformers import LlamaConfig, LlamaForCausalLM
+from outrider.speculation import choosing, noise_kernels
+from outrider.speculation.sampled_rows import Settings
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -66,6 +68,7 @@ MODELS = {
     "phi-3-mini": (3072, 8192, 32, 32, 96, 2047),
     "gemma-3-4b": (2560, 10240, 8, 4, 256, 1024),
     "llama-2-7b": (4096, 11008, 32, 32, 128),
+    "qwen3-8b": (4096, 12288, 32, 8, 128),
 }
 # Tiles of few queries and of many, and whether there are trees: decoding, verification of trees, a chunk of prefill.
 STEPS = (((1, 0), False), ((1, 0), True), ((0, 1), False))
@@ -108,6 +111,8 @@ class Recorder:
                 # The allocator's addresses are multiples of 16; a view of a step's layout may begin anywhere.
                 kind = DTYPES[value.dtype]
                 arguments.append((parameter.name, kind, not parameter.do_not_specialize_on_alignment))
+            elif parameter.do_not_specialize:
+                arguments.append((parameter.name, "i32", False))
             elif isinstance(value, float):
                 arguments.append((parameter.name, "fp32", False))
             elif value == 1:
@@ -133,13 +138,22 @@ def launches(models: Sequence[str], dtypes: Sequence[torch.dtype]) -> list[Launc
     with torch.device("meta"):
         for name in models:
             for dtype in dtypes:
-                _run(MODELS[name], dtype, found)
+                _run(name, dtype, found)
+        _sample(Recorder(noise_kernels, found))
     return list(found)
 
 
-def _run(sizes: tuple[int, ...], dtype: torch.dtype, found: dict[Launch, None]) -> None:
-    width, inner, heads, kv_heads, head_dim, *windows = sizes
-    config = LlamaConfig(
+def _sample(kernels: Any) -> None:
+    rows = torch.zeros(32, dtype=torch.int64)
+    floats = rows.double()
+    settings = Settings(rows, floats, rows, floats, floats, rows.bool(), {"keys": rows}, ranks=False, sums_all=False)
+    choosing._among_best(kernels, torch.zeros(32, 128256), torch.zeros(32), settings)
+
+
+def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
+    width, inner, heads, kv_heads, head_dim, *windows = MODELS[name]
+    # Qwen 3 norms each query and key.
+    config = (Qwen3Config if name.startswith("qwen3") else LlamaConfig)(
         hidden_size=width,
         intermediate_size=inner,
         num_attention_heads=heads,
@@ -150,7 +164,7 @@ def _run(sizes: tuple[int, ...], dtype: torch.dtype, found: dict[Launch, None]) 
     )
     paged, llama = Recorder(paged_kernels, found), Recorder(llama_kernels, found)
     fused_gpu._load_kernels = lambda: llama
-    model = fused_gpu.GpuLlama(LlamaForCausalLM(config).to(dtype), 64)
+    model = fused_gpu.GpuLlama(AutoModelForCausalLM.from_config(config, dtype=dtype), 64)
     shape = Shape(heads, kv_heads, head_dim, BLOCK_SIZE)
     cache = KVCache(*(torch.zeros(2, kv_heads, 64, head_dim, dtype=dtype) for _ in range(2)))
     numbers = torch.zeros(32, dtype=torch.int64)
@@ -165,7 +179,11 @@ def _run(sizes: tuple[int, ...], dtype: torch.dtype, found: dict[Launch, None]) 
 
 def compiled(launch: Launch, arch: int) -> dict[str, Any]:
     """What the assembler made of it for one card."""
-    kernel = getattr(paged_kernels, launch.kernel, None) or getattr(llama_kernels, launch.kernel)
+    kernel = next(
+        found
+        for module in (paged_kernels, llama_kernels, noise_kernels)
+        if (found := getattr(module, launch.kernel, None))
+    )
     kinds = {name: kind for name, kind, _ in launch.arguments}
     signature = {name: kinds.get(name, "constexpr") for name in kernel.arg_names}
     at = kernel.arg_names.index
@@ -205,10 +223,13 @@ def main() -> None:
     parser.add_argument("--archs", type=int, nargs="+", default=list(CARDS), choices=list(CARDS))
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
-    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="default: all")
+    parser.add_argument("--write", action="store_true", help="with --kernels the bounds of others stay")
     options = parser.parse_args()
     found = launches(options.models, [getattr(torch, name) for name in options.dtypes])
-    bounds: dict[str, dict[str, list[int]]] = {}
+    found = [launch for launch in found if not options.kernels or launch.kernel in options.kernels]
+    known = json.loads(BOUNDS.read_text()) if options.kernels else {}
+    bounds = {name: cards for name, cards in known.items() if name.split()[0] not in options.kernels}
     with ProcessPoolExecutor() as pool:
         for line in pool.map(_line, [(launch, arch) for arch in options.archs for launch in found]):
             print(json.dumps(line), flush=True)
