@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outrider.engine.attention import Attention, KVCache, Shape, TritonMissing, make_attention
-from outrider.engine.attention.paged import TritonAttention
+from outrider.engine.attention.paged import TritonAttention, Workspace
 from outrider.engine.backends import cpu
 from outrider.engine.buckets import make_buckets
 from outrider.engine.checkpoints import CheckpointError
@@ -22,6 +22,9 @@ from outrider.engine.fused import FusedLlama, can_fuse
 from outrider.engine.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.graphs import GraphRunner, GraphShape
 from outrider.engine.quantization import Int8Linear, quantize
+
+_STREAM_WORKSPACE = 32 << 20
+"""Of cuBLAS, for the stream of recorded steps and that of others."""
 
 
 def assemble(
@@ -61,6 +64,19 @@ def kv_shape(settings: Any) -> tuple[int, int]:
     """Number of key heads, and their width."""
     kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
     return kv_heads, head_dim(settings)
+
+
+def working_bytes(settings: Any, config: EngineConfig) -> int:
+    """What steps on a GPU allocate beside weights and cache, at most; 0 on a CPU."""
+    if torch.device(config.device).type == "cpu":
+        return 0
+    tokens = config.max_batch_tokens
+    vocab_size: int = settings.vocab_size
+    shape = Shape(settings.num_attention_heads, *kv_shape(settings), config.block_size)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    # Recorded steps have theirs, and others make theirs: a workspace of the splits, and logits.
+    each = Workspace.num_bytes(shape, tokens, dtype.itemsize) + 4 * tokens * vocab_size
+    return 2 * (each + _STREAM_WORKSPACE)
 
 
 def _attention(settings: Any, config: EngineConfig) -> Attention:

@@ -22,7 +22,8 @@ class Bucket(NamedTuple):
 
 
 def make_buckets(max_rows: int, max_tokens: int, min_tokens: int = MIN_TOKENS) -> tuple[Bucket, ...]:
-    """One bucket for every tier and every power of two of rows up to max_rows that fits max_tokens; ascending."""
+    """Those that fit max_tokens, ascending: one for every tier and every power of two of rows up to max_rows; above, at
+    twice as many rows and tokens each."""
     if max_rows < 1 or min_tokens < 1:
         raise ValueError("max_rows and min_tokens: must be at least 1")
     found = set()
@@ -31,6 +32,13 @@ def make_buckets(max_rows: int, max_tokens: int, min_tokens: int = MIN_TOKENS) -
             tokens = -(-rows * (tier + 1) // min_tokens) * min_tokens
             if tokens <= max_tokens or rows * (tier + 1) <= max_tokens < tokens:
                 found.add(Bucket(min(tokens, max_tokens), rows))
+    rows = max_rows
+    while rows < max_tokens:
+        rows = tokens = min(2 * rows, max_tokens)
+        found.add(Bucket(tokens, rows))
+        while tokens < max_tokens:
+            tokens = min(2 * tokens, max_tokens)
+            found.add(Bucket(tokens, rows))
     return tuple(sorted(found))
 
 

@@ -51,7 +51,8 @@ class EngineConfig:
     cuda_graphs: bool = True
     """Replay recorded steps on a GPU; needs triton's attention."""
     graph_rows: int = 64
-    """Most sequences of a recorded step."""
+    """Up to this many sequences each number of drafted tokens has a recorded step; above there are few, of twice the
+    size each."""
     prefill_threads: int = 0
     """Threads of native steps of 64 tokens and more; fewer than torch's have no effect."""
     graph_min_tokens: int = 16

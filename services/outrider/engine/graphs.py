@@ -62,6 +62,8 @@ class GraphRunner:
         self._graphs: dict[tuple[Bucket, Layers], torch.cuda.CUDAGraph] = {}
         # Graphs never run at the same time, so their intermediate tensors may share memory.
         self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        # One for all: cuBLAS keeps a workspace for each stream.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -98,7 +100,8 @@ class GraphRunner:
     def _capture(self, bucket: Bucket, layers: Layers) -> torch.cuda.CUDAGraph:
         self._inputs.clear()
         batch = self.batch(bucket)
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = self._stream
+        assert stream is not None, "graphs are recorded on GPUs"
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP_RUNS):

@@ -17,7 +17,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault
 from outrider.engine import checkpoints, packed_weights
 from outrider.engine.architectures import architecture_problem, model_problem, tensors_problem, text_part
-from outrider.engine.assembly import assemble, kv_shape
+from outrider.engine.assembly import assemble, kv_shape, working_bytes
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import CheckpointError
 from outrider.engine.config import EngineConfig
@@ -233,7 +233,15 @@ def _need(path: Path, settings: Any, config: EngineConfig, context: int) -> Need
     if getattr(settings, "quantization_config", None) and (model := on_meta(settings)) is not None:
         # Their files have fewer numbers than the model, into which they are unpacked.
         parameters = model.num_parameters()
-    need = Need(path.name, parameters, dtype.itemsize, config.dtype, block_bytes, context_blocks)
+    need = Need(
+        path.name,
+        parameters,
+        dtype.itemsize,
+        config.dtype,
+        block_bytes,
+        context_blocks,
+        working_bytes=working_bytes(settings, config),
+    )
     if config.quantization == "none":
         return need
     linear = Quantized(config.quantization, count_linear(path), BYTES_PER_WEIGHT[config.quantization])

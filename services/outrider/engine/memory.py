@@ -60,6 +60,8 @@ class Need:
     context_blocks: int
     """KV blocks of one full context."""
     quantized: Quantized | None = None
+    working_bytes: int = 0
+    """What the steps of a GPU need beside the weights and the cache, at most."""
 
     @property
     def loaded_bytes(self) -> int:
@@ -107,9 +109,9 @@ def available_bytes(device: str) -> int:
 def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | None, kv_bytes: int | None) -> int:
     """KV blocks to allocate: as configured, or as many as are useful and fit. Raises DoesNotFit."""
     usable = int(available * (1 - _RESERVE_SHARE))
-    if need.loaded_bytes > usable:
+    if need.loaded_bytes + need.working_bytes > usable:
         raise DoesNotFit(need.model, _arithmetic(need, 0, available))
-    left = usable - need.weight_bytes
+    left = usable - need.weight_bytes - need.working_bytes
     if blocks is None and kv_bytes is not None:
         blocks = kv_bytes // need.block_bytes
         if blocks < 1:
@@ -129,10 +131,12 @@ def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | Non
 
 
 def _arithmetic(need: Need, kv: int, available: int) -> str:
-    total = need.weight_bytes + kv
+    total = need.weight_bytes + need.working_bytes + kv
     weights = f"{_count(need.parameters)} parameters in {need.dtype} are {_gb(need.loaded_bytes)}"
     if need.quantized is not None:
         weights += f" while they are read and {_gb(need.weight_bytes)} in {need.quantized.method}"
+    if need.working_bytes:
+        weights += f", steps take {_gb(need.working_bytes)}"
     return (
         f"needs {_gb(total)}: {weights}, "
         f"the KV cache is {_gb(kv)}; this device has {_gb(available)} free, of which {_RESERVE_SHARE:.0%} are kept back"

@@ -34,7 +34,14 @@ def test_the_choice_holds_the_step_and_nothing_smaller_does(rows: int, more: int
 def test_no_bucket_is_larger_than_a_step_may_be(max_rows: int, max_tokens: int, least: int) -> None:
     for bucket in make_buckets(max_rows, max_tokens, least):
         assert bucket.tokens <= max_tokens
-        assert bucket.rows <= min(max_rows, bucket.tokens * least)
+        assert bucket.rows <= min(max(max_rows, max_tokens), bucket.tokens * least)
+
+
+def test_more_rows_than_are_recorded_finely_run_in_a_recorded_step_of_at_most_twice_the_size() -> None:
+    for rows, tokens in ((65, 65), (65, 260), (130, 130), (300, 300), (512, 512)):
+        found = choose(BUCKETS, rows, tokens)
+        assert found is not None and found.rows < 2 * rows and found.tokens < 2 * tokens
+    assert len([bucket for bucket in BUCKETS if bucket.rows > 64]) == 6
 
 
 def test_the_most_rows_have_a_bucket_even_where_they_are_no_power_of_two() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from outrider.engine import CheckpointError, EngineConfig, memory
+from outrider.engine.assembly import working_bytes
+from outrider.engine.attention import Shape
+from outrider.engine.attention.paged import Workspace
 from outrider.engine.loader import load_engine
 from outrider.engine.memory import DoesNotFit, Need, count_parameters, held_bytes, kv_blocks
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 GB = 10**9
 BIG = Need("llama-70b", 70 * GB, 2, "float16", block_bytes=5 * 2**20, context_blocks=512)
@@ -59,3 +63,27 @@ def test_what_a_model_holds_is_its_own_tensors_and_not_those_of_a_library_it_use
     model = nn.Linear(4, 3)
     model.functions = torch.distributed
     assert held_bytes(model) == (4 * 3 + 3) * 4
+
+
+def test_what_steps_take_on_a_gpu_is_left_to_them() -> None:
+    available = 80 * GB
+    need = Need("llama-8b", 8 * GB, 2, "bfloat16", block_bytes=2 * 2**20, context_blocks=512)
+    blocks, fewer = (
+        kv_blocks(each, available, "cuda", blocks=None, kv_bytes=None)
+        for each in (need, replace(need, working_bytes=10 * GB))
+    )
+    assert (blocks - fewer) * need.block_bytes == pytest.approx(0.9 * 10 * GB, abs=need.block_bytes)
+    with pytest.raises(DoesNotFit, match=r"steps take 70\.0 GB"):
+        kv_blocks(replace(need, working_bytes=70 * GB), available, "cuda", blocks=None, kv_bytes=None)
+
+
+def test_a_workspace_takes_what_is_planned_for_it() -> None:
+    shape = Shape(heads=14, kv_heads=2, head_dim=96, block_size=16)
+    workspace = Workspace.allocate(shape, 40, torch.empty(0, dtype=torch.bfloat16))
+    assert held_bytes(workspace) == Workspace.num_bytes(shape, 40, itemsize=2)
+    settings = LlamaConfig(
+        vocab_size=1000, hidden_size=1344, num_attention_heads=14, num_key_value_heads=2, head_dim=96
+    )
+    config = EngineConfig(device="cuda", max_batch_tokens=40)
+    assert working_bytes(settings, config) > 2 * (held_bytes(workspace) + 40 * 1000 * 4)
+    assert working_bytes(settings, EngineConfig()) == 0

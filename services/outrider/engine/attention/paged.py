@@ -186,6 +186,12 @@ class Workspace:
     """float32 [tokens, heads, splits]"""
     partial_sum: Tensor
 
+    @staticmethod
+    def num_bytes(shape: Shape, tokens: int, itemsize: int) -> int:
+        """Of a workspace with splits."""
+        partial = 4 * NUM_SPLITS * (shape.head_padded + 2)
+        return tokens * shape.heads * (shape.head_dim * itemsize + partial)
+
     @classmethod
     def allocate(cls, shape: Shape, tokens: int, like: Tensor, *, split: bool = True) -> Workspace:
         device = like.device
