@@ -90,7 +90,6 @@ async def narrow_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     config = StackConfig(
         target_model=model,
         draft_model=model,
-        draft_kind="model",
         dtype="float32",
         draft_dtype="float32",
         prefix_cache=False,

@@ -134,7 +134,6 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> AsyncIt
     config = StackConfig(
         target_model=str(tiny),
         draft_model=str(tiny),
-        draft_kind="model",
         targets=2,
         drafts=2,
         routers=2,
