@@ -22,10 +22,17 @@ _EDIT = "Add type hints and a short comment to this function, and give all of it
 @count_option(20)
 @max_tokens_option(128)
 @click.option("--draft", default="ngram+smollm2-135m-draft", show_default=True, help="What drafts in both arms.")
+@click.option("--max-draft-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of a round.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
 @json_file_option
 def repeats(
-    prompts_file: Path, num_prompts: int, max_tokens: int, draft: str, threads: int, json_file: Path | None
+    prompts_file: Path,
+    num_prompts: int,
+    max_tokens: int,
+    draft: str,
+    max_draft_tokens: int,
+    threads: int,
+    json_file: Path | None,
 ) -> int:
     """How much faster are answers that are given again, as an agent's edits are, when targets look up suffixes?
 
@@ -44,7 +51,13 @@ def repeats(
     arms = {"off": draft, "on": f"{draft}+suffix"}
     kept = cache_directory() / "compare"
     config = CompareConfig(
-        DEFAULT_TARGET, tuple(arms.values()), questions, kept, max_new_tokens=max_tokens, threads=threads
+        DEFAULT_TARGET,
+        tuple(arms.values()),
+        questions,
+        kept,
+        max_new_tokens=max_tokens,
+        max_draft_tokens=max_draft_tokens,
+        threads=threads,
     )
     loaded = load(config, note)
     clock = quiet_clock(loaded.engine)
@@ -62,5 +75,13 @@ def repeats(
     show(table(rows), f"on / off: {ratio:.2f} (at least {_BAR}); texts equal: {equal}")
     body = {"holds": equal and ratio >= _BAR, "ratio": round(ratio, 3), "texts_equal": equal, "seconds": seconds}
     return finish(
-        "repeats", {**body, "draft": draft, "num_prompts": len(questions), "max_tokens": max_tokens}, json_file
+        "repeats",
+        {
+            **body,
+            "draft": draft,
+            "max_draft_tokens": max_draft_tokens,
+            "num_prompts": len(questions),
+            "max_tokens": max_tokens,
+        },
+        json_file,
     )
