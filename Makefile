@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo prometheus proto-baseline test test-all test-aarch64 vllm test-vllm chart-check loadtest docs linkcheck lint proto clean
+.PHONY: demo prometheus proto-baseline test test-all test-aarch64 vllm test-vllm chart-check loadtest gpu-day docs linkcheck lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
 TORCH ?= torch==2.13.0
@@ -88,6 +88,11 @@ chart-check: proto build/checkov/bin/checkov
 # Load on a stack that it starts for the time: make loadtest ARGS="--profile threshold"
 loadtest: proto
 	$(BIN)/python -m loadtest --up $(ARGS)
+
+# All that only a GPU can show, in one report: build/gpu-day/report.md. Ends with an error where there is none.
+HOURS ?= 1
+gpu-day: proto
+	PYTHONPATH=services $(BIN)/python -m benchmarks.gpu_day --hours $(HOURS) $(ARGS)
 
 # The manual, in build/manual: every link and every entry in it leads somewhere, or it is not made.
 docs: proto

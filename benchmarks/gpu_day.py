@@ -1,0 +1,149 @@
+"""What the first hours on a GPU are for: everything that only a GPU can show, one step after another, in one report.
+
+    python -m benchmarks.gpu_day --hours 1 --out build/gpu-day
+
+A step that cannot run says why, one that fails keeps the end of its output, and none keeps the others from running. The
+last one, load on a stack, gets the time that the others leave. Exit code 0 only if every step has run and succeeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_TAIL = 4000
+_LEAST_S = 20.0
+_LOAD = """shape: {{kind: steady, num_users: 64, seconds: {seconds}}}
+slo: {{ttft_ms: 2000, tpot_ms: 200}}
+warm_up_s: 5
+tenants:
+  - {{name: chat, protocol: http, categories: [prose, qa], max_tokens: 128}}
+  - {{name: code, protocol: grpc, categories: [code, math_reasoning], max_tokens: 128}}
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command."""
+
+    name: str
+    command: Callable[[float], Sequence[str]]
+    """Of the seconds that it has."""
+    share: float
+    """Of the time that is left when it starts, at most."""
+    why_not: Callable[[], str] = lambda: ""
+    """Why it cannot run here; empty if it can."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    name: str
+    verdict: str
+    """passed, failed, or why it did not run."""
+    seconds: float = 0.0
+    output: str = ""
+
+
+def no_gpu() -> str:
+    import torch
+
+    return "" if torch.cuda.is_available() else "no GPU: torch finds no CUDA device"
+
+
+def _no_sanitizer() -> str:
+    return no_gpu() or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")
+
+
+def steps(out: Path) -> list[Step]:
+    """In the order of what is worth most."""
+    python = sys.executable
+    tests = [python, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider"]
+    bench = [python, "-m", "benchmarks.gpu"]
+    line = ["--shape", "1b", "--rows", "1", "4", "16", "64", "--json", str(out / "step-line.json")]
+    roofline = ["--shape", "8b", "--rows", "1", "--matmuls", "--peer-static", "--json", str(out / "roofline.json")]
+    load = ["env", "OUTRIDER_DEVICE=cuda", python, "-m", "loadtest", "--up", "--out", str(out / "load")]
+    return [
+        Step("the step program, on the CPU", lambda s: [*bench, *_TINY], 0.2),
+        Step("host: the step thread without a model", lambda s: [python, "-m", "benchmarks", "host"], 0.2),
+        Step("tests/gpu", lambda s: tests, 0.3, no_gpu),
+        Step("sanitizer", lambda s: ["compute-sanitizer", "--error-exitcode", "9", *tests, "-x"], 0.4, _no_sanitizer),
+        Step("step line: a step's time by rows", lambda s: [*bench, *line], 0.4, no_gpu),
+        Step("roofline: a step over reading its weights", lambda s: [*bench, *roofline], 0.5, no_gpu),
+        Step("load on a stack", lambda s: [*load, "--profile", _profile(out, s)], 1.0, no_gpu),
+    ]
+
+
+def _profile(out: Path, seconds: float) -> str:
+    """Leaves time for the start of the stack and its end."""
+    path = out / "load.yaml"
+    path.write_text(_LOAD.format(seconds=max(10, int(0.7 * seconds))))
+    return str(path)
+
+
+_TINY = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--steps", "2", "--rows", "1", "--contexts", "64"]
+
+
+def run(planned: Sequence[Step], hours: float, say: Callable[[str], None]) -> list[Outcome]:
+    """All steps, within the time."""
+    until_s, found = time.monotonic() + 3600 * hours, list[Outcome]()
+    for step in planned:
+        left_s = until_s - time.monotonic()
+        reason = step.why_not() or ("" if left_s > _LEAST_S else "no time was left")
+        outcome = Outcome(step.name, f"not run: {reason}") if reason else _run(step, step.share * left_s)
+        say(f"{outcome.name}: {outcome.verdict} ({outcome.seconds:.0f} s)")
+        found.append(outcome)
+    return found
+
+
+def _run(step: Step, seconds: float) -> Outcome:
+    started_s = time.monotonic()
+    try:
+        done = subprocess.run(
+            step.command(seconds), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
+        )
+        verdict, output = "passed" if done.returncode == 0 else f"failed: exit code {done.returncode}", done.stdout
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
+        verdict = f"failed: not done after {seconds:.0f} s"
+    except OSError as error:
+        verdict, output = f"not run: {error}", ""
+    return Outcome(step.name, verdict, time.monotonic() - started_s, output[-_TAIL:])
+
+
+def report(outcomes: Sequence[Outcome], machine: str) -> str:
+    """As Markdown."""
+    parts = [f"# GPU day\n\n{machine}\n", "| step | outcome | seconds |\n|---|---|---|"]
+    parts[-1] += "".join(f"\n| {each.name} | {each.verdict} | {each.seconds:.0f} |" for each in outcomes)
+    parts += [f"\n## {each.name}\n\n```\n{each.output.strip()}\n```" for each in outcomes if each.output.strip()]
+    return "\n".join(parts) + "\n"
+
+
+def _machine() -> str:
+    import torch
+
+    if reason := no_gpu():
+        return f"**{reason}.** Only what needs none has run."
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--out", type=Path, default=Path("build/gpu-day"))
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    outcomes = run(steps(options.out), options.hours, lambda line: print(line, flush=True))
+    path = options.out / "report.md"
+    path.write_text(report(outcomes, _machine()))
+    print(f"{_machine()} Report: {path}")
+    return 0 if all(outcome.verdict == "passed" for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

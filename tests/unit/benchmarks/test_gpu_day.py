@@ -1,0 +1,40 @@
+"""The report of a GPU day: every step is in it, with its outcome or the reason why it did not run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import gpu_day
+from benchmarks.gpu_day import Step, no_gpu, report, run, steps
+
+
+def python(code: str) -> Step:
+    return Step(code, lambda seconds: [sys.executable, "-c", code], 0.5)
+
+
+def test_no_step_keeps_the_others_from_running_and_each_says_what_came_of_it() -> None:
+    missing = Step("missing", lambda seconds: ["/no/such/program"], 0.5)
+    planned = [python("print('well')"), python("exit(3)"), missing, Step("not here", lambda s: [], 1, lambda: "no GPU")]
+    found = run(planned, 1.0, lambda line: None)
+    assert [each.verdict.split(":")[0] for each in found] == ["passed", "failed", "not run", "not run"]
+    written = report(found, "this machine")
+    assert "well" in written and "exit code 3" in written and "not run: no GPU" in written
+
+
+def test_what_takes_too_long_is_ended_and_what_has_no_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_day, "_LEAST_S", 0.0)
+    slow = Step("slow", lambda seconds: [sys.executable, "-c", "import time; time.sleep(600)"], 1.0)
+    found = run([slow, python("print()")], 2 / 3600, lambda line: None)
+    assert [each.verdict for each in found][1] == "not run: no time was left"
+    assert found[0].verdict.startswith("failed: not done after")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_without_a_gpu_its_steps_say_so(tmp_path: Path) -> None:
+    reasons = [step.why_not() for step in steps(tmp_path)]
+    assert reasons.count("") == 2
+    assert set(reasons) - {""} == {no_gpu()}
