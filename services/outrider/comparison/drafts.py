@@ -11,6 +11,7 @@ from outrider.drafting.heads import HeadDrafts, HeadError, head_kind
 from outrider.drafting.heads.loading import read_head_config
 from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
 from outrider.engine import CheckpointError, Engine, EngineConfig, resolve, tokenizer_fingerprint
+from outrider.engine.fetching import directory
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.local import DrafterSource
 from outrider.target.head import tried_head
@@ -56,10 +57,11 @@ def _lookup(name: str) -> Make:
 
 
 def _loaded(engine: Engine, target: Path, name: str, max_sequences: int) -> Make:
-    path = resolve(name)
+    path = directory(name)
     if _is_head(path):
         head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
         return lambda: HeadDrafts(head)
+    path = resolve(name)
     if tokenizer_fingerprint(path) != tokenizer_fingerprint(target):
         raise CheckpointError(name, "its tokens are not the target's")
     drafter = load_drafter(path, engine=EngineConfig(prefix_cache=False))

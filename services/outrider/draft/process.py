@@ -20,6 +20,7 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, load_drafter
 from outrider.drafters.model import SOURCE
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
+from outrider.engine.fetching import directory
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from outrider.worker import process
@@ -41,15 +42,12 @@ def load(config: DraftConfig, path: Path) -> Drafter:
 
 
 def _head(config: DraftConfig) -> Path | None:
-    return resolve(config.head, log.info) if config.head else None
+    return directory(config.head, log.info) if config.head else None
 
 
 def _target(config: DraftConfig) -> Path | None:
     """The checkpoint whose tokens are proposed, if another than the draft's. Its weights need not be there."""
-    if not config.speaks:
-        return None
-    directory = Path(config.speaks).expanduser()
-    return directory if directory.is_dir() else resolve(config.speaks, log.info)
+    return directory(config.speaks, log.info) if config.speaks else None
 
 
 async def run(config: DraftConfig, load: Callable[[DraftConfig, Path], Drafter] = load) -> None:
@@ -95,7 +93,7 @@ def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.Wo
         worker_pb2.WORKER_ROLE_DRAFT,
         drafter.info,
         model_revision=weights_revision(_head(config) or path, config.engine.quantization),
-        features=weights_revision(resolve(config.head)) if config.head else "",
+        features=weights_revision(directory(config.head)) if config.head else "",
         tokenizer_fingerprint=tokenizer_fingerprint(_target(config) or path),
         draft_kind="head" if config.head else SOURCE,
         max_draft_tokens=config.max_draft_tokens,

@@ -74,6 +74,12 @@ def resolve(name_or_path: str | Path, report: Report = lambda line: None) -> Pat
     return check(_fetched(name, report))
 
 
+def directory(name: str, report: Report = lambda line: None) -> Path:
+    """As resolve, of what need not be a whole checkpoint: a head's files, or a tokenizer with its config."""
+    path = Path(name).expanduser()
+    return path if path.is_dir() else resolve(name, report)
+
+
 def _fetched(name: str, report: Report) -> Path:
     try:
         hub = hub_model(name)

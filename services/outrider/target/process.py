@@ -28,6 +28,7 @@ from outrider.engine import (
     weights_revision,
 )
 from outrider.engine.backends.cpu import start_helpers
+from outrider.engine.fetching import directory
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.protocol.tokenizers import sha256_of
@@ -95,7 +96,7 @@ def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         max_draft_tokens=config.max_draft_tokens,
-        features=weights_revision(resolve(config.remote_head)) if config.remote_head else "",
+        features=weights_revision(directory(config.remote_head)) if config.remote_head else "",
     )
     return engine, info
 
@@ -133,7 +134,7 @@ def _head(config: TargetConfig, engine: Engine) -> list[DraftSource]:
         return []
     model = resolve(config.model)
     prompt = load_tokenizer(model).encode("Once upon a time", add_special_tokens=True)
-    head = tried_head(engine, model, resolve(name), prompt)
+    head = tried_head(engine, model, directory(name), prompt)
     return [HeadDrafts(head) if config.head else HeadFeatures(head)]
 
 

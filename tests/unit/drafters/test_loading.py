@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from outrider.draft.config import DraftConfig
+from outrider.draft.process import describe, load
 from outrider.drafters import load_drafter
+from outrider.drafting.heads import HeadFeatures
 from outrider.drafting.source import Opening
-from outrider.engine import CheckpointError, EngineConfig
+from outrider.engine import CheckpointError, EngineConfig, weights_revision
+from outrider.protocol.pairs import pairing_problem
+from outrider.target.config import TargetConfig
+from outrider.target.process import _head
+from outrider.target.process import load as load_target
 from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig
 
@@ -26,3 +34,27 @@ def test_a_head_is_loaded_for_its_target_or_refused_by_name(tiny: Path, tmp_path
     assert (drafter.info.vocab_size, drafter.info.max_context_len) == (384, 512)
     with pytest.raises(CheckpointError, match="head: "):
         load_drafter(tiny, head=tiny)
+
+
+def test_a_head_s_directory_needs_no_tokenizer_to_be_started_with(tiny: Path, tmp_path: Path) -> None:
+    head, other = tmp_path / "head", tmp_path / "other"
+    HeadLearner("medusa", tiny, StudentConfig(), None, "cpu", None).save(head, str(tiny), {})
+    config = DraftConfig(listen="127.0.0.1:0", model=str(tiny), head=str(head))
+    info = describe(config, tiny, load(config, tiny))
+    assert (info.draft_kind, info.features, info.vocab_size) == ("head", weights_revision(head), 384)
+    target = TargetConfig(
+        listen="127.0.0.1:0",
+        model=str(tiny),
+        remote_head=str(head),
+        engine=EngineConfig(dtype="float32", num_blocks=64),
+    )
+    engine, its_info = load_target(target)
+    assert its_info.features == info.features and pairing_problem(its_info, info) is None
+    assert isinstance(_head(target, engine)[0], HeadFeatures)
+    other.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(tiny / name, other)
+    speaking = DraftConfig(
+        listen="127.0.0.1:0", model=str(tiny), speaks=str(other), engine=EngineConfig(dtype="float32", num_blocks=64)
+    )
+    assert describe(speaking, tiny, load(speaking, tiny)).draft_kind == "model"
