@@ -19,7 +19,7 @@ from outrider_controller.cli.tenants import QUOTAS, tenant_row
 _SETTINGS = {"on": "ON", "off": "OFF", "auto": "AUTO"}
 _NO_BOUND = "none"
 # Of a round of which nothing is known; and the least time that a round is said to take, in plain rounds.
-_USUAL_TOKENS, _LEAST_TIME = 2.0, 0.05
+_USUAL_TOKENS, _MIN_TIME = 2.0, 0.05
 
 
 @click.group("set")
@@ -143,7 +143,7 @@ def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
 def times_plain(belief: policy_pb2.PairingEvidence, saving: float) -> float:
     """How many times as fast as plain decoding rounds are that save so many plain rounds each."""
     tokens = belief.tokens / belief.rounds if belief.rounds else _USUAL_TOKENS
-    return round(tokens / max(tokens - saving, _LEAST_TIME), 2)
+    return round(tokens / max(tokens - saving, _MIN_TIME), 2)
 
 
 def source_row(belief: policy_pb2.PairingEvidence) -> dict[str, Any]:

@@ -150,8 +150,8 @@ class VllmMachine(TargetCore[VllmSequence]):
         if not sequence.decoding or sequence.request.max_tokens - sequence.request.num_output_tokens <= 1:
             return None
         _, looked_up = drafted.best_path(self._book.calibration, 1)
-        worth = sequence.speculation.weight * self._book.calibration.best(drafted.fit)
-        if worth < self._book.row_price or worth <= max(looked_up, default=0.0):
+        value = sequence.speculation.weight * self._book.calibration.best(drafted.fit)
+        if value < self._book.row_price or value <= max(looked_up, default=0.0):
             return None
         until_s = sequence.timer.ready_since_s + sequence.speculation.max_wait_us * 1e-6
         return until_s if until_s > now_s else None

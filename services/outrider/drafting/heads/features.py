@@ -16,14 +16,14 @@ from outrider.prefix import block_hashes
 
 # It divides the block sizes of engines, at whose multiples cached prefixes end.
 BLOCK = 8
-_MOST_BYTES = 64_000_000
+_MAX_BYTES = 64_000_000
 
 
 @dataclass(slots=True)
 class FeatureCache:
     """Of all sequences. The block that was used longest ago goes first."""
 
-    most_bytes: int = _MOST_BYTES
+    most_bytes: int = _MAX_BYTES
     num_bytes: int = 0
     _blocks: OrderedDict[bytes, Tensor] = field(default_factory=OrderedDict)
 
