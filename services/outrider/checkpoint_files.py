@@ -141,7 +141,8 @@ def _scheme_fault(path: Path, config: dict[str, Any]) -> Fault | None:
     file = f"{path}/config.json"
     method = stated.get("quant_method") if isinstance(stated, dict) else None
     if method in READ_HERE:
-        return None
+        problem = _packing_problem(stated)
+        return Fault(file, f"quantization_config: {problem}") if problem else None
     if method not in _SCHEMES:
         return Fault(
             file, f"quantization_config: quant_method {method!r} is not known; convert it, or take plain weights"
@@ -155,11 +156,31 @@ def _scheme_fault(path: Path, config: dict[str, Any]) -> Fault | None:
     return None
 
 
+def _packing_problem(scheme: dict[str, Any]) -> str | None:
+    """Why weights of this `quantization_config` cannot be read; None if there is no reason."""
+    method, bits = scheme["quant_method"], scheme.get("bits", 4)
+    if method == "awq":
+        version = scheme.get("version", "gemm")
+        fits = version == "gemm" and bits == 4
+        return None if fits else f"awq of version {version} with {bits} bits is not read, only gemm with 4"
+    if method == "gptq":
+        return None if bits in (2, 4, 8) else f"bits: gptq with {bits} is not read, only with 2, 4 or 8"
+    known = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+    for name, group in (scheme.get("config_groups") or {}).items():
+        form = group.get("format") or scheme.get("format")
+        if form not in known:
+            return f"config_groups: {name}: format {form} of compressed-tensors is not read, only {', '.join(known)}"
+        bits = (group.get("weights") or {}).get("num_bits")
+        if bits not in (4, 8):
+            return f"config_groups: {name}: num_bits: {bits} is not read, only 4 and 8"
+    return None
+
+
 def _attention_fault(path: Path, config: dict[str, Any]) -> Fault | None:
     """Of families that are known by their names; others show when their model is made."""
     kind = config.get("model_type")
     if config.get("kv_lora_rank"):
-        reason = "it has multi-head latent attention (kv_lora_rank), whose cache is no keys and values of heads"
+        reason = "multi-head latent attention (kv_lora_rank), whose cache is no keys and values of heads"
     elif kind == "gpt_oss":
         reason = "its attention has attention sinks (s_aux)"
     else:

@@ -27,26 +27,6 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Of eight outputs in a word, where each lies: AutoAWQ's kernels interleave them."""
 
 
-def problem(scheme: Mapping[str, Any]) -> str | None:
-    """Why weights of this `quantization_config` cannot be read; None if there is no reason."""
-    method, bits = scheme["quant_method"], scheme.get("bits", 4)
-    if method == "awq":
-        version = scheme.get("version", "gemm")
-        fits = version == "gemm" and bits == 4
-        return None if fits else f"awq of version {version} with {bits} bits is not read, only gemm with 4"
-    if method == "gptq":
-        return None if bits in (2, 4, 8) else f"bits: gptq with {bits} is not read, only with 2, 4 or 8"
-    known = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
-    for name, group in (scheme.get("config_groups") or {}).items():
-        form = group.get("format") or scheme.get("format")
-        if form not in known:
-            return f"config_groups: {name}: format {form} of compressed-tensors is not read, only {', '.join(known)}"
-        bits = (group.get("weights") or {}).get("num_bits")
-        if bits not in (4, 8):
-            return f"config_groups: {name}: num_bits: {bits} is not read, only 4 and 8"
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Plain:
     """A checkpoint's tensors."""
@@ -58,7 +38,7 @@ class Plain:
 
 
 def read(path: Path, scheme: Mapping[str, Any], dtype: torch.dtype, *, keep_int8: bool) -> Plain:
-    """All tensors of a checkpoint whose scheme has no `problem`. Raises CheckpointError that names a tensor."""
+    """All tensors of a checkpoint without `engine_fault`. Raises CheckpointError that names a tensor."""
     state: dict[str, Tensor] = {}
     int8: dict[str, tuple[Tensor, Tensor]] = {}
     unpack = _READERS[scheme["quant_method"]]
