@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TAIL = 4000
-_LEAST_S = 20.0
+_SHORTEST_S = 20.0
 _LOAD = """shape: {{kind: steady, num_users: 64, seconds: {seconds}}}
 slo: {{ttft_ms: 2000, tpot_ms: 200}}
 warm_up_s: 5
@@ -94,7 +94,7 @@ def run(planned: Sequence[Step], hours: float, say: Callable[[str], None]) -> li
     until_s, found = time.monotonic() + 3600 * hours, list[Outcome]()
     for step in planned:
         left_s = until_s - time.monotonic()
-        reason = step.why_not() or ("" if left_s > _LEAST_S else "no time was left")
+        reason = step.why_not() or ("" if left_s > _SHORTEST_S else "no time was left")
         outcome = Outcome(step.name, f"not run: {reason}") if reason else _run(step, step.share * left_s)
         say(f"{outcome.name}: {outcome.verdict} ({outcome.seconds:.0f} s)")
         found.append(outcome)
