@@ -73,6 +73,11 @@ _COMMANDS = {
         "How soon do requests go on elsewhere when a target's engine fails at every step?",
     ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
+    "combined": (
+        f"{_SCENARIOS}.combined",
+        "combined",
+        "How much faster than stock transformers is all of it together?",
+    ),
     "host": (f"{_SCENARIOS}.host", "host", "What does a step cost a target's own thread, beside the GPU?"),
     "quantization": (f"{_SCENARIOS}.quantization", "quantization", "What do fewer bits cost and save?"),
 }
