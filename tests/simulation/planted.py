@@ -20,9 +20,9 @@ from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation import _Job
 from outrider.speculation import verification
 from outrider.target import events, verify, worker
+from outrider.target.core import TargetCore
 from outrider.target.sequence import TargetSequence
 from outrider.target.sequences import OpenSequences
-from outrider.target.worker import TargetWorker
 from outrider.worker.events import StreamEnded
 from outrider_controller.router import sequences
 from outrider_controller.router.dispatcher import Dispatcher
@@ -231,8 +231,8 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.PARENT_NOT_TAKEN: (verify, "_engine_row", _without_parents),
     Planted.OTHER_EPOCH: (DraftBuffer, "offer", _any_epoch),
     Planted.PREEMPTED_KEPT: (OpenSequences, "preempt", _keep_preempted),
-    Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
-    Planted.CLOSE_FORGOTTEN: (Dispatcher, "_end", _no_close),
+    Planted.DRAFT_ENDS_SEQUENCE: (TargetCore, "_offer", _end_at_draft),
+    Planted.CLOSE_FORGOTTEN: (Dispatcher, "end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
     Planted.PAIRING_KEPT: (PoolDrafts, "_unpair", _no_unpair),
     Planted.PREFIX_FORGOTTEN: (sequences, "open_message", _no_prefix),

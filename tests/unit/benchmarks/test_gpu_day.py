@@ -26,7 +26,7 @@ def test_no_step_keeps_the_others_from_running_and_each_says_what_came_of_it() -
 
 
 def test_what_takes_too_long_is_ended_and_what_has_no_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_day, "_LEAST_S", 0.0)
+    monkeypatch.setattr(gpu_day, "_SHORTEST_S", 0.0)
     slow = Step("slow", lambda seconds: [sys.executable, "-c", "import time; time.sleep(600)"], 1.0)
     found = run([slow, python("print()")], 2 / 3600, lambda line: None)
     assert [each.verdict for each in found][1] == "not run: no time was left"

@@ -159,7 +159,7 @@ class Dying(DrafterSource):
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("how", ["alone", "merged", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("alone", marks=pytest.mark.slow), "merged", "killed"])
 @pytest.mark.parametrize(
     ("target", "draft"),
     [

@@ -164,7 +164,15 @@ class Recording(HeadDrafts):
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("how", ["alone", "merged", "ahead", "killed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("alone", marks=pytest.mark.slow),
+        pytest.param("merged", marks=pytest.mark.slow),
+        "ahead",
+        pytest.param("killed", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa"])
 def test_forty_texts_are_those_of_the_target_alone(
     deep: Path, kind: str, how: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch

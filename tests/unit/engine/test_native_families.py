@@ -148,7 +148,7 @@ def error(got: Tensor, want: Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.slow)])
 def test_its_logits_are_those_of_transformers_up_to_rounding(checkpoint: Path, variant: str, quantization: str) -> None:
     got = whole(loaded(checkpoint, variant, quantization))
     want = by_transformers(checkpoint, torch.float32, quantization)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
-from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens, _token_bytes
+from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
 from outrider.gateway.tokenizer.template import ChatTemplate
 from outrider.testing.tiny import tiny_tokenizer
+from outrider.token_bytes import TokenBytes
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 BYTE_LEVEL = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -54,7 +55,7 @@ BOUNDED: dict[str, Callable[[], Tokenizer]] = {
 
 
 def bound(tokenizer: Tokenizer) -> int | None:
-    return max_bytes_per_token(json.loads(tokenizer.to_str()), _token_bytes(tokenizer).table)
+    return max_bytes_per_token(json.loads(tokenizer.to_str()), TokenBytes.of_tokenizer(tokenizer).table)
 
 
 @pytest.mark.parametrize("kind", BOUNDED)
@@ -106,7 +107,7 @@ def test_a_tokenizer_that_may_drop_text_has_no_bound(make: Callable[[], Tokenize
 
 def test_a_text_is_refused_by_its_length_only_when_that_is_certain() -> None:
     tiny = tiny_tokenizer()
-    tokens = _token_bytes(tiny.backend_tokenizer)
+    tokens = TokenBytes.of_tokenizer(tiny.backend_tokenizer)
     most = bound(tiny.backend_tokenizer)
     assert most is not None
     tokenizer = ModelTokenizer((), tokens, tiny.backend_tokenizer, ChatTemplate({}, {}), most)

@@ -9,11 +9,11 @@ from outrider.gateway.output import Output, Piece
 from outrider.gateway.parsers.message import MessageParser
 from outrider.gateway.parsers.reasoning import ReasoningParser
 from outrider.gateway.parsers.tool_calls import FORMATS, Delta, NamedCall, ToolParser
-from outrider.gateway.tokenizer.model import _token_bytes
 from outrider.testing.tiny import tiny_tokenizer
+from outrider.token_bytes import TokenBytes
 
 TOKENIZER = tiny_tokenizer()
-TOKENS = _token_bytes(TOKENIZER.backend_tokenizer)
+TOKENS = TokenBytes.of_tokenizer(TOKENIZER.backend_tokenizer)
 EOS = 2
 
 

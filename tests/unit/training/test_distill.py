@@ -49,6 +49,7 @@ def distill(target: Path, root: Path, train_tokens: int) -> DistillConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_longer_training_gives_a_draft_nearer_to_its_target(target: Path, tmp_path: Path) -> None:
     stages: set[str] = set()
     barely = run(distill(target, tmp_path, 1), lambda stage, done, total, note: stages.add(stage))
@@ -238,7 +239,7 @@ def test_training_goes_on_from_its_checkpoint_and_only_from_one_of_the_same_stud
     assert learned[0] < 4_000
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa"])
+@pytest.mark.parametrize("kind", [pytest.param("mtp", marks=pytest.mark.slow), "eagle3", "medusa"])
 def test_a_head_comes_nearer_to_its_target_and_its_file_says_what_was_trained(tmp_path: Path, kind: str) -> None:
     # EAGLE-3 reads the states of three layers of its target.
     deep = tiny_checkpoint(tmp_path / "target", layers=6, max_context_len=1024, tied=False)
@@ -335,6 +336,7 @@ def test_another_model_with_the_target_s_tokens_learns_and_stays_an_ordinary_che
         run(replace(asked, student_model=str(other)), lambda *_: None)
 
 
+@pytest.mark.slow
 def test_a_draft_learns_on_from_where_another_ended_and_proposes_the_same_tokens(target: Path, tmp_path: Path) -> None:
     first = distill(target, tmp_path / "first", 40_000)
     learned = run(first, lambda *_: None)

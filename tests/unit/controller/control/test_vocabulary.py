@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from outrider.errors import Unavailable
-from outrider.gateway.tokenizer.model import _token_bytes
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import tokenizer_pb2, worker_pb2
+from outrider.token_bytes import TokenBytes
 from outrider_controller.control import vocabulary
 from outrider_controller.control.vocabulary import Vocabulary, read
 from tokenizers import Tokenizer, decoders, models
@@ -38,7 +38,7 @@ def unigram() -> Tokenizer:
 
 @pytest.mark.parametrize("make", [word_level, unigram])
 def test_tokens_have_the_bytes_that_gateways_send_and_special_ones_their_names(make: Any) -> None:
-    table, theirs = read(sent(make())), _token_bytes(make())
+    table, theirs = read(sent(make())), TokenBytes.of_tokenizer(make())
     assert [table.of(i) for i in range(4)] == [theirs.of(i) for i in range(4)]
     assert (table.of(1), table.of(4), table.of(5)) == (b" tea", b"<|end|>", b"")
 
