@@ -8,9 +8,14 @@ from tests.simulation import draw, run_schedule
 from tests.simulation.planted import Planted, planted
 
 SCHEDULES = 200
+# Found only in the 74th schedule.
+_RARE = {Planted.OTHER_EPOCH}
+_FAULTS = [
+    pytest.param(fault, id=fault.name.lower(), marks=[pytest.mark.slow] if fault in _RARE else []) for fault in Planted
+]
 
 
-@pytest.mark.parametrize("fault", Planted, ids=lambda fault: fault.name.lower())
+@pytest.mark.parametrize("fault", _FAULTS)
 def test_a_planted_fault_is_found(fault: Planted) -> None:
     with planted(fault):
         found = any(run_schedule(draw(seed)).violations for seed in range(SCHEDULES))

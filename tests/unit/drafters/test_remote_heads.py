@@ -173,7 +173,9 @@ class Recording(HeadDrafts):
         pytest.param("killed", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa"])
+@pytest.mark.parametrize(
+    "kind", ["mtp", pytest.param("eagle3", marks=pytest.mark.slow), pytest.param("medusa", marks=pytest.mark.slow)]
+)
 def test_forty_texts_are_those_of_the_target_alone(
     deep: Path, kind: str, how: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,12 @@ def drawn_vectors(path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=runnable_variants())
+# The best that runs here, and the one that any machine of today has.
+_QUICK = {*runnable_variants()[:1], "avx2"}
+_VARIANTS = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in runnable_variants()]
+
+
+@pytest.fixture(scope="module", params=_VARIANTS)
 def variant(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     try:

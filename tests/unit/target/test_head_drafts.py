@@ -85,7 +85,7 @@ def wanted(params: SamplingParams, speculation: Speculation) -> list[Opening]:
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("merged", [False, True], ids=["alone", "merged"])
+@pytest.mark.parametrize("merged", [pytest.param(False, marks=pytest.mark.slow), True], ids=["alone", "merged"])
 @pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa", "knowing"])
 def test_texts_are_those_of_the_target_alone(deep: Path, kind: str, merged: bool, params: SamplingParams) -> None:
     plain = answered(deep, wanted(params, Speculation()), ())

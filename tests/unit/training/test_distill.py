@@ -239,7 +239,9 @@ def test_training_goes_on_from_its_checkpoint_and_only_from_one_of_the_same_stud
     assert learned[0] < 4_000
 
 
-@pytest.mark.parametrize("kind", [pytest.param("mtp", marks=pytest.mark.slow), "eagle3", "medusa"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("mtp", marks=pytest.mark.slow), pytest.param("eagle3", marks=pytest.mark.slow), "medusa"]
+)
 def test_a_head_comes_nearer_to_its_target_and_its_file_says_what_was_trained(tmp_path: Path, kind: str) -> None:
     # EAGLE-3 reads the states of three layers of its target.
     deep = tiny_checkpoint(tmp_path / "target", layers=6, max_context_len=1024, tied=False)
@@ -263,6 +265,7 @@ def test_a_head_comes_nearer_to_its_target_and_its_file_says_what_was_trained(tm
     assert longer.held_out_loss == pytest.approx(loss / weight, rel=0.05)
 
 
+@pytest.mark.slow
 def test_an_mtp_head_that_begins_as_a_draft_proposes_the_draft_s_tokens_whatever_the_corpus(
     target: Path, tmp_path: Path
 ) -> None:
@@ -303,6 +306,7 @@ def test_steps_on_a_head_s_own_states_are_those_of_drafting(target: Path) -> Non
                 _, out = learner.module(token, out[:, -1:], torch.tensor([[anchor + 1 + step]]), memory)
 
 
+@pytest.mark.slow
 def test_another_model_with_the_target_s_tokens_learns_and_stays_an_ordinary_checkpoint(
     target: Path, tmp_path: Path
 ) -> None:
