@@ -45,7 +45,10 @@ def test_a_process_started_by_its_command_line_is_found_by_the_folders_name() ->
 def test_a_test_touches_itself_and_a_helper_those_beside_it() -> None:
     file = "tests/unit/engine/test_graphs.py"
     assert touched([file]) == [file]
-    assert set(touched(["tests/simulation/world.py"])) == {"tests/simulation/test_schedules.py"}
+    assert set(touched(["tests/simulation/world.py"])) == {
+        "tests/simulation/test_planted.py",
+        "tests/simulation/test_schedules.py",
+    }
 
 
 def test_a_chart_and_a_page_are_no_modules_and_touch_the_tests_that_read_them() -> None:

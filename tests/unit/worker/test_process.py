@@ -70,7 +70,7 @@ async def test_what_does_not_end_in_time_is_given_back_and_that_is_said_too() ->
 async def test_while_it_serves_the_collector_passes_over_what_was_there_before() -> None:
     """A pass over a model's modules stops a step for half a second."""
     servicer = FakeServicer([])
-    servicer.steps, servicer.step_limit_s = SimpleNamespace(busy_since_s=None), lambda timeout_s: None  # type: ignore[attr-defined]
+    servicer.steps, servicer.step_limit_s = SimpleNamespace(busy_since_s=None), lambda timeout_s: timeout_s  # type: ignore[attr-defined]
     servicer.drained.set()
     life, frozen = SimpleNamespace(draining=asyncio.Event(), address="here"), list[int]()
 
