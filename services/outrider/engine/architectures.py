@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from outrider.checkpoint_files import OTHER_ENGINE
 
 _MAX_NAMED = 5
+# Their configs state a window, and transformers' models of them do not look back through it.
+_UNUSED_WINDOWS = {"moshi"}
 
 
 def architecture_problem(config: Any) -> str | None:
@@ -35,6 +37,8 @@ def architecture_problem(config: Any) -> str | None:
         return f"its attention cannot be replaced by one over a paged cache; {OTHER_ENGINE}"
     if getattr(config.get_text_config(), "attn_logit_softcapping", None):
         return f"its attention caps scores (attn_logit_softcapping), which no attention here does; {OTHER_ENGINE}"
+    if config.model_type in _UNUSED_WINDOWS and config.sliding_window:
+        return f"its config states a window (sliding_window) that transformers does not use; {OTHER_ENGINE}"
     return None
 
 

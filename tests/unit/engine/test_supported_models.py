@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from outrider.engine import CheckpointError, EngineConfig
+from outrider.engine.architectures import architecture_problem
 from outrider.engine.loader import load_engine
 from outrider.local import Speculator
 from outrider.testing.tiny import tiny_tokenizer
@@ -125,3 +126,9 @@ def test_the_page_of_models_lists_what_is_tested_here() -> None:
     page = (Path(__file__).parents[3] / "docs/models.md").read_text()
     for kind in [*MODELS, "gemma2"]:
         assert f"`{kind}`" in page
+
+
+def test_a_window_that_transformers_does_not_use_is_refused() -> None:
+    config = AutoConfig.for_model("moshi")
+    assert "sliding_window" in str(architecture_problem(config))
+    assert architecture_problem(AutoConfig.for_model("mistral")) is None
