@@ -21,9 +21,8 @@ CLIENTS = ("openai", "langchain", "litellm", "instructor", "pydantic_ai")
 PACKAGES = (
     "openai>=2,<3",
     "langchain-openai>=1,<2",
-    "litellm>=1.80,<2",
-    # LiteLLM's bridge for responses imports it.
-    "mcp",
+    # Its bridges import what only its proxy asks for.
+    "litellm[proxy]>=1.80,<2",
     "instructor>=1.10,<2",
     "pydantic-ai-slim[openai]>=1,<3",
 )

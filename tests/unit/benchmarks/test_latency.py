@@ -78,7 +78,10 @@ def test_one_arm_alone_is_a_usage_error(tmp_path: Path) -> None:
 
 
 async def test_a_stack_without_draft_workers_is_measured_as_it_is() -> None:
-    await prepare(Stack(StackConfig(drafts=0)), Condition("good", None))
+    stack = Stack(StackConfig(drafts=0))
+    processes = dict(stack.processes)
+    await prepare(stack, Condition("good", None))
+    assert stack.processes == processes
 
 
 @pytest.mark.parametrize("asked", [("--draft", "wrong"), ("--arm", "off", "--arm", "one-process")])
