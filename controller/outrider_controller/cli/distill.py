@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
@@ -48,7 +48,39 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="For the corpus, which a second run goes on from. Default: in ~/.cache/outrider/distill.",
 )
 @json_file_option
-def distill(
+def distill(out: Path, json_file: Path | None, **given: Any) -> int:
+    """Make a draft for a target, and write it to OUT.
+
+    The target writes conversations, user's part included, from short and long openings of many kinds; with --prompts it
+    answers yours, and with --samples it reads answers that exist. A student of a few of its layers then learns the
+    target's full distribution over them. The target then answers prompts that were kept back, and its verifier counts
+    what it accepts of the draft, and of the draft that is shipped for it, at temperatures 0 and 0.8. Hours on two cores
+    with the defaults; --corpus-tokens and --train-tokens say how many. A line on stderr every 30 s says how much is
+    done, and how long the rest will take. Ctrl-C keeps the corpus and what was learned, and the same command goes on
+    from there.
+    """
+    from outrider.engine import CheckpointError
+    from outrider.training.distill import run
+
+    try:
+        config = _config(out, **given)
+        note(_plan(config))
+        try:
+            with TimeLeft() as progress:
+                result = run(config, progress)
+        except KeyboardInterrupt:
+            raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
+    except (CheckpointError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    rows = [[name.replace("_", " "), value] for name, value in asdict(result).items() if value is not None]
+    click.echo(columns(["MEASURED", ""], rows))
+    hint = f": outrider up --draft-model {out}" if config.kind == "model" else f", of the kind {config.kind}"
+    click.echo(f"\n{out} holds the draft{hint}")
+    write_json(json_file, "distill", asdict(result))
+    return ExitCode.OK
+
+
+def _config(
     out: Path,
     target_model: str,
     kind: str,
@@ -64,66 +96,41 @@ def distill(
     threads: int,
     seed: int,
     work_dir: Path | None,
-    json_file: Path | None,
-) -> int:
-    """Make a draft for a target, and write it to OUT.
-
-    The target writes conversations, user's part included, from short and long openings of many kinds; with --prompts it
-    answers yours, and with --samples it reads answers that exist. A student of a few of its layers then learns the
-    target's full distribution over them. The target then answers prompts that were kept back, and its verifier counts
-    what it accepts of the draft, and of the draft that is shipped for it, at temperatures 0 and 0.8. Hours on two cores
-    with the defaults; --corpus-tokens and --train-tokens say how many. A line on stderr every 30 s says how much is
-    done, and how long the rest will take. Ctrl-C keeps the corpus and what was learned, and the same command goes on
-    from there.
-    """
-    from outrider.engine import CheckpointError
+) -> DistillConfig:
+    """Of the command's options. Raises UsageError, ValueError."""
     from outrider.training.corpus import CorpusConfig
-    from outrider.training.distill import DistillConfig, run
+    from outrider.training.distill import DistillConfig
     from outrider.training.texts import read_prompts, read_samples
 
     if prompts and samples:
         raise click.UsageError("--samples: not together with --prompts")
-    try:
-        config = DistillConfig(
-            out=out,
-            work=work_dir or _work(target_model, kind, prompts or samples),
-            target=target_model,
-            kind=kind,
-            student_model=student,
-            start=start,
-            in_use=shipped_draft(target_model),
-            device=device,
-            threads=threads,
+    config = DistillConfig(
+        out=out,
+        work=work_dir or _work(target_model, kind, prompts or samples),
+        target=target_model,
+        kind=kind,
+        student_model=student,
+        start=start,
+        in_use=shipped_draft(target_model),
+        device=device,
+        threads=threads,
+        seed=seed,
+        corpus=CorpusConfig(
+            prompts=tuple(read_prompts(prompts)) if prompts else (),
+            samples=tuple(read_samples(samples)) if samples else (),
             seed=seed,
-            corpus=CorpusConfig(
-                prompts=tuple(read_prompts(prompts)) if prompts else (),
-                samples=tuple(read_samples(samples)) if samples else (),
-                seed=seed,
-            ),
-        )
-        config = replace(
-            config,
-            training=replace(config.training, seed=seed, train_tokens=train_tokens or config.training.train_tokens),
-            corpus=replace(config.corpus, tokens=corpus_tokens or config.corpus.tokens),
-            student=replace(
-                config.student,
-                layers=_layers(layers) if layers else config.student.layers,
-                head_tokens=head_tokens or config.student.head_tokens,
-            ),
-        )
-        note(_plan(config))
-        with TimeLeft() as progress:
-            result = run(config, progress)
-    except (CheckpointError, ValueError) as error:
-        raise CommandError(str(error)) from error
-    except KeyboardInterrupt:
-        raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
-    rows = [[name.replace("_", " "), value] for name, value in asdict(result).items() if value is not None]
-    click.echo(columns(["MEASURED", ""], rows))
-    hint = f": outrider up --draft-model {out}" if kind == "model" else f", an {kind} head"
-    click.echo(f"\n{out} holds the draft{hint}")
-    write_json(json_file, "distill", asdict(result))
-    return ExitCode.OK
+        ),
+    )
+    return replace(
+        config,
+        training=replace(config.training, seed=seed, train_tokens=train_tokens or config.training.train_tokens),
+        corpus=replace(config.corpus, tokens=corpus_tokens or config.corpus.tokens),
+        student=replace(
+            config.student,
+            layers=_layers(layers) if layers else config.student.layers,
+            head_tokens=head_tokens or config.student.head_tokens,
+        ),
+    )
 
 
 def _work(target: str, kind: str, texts: Path | None) -> Path:
