@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 FUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
+    "phi3": ("phi3", {"sliding_window": 70, "head_dim": 96}),
     "mistral": ("mistral", {"sliding_window": 70, "head_dim": 64}),
     **{name: FAMILIES[name] for name in ("all biases", "qwen2", "qwen3", "qwen3 with biases")},
 }
