@@ -34,7 +34,8 @@ def make_buckets(max_rows: int, max_tokens: int, min_tokens: int = MIN_TOKENS) -
                 found.add(Bucket(min(tokens, max_tokens), rows))
     rows = max_rows
     while rows < max_tokens:
-        rows = tokens = min(2 * rows, max_tokens)
+        rows = min(2 * rows, max_tokens)
+        tokens = min(-(-rows // min_tokens) * min_tokens, max_tokens)
         found.add(Bucket(tokens, rows))
         while tokens < max_tokens:
             tokens = min(2 * tokens, max_tokens)

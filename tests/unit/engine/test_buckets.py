@@ -31,9 +31,12 @@ def test_the_choice_holds_the_step_and_nothing_smaller_does(rows: int, more: int
 
 
 @given(max_rows=st.integers(1, 70), max_tokens=st.integers(1, 300), least=st.sampled_from([1, 8, 16]))
-def test_no_bucket_is_larger_than_a_step_may_be(max_rows: int, max_tokens: int, least: int) -> None:
+def test_no_bucket_is_larger_than_a_step_may_be_and_each_fills_its_tiles(
+    max_rows: int, max_tokens: int, least: int
+) -> None:
     for bucket in make_buckets(max_rows, max_tokens, least):
         assert bucket.tokens <= max_tokens
+        assert bucket.tokens % least == 0 or bucket.tokens == max_tokens
         assert bucket.rows <= min(max(max_rows, max_tokens), bucket.tokens * least)
 
 
