@@ -35,7 +35,7 @@ from outrider_controller.control.server import RunningControl
 from outrider_controller.private import scratch_directory
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.process import router_process
-from outrider_controller.router.service import RunningRouter
+from outrider_controller.router.requests.service import RunningRouter
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from outrider.target.core import TargetCore
 from outrider.target.sequence import TargetSequence
 from outrider.target.sequences import OpenSequences
 from outrider.worker.events import StreamEnded
-from outrider_controller.router import sequences
-from outrider_controller.router.dispatcher import Dispatcher
-from outrider_controller.router.request import RequestState
-from outrider_controller.router.sequences import Events
+from outrider_controller.router.requests import sequences
+from outrider_controller.router.requests.dispatcher import Dispatcher
+from outrider_controller.router.requests.request import RequestState
+from outrider_controller.router.requests.sequences import Events
 
 
 class Planted(Enum):

@@ -28,10 +28,10 @@ from outrider.target.service import TargetServicer
 from outrider.target.worker import TargetWorker
 from outrider.worker.loop import StepLoop
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.dispatcher import Dispatcher
-from outrider_controller.router.service import RouterServicer
-from outrider_controller.router.telemetry import RouterTelemetry
-from outrider_controller.router.tracing import Traces
+from outrider_controller.router.observe.telemetry import RouterTelemetry
+from outrider_controller.router.observe.tracing import Traces
+from outrider_controller.router.requests.dispatcher import Dispatcher
+from outrider_controller.router.requests.service import RouterServicer
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import fake_info

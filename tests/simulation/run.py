@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 from outrider.gateway.requests import SpeculationChoice
-from outrider_controller.router.loads import BELIEVED_S
+from outrider_controller.router.fleet.loads import BELIEVED_S
 
 from tests.simulation.client import Answer, Clients
 from tests.simulation.processes import TargetProcess

@@ -33,7 +33,7 @@ def test_what_tests_the_changed_package_comes_before_what_only_uses_it() -> None
 
 
 def test_who_does_not_use_what_has_changed_is_left_alone() -> None:
-    files = touched(["controller/outrider_controller/router/speculation.py"])
+    files = touched(["controller/outrider_controller/router/speculation/controller.py"])
     assert "tests/simulation/test_schedules.py" in files
     assert not [file for file in files if file.startswith(("tests/unit/engine/", "tests/integration/draft/"))]
 

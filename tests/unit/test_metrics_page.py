@@ -24,7 +24,7 @@ from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.control.alert_report import AlertMetrics, WebhookMetrics
 from outrider_controller.control.demand import Demand
 from outrider_controller.control.tenant_metrics import TenantMetrics
-from outrider_controller.router.telemetry import RouterTelemetry
+from outrider_controller.router.observe.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 

@@ -12,7 +12,7 @@ import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.router.placement import same_weights
+from outrider_controller.router.fleet.placement import same_weights
 
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.processes import Running, drafting, running, target

@@ -68,7 +68,7 @@ _WALKS = (
     ),
     Walk(
         *("acceptance to decision", "target/commit.py:apply_stop_conditions"),
-        *("router/speculation.py:SpeculationController.committed", (_TARGET, _OTHERS)),
+        *("router/speculation/controller.py:SpeculationController.committed", (_TARGET, _OTHERS)),
     ),
     Walk("set speculation off", ".SetSpeculation", "target/sequence.py:TargetSequence.adjust", (_OTHERS, _TARGET)),
 )
@@ -79,7 +79,7 @@ _WALKS = (
 @json_file_option
 def walks(files: bool, json_file: Path | None) -> None:
     """Count the product's files and functions on four walks."""
-    idle, request, steered = asyncio.run(_recorded())
+    idle, request, switched = asyncio.run(_recorded())
     background, running = _functions(idle), _functions(request)
     drafts, decisions, word = _WALKS
     ways = [[call for call in part if call.drafts] for part in _parts(request, drafts)]
@@ -87,7 +87,7 @@ def walks(files: bool, json_file: Path | None) -> None:
         "request": [running - background],
         drafts.name: [_functions(way) for way in ways],
         decisions.name: [_functions(part) - background for part in _parts(request, decisions)],
-        word.name: [_functions(part) - background - running for part in _parts(steered, word)],
+        word.name: [_functions(part) - background - running for part in _parts(switched, word)],
     }
     kinds = {kind for way in ways for call in way for kind in call.drafts}
     note(f"types that are or hold a draft: {', '.join(sorted(kinds))}")
@@ -117,10 +117,10 @@ async def _recorded() -> tuple[list[Call], list[Call], list[Call]]:
             ask.options.max_tokens = 512
             answering = asyncio.create_task(gateway.answer(ask))
             await asyncio.sleep(1)
-            steered = await recorder.during(_set_off(stack))
+            switched = await recorder.during(_set_off(stack))
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
-    return idle, request, steered
+    return idle, request, switched
 
 
 async def _set_off(stack: Stack) -> None:

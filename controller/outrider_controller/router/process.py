@@ -11,7 +11,7 @@ from outrider.metadata import MetadataStore
 
 from outrider_controller.process import bound
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.service import RunningRouter, running_router
+from outrider_controller.router.requests.service import RunningRouter, running_router
 
 
 @asynccontextmanager

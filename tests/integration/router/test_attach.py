@@ -27,7 +27,7 @@ from outrider.target.times import Times
 from outrider.vllm.fixed_drafts import Reach
 from outrider.vllm.router_link import RouterReach
 from outrider.vllm.server_drafts import ServerDrafts
-from outrider_controller.router.service import running_router
+from outrider_controller.router.requests.service import running_router
 
 from tests.fakes import continuation, fake_info, next_token
 from tests.integration.router.conftest import CONFIG

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider_controller.router.speculation import Setting, SpeculationController
+from outrider_controller.router.speculation.controller import Setting, SpeculationController
 
 from benchmarks.support.router_load import Load, LoadFailed, measure
 from tests.fakes import fake_info

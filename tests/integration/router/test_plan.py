@@ -21,7 +21,7 @@ from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.demand import Demand
 from outrider_controller.control.leading import PlanLeader
 from outrider_controller.control.server import running_control
-from outrider_controller.router.service import RunningRouter
+from outrider_controller.router.requests.service import RunningRouter
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import FakeDraft, serving_draft
@@ -158,7 +158,7 @@ async def test_a_request_follows_what_is_decided_while_its_workers_are_looked_fo
     def decide(setting: Setting) -> None:
         policy = TenantPolicy(speculation=setting)
         dispatcher.policy.decisions[cell] = Decision(Mode.ON, Reason.SAVES, saving=0.5, policy=policy)
-        dispatcher.steering.plan_changed({cell})
+        dispatcher.settings_sender.plan_changed({cell})
 
     async def decides(*args: Any) -> Any:
         found = await search(*args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider_controller.router.sequences import RoundTimer
+from outrider_controller.router.requests.sequences import RoundTimer
 
 
 def commit(timer: RoundTimer, now_us: int, step_us: int = 100, **fields: int) -> Round:

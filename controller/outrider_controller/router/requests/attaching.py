@@ -1,0 +1,173 @@
+"""AttachService: servers that take their requests themselves, and ask this router how these speculate.
+
+Such a server is a target that connects by itself. Its requests are watched like all others, so plan, settings, traces
+and bills hold for them. The router never places a request there, and nothing fails there when the router does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from outrider.errors import Cancelled, InvalidRequest, OutriderError, Unavailable
+from outrider.metadata import MetadataStore
+from outrider.rpc.v1 import attach_pb2 as attach
+from outrider.rpc.v1 import attach_pb2_grpc
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import until_first_ends
+
+from outrider_controller.router.fleet.fleet import TargetLink
+from outrider_controller.router.fleet.placement import info_problem
+from outrider_controller.router.observe.tracing import now_us
+from outrider_controller.router.requests.checks import Request, check_request
+from outrider_controller.router.requests.dispatcher import Dispatcher
+from outrider_controller.router.requests.sequences import ActiveRequest
+
+log = logging.getLogger(__name__)
+
+SERVICE = "outrider.rpc.v1.AttachService"
+
+
+class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
+    def __init__(self, dispatcher: Dispatcher, store: MetadataStore, draining: asyncio.Event) -> None:
+        self.address = ""
+        """Of this router, in the leases of attached servers."""
+        self._dispatcher = dispatcher
+        self._store = store
+        self._draining = draining
+
+    # Written with `context.write`, as RouteMany.
+    async def Attach(self, requests: object, context: Any) -> None:  # type: ignore[override]
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        link = self._link(first)
+        attached = self._dispatcher.fleet.attached
+        async with self._store.register(link.info, self.address, lambda: link.load):
+            attached[link.worker_id] = link
+            # The server takes it as the router's yes.
+            await context.send_initial_metadata(())
+            server = _Server(self._dispatcher, link)
+            try:
+                server.take(first)
+                await until_first_ends(server.read(context), server.write(context), self._drained())
+            finally:
+                if attached.get(link.worker_id) is link:
+                    del attached[link.worker_id]
+                await server.end()
+
+    def _link(self, message: attach.AttachRequest) -> TargetLink:
+        """Raises InvalidRequest, or Unavailable while this router drains."""
+        if self._draining.is_set():
+            raise Unavailable("the router is draining", reason="DRAINING")
+        info = message.info
+        if (problem := info_problem(info, worker.WORKER_ROLE_TARGET, info.worker_id)) is not None:
+            raise InvalidRequest("info", problem)
+        if info.worker_id in self._dispatcher.fleet.targets:
+            raise InvalidRequest("info.worker_id", "is that of a target of the fleet")
+        info.attached = True
+        link = TargetLink(info.worker_id, self.address, self._dispatcher.fleet.link_setup.config.max_message_bytes)
+        link.came_up(info, message.load)
+        return link
+
+    async def _drained(self) -> None:
+        await self._draining.wait()
+
+
+class _Server:
+    """One attached server, from its first message to the end of its stream."""
+
+    def __init__(self, dispatcher: Dispatcher, link: TargetLink) -> None:
+        self._dispatcher = dispatcher
+        self._link = link
+        self._requests: set[asyncio.Task[None]] = set()
+
+    async def read(self, context: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            self.take(message)
+
+    async def write(self, context: Any) -> None:
+        while True:
+            await context.write(await self._link.outbox.take())
+
+    def take(self, message: attach.AttachRequest) -> None:
+        if message.HasField("load"):
+            self._link.load = message.load
+        for opening in message.opens:
+            self._open(opening)
+        if message.HasField("step"):
+            self._dispatcher.fleet.link_setup.listener.replied(self._link, message.step)
+        for close in message.closes:
+            self._close(close.sequence_id)
+
+    async def end(self) -> None:
+        """Ends the requests here; they go on at the server."""
+        self._link.went_down()
+        for sequence_id in tuple(self._link.open_sequences):
+            self._close(sequence_id)
+        await asyncio.gather(*self._requests, return_exceptions=True)
+
+    def _open(self, opening: sequence.OpenSequence) -> None:
+        """From now on its commits count."""
+        try:
+            request = request_of(opening, self._link.info)
+            active = self._adopted(request, opening.sequence_id)
+        except OutriderError as error:
+            log.warning("a request of %s is not followed: %s", self._link.worker_id, error)
+            return
+        task = asyncio.create_task(self._look_after(active), name=f"attached {opening.sequence_id}")
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    def _adopted(self, request: Request, sequence_id: int) -> ActiveRequest:
+        """Raises InvalidRequest for an id that is open already."""
+        traces = self._dispatcher.traces
+        recorder = traces.start(request, now_us())
+        try:
+            return self._dispatcher.assigner.adopt(request, self._link, sequence_id, recorder)
+        except OutriderError as error:
+            traces.end(recorder, error.reason or error.default_reason, now_us())
+            raise
+
+    async def _look_after(self, active: ActiveRequest) -> None:
+        """Finds drafts for the request until it ends at the server."""
+        dispatcher, fault = self._dispatcher, Cancelled.default_reason
+        try:
+            while active.target is not None and not active.state.finished:
+                await dispatcher.assigner.find_draft(active)
+                await active.events.next()
+        except OutriderError as error:
+            fault = error.reason or error.default_reason
+        finally:
+            dispatcher.end(active, sequence.CLOSE_REASON_CANCELLED)
+            dispatcher.traces.end(active.recorder, fault, now_us())
+
+    def _close(self, sequence_id: int) -> None:
+        """The request has ended without a finish, or the server is gone."""
+        table = self._dispatcher.table
+        if (active := table.at_target(self._link, sequence_id)) is not None:
+            table.drop_target(active, None)
+            active.events.wake()
+
+
+def request_of(opening: sequence.OpenSequence, info: worker.WorkerInfo) -> Request:
+    """The announced request, as if a gateway had sent it. Raises InvalidRequest."""
+    message = router.RouteRequest(
+        request_id=opening.request_id,
+        tenant=opening.tenant,
+        model=info.model,
+        prompt_token_ids=opening.prompt_token_ids,
+        resume_token_ids=opening.committed_token_ids,
+        sampling=opening.sampling,
+        seeded=opening.mode == sequence.VERIFICATION_MODE_COUPLED,
+        stopping=opening.stopping,
+        speculation=router.SPECULATION_MODE_AUTO,
+        max_draft_tokens=opening.speculation.max_draft_tokens,
+    )
+    # The server's own salt: drafts know the prefixes of its requests by it.
+    return replace(check_request(message, info, b""), cache_salt=opening.cache_salt)

@@ -1,0 +1,335 @@
+"""Requests under way, and where each is open: on which target, with which draft, under which ids. Decides nothing.
+
+The router talks to targets only: it names a draft, and the target opens the sequence there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import secrets
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from outrider.errors import InvalidRequest, OutriderError
+from outrider.protocol import logprobs
+from outrider.protocol.durations import clamp_us
+from outrider.protocol.rounds import Round
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import target_pb2
+
+from outrider_controller.router.fleet.fleet import DraftWorker, TargetLink
+from outrider_controller.router.observe.telemetry import RouterTelemetry
+from outrider_controller.router.observe.tracing import Recorder, now_us
+from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.requests.failover import FailoverState
+from outrider_controller.router.requests.request import BadReply, RequestState
+from outrider_controller.router.speculation.controller import Setting, SpeculationController
+
+# Closed target sequences whose tenant is remembered.
+_MAX_CLOSED = 16_384
+
+NewResponse = Callable[[], router.RouteResponse]
+"""Returns the empty message that goes out next, to be filled in at once. Must neither raise nor block."""
+
+
+@dataclass(slots=True)
+class RoundTimer:
+    """How long one request's rounds take, by the router's monotonic clock.
+
+    Clocks of different machines are never compared: only durations are combined. A message's time on the network is
+    the round trip that the router measured, less the time that the worker measured.
+    """
+
+    opened_us: int
+    """When the sequence was opened on its present target."""
+    _committed_us: int = 0
+    _fresh: bool = True
+    """The target has committed nothing since the sequence was opened."""
+
+    def __post_init__(self) -> None:
+        self._committed_us = self.opened_us
+
+    def opened(self, now_us: int) -> None:
+        """The sequence was opened on another target."""
+        self.opened_us, self._fresh = now_us, True
+
+    def commit(self, done: Round, now_us: int) -> None:
+        """Adds the times of the round that has ended. Those of the draft were measured by the target."""
+        done.round_us = clamp_us(now_us - self._committed_us)
+        if self._fresh:
+            wire_us = max(0, now_us - self.opened_us - done.queue_us - done.prefill_us - done.verify_us)
+            done.wire_us = clamp_us(done.wire_us + wire_us)
+        self._committed_us, self._fresh = now_us, False
+
+
+class Events:
+    """Wakes the task of one request: something has changed, or an error ends the request."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[OutriderError | None] = asyncio.Queue()
+        self._waking = False
+
+    def wake(self) -> None:
+        """A worker is missing, one may have come, or the request is finished. Several calls count as one."""
+        if not self._waking:
+            self._waking = True
+            self._queue.put_nowait(None)
+
+    def fail(self, error: OutriderError) -> None:
+        self._queue.put_nowait(error)
+
+    async def next(self) -> None:
+        """Returns after a `wake`. Raises the error that ends the request."""
+        error = await self._queue.get()
+        if error is not None:
+            raise error
+        self._waking = False
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSequence:
+    sequence_id: int
+    link: TargetLink
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSequence:
+    sequence_id: int
+    """The id under which the target opens it at the draft."""
+    worker: DraftWorker
+
+
+@dataclass(slots=True)
+class Client:
+    """Where the results of one request go."""
+
+    new_response: NewResponse
+    revision: str = ""
+    """Of the target's model, as last sent to the client."""
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRequest:
+    """A request under way. Changed only in the event loop, by link callbacks and by the one task that drives it."""
+
+    request: Request
+    state: RequestState
+    mode: sequence.VerificationMode.ValueType
+    speculation: SpeculationController
+    failover: FailoverState
+    timer: RoundTimer
+    recorder: Recorder
+    client: Client
+    room_until_s: float = math.inf
+    """Until when it may look for a target with room, while it is `untouched`."""
+    target: TargetSequence | None = None
+    draft: DraftSequence | None = None
+    events: Events = field(default_factory=Events)
+
+    @property
+    def lacks_draft(self) -> bool:
+        """A draft is allowed, and none is open."""
+        return self.draft is None and self.speculation.allowed.max_draft_tokens > 0 and not self.state.finished
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing was committed by any target: the request may still be turned away."""
+        return self.state.stats.num_steps == 0
+
+    def apply(self, commit: sequence.Commit, *, step_us: int, now_us: int) -> Round:
+        """Appends what the target committed and returns the round, timed.
+
+        Raises BadReply, changing nothing, when the commit does not continue this request.
+        """
+        done, options = Round.from_commit(commit, step_us), self.request.logprobs
+        if options is not None:
+            try:
+                logprobs.check_commit(commit, options, self.state.prompt_len, self.state.vocab_size)
+            except InvalidRequest as error:
+                raise BadReply(f"commit.{error.field}: {error.message}") from None
+        self.state.apply(done)
+        self.timer.commit(done, now_us)
+        self.state.stats.add(done)
+        return done
+
+    def respond(self, commit: sequence.Commit, done: Round) -> None:
+        """Sends the last round applied to the client."""
+        response, stats = self.client.new_response(), self.state.stats
+        if self.failover.revision != self.client.revision:
+            response.model_revision = self.client.revision = self.failover.revision
+        done.fill(response)
+        if stats.num_steps == 1:
+            response.num_cached_tokens = done.num_cached_tokens
+        if done.finish_reason:
+            response.metrics.CopyFrom(stats.to_proto())
+        if self.request.logprobs is not None:
+            logprobs.pass_on(commit, response)
+
+
+class SequenceTable:
+    """The sequences of all requests of one router."""
+
+    def __init__(self, telemetry: RouterTelemetry, first_id: int | None = None) -> None:
+        """`first_id`: of the sequences opened on workers; random if not given."""
+        self._telemetry = telemetry
+        # In order of arrival, which is the order in which they are served.
+        self.requests: dict[ActiveRequest, None] = {}
+        self.by_target: dict[int, ActiveRequest] = {}
+        self.by_draft: dict[int, ActiveRequest] = {}
+        self._tenants: OrderedDict[int, str] = OrderedDict()
+        """By id, of the target sequences closed last: their targets may still report usage for them."""
+        # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
+        self._ids = itertools.count(secrets.randbits(62) + 1 if first_id is None else first_id)
+
+    def at_target(self, link: TargetLink, sequence_id: int) -> ActiveRequest | None:
+        """The request that is open on this target under this id. None for late replies, and for other targets' ids."""
+        active = self.by_target.get(sequence_id)
+        if active is None or active.target is None or active.target.link is not link:
+            self._telemetry.late_reply("target")
+            return None
+        return active
+
+    def tenant_of(self, sequence_id: int) -> str | None:
+        """The tenant of the sequence that is open under this id, or was until recently."""
+        active = self.by_target.get(sequence_id)
+        return active.request.tenant if active is not None else self._tenants.get(sequence_id)
+
+    def at_draft_of(self, link: TargetLink, sequence_id: int) -> ActiveRequest | None:
+        """The request that this target opened at a draft under this id."""
+        active = self.by_draft.get(sequence_id)
+        if active is None or active.target is None or active.target.link is not link:
+            self._telemetry.late_reply("draft")
+            return None
+        return active
+
+    def drafts_of(self, link: TargetLink) -> Counter[str]:
+        """By draft worker, how many of this target's sequences it drafts for."""
+        requests = [self.by_target[sequence_id] for sequence_id in link.open_sequences]
+        return Counter(active.draft.worker.worker_id for active in requests if active.draft is not None)
+
+    # -- opening
+
+    def open(self, active: ActiveRequest, link: TargetLink, draft: DraftWorker | None, setting: Setting) -> None:
+        """Opens the request on a target, which opens it at the draft."""
+        if not link.up:
+            active.events.wake()
+            return
+        sequence_id, at_us = next(self._ids), now_us()
+        self._opened(active, link, sequence_id, at_us)
+        assignment = self._assign(active, draft, at_us) if draft is not None else None
+        link.outbox.open(open_message(active, sequence_id, _speculation(setting), assignment))
+        active.timer.opened(at_us)
+
+    def adopt(self, active: ActiveRequest, link: TargetLink, sequence_id: int) -> None:
+        """The request runs on an attached target, which has announced it under this id. Raises InvalidRequest."""
+        if sequence_id in self.by_target:
+            raise InvalidRequest("sequence_id", "already open")
+        self._opened(active, link, sequence_id, now_us())
+
+    def _opened(self, active: ActiveRequest, link: TargetLink, sequence_id: int, at_us: int) -> None:
+        active.target = TargetSequence(sequence_id, link)
+        active.failover.target_opened()
+        self.by_target[sequence_id] = active
+        link.open_sequences.add(sequence_id)
+        active.recorder.opened(link.info, at_us)
+
+    def set_draft(self, active: ActiveRequest, draft: DraftWorker, setting: Setting) -> None:
+        """Names another draft, with its setting, to the target where the request is open."""
+        if active.target is None:
+            return
+        self.set_speculation(active, setting)
+        assignment = self._assign(active, draft, now_us())
+        active.target.link.outbox.set_draft(
+            target_pb2.SetDraft(sequence_id=active.target.sequence_id, draft=assignment)
+        )
+
+    def _assign(self, active: ActiveRequest, draft: DraftWorker, at_us: int) -> sequence.DraftAssignment:
+        opened = DraftSequence(next(self._ids), draft)
+        active.draft = opened
+        active.failover.draft_opened()
+        self.by_draft[opened.sequence_id] = active
+        draft.open_sequences.add(opened.sequence_id)
+        active.recorder.opened(draft.info, at_us)
+        return sequence.DraftAssignment(
+            worker_id=draft.worker_id, address=draft.address, sequence_id=opened.sequence_id
+        )
+
+    def set_speculation(self, active: ActiveRequest, setting: Setting) -> None:
+        """Sends a setting to the target, which passes the draft's part on."""
+        if active.target is None:
+            return
+        active.target.link.outbox.set(
+            sequence.SetSpeculation(sequence_id=active.target.sequence_id, speculation=_speculation(setting))
+        )
+
+    # -- closing
+
+    def drop_target(
+        self, active: ActiveRequest, reason: sequence.CloseReason.ValueType | None
+    ) -> TargetSequence | None:
+        """Forgets the target's sequence, and closes it there if a reason is given."""
+        dropped, active.target = active.target, None
+        if dropped is None:
+            return None
+        del self.by_target[dropped.sequence_id]
+        self._tenants[dropped.sequence_id] = active.request.tenant
+        if len(self._tenants) > _MAX_CLOSED:
+            self._tenants.popitem(last=False)
+        dropped.link.open_sequences.discard(dropped.sequence_id)
+        if reason is not None and dropped.link.up:
+            dropped.link.outbox.close(sequence.CloseSequence(sequence_id=dropped.sequence_id, reason=reason))
+        return dropped
+
+    def drop_draft(self, active: ActiveRequest) -> DraftSequence | None:
+        """Forgets the draft's sequence: the target has closed it, or closes it with its own."""
+        dropped, active.draft = active.draft, None
+        if dropped is None:
+            return None
+        del self.by_draft[dropped.sequence_id]
+        dropped.worker.open_sequences.discard(dropped.sequence_id)
+        return dropped
+
+    def release_draft(self, active: ActiveRequest) -> None:
+        """The target closes the draft's sequence and decodes without a draft."""
+        if self.drop_draft(active) is not None and active.target is not None:
+            active.target.link.outbox.set_draft(target_pb2.SetDraft(sequence_id=active.target.sequence_id))
+
+
+def open_message(
+    active: ActiveRequest,
+    sequence_id: int,
+    speculation: sequence.Speculation,
+    draft: sequence.DraftAssignment | None,
+) -> sequence.OpenSequence:
+    """Everything another target needs to continue from here."""
+    request = active.request
+    return sequence.OpenSequence(
+        sequence_id=sequence_id,
+        prompt_token_ids=request.prompt,
+        committed_token_ids=active.state.committed,
+        sampling=request.sampling,
+        stopping=request.stopping,
+        mode=active.mode,
+        speculation=speculation,
+        cache_salt=request.cache_salt,
+        logits=request.logits,
+        logprobs=request.logprobs,
+        predicted_token_ids=request.prediction,
+        draft=draft,
+        request_id=request.request_id,
+        tenant=request.tenant,
+    )
+
+
+def _speculation(setting: Setting) -> sequence.Speculation:
+    return sequence.Speculation(
+        max_draft_tokens=setting.max_draft_tokens,
+        max_wait_us=setting.max_wait_us,
+        run_ahead_tokens=setting.run_ahead_tokens,
+        weight=setting.weight,
+        max_own_draft_tokens=setting.max_own_draft_tokens,
+    )

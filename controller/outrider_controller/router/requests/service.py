@@ -1,0 +1,383 @@
+"""RouterService: translates between gRPC messages and the dispatcher. Also starts, drains and stops a router.
+
+A gateway has all its calls on one stream, and receives the results of one engine step in one message. Ray runs the
+router inside an actor; tests run it directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from signal import Signals
+from typing import Any, TypeAlias
+
+import grpc
+from outrider.errors import InternalError, InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
+from outrider.metadata import MetadataStore
+from outrider.protocol.errors import to_route_error
+from outrider.protocol.identity import own_info
+from outrider.protocol.limits import MAX_LABEL_CHARS
+from outrider.protocol.validate import check_label
+from outrider.rpc.answers import let_end
+from outrider.rpc.channel import connect_to
+from outrider.rpc.credentials import cluster_port
+from outrider.rpc.interceptor import frames
+from outrider.rpc.roles import Role, RoleGuard
+from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.v1 import attach_pb2_grpc, router_pb2_grpc, trace_pb2_grpc
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import beside
+from outrider.telemetry.logging import name_worker
+from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
+from outrider.telemetry.ops import Ops, serving_ops
+from outrider.telemetry.tracing import open_tracing
+from prometheus_client import CollectorRegistry
+
+from outrider_controller.router.admission.call_cap import CallCap
+from outrider_controller.router.admission.queue import bounded_retry_s
+from outrider_controller.router.config import RouterConfig
+from outrider_controller.router.observe.telemetry import RouterTelemetry
+from outrider_controller.router.observe.tracing import SERVICE as TRACE_SERVICE
+from outrider_controller.router.observe.tracing import OnEnd, Traces, TraceServicer
+from outrider_controller.router.observe.usage import LedgerWriter
+from outrider_controller.router.requests.attaching import SERVICE as ATTACH_SERVICE
+from outrider_controller.router.requests.attaching import AttachServicer
+from outrider_controller.router.requests.checks import Request, check_model_name, check_request, tenant_weight
+from outrider_controller.router.requests.dispatcher import Dispatcher
+from outrider_controller.router.requests.sequences import NewResponse
+from outrider_controller.router.requests.tokenizers import tokenizer_chunks
+from outrider_controller.router.speculation.plan_follower import Follower
+
+log = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+AnswerCall = Callable[[router.RouteRequest, NewResponse, float | None], Coroutine[Any, Any, None]]
+"""Answers one request, within the given number of seconds if any. Returns after the round that finishes it; raises
+OutriderError."""
+
+SERVICE = "outrider.rpc.v1.RouterService"
+# A response has some hundred bytes, or some thousand for a long commit. Gateways accept 32 MiB.
+_MAX_RESPONSES = 4096
+# How long a starting router waits for the control plane's first decisions.
+_PLAN_TIMEOUT_S = 1.0
+
+
+class Responses:
+    """Responses that wait to be written to one gateway: all pending ones go out in one message."""
+
+    def __init__(self) -> None:
+        self._messages: deque[router.RouteManyResponse] = deque()
+        self._num_in_last = 0
+        self._filled = asyncio.Event()
+        self._ended = False
+
+    def new(self, call_id: int) -> router.RouteResponse:
+        """One more response, to be filled in at once. It is made inside the pending message, which saves a copy."""
+        response = self._last().responses.add()
+        response.call_id = call_id
+        return response
+
+    def fail(self, call_id: int, error: OutriderError) -> None:
+        self._last().errors.append(to_route_error(call_id, error))
+
+    def end(self) -> None:
+        """No more responses will be added."""
+        self._ended = True
+        self._filled.set()
+
+    def drop(self) -> None:
+        """The gateway is gone: discards what is pending."""
+        self._messages.clear()
+        self.end()
+
+    async def take(self) -> router.RouteManyResponse | None:
+        """Waits for the next message. None at the end."""
+        while not self._messages:
+            if self._ended:
+                return None
+            self._filled.clear()
+            await self._filled.wait()
+        return self._messages.popleft()
+
+    def _last(self) -> router.RouteManyResponse:
+        if not self._messages or self._num_in_last >= _MAX_RESPONSES:
+            self._messages.append(router.RouteManyResponse())
+            self._num_in_last = 0
+            self._filled.set()
+        self._num_in_last += 1
+        return self._messages[-1]
+
+
+class GatewayStream:
+    """One gateway's calls. A call that fails ends alone; when the stream breaks, all are cancelled."""
+
+    def __init__(self, answer: AnswerCall, draining: asyncio.Event) -> None:
+        self._answer = answer
+        self._draining = draining
+        self._responses = Responses()
+        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def run(self, context: Context) -> None:
+        """Runs until the gateway ends the stream, or a draining router has answered all requests it took."""
+        reader = asyncio.create_task(self._read(context), name="read gateway")
+        writer = asyncio.create_task(self._write(context), name="write gateway")
+        leaving = asyncio.create_task(self._leave(), name="leave gateway")
+        try:
+            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            tasks = [reader, leaving, *self._calls.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._responses.drop()
+            await let_end(writer)
+
+    async def _read(self, context: Context) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            for call in message.calls:
+                self._begin(call)
+            for call_id in message.cancelled:
+                if task := self._calls.get(call_id):
+                    task.cancel()
+
+    async def _write(self, context: Context) -> None:
+        while (message := await self._responses.take()) is not None:
+            await context.write(message)
+
+    async def _leave(self) -> None:
+        await self._draining.wait()
+        await self._idle.wait()
+        self._responses.end()
+
+    def _begin(self, call: router.RouteCall) -> None:
+        if call.call_id in self._calls:
+            self._responses.fail(call.call_id, InvalidRequest("call_id", "is in use on this stream"))
+            return
+        task = asyncio.create_task(self._serve(call), name=f"call {call.call_id}")
+        self._calls[call.call_id] = task
+        self._idle.clear()
+        task.add_done_callback(lambda _: self._ended(call.call_id))
+
+    def _ended(self, call_id: int) -> None:
+        del self._calls[call_id]
+        if not self._calls:
+            self._idle.set()
+
+    async def _serve(self, call: router.RouteCall) -> None:
+        call_id, timeout_us = call.call_id, call.timeout_us
+        new_response = partial(self._responses.new, call_id)
+        try:
+            await self._answer(call.request, new_response, timeout_us / 1e6 if timeout_us else None)
+        except OutriderError as error:
+            self._responses.fail(call_id, error)
+        except Exception as error:
+            what = type(error).__name__, frames(error)
+            log.error("%s while a call was answered\n%s", *what, extra=_of(call.request))
+            self._responses.fail(call_id, InternalError("internal error"))
+
+
+class RouterServicer(router_pb2_grpc.RouterServiceServicer):
+    """Serves all of a gateway's requests on one call. An OutriderError ends its own request only."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        telemetry: RouterTelemetry,
+        config: RouterConfig,
+        salt_key: bytes,
+        draining: asyncio.Event,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._telemetry = telemetry
+        self._admission = config.admission
+        self._ready_timeout_s = config.failover.wait_for_target_s
+        self._salt_key = salt_key
+        self._draining = draining
+        self._calls = CallCap(config.admission.max_sessions + config.admission.max_queued)
+
+    # Written with `context.write` and not as a generator: a cancelled call then ends inside its coroutine, at once, and
+    # not when the collector finds an abandoned generator.
+    async def RouteMany(  # type: ignore[override]
+        self, requests: AsyncIterator[router.RouteManyRequest], context: Context
+    ) -> None:
+        await GatewayStream(self._answer, self._draining).run(context)
+
+    async def _answer(self, message: router.RouteRequest, new_response: NewResponse, deadline_s: float | None) -> None:
+        """Carries one request to its finish. Raises OutriderError."""
+        began_s, taken, tenant = asyncio.get_running_loop().time(), False, message.tenant
+        self._calls.enter(tenant, _weight(message))
+        self._telemetry.running(self._calls.num_calls)
+        try:
+            request = await self._admitted(message)
+            taken = True
+            if request.finish_reason:
+                response = new_response()
+                response.finish_reason = request.finish_reason
+                response.metrics.SetInParent()
+            else:
+                await self._dispatcher.run(request, new_response, deadline_s)
+        finally:
+            self._calls.leave(tenant, asyncio.get_running_loop().time() - began_s if taken else None)
+            self._telemetry.running(self._calls.num_calls)
+
+    async def _admitted(self, message: router.RouteRequest) -> Request:
+        try:
+            return await self._checked(message)
+        except OutriderError as error:
+            self._telemetry.rejected(message.tenant[:MAX_LABEL_CHARS], error)
+            raise
+
+    async def _checked(self, message: router.RouteRequest) -> Request:
+        self._admit(message)
+        model = check_model_name(message)
+        await self._dispatcher.fleet.ready(self._ready_timeout_s)
+        info = self._dispatcher.fleet.model_info(model)
+        if info is None:
+            raise self._unknown(model)
+        return check_request(message, info, self._salt_key)
+
+    def _unknown(self, model: str) -> OutriderError:
+        """UnknownModel; but Unavailable before the first target was seen, when no model is known to be missing."""
+        if not self._dispatcher.fleet.seen:
+            return Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
+        return UnknownModel(model)
+
+    def _admit(self, message: router.RouteRequest) -> None:
+        if self._draining.is_set():
+            raise Unavailable("the router is draining", reason="DRAINING")
+        if not self._calls.takes(message.tenant, begun=bool(message.resume_token_ids)):
+            wait_s = self._calls.wait_s(message.tenant)
+            retry_after_s = self._admission.retry_after_s if wait_s is None else bounded_retry_s(wait_s)
+            raise Overloaded("this router has nearly as many requests as it may", retry_after_s=retry_after_s)
+
+    async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
+        await self._dispatcher.fleet.ready(self._ready_timeout_s)
+        picker = self._dispatcher.picker
+        return router.ListModelsResponse(models=picker.models(), awaited_models=picker.awaited_models())
+
+    async def GetTokenizer(
+        self, request: router.GetTokenizerRequest, context: Context
+    ) -> AsyncIterator[router.GetTokenizerResponse]:
+        fleet = self._dispatcher.fleet
+        await fleet.ready(self._ready_timeout_s)
+        async for chunk in tokenizer_chunks(fleet, request.model, request.tokenizer_sha256):
+            yield router.GetTokenizerResponse(chunk=chunk)
+
+    def load(self) -> worker.WorkerLoad:
+        return worker.WorkerLoad(num_running=self._calls.num_calls, draining=self._draining.is_set())
+
+
+def _of(message: router.RouteRequest) -> dict[str, str]:
+    """Fields of a log line about a request that may not be checked yet: those that are no valid label are left out."""
+    fields = {}
+    for name, value in (("request_id", message.request_id), ("tenant", message.tenant)):
+        with suppress(InvalidRequest):
+            check_label(name, value)
+            fields[name] = value
+    return fields
+
+
+def _weight(message: router.RouteRequest) -> float:
+    """The tenant's weight in a request that is yet to be checked."""
+    with suppress(InvalidRequest):
+        return tenant_weight(message)
+    return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRouter:
+    """A router that serves."""
+
+    worker_id: str
+    life: ServerLife
+    dispatcher: Dispatcher
+    registry: CollectorRegistry
+
+    @property
+    def address(self) -> str:
+        return self.life.address
+
+    @property
+    def draining(self) -> asyncio.Event:
+        return self.life.draining
+
+    async def drain(self, timeout_s: float) -> None:
+        """Takes no new requests; returns when the running ones have finished, or after `timeout_s`."""
+        await self.life.drain()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.dispatcher.idle()
+
+
+def _span_writer(stack: AsyncExitStack) -> OnEnd | None:
+    """What makes the spans of a request that has ended; None where no collector wants them."""
+    tracing = open_tracing("outrider-router")
+    if tracing is None:
+        return None
+    # Imported here: its dependencies are installed only where spans are wanted.
+    from outrider_controller.router.observe.spans import SpanWriter
+
+    writer = SpanWriter(tracing)
+    stack.push_async_callback(asyncio.to_thread, writer.close)
+    return writer.ended
+
+
+@asynccontextmanager
+async def running_router(
+    config: RouterConfig, store: MetadataStore, signals: Sequence[Signals] = ()
+) -> AsyncIterator[RunningRouter]:
+    """Serves until the block is left; one of `signals` drains it. Raises OSError if the address cannot be bound."""
+    ops = Ops("router", config)
+    info = own_info(worker.WORKER_ROLE_ROUTER, max_sequences=config.admission.max_sessions)
+    async with AsyncExitStack() as stack:
+        telemetry = RouterTelemetry(ops.registry, store)
+        await stack.enter_async_context(telemetry.events.running())
+        connect = connect_to(Role.TARGET, config.tls)
+        # Before the dispatcher: requests that end as it closes still have their spans written.
+        traces = Traces(config.traces, info.worker_id, _span_writer(stack))
+        dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, traces, connect).running())
+        await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id).running())
+        draining = asyncio.Event()
+        salt_key = config.cache_salt_key or secrets.token_bytes(32)
+        servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)
+        attaching = AttachServicer(dispatcher, store, draining)
+        services = [SERVICE, TRACE_SERVICE, ATTACH_SERVICE]
+        refused = RefusedCalls(ops.registry, services)
+        guard = RoleGuard(config.secret, certificates=config.tls is not None)
+        handshakes = Handshakes(ops.registry)
+        server = create_server(guard=guard, on_refused=refused.count, on_tls_call=handshakes.called)
+        router_pb2_grpc.add_RouterServiceServicer_to_server(servicer, server)
+        trace_pb2_grpc.add_TraceServiceServicer_to_server(TraceServicer(traces), server)
+        attach_pb2_grpc.add_AttachServiceServicer_to_server(attaching, server)
+        credentials = cluster_port(config.tls, handshakes.began)
+        life = await stack.enter_async_context(
+            serving(
+                server, config.listen, services=services, signals=signals, draining=draining, credentials=credentials
+            )
+        )
+        attaching.address = config.advertised(life.address)
+        MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
+        ops.ready["server"] = lambda: life.problem
+        ops.ready["targets"] = lambda: dispatcher.fleet.problem
+        await stack.enter_async_context(serving_ops(ops, config.ops_listen))
+        await life.ready()
+        control = connect_to(Role.CONTROL, config.tls)
+        follower = Follower(info.worker_id, dispatcher.settings_sender, store, control, config.secret)
+        await stack.enter_async_context(beside(follower.run(), "follow the plan"))
+        # The first request already must run in its tenant's mode.
+        await follower.tried(_PLAN_TIMEOUT_S)
+        await stack.enter_async_context(store.register(info, attaching.address, servicer.load))
+        name_worker(info.worker_id)
+        log.info("router %s listens on %s", info.worker_id, life.address)
+        yield RunningRouter(info.worker_id, life, dispatcher, ops.registry)

@@ -1,0 +1,279 @@
+"""Speculation settings of one request: draft length, longest wait. Pure; the clock is an argument.
+
+Waiting for a draft saves steps, but does not pay when the draft takes much longer than the steps it saves. Whether
+drafting pays within a request is measured by `speculation_gain`, and across requests by the plan.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from outrider.protocol.rounds import Round
+
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.speculation.gain import DraftRecord, RoundSums, SpeculationGain
+from outrider_controller.router.speculation.window import Window
+
+# Decay per round: half of the evidence is replaced in about 23 rounds, with or without a draft, so that a request that
+# stopped waiting returns to the prior and tries again.
+_KEEP = 0.97
+_PRIOR_STEPS = 4.0
+_PRIOR_ACCEPTED = 1.0
+# A draft that the target does not wait for arrives a little late each time, and its work is lost. Where gain and wait
+# are about equal that is worse than waiting, and worse than no draft; so wait longer than the gain alone pays for.
+_PATIENCE = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The speculation settings sent to the target and the draft of one sequence."""
+
+    max_draft_tokens: int
+    max_wait_us: int
+    run_ahead_tokens: int = 0
+    weight: float = 1.0
+    max_own_draft_tokens: int = 0
+    """Of drafts that the target makes itself, without a draft worker."""
+
+    def like(self, other: Setting) -> bool:
+        """Whether the difference is not worth a message."""
+        mine = self.max_draft_tokens, self.max_own_draft_tokens, self.run_ahead_tokens
+        theirs = other.max_draft_tokens, other.max_own_draft_tokens, other.run_ahead_tokens
+        return mine == theirs and _alike(self.max_wait_us, other.max_wait_us)
+
+
+PLAIN = Setting(max_draft_tokens=0, max_wait_us=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """The speculation that client, operators and the plan allow one request."""
+
+    max_draft_tokens: int
+    """Per step, of a draft worker; 0 means none."""
+    max_wait_us: int
+    insistent: bool = False
+    """The target waits for the draft, within the limit, whether or not that pays."""
+    weight: float = 1.0
+    """Value of a saved token, relative to other requests."""
+    saving: float = 0.5
+    """Expected saving of a round, in plain rounds."""
+    min_acceptance: float | None = None
+    """Floor on the acceptance of the last 200 verified tokens: below it the rest of the request is decoded plainly."""
+    draft: str | None = None
+    """The draft version to use; None: any."""
+    max_own_draft_tokens: int = 0
+    """Per step, of drafts that the target makes itself."""
+
+
+def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
+    """Longest useful wait in µs: one step per token expected to be accepted, times `_PATIENCE`, at most `cap_us`.
+
+    0, no wait, for a draft that takes longer, and while a duration is unknown (0): the wait could be long, and a round
+    without it measures both durations.
+    """
+    if step_us <= 0 or turnaround_us <= 0:
+        return 0
+    worth_us = min(float(cap_us), _PATIENCE * accepted_per_step * step_us)
+    return int(worth_us) if turnaround_us <= worth_us else 0
+
+
+@dataclass(slots=True)
+class _Times:
+    """How long a target's step and a draft's answer take. Starts from other requests' times; 0 while unknown."""
+
+    step_us: float = 0.0
+    turnaround_us: int = 0
+    """From a commit to the draft that answers it: the shortest of the last few.
+
+    A draft that the target does not wait for is still busy with the previous commit, and answers in up to twice its
+    time. By that measure the target would never wait for it again.
+    """
+    answers_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    """The last few turnarounds of this draft for this request."""
+
+    def stepped(self, step_us: float, rounds: int) -> None:
+        kept = 0.8**rounds
+        self.step_us = kept * self.step_us + (1 - kept) * step_us if self.step_us > 0 else step_us
+
+    def forget_draft(self, turnaround_us: int) -> None:
+        self.answers_us.clear()
+        self.turnaround_us = turnaround_us
+
+
+@dataclass(slots=True)
+class _Acceptance:
+    """Draft tokens accepted per step, from a prior and the steps since, with decay."""
+
+    steps: float = _PRIOR_STEPS
+    accepted: float = _PRIOR_STEPS * _PRIOR_ACCEPTED
+
+    @property
+    def per_step(self) -> float:
+        return self.accepted / self.steps
+
+    def add(self, seen: RoundSums) -> None:
+        kept = _KEEP**seen.rounds
+        self.steps = kept * self.steps + (1 - kept) * _PRIOR_STEPS + seen.in_time
+        accepted = seen.accepted - seen.own_accepted
+        self.accepted = kept * self.accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + accepted
+
+
+@dataclass(slots=True)
+class SpeculationController:
+    """Measurements of one request's draft, and the setting that follows from them."""
+
+    config: PolicyConfig
+    allowed: Allowance
+    workers_limit: int = 0
+    """Most drafted tokens per step that both workers support; 0 without a draft."""
+    unanswered: int = 0
+    """Rounds in which the target waited, since the draft last sent something."""
+    sent: Setting = PLAIN
+    """The setting in force."""
+    gain: SpeculationGain = field(default_factory=SpeculationGain)
+    window: Window = field(default_factory=Window)
+    times: _Times = field(default_factory=_Times)
+    acceptance: _Acceptance = field(default_factory=_Acceptance)
+    _committed_us: int | None = None
+    """When the last round was, since the draft was opened or woken."""
+    _seen: RoundSums = field(default_factory=RoundSums)
+
+    @property
+    def limit(self) -> int:
+        """Most drafted tokens per step."""
+        return min(self.workers_limit, self.allowed.max_draft_tokens)
+
+    def opened(self, workers_limit: int, record: DraftRecord | None = None) -> Setting:
+        """A draft was opened. The first wait follows from the times of earlier requests.
+
+        `record` is the draft's; without it, the draft is the same as before.
+        """
+        self.workers_limit = workers_limit
+        known = self.gain.record if record is None else record
+        self.times.step_us = self.times.step_us or known.step_us
+        self._begin(known)
+        self.sent = self._wanted()
+        return self.sent
+
+    def allow(self, allowed: Allowance) -> Setting | None:
+        """The allowance has changed. Returns the setting to send if it changes too."""
+        was, before, self.allowed = self.limit, self.allowed, allowed
+        if (self.gain.resting and allowed.insistent) or (self.limit and not was):
+            self._begin(self.gain.record)
+        elif allowed.saving < before.saving:
+            self.gain.known = min(self.gain.known, allowed.saving)
+        if self._wanted() == self.sent:
+            return None
+        self.sent = self._wanted()
+        return self.sent
+
+    def _begin(self, record: DraftRecord) -> None:
+        self.gain.begin(record, self.allowed.saving)
+        self._forget_draft()
+
+    def lost(self) -> Setting:
+        """There is no draft worker, or none any more: the target goes on alone."""
+        self.workers_limit = 0
+        self.sent = self._wanted()
+        return self.sent
+
+    def committed(self, done: Round, now_us: int, *, decides: bool = True) -> Setting | None:
+        """A round that was applied to the request. Returns a setting to send when it changes noticeably.
+
+        Without `decides` the round is only added to the sums for the next decision: to decide costs more than
+        everything else in a round.
+        """
+        if decides and self._off:
+            self._committed_us = None
+            return self._change()
+        if self._committed_us is not None:
+            self._seen.add(done, now_us - self._committed_us)
+            if decides:
+                self._learn(self._seen)
+                self._seen = RoundSums()
+        # Otherwise it is the first commit after an opening: its step included prefill.
+        # A commit without a wait was perhaps made before the target received the setting, so it does not count.
+        self.unanswered += done.wait_us > 0
+        self._committed_us = now_us
+        if not decides:
+            return None
+        return self._change()
+
+    def _learn(self, seen: RoundSums) -> None:
+        gain, times = self.gain, self.times
+        was_resting, step_us = gain.resting, seen.step_us / seen.rounds
+        if draft_active := bool(times.answers_us):
+            times.turnaround_us = gain.record.turnaround_us = min(times.answers_us)
+        gain.round(seen, draft_active=draft_active, may_rest=not self.allowed.insistent)
+        if was_resting and not gain.resting:
+            # The draft must first prefill the tokens committed meanwhile.
+            self._forget_draft()
+        if self.window.add(seen.verified, seen.accepted, self.allowed.min_acceptance):
+            # Savings in earlier requests predict little for this text: measured time decides, within a few rounds.
+            gain.known = min(gain.known, 0.0)
+        times.stepped(step_us, seen.rounds)
+        gain.record.step_us = times.step_us
+        self.acceptance.add(seen)
+
+    def _forget_draft(self) -> None:
+        self.unanswered = 0
+        self._committed_us = None
+        self._seen = RoundSums()
+        self.times.forget_draft(self.gain.record.turnaround_us)
+
+    def draft_active(self, answer_us: int) -> None:
+        """The draft works: its last answer came `answer_us` after the commit, 0 where it answered nothing. The setting
+        is decided with the next commit."""
+        if self.gain.resting:
+            # Sent before the draft received the setting to rest.
+            return
+        if answer_us > 0:
+            self.times.answers_us.append(answer_us)
+        self.unanswered = 0
+
+    @property
+    def _off(self) -> bool:
+        """Draft workers are not allowed, or there is none."""
+        return self._below_floor or self.limit == 0
+
+    @property
+    def _below_floor(self) -> bool:
+        """Final: without drafts the window stays the same."""
+        least = self.allowed.min_acceptance
+        return least is not None and (acceptance := self.window.acceptance) is not None and acceptance < least
+
+    def _wanted(self) -> Setting:
+        if self._below_floor:
+            return PLAIN
+        own = self.allowed.max_own_draft_tokens
+        if self.gain.resting or self._off:
+            return Setting(0, 0, weight=self.allowed.weight, max_own_draft_tokens=own) if own else PLAIN
+        return Setting(self.limit, self._wait_us(), self.config.run_ahead_tokens, self.allowed.weight, own)
+
+    def _wait_us(self) -> int:
+        if self.unanswered >= self.config.silent_commits:
+            return 0
+        cap_us = self.allowed.max_wait_us
+        if self.allowed.insistent:
+            return cap_us
+        return worthwhile_wait_us(
+            cap_us=cap_us,
+            accepted_per_step=self.acceptance.per_step,
+            step_us=self.times.step_us,
+            turnaround_us=self.times.turnaround_us,
+        )
+
+    def _change(self) -> Setting | None:
+        """The setting to send, if it differs noticeably from the last one sent."""
+        wanted = self._wanted()
+        if wanted.like(self.sent):
+            return None
+        self.sent = wanted
+        return wanted
+
+
+def _alike(one: int, other: int) -> bool:
+    """Whether they are equal, or differ by at most a quarter and neither is 0."""
+    return one == other or (0 < 3 * one <= 4 * other and 3 * other <= 4 * one)

@@ -1,0 +1,122 @@
+"""Follows the control plane's plan: sends the evidence of the rounds each second and receives the decisions.
+
+Knows no requests. While no control plane leads, it looks for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import grpc
+from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.roles import ClusterSecret, Role, bearer
+from outrider.rpc.v1 import policy_pb2 as policy
+from outrider.rpc.v1 import policy_pb2_grpc
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.supervision import until_first_ends
+
+from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.plan_messages import (
+    beliefs_from_proto,
+    decision_from_proto,
+    evidence_to_proto,
+    report_to_proto,
+)
+from outrider_controller.router.fleet.fleet import Leases
+from outrider_controller.router.speculation.settings import PLAN_EVERY_S, SettingsSender
+
+log = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.5
+# A leader sends a snapshot to each new follower: one that does not is taken for dead.
+_SNAPSHOT_TIMEOUT_S = 2.0
+
+
+class Follower:
+    def __init__(
+        self,
+        router_id: str,
+        settings_sender: SettingsSender,
+        leases: Leases,
+        connect: Connect = create_channel,
+        secret: ClusterSecret | None = None,
+    ) -> None:
+        self._router_id = router_id
+        self._settings_sender = settings_sender
+        self._leases = leases
+        self._metadata = bearer(secret.token(Role.ROUTER)) if secret is not None else ()
+        self._connect = connect
+        self._epoch = 0
+        self._tried = asyncio.Event()
+
+    async def run(self) -> NoReturn:
+        while True:
+            for record in await self._leases.workers(worker.WORKER_ROLE_CONTROL):
+                await self._try(record.address)
+            self._tried.set()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def tried(self, timeout_s: float) -> None:
+        """Returns once the first decisions were received, or no control plane was found that has any."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._tried.wait()
+
+    async def _try(self, address: str) -> None:
+        """Follows for as long as that control plane leads."""
+        try:
+            async with self._connect(address) as channel:
+                stub: Any = policy_pb2_grpc.PolicyServiceStub(channel)
+                call = stub.Follow(metadata=self._metadata)
+                await until_first_ends(self._send(call), self._receive(call))
+        except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError) as error:
+            log.debug("control plane at %s: %s", address, type(error).__name__)
+        except Exception:
+            log.exception("following the control plane at %s failed", address)
+        finally:
+            self._settings_sender.policy.lost(asyncio.get_running_loop().time())
+
+    async def _send(self, call: Any) -> None:
+        settings_sender, used_s, at_s = self._settings_sender, time.process_time(), time.monotonic()
+        while True:
+            leads = settings_sender.policy.led
+            evidence = settings_sender.policy.evidence() if leads else {}
+            now_used_s, now_s = time.process_time(), time.monotonic()
+            await call.write(
+                policy.FollowRequest(
+                    router_id=self._router_id,
+                    evidence=[evidence_to_proto(pairing, one) for pairing, one in evidence.items()],
+                    targets=[report_to_proto(model, state) for model, state in settings_sender.target_states().items()],
+                    busy=(now_used_s - used_s) / max(now_s - at_s, 1e-3),
+                    epoch=self._epoch,
+                    reaches_store=self._leases.available,
+                )
+            )
+            used_s, at_s = now_used_s, now_s
+            await asyncio.sleep(PLAN_EVERY_S)
+
+    async def _receive(self, call: Any) -> None:
+        async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+            message = await call.read()
+        while message is not grpc.aio.EOF:
+            if message.epoch < self._epoch:
+                # A former leader, which does not know yet that another one leads.
+                return
+            self._epoch = message.epoch
+            self._take(message.decisions)
+            message = await call.read()
+
+    def _take(self, decisions: Any) -> None:
+        # Decisions carry wall-clock times; this router uses the loop's clock.
+        clock_s = asyncio.get_running_loop().time() - time.time()
+        removed = [Cell(one.tenant, one.target) for one in decisions if one.removed]
+        decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions if not one.removed)
+        beliefs = [belief for one in decisions for belief in beliefs_from_proto(one)]
+        self._settings_sender.policy.forget(removed)
+        self._settings_sender.policy.follow(decided, beliefs)
+        self._settings_sender.plan_changed({*removed, *decided})
+        self._tried.set()

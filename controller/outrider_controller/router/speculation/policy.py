@@ -1,0 +1,172 @@
+"""The speculation that each request may use: the least that its client, operators and the plan allow.
+
+The plan comes from the control plane. A router that has been without one for `ALONE_AFTER_S` makes the same plan from
+its own evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.protocol.rounds import Round
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing, own_drafts_of
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState
+from outrider_controller.autoscaler.planner import ANYBODY, Belief, Planner
+from outrider_controller.plan_messages import draft_version
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.speculation.controller import Allowance
+from outrider_controller.router.speculation.gain import DraftRecord
+
+ALONE_AFTER_S = 5.0
+"""After this many seconds without the control plane a router plans by itself."""
+# Kinds of sources of one model's own drafts.
+_MAX_OWN_SOURCES = 16
+# Pairings whose measurements a router keeps.
+_MAX_RECORDS = 8192
+_UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
+
+
+@dataclass(slots=True)
+class Policy:
+    """One per router."""
+
+    config: PolicyConfig
+    led: bool = False
+    """Whether the control plane's decisions are followed."""
+    decisions: dict[Cell, Decision] = field(default_factory=dict)
+    _records: dict[Pairing, DraftRecord] = field(default_factory=dict)
+    _planner: Planner = field(default_factory=Planner)
+    _beliefs: dict[Pairing, Sequence[float]] = field(default_factory=dict)
+    """Received with decisions; this router plans from them if it loses the control plane."""
+    own_sources: dict[str, set[str]] = field(default_factory=dict)
+    """By model: the sources of drafts that its targets have made themselves."""
+    _left_s: float | None = None
+    """When the leading control plane was lost."""
+
+    def record(self, tenant: str, target: str, draft: worker.WorkerInfo) -> DraftRecord:
+        """The measurements that this tenant's requests share for this draft version."""
+        return self._record(Pairing(tenant, target, draft_version(draft)))
+
+    def missed(self, request: Request, draft: str | None) -> None:
+        """Counts a round for which no worker of the planned draft version was found."""
+        if draft is not None:
+            self._record(Pairing(request.tenant, request.model, draft)).evidence.missed += 1
+
+    def own_drafts(self, request: Request, done: Round, price: float) -> None:
+        """Counts what the target's own drafts saved in a round: each accepted token a plain round, less the price of
+        each row. They come before the step and are never waited for."""
+        for one in done.sources:
+            if not one.own:
+                continue
+            known = self.own_sources.setdefault(request.model, set())
+            if one.source in known or len(known) < _MAX_OWN_SOURCES:
+                known.add(one.source)
+                self._record(Pairing(request.tenant, own_drafts_of(request.model), one.source)).evidence.add_rounds(
+                    rounds=1,
+                    tokens=done.num_tokens,
+                    saved=one.num_accepted - price * one.num_drafted,
+                    verified=one.num_verified,
+                    accepted=one.num_accepted,
+                )
+
+    def _record(self, pairing: Pairing) -> DraftRecord:
+        if pairing not in self._records and len(self._records) >= _MAX_RECORDS:
+            del self._records[next(iter(self._records))]
+        return self._records.setdefault(pairing, DraftRecord())
+
+    def decision(self, tenant: str, target: str) -> Decision:
+        decisions = self.decisions
+        return decisions.get(Cell(tenant, target)) or decisions.get(Cell(ANYBODY, target)) or _UNPLANNED
+
+    def decides(self, cells: Collection[Cell], tenant: str, target: str) -> bool:
+        """Whether one of these cells decides for the tenant: its own, or without one the cell for any tenant."""
+        own = Cell(tenant, target)
+        return own in cells or (Cell(ANYBODY, target) in cells and own not in self.decisions)
+
+    def allowance(self, request: Request) -> Allowance:
+        decision, config = self.decision(request.tenant, request.model), self.config
+        policy = decision.policy
+        forced = policy.speculation
+        insists = request.speculation == router.SPECULATION_MODE_ON and policy.clients_insist
+        insistent = forced is Setting.ON or (forced is Setting.AUTO and insists)
+        bounds = (config.max_draft_tokens, request.max_draft_tokens, policy.cap)
+        most = min(bound for bound in bounds if bound is not None)
+        off = request.speculation == router.SPECULATION_MODE_OFF or forced is Setting.OFF
+        allowed = Allowance(
+            max_draft_tokens=most,
+            max_own_draft_tokens=0 if off or not (insistent or self._own_drafts_pay(request)) else most,
+            max_wait_us=config.max_wait_us
+            if policy.max_wait_us is None
+            else min(config.max_wait_us, policy.max_wait_us),
+            insistent=insistent,
+            weight=policy.weight,
+            saving=max(decision.saving, 0.0),
+            min_acceptance=policy.min_acceptance,
+            draft=decision.draft_for(request.request_id),
+        )
+        if off or not (insistent or allowed.draft is not None or _undecided(decision)):
+            return replace(allowed, max_draft_tokens=0)
+        return allowed
+
+    def _own_drafts_pay(self, request: Request) -> bool:
+        """By their own evidence, whatever drafts elsewhere save."""
+        decision = self.decision(request.tenant, own_drafts_of(request.model))
+        # No source: no router has seen one since it began, and it cannot see one before they are allowed.
+        unknown = decision is _UNPLANNED or decision.reason is Reason.NO_DRAFT
+        return unknown or decision.draft_for(request.request_id) is not None
+
+    def counts_on_as_auto(self, request: Request) -> bool:
+        """Whether the client asked for `on`, which its tenant's policy treats as `auto`."""
+        policy = self.decision(request.tenant, request.model).policy
+        return request.speculation == router.SPECULATION_MODE_ON and not policy.clients_insist
+
+    # -- evidence and plan
+
+    def evidence(self) -> dict[Pairing, Evidence]:
+        """The requests' evidence since the last call."""
+        return {
+            pairing: record.take()
+            for pairing, record in self._records.items()
+            if record.evidence.rounds or record.evidence.missed
+        }
+
+    def follow(self, decisions: Mapping[Cell, Decision], beliefs: Iterable[Belief]) -> None:
+        """Takes the control plane's decisions, and its beliefs, from which this router would plan alone."""
+        self.led, self._left_s = True, None
+        self.decisions.update(decisions)
+        self._beliefs.update(beliefs)
+
+    def forget(self, cells: Collection[Cell]) -> None:
+        """Drops the cells of deleted tenants."""
+        for cell in cells:
+            self.decisions.pop(cell, None)
+            for pairing in [one for one in self._beliefs if one.cell == cell]:
+                del self._beliefs[pairing]
+
+    def lost(self, now_s: float) -> None:
+        """The connection to the control plane was lost."""
+        if self.led:
+            self.led, self._left_s = False, now_s
+
+    def replan(self, states: Mapping[str, TargetState], now_s: float) -> Collection[Cell]:
+        """The cells whose decisions changed. None while the control plane decides, or was lost only recently."""
+        if self.led or (self._left_s is not None and now_s - self._left_s < ALONE_AFTER_S):
+            return ()
+        if self._left_s is not None:
+            self._left_s = None
+            self._planner.resume(self.decisions, self._beliefs.items(), now_s)
+        self._planner.learn(self.evidence())
+        tenants = {cell.tenant: decision.policy for cell, decision in self.decisions.items()}
+        changed = self._planner.step(tenants, states, now_s)
+        self.decisions.update(changed)
+        return changed
+
+
+def _undecided(decision: Decision) -> bool:
+    """No decision yet, or one made when there was no draft: one may have come, so the believed saving counts."""
+    return decision.saving > 0 and (decision is _UNPLANNED or decision.reason is Reason.NO_DRAFT)

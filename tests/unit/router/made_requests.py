@@ -1,0 +1,52 @@
+"""Requests under way, without workers: what tests of the router's parts start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider_controller.router.config import FailoverConfig, PolicyConfig, TraceConfig
+from outrider_controller.router.fleet.placement import verification_mode
+from outrider_controller.router.observe.tracing import Recorder, Traces
+from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.requests.failover import FailoverState
+from outrider_controller.router.requests.request import RequestState
+from outrider_controller.router.requests.sequences import ActiveRequest, Client, RoundTimer
+from outrider_controller.router.speculation.controller import Allowance, SpeculationController
+
+
+def a_request(**fields: Any) -> Request:
+    """Greedy, with a prompt of three tokens and stop token 99; any field can be overridden."""
+    defaults: dict[str, Any] = {
+        "request_id": "r",
+        "tenant": "t",
+        "model": "m",
+        "prompt": (1, 2, 3),
+        "resume": (),
+        "sampling": sequence.Sampling(top_p=1, seed=9),
+        "stopping": sequence.Stopping(max_new_tokens=10, stop_token_ids=[99]),
+        "seeded": True,
+        "speculation": router.SPECULATION_MODE_AUTO,
+        "max_draft_tokens": None,
+        "cache_salt": b"salt",
+    }
+    return Request(**{**defaults, **fields})
+
+
+def under_way(request: Request, recorder: Recorder | None = None, opened_us: int = 1000) -> ActiveRequest:
+    """As it is when a target was chosen, whose vocabulary is of 200 tokens."""
+    recorder = recorder or Traces(TraceConfig()).start(request, opened_us)
+    state = RequestState(request.prompt, request.stopping.max_new_tokens, 200, list(request.resume))
+    mode = verification_mode(temperature=request.sampling.temperature, seeded=request.seeded)
+    recorder.placed(state, mode, opened_us)
+    return ActiveRequest(
+        request=request,
+        state=state,
+        mode=mode,
+        speculation=SpeculationController(PolicyConfig(), Allowance(5, 50_000)),
+        failover=FailoverState(FailoverConfig(), "revision"),
+        timer=RoundTimer(opened_us),
+        recorder=recorder,
+        client=Client(router.RouteResponse),
+    )

@@ -1,0 +1,188 @@
+"""Sums by tenant, and what becomes of them while the ledger takes none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from outrider.metadata.ledger import TenantUsage, Tokens
+from outrider.protocol.rounds import Round
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider_controller.router.observe import usage
+from outrider_controller.router.observe.usage import OTHERS, LedgerWriter, UsageSums
+
+from tests.unit.router.made_requests import a_request
+
+COMMIT = sequence.Commit(
+    base_len=10,
+    token_ids=[1, 2, 3],
+    num_drafted=4,
+    num_verified=3,
+    num_accepted=2,
+    num_branch_tokens=1,
+    num_cached_tokens=8,
+    share_us=1000,
+    wasted_us=300,
+    draft_stats=sequence.DraftStats(share_us=500, useful_us=200),
+)
+
+
+class FakeLedger:
+    """Keeps what it is given, while it is there."""
+
+    def __init__(self) -> None:
+        self.here = True
+        self.kept: dict[tuple[int, str], TenantUsage] = {}
+        self.num_written = 0
+
+    async def write(self, hour: int, writer: str, sums: Mapping[str, TenantUsage]) -> bool:
+        if self.here:
+            self.num_written += len(sums)
+            self.kept.update({(hour, tenant): replace(each) for tenant, each in sums.items()})
+        return self.here
+
+
+class World:
+    def __init__(self) -> None:
+        self.sums, self.ledger, self.now_s = UsageSums(), FakeLedger(), 7200.0
+        self.writer = LedgerWriter(self.sums, self.ledger, "router-1", lambda: self.now_s)
+
+    def use(self, tenant: str = "a", **changes: int) -> None:
+        commit = sequence.Commit()
+        commit.CopyFrom(COMMIT)
+        for name, value in changes.items():
+            setattr(commit, name, value)
+        self.sums.round(tenant, commit, Round.from_commit(commit, 2000))
+
+    def total(self, tenant: str = "a") -> int:
+        return sum(each.output_tokens for (_, name), each in self.ledger.kept.items() if name == tenant)
+
+
+def test_a_round_is_added_to_its_tenants_bill() -> None:
+    sums = UsageSums()
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 10))
+    assert sums.sums == {"a": TenantUsage(1, 10, 8, 3, 5, 4, 2, 700, 300, 200, 300, {"other": Tokens(4, 3, 2)})}
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 9))
+    assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens, sums.sums["a"].output_tokens) == (1, 10, 6)
+
+
+def test_resumed_tokens_of_the_client_are_billed_as_prompt_and_those_of_an_earlier_call_are_not() -> None:
+    sums, resume = UsageSums(), (5, 6)
+    asked = a_request(prompt=(1,) * 8, resume=resume, num_resumed_by_client=2, billed=10)
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), asked)
+    assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens) == (1, 10)
+    failed_over = a_request(prompt=(1,) * 8, resume=resume, billed=8)
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), failed_over)
+    assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens) == (1, 10)
+
+
+def test_a_prompt_that_another_answer_pays_for_is_not_billed_again() -> None:
+    sums = UsageSums()
+    sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 10, billed=0))
+    assert sums.sums["a"] == TenantUsage(1, 0, 0, 3, 5, 4, 2, 700, 300, 200, 300, {"other": Tokens(4, 3, 2)})
+
+
+def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> None:
+    world = World()
+    world.use(share_us=4_000_000_000, wasted_us=4_000_000_000, num_branch_tokens=1 << 30)
+    used = world.sums.sums["a"]
+    assert (used.target_useful_us, used.target_wasted_us, used.drafted_tokens) == (0, 2002, 4 + 256)
+
+
+def test_each_source_of_drafts_is_billed_by_its_name_and_no_draft_time_is_charged_for_the_targets_own() -> None:
+    sums, commit = UsageSums(), sequence.Commit(token_ids=[1, 2, 3], num_drafted=4, num_verified=3, num_accepted=2)
+    commit.sources.add(source="model", num_drafted=1, num_verified=1)
+    commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=1, num_accepted=1)
+    commit.sources.add(source="suffix", own=True, num_drafted=1, num_verified=1, num_accepted=1)
+    sums.round("a", commit, Round.from_commit(commit, 2000))
+    used = sums.sums["a"]
+    assert used.sources == {"model": (1, 1, 0), "ngram": (2, 1, 1), "suffix": (1, 1, 1)}
+    assert used.drafted_tokens == sum(tokens.drafted for tokens in used.sources.values())
+    assert (used.draft_useful_us, used.draft_wasted_us) == (0, 0)
+    sums.round("a", commit, Round.from_commit(commit, 2000))
+    assert used.sources["ngram"] == (4, 2, 2)
+
+
+def test_what_a_target_says_of_sources_is_bounded() -> None:
+    sums, commit = UsageSums(), sequence.Commit(token_ids=[1, 2, 3], num_drafted=4, num_verified=3, num_accepted=2)
+    for number in range(40):
+        commit.sources.add(source=f"odd {number}", num_drafted=1 << 30, num_verified=1 << 30, num_accepted=1 << 30)
+    sums.round("late", commit, Round.from_commit(commit, 2000))
+    found = sums.sums["late"].sources
+    assert len(found) == 17 and found["odd 1"] == (256, 256, 2) and found["other"] == (24 * 256, 24 * 256, 24 * 2)
+
+
+def test_what_workers_spent_on_a_sequence_after_its_last_commit_is_billed_too() -> None:
+    sums = UsageSums()
+    sums.ended("a", sequence.SequenceUsage(share_us=40, draft_share_us=7))
+    assert sums.sums["a"] == TenantUsage(target_useful_us=40, draft_wasted_us=7)
+
+
+async def test_only_tenants_that_used_something_since_are_written_again() -> None:
+    world = World()
+    world.use("a")
+    world.use("b")
+    await world.writer.flush()
+    world.use("a")
+    await world.writer.flush()
+    await world.writer.flush()
+    assert world.ledger.num_written == 3
+    assert (world.total("a"), world.total("b")) == (6, 3)
+
+
+async def test_sums_wait_while_the_ledger_is_away_and_lose_nothing_over_the_hour() -> None:
+    world = World()
+    world.use()
+    world.ledger.here = False
+    await world.writer.flush()
+    world.use()
+    world.now_s += 3600
+    await world.writer.flush()
+    world.use()
+    await world.writer.flush()
+    assert world.total() == 0
+    world.ledger.here = True
+    await world.writer.flush()
+    assert {hour: each.output_tokens for (hour, _), each in world.ledger.kept.items()} == {2: 6, 3: 3}
+    await world.writer.flush()
+    assert world.ledger.num_written == 2
+
+
+async def test_a_clock_that_is_set_back_takes_nothing_from_an_hour_that_was_written() -> None:
+    world = World()
+    for step_s in (3600, -3600, 3600):
+        world.use()
+        world.now_s += step_s
+        await world.writer.flush()
+    world.use()
+    await world.writer.flush()
+    assert world.total() == 12
+
+
+async def test_what_waits_is_bounded_in_hours(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.ledger.here = False
+    for _ in range(30):
+        world.use()
+        world.now_s += 3600
+        await world.writer.flush()
+    world.ledger.here = True
+    await world.writer.flush()
+    assert sorted(hour for hour, _ in world.ledger.kept) == list(range(8, 32))
+    assert "usage of 1 tenants" in caplog.text
+
+
+def test_tenants_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "MAX_TENANTS", 2)
+    world = World()
+    for tenant in ("a", "b", "c", "d", "a"):
+        world.use(tenant)
+    assert {tenant: each.output_tokens for tenant, each in world.sums.sums.items()} == {"a": 6, "b": 3, OTHERS: 6}
+
+
+async def test_the_last_sums_are_written_as_the_router_ends() -> None:
+    world = World()
+    async with world.writer.running():
+        world.use()
+    assert world.total() == 3

@@ -1,0 +1,220 @@
+"""What a request may have: the least of what its client, operators and the plan allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from outrider.protocol.rounds import Round
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import worker_pb2 as worker
+from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
+from outrider_controller.autoscaler.planner import ANYBODY
+from outrider_controller.plan_messages import draft_version
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.speculation.policy import ALONE_AFTER_S, Policy
+
+from tests.unit.router.made_requests import a_request
+
+DRAFT = worker.WorkerInfo(model="d", model_revision="1", draft_kind="model")
+VERSION = draft_version(DRAFT)
+FLEET = {"m": TargetState(frozenset({VERSION}))}
+ALL = ((VERSION, 1.0),)
+AUTO, ON, OFF = router.SPECULATION_MODE_AUTO, router.SPECULATION_MODE_ON, router.SPECULATION_MODE_OFF
+
+
+def allowed(request: Request, decision: Decision) -> tuple[int, bool]:
+    """Drafted tokens, and whether it insists."""
+    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
+    allowance = policy.allowance(request)
+    return allowance.max_draft_tokens, allowance.insistent
+
+
+@pytest.mark.parametrize(
+    ("client", "decision", "tokens", "insists"),
+    [
+        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5, False),
+        (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0, False),
+        (OFF, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON)), 0, True),
+        (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 0, False),
+        (ON, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5, True),
+        (ON, Decision(Mode.TRY, Reason.COSTS, (), TenantPolicy(clients_insist=False)), 0, False),
+        (AUTO, Decision(Mode.OFF, Reason.LOAD), 0, False),
+        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(Setting.OFF)), 0, False),
+        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON, max_draft_tokens=2)), 2, True),
+        # A draft may have come since: what is believed of it counts.
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=0.3), 5, False),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 0, False),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, (), TenantPolicy(Setting.OFF), saving=0.3), 0, False),
+    ],
+)
+def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
+    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int, insists: bool
+) -> None:
+    assert allowed(a_request(speculation=client), decision) == (tokens, insists)
+
+
+@pytest.mark.parametrize(
+    ("client", "decision", "tokens"),
+    [
+        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5),
+        # What a draft worker saves or costs says nothing of what the target looks up.
+        (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 5),
+        (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0),
+        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(Setting.OFF)), 0),
+        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON, max_draft_tokens=2)), 2),
+    ],
+)
+def test_a_target_drafts_itself_unless_client_or_operator_forbid_drafts(
+    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int
+) -> None:
+    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
+    assert policy.allowance(a_request(speculation=client)).max_own_draft_tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("asked", "operator", "tokens"), [(None, None, 5), (7, None, 5), (7, 3, 3), (7, 9, 5), (0, 3, 0), (2, 3, 2)]
+)
+def test_the_bounds_of_client_operator_and_router_all_hold(
+    asked: int | None, operator: int | None, tokens: int
+) -> None:
+    decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(max_draft_tokens=operator))
+    assert allowed(a_request(max_draft_tokens=asked), decision)[0] == tokens
+
+
+def seen(policy: Policy, tenant: str, saving: float, rounds: int = 60) -> None:
+    policy.record(tenant, "m", DRAFT).evidence.add_rounds(rounds=rounds, tokens=2 * rounds, saved=saving * rounds)
+
+
+def test_a_router_that_is_alone_plans_on_its_own_evidence_and_new_tenants_begin_with_what_is_usual() -> None:
+    policy = Policy(PolicyConfig())
+    request = a_request()
+    assert policy.allowance(request).max_draft_tokens == 5
+    for second in range(20):
+        seen(policy, "t", -0.6)
+        policy.replan(FLEET, float(second))
+    assert policy.decision("t", "m").mode is Mode.TRY
+    assert policy.decision("new", "m").mode is Mode.TRY
+    drawn = sum(policy.allowance(a_request(request_id=f"{n}")).max_draft_tokens > 0 for n in range(1000))
+    assert 0 < drawn < 100
+
+
+def looked_up(policy: Policy, accepted: int, rounds: int = 60) -> None:
+    commit = sequence.Commit(token_ids=range(accepted + 1), num_drafted=4, num_verified=4, num_accepted=accepted)
+    commit.sources.add(source="ngram", own=True, num_drafted=4, num_verified=4, num_accepted=accepted)
+    for _ in range(rounds):
+        policy.own_drafts(a_request(), Round.from_commit(commit, 20_000), price=0.2)
+
+
+@pytest.mark.parametrize(
+    ("pool", "accepted", "modes"),
+    [
+        (-0.6, 3, (Mode.TRY, Mode.ON)),
+        (0.6, 0, (Mode.ON, Mode.TRY)),
+        (0.6, 3, (Mode.ON, Mode.ON)),
+        (-0.6, 0, (Mode.TRY, Mode.TRY)),
+    ],
+)
+def test_draft_workers_and_the_targets_own_drafts_are_each_decided_by_their_own_evidence(
+    pool: float, accepted: int, modes: tuple[Mode, Mode]
+) -> None:
+    policy = Policy(PolicyConfig())
+    for second in range(20):
+        seen(policy, "t", pool)
+        looked_up(policy, accepted)
+        states = {**FLEET, own_drafts_of("m"): TargetState(frozenset(policy.own_sources["m"]))}
+        policy.replan(states, float(second))
+    assert (policy.decision("t", "m").mode, policy.decision("t", own_drafts_of("m")).mode) == modes
+    allowances = [policy.allowance(a_request(request_id=f"{n}")) for n in range(200)]
+    drafting = [
+        sum(one.max_draft_tokens > 0 for one in allowances),
+        sum(one.max_own_draft_tokens > 0 for one in allowances),
+    ]
+    # Some of the requests try what does not pay.
+    assert [count > 100 for count in drafting] == [mode is Mode.ON for mode in modes]
+    assert all(count < 40 for count, mode in zip(drafting, modes, strict=True) if mode is Mode.TRY)
+
+
+def test_what_a_target_makes_itself_is_allowed_until_a_router_has_seen_what_it_saves() -> None:
+    cell = Cell("t", own_drafts_of("m"))
+    for decision in (
+        Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3),
+        Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),)),
+    ):
+        assert Policy(PolicyConfig(), decisions={cell: decision}).allowance(a_request()).max_own_draft_tokens == 5
+    costs = Policy(PolicyConfig(), decisions={cell: Decision(Mode.TRY, Reason.COSTS, (("ngram", 0.0),))})
+    assert costs.allowance(a_request()).max_own_draft_tokens == 0
+    assert costs.allowance(a_request(speculation=ON)).max_own_draft_tokens == 5
+
+
+def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
+    """A policy whose control plane has just been lost, at second 0."""
+    policy = Policy(PolicyConfig(), led=True)
+    beliefs = [(Pairing(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions]
+    policy.follow(decisions, beliefs)
+    policy.lost(0.0)
+    return policy
+
+
+def test_the_last_plan_holds_for_five_seconds_and_is_gone_on_from_then() -> None:
+    costs = Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.02),), saving=-0.5, rounds=5000)
+    policy = led({Cell("t", "m"): costs}, -0.5)
+    seen(policy, "t", 0.9)
+    for second in range(5):
+        assert not policy.replan(FLEET, float(second))
+    assert policy.decision("t", "m") is costs
+    policy.replan(FLEET, ALONE_AFTER_S)
+    # One second of better news is not enough to leave it.
+    assert policy.decision("t", "m").mode is Mode.TRY
+    for second in range(6, 40):
+        seen(policy, "t", 0.9)
+        policy.replan(FLEET, float(second))
+    assert policy.decision("t", "m").mode is Mode.ON
+
+
+def test_an_operators_word_expires_without_the_control_plane_too() -> None:
+    word = TenantPolicy(Setting.OFF, until_s=20.0)
+    policy = led({Cell("t", "m"): Decision(Mode.OFF, Reason.OPERATOR_OFF, policy=word, saving=0.5)}, 0.5)
+    for second in range(20):
+        policy.replan(FLEET, float(second))
+        assert policy.allowance(a_request()).max_draft_tokens == 0
+    policy.replan(FLEET, 20.0)
+    assert policy.allowance(a_request()).max_draft_tokens == 5
+
+
+def test_an_operators_cap_expires_without_the_control_plane_too() -> None:
+    word = TenantPolicy(until_s=20.0, override_draft_tokens=2, max_draft_tokens=4)
+    policy = led({Cell("t", "m"): Decision(Mode.ON, Reason.SAVES, ALL, policy=word, saving=0.5)}, 0.5)
+    policy.replan(FLEET, 19.0)
+    assert policy.allowance(a_request()).max_draft_tokens == 2
+    policy.replan(FLEET, 20.0)
+    assert policy.allowance(a_request()).max_draft_tokens == 4
+
+
+def test_a_decision_for_anybody_holds_for_tenants_without_one_of_their_own() -> None:
+    own, anybody = Cell("t", "m"), Cell(ANYBODY, "m")
+    policy = Policy(PolicyConfig(), decisions={own: Decision(Mode.ON, Reason.SAVES)})
+    assert [policy.decides([anybody], tenant, "m") for tenant in ("t", "new")] == [False, True]
+    assert [policy.decides([own], tenant, "m") for tenant in ("t", "new")] == [True, False]
+    assert not policy.decides([anybody], "new", "another model")
+
+
+def test_of_a_deleted_tenant_nothing_is_left() -> None:
+    policy = led({Cell("t", "m"): Decision(Mode.OFF, Reason.OPERATOR_OFF, policy=TenantPolicy(Setting.OFF))}, -0.5)
+    policy.forget([Cell("t", "m")])
+    assert policy.decision("t", "m").policy == TenantPolicy()
+    policy.replan(FLEET, ALONE_AFTER_S)
+    assert Cell("t", "m") not in policy.decisions
+
+
+@pytest.mark.parametrize(("client", "may", "counts"), [(ON, False, True), (ON, True, False), (AUTO, False, False)])
+def test_a_client_is_told_where_its_on_counts_as_auto(
+    client: router.SpeculationMode.ValueType, may: bool, counts: bool
+) -> None:
+    decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(clients_insist=may))
+    policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
+    assert policy.counts_on_as_auto(a_request(speculation=client)) is counts

@@ -1,0 +1,73 @@
+"""The last 200 verified tokens of a request."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.speculation.controller import PLAIN, Allowance, SpeculationController
+from outrider_controller.router.speculation.gain import DraftRecord
+from outrider_controller.router.speculation.window import Window
+
+from tests.unit.router.speculation.test_controller import committed
+
+ALLOWED = Allowance(5, 50_000)
+
+
+def test_the_window_says_nothing_until_it_is_full_and_then_only_when_it_becomes_low() -> None:
+    window = Window()
+    assert not any(window.add(4, 0) for _ in range(49))
+    assert window.acceptance is None
+    assert window.add(4, 0)
+    assert not window.add(4, 0)
+    for _ in range(60):
+        window.add(4, 4)
+    assert not window.low
+    assert window.acceptance == 1.0
+    assert [window.add(4, 0) for _ in range(60)].count(True) == 1
+
+
+def played(controller: SpeculationController, rounds: int, *, accepted: int) -> list[int]:
+    """Most drafted tokens, after each of so many rounds of four drafted tokens and a step of 20 ms."""
+    sent = []
+    for number in range(rounds):
+        fields = {"num_drafted": 4, "num_verified": 4, "num_accepted": accepted}
+        committed(controller, 100 + number, number * 21_000, num_tokens=accepted + 1, **fields)
+        controller.draft_active(5_000)
+        sent.append(controller.sent.max_draft_tokens)
+    return sent
+
+
+def test_low_acceptance_alone_turns_nothing_off_that_saves_time() -> None:
+    controller = SpeculationController(PolicyConfig(), ALLOWED)
+    controller.opened(5, DraftRecord(measured=True))
+    assert set(played(controller, 100, accepted=1)) == {5}
+    assert controller.window.low
+
+
+def test_below_a_tenants_floor_the_rest_of_the_request_is_plain() -> None:
+    controller = SpeculationController(PolicyConfig(), replace(ALLOWED, min_acceptance=0.4))
+    controller.opened(5, DraftRecord(measured=True))
+    sent = played(controller, 100, accepted=1)
+    assert sent[49] == 5
+    assert set(sent[60:]) == {0}
+    assert controller.sent == PLAIN
+    # Whatever else becomes of it.
+    assert controller.allow(replace(ALLOWED, min_acceptance=0.4, insistent=True)) is None
+
+
+def test_below_a_floor_above_one_half_the_alarm_is_given_before_the_request_is_plain() -> None:
+    controller = SpeculationController(PolicyConfig(), replace(ALLOWED, min_acceptance=0.8))
+    controller.opened(5, DraftRecord(measured=True))
+    assert set(played(controller, 100, accepted=3)[60:]) == {0}
+    assert controller.window.acceptance == 0.75
+    assert controller.window.low
+
+
+def test_a_low_window_takes_the_credit_that_earlier_requests_gave() -> None:
+    controller = SpeculationController(PolicyConfig(), replace(ALLOWED, saving=3.0, insistent=True))
+    controller.opened(5, DraftRecord(measured=True))
+    played(controller, 49, accepted=0)
+    assert controller.gain.known > -1.0
+    played(controller, 4, accepted=0)
+    assert controller.gain.known <= 0
