@@ -30,7 +30,7 @@ ELSEWHERE = "tests/vllm/"
 FOLDERS = {
     "deploy/k8s/": ("tests/unit/deploy", "tests/e2e/test_dashboards.py", "tests/e2e/test_alerts.py"),
     "deploy/images/": ("tests/unit/deploy",),
-    "controller/outrider_controller/control/static/": ("tests/unit/controller/control/test_console.py",),
+    "controller/outrider_controller/control/console/static/": ("tests/unit/controller/control/console/test_page.py",),
 }
 """Of what is no module of ours: the tests that read it."""
 EVERYTHING = ("pyproject.toml", "Makefile", "tests/conftest.py", "tests/affected.py")

@@ -19,7 +19,7 @@ from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.stack import Stack, unamended
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
 
 from benchmarks.arms import Ask, Sample, Samples, compared, summary, take_turns
 from benchmarks.report import Row, finish, show, table

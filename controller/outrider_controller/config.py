@@ -11,8 +11,8 @@ from outrider.address import AUTO, check_address, is_loopback, takes_all_interfa
 from outrider.configuration import Nested, Option, load
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
+from outrider_controller.control.alerts.webhook import WebhookConfig
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.webhook import WebhookConfig
 from outrider_controller.router.config import RouterConfig
 
 

@@ -32,8 +32,8 @@ from outrider.target.process import serve as serve_target
 from outrider_controller.cli import clusters, contexts
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.control import list_models, list_workers
+from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.server import running_control
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.requests.service import running_router
 

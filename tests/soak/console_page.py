@@ -17,7 +17,7 @@ from outrider_controller.cli.control import Control, call_control
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.sequences import sequence_row
 from outrider_controller.cli.speculation import decision_row
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 

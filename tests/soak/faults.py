@@ -26,7 +26,7 @@ from outrider_controller.cli.process import ProcessSpec
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import Plan, StackConfig
 from outrider_controller.cli.stack_options import run_async
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
 
 from benchmarks.support.asking import make_request, max_tokens_option
 

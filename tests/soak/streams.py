@@ -21,7 +21,7 @@ from outrider_controller.cli.progress import Progress
 from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
 
 from benchmarks.support.asking import make_request
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.control import list_workers
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
 
 from benchmarks.support.asking import make_request
 from tests.soak.kill_pairs import Blow, Up, all_blows, run_blows, running_stack

@@ -54,8 +54,8 @@ def test_a_test_touches_itself_and_a_helper_those_beside_it() -> None:
 def test_a_chart_and_a_page_are_no_modules_and_touch_the_tests_that_read_them() -> None:
     chart = touched(["deploy/k8s/templates/gateway.yaml"])
     assert {"tests/unit/deploy/test_values.py", "tests/e2e/test_alerts.py"} <= set(chart)
-    page = "controller/outrider_controller/control/static/console.js"
-    assert touched([page])[0] == "tests/unit/controller/control/test_console.py"
+    page = "controller/outrider_controller/control/console/static/console.js"
+    assert touched([page])[0] == "tests/unit/controller/control/console/test_page.py"
 
 
 @pytest.mark.parametrize("path", ["README.md", "docs/benchmarks.md", "a-new-file"])

@@ -17,7 +17,7 @@ from outrider.metadata.events import EventKind
 from outrider.target.config import parse_arguments as parse_target
 from outrider_controller.cli.app import cli
 from outrider_controller.config import parse_arguments as parse_controller
-from outrider_controller.control.alerts import AlertKind
+from outrider_controller.control.alerts.active import AlertKind
 from outrider_controller.control.config import parse_arguments as parse_control
 from outrider_controller.router.config import parse_arguments as parse_router
 

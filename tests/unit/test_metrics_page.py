@@ -21,9 +21,9 @@ from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.worker.gpus import NO_GPUS, GpuCollector
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.control.alert_report import AlertMetrics, WebhookMetrics
-from outrider_controller.control.demand import Demand
-from outrider_controller.control.tenant_metrics import TenantMetrics
+from outrider_controller.control.alerts.report import AlertMetrics, WebhookMetrics
+from outrider_controller.control.plan.demand import Demand
+from outrider_controller.control.plan.tenant_metrics import TenantMetrics
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric

@@ -13,7 +13,7 @@ from outrider_controller.cli.control import Control, ask_control, control_option
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import emit, note
 from outrider_controller.cli.spans import DAY_S, span_option
-from outrider_controller.control.rows import worker_row
+from outrider_controller.control.api.rows import worker_row
 
 _POLL_S = 0.5
 _reason_option = click.option("--reason", default="", metavar="TEXT", help="Why, for whoever looks at the worker.")

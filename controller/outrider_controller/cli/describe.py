@@ -20,7 +20,7 @@ from outrider_controller.cli.tenants import KEY_COLUMNS, all_keys, key_row, tena
 from outrider_controller.cli.trace.asking import request_id_of
 from outrider_controller.cli.trace.rows import trace_row
 from outrider_controller.cli.usage import BRIEF, shares, since_option, usage_row, usage_rows
-from outrider_controller.control.rows import worker_row
+from outrider_controller.control.api.rows import worker_row
 
 _EVENTS = 10
 _SEQUENCES = 10

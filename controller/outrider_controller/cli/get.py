@@ -18,7 +18,7 @@ from outrider_controller.cli.sequences import get_sequences
 from outrider_controller.cli.tenants import get_keys, get_tenants
 from outrider_controller.cli.usage import get_usage
 from outrider_controller.cli.watching import list_options, show_rows
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
 
 _ROLES = [name.removeprefix("WORKER_ROLE_").lower() for name, value in worker_pb2.WorkerRole.items() if value]
 _TABLE = ("id", "role", "status", "model", "address", "running", "waiting")

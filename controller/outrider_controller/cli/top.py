@@ -19,7 +19,7 @@ from outrider_controller.cli.output import emit, table_lines
 from outrider_controller.cli.sequences import acceptance, note_unreachable
 from outrider_controller.cli.speculation import decision_row
 from outrider_controller.cli.watching import repeated
-from outrider_controller.control.rows import worker_row
+from outrider_controller.control.api.rows import worker_row
 
 _TENANTS = (
     "tenant",

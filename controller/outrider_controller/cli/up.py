@@ -24,7 +24,7 @@ from outrider_controller.cli.stack import Stack
 from outrider_controller.cli.stack_config import StackConfig
 from outrider_controller.cli.stack_options import run_async, stack_options
 from outrider_controller.cli.supervisor import Supervisor
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
 from outrider_controller.private import make_private, write_whole
 
 _ACTORS = ("router", "control")

@@ -10,7 +10,7 @@ from outrider.configuration import Nested, Option, load
 from outrider.process_config import ProcessConfig
 from outrider.rpc.roles import ClusterSecret, Role
 
-from outrider_controller.control.webhook import WebhookConfig
+from outrider_controller.control.alerts.webhook import WebhookConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

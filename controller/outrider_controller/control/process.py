@@ -8,8 +8,8 @@ from signal import Signals
 
 from outrider.metadata import MetadataStore
 
+from outrider_controller.control.api.server import RunningControl, running_control
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.server import RunningControl, running_control
 from outrider_controller.process import bound
 
 

@@ -8,8 +8,8 @@ from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.leader import LeaderLease
 from outrider.rpc.v1 import tenants_pb2
-from outrider_controller.control.demand import Demand
-from outrider_controller.control.leading import PlanLeader
+from outrider_controller.control.plan.demand import Demand
+from outrider_controller.control.plan.leading import PlanLeader
 from prometheus_client import CollectorRegistry
 
 

@@ -7,9 +7,9 @@ import time
 from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.v1 import policy_pb2
 from outrider_controller.autoscaler.evidence import Evidence, Pairing
-from outrider_controller.control.alert_report import AlertMetrics, AlertReport
-from outrider_controller.control.demand import Demand
-from outrider_controller.control.leading import PlanLeader
+from outrider_controller.control.alerts.report import AlertMetrics, AlertReport
+from outrider_controller.control.plan.demand import Demand
+from outrider_controller.control.plan.leading import PlanLeader
 from outrider_controller.plan_messages import evidence_to_proto
 from prometheus_client import CollectorRegistry
 

@@ -17,8 +17,8 @@ from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import tenants_pb2
 from outrider.rpc.v1.router_pb2 import SPECULATION_MODE_ON
 from outrider_controller.cli.app import run
+from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.server import running_control
 
 from tests.fakes import FakeDraft, FakeTarget
 from tests.integration.router.conftest import Fleet

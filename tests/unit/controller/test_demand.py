@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outrider_controller.autoscaler.evidence import Evidence, Pairing
-from outrider_controller.control.demand import EVERY_S, Demand
+from outrider_controller.control.plan.demand import EVERY_S, Demand
 from prometheus_client import CollectorRegistry
 
 PAIRING = Pairing("t", "m", "d")

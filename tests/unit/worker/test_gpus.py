@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from outrider.rpc.v1 import control_pb2, worker_pb2
 from outrider.worker.gpus import NO_GPUS, GpuCollector, Gpus, uuids_of
-from outrider_controller.control.rows import worker_row
+from outrider_controller.control.api.rows import worker_row
 from prometheus_client import CollectorRegistry
 
 GIB = 1 << 30

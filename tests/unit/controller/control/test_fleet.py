@@ -11,8 +11,8 @@ from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import Event
 from outrider.rpc.v1 import control_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider_controller.control.api.rows import worker_rows
 from outrider_controller.control.fleet import FleetWatch, by_key, changes
-from outrider_controller.control.rows import worker_rows
 
 from tests.unit.metadata.test_event_writer import Stream
 

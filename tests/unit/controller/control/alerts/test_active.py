@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
-from outrider_controller.control.alerts import Alert, AlertKind, Alerts, Change
+from outrider_controller.control.alerts.active import Alert, AlertKind, Alerts, Change
 
 CELL = Cell("acme", "m")
 PAIRING = Pairing("acme", "m", "d@1")

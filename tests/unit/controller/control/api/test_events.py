@@ -8,7 +8,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.metadata import Event
 from outrider.rpc.v1 import control_pb2 as control
-from outrider_controller.control.events import EventFeed
+from outrider_controller.control.api.events import EventFeed
 
 
 class Log:

@@ -21,8 +21,8 @@ from outrider.rpc.v1 import policy_pb2, sequence_pb2, trace_pb2, worker_pb2
 from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.token_bytes import TokenBytes
-from outrider_controller.control.console import Console
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
+from outrider_controller.control.console.page import Console
 
 WORKERS = [
     control.WorkerStatus(

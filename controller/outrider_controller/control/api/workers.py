@@ -13,8 +13,8 @@ from outrider.metadata.keys import role_name
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import worker_pb2 as worker
 
+from outrider_controller.control.api.tenants import caller
 from outrider_controller.control.fleet import Change
-from outrider_controller.control.tenants import caller
 
 MAX_REASON_CHARS = 200
 MAX_GRACE_S = 86_400

@@ -11,8 +11,8 @@ from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import tenants_pb2 as tenants
 
-from outrider_controller.control.leading import PlanLeader
-from outrider_controller.control.tenants import caller, check_name
+from outrider_controller.control.api.tenants import caller, check_name
+from outrider_controller.control.plan.leading import PlanLeader
 
 _MAX_TTL_MS = 366 * 86_400_000
 

@@ -28,25 +28,25 @@ from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 
-from outrider_controller.control.access import OperatorGuard
-from outrider_controller.control.alert_report import AlertMetrics, AlertReport, WebhookMetrics
+from outrider_controller.control.alerts.report import AlertMetrics, AlertReport, WebhookMetrics
+from outrider_controller.control.alerts.webhook import Webhook
+from outrider_controller.control.api.access import OperatorGuard
+from outrider_controller.control.api.events import EventFeed
+from outrider_controller.control.api.history import Histories
+from outrider_controller.control.api.routers import Routers
+from outrider_controller.control.api.speculation import Speculation
+from outrider_controller.control.api.tenants import Tenancy
+from outrider_controller.control.api.usage import bill
+from outrider_controller.control.api.workers import Workers
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.console import Console
-from outrider_controller.control.demand import Demand
-from outrider_controller.control.events import EventFeed
+from outrider_controller.control.console.page import Console
+from outrider_controller.control.console.vocabulary import Vocabulary
 from outrider_controller.control.fleet import FleetWatch
-from outrider_controller.control.follow import SERVICE as POLICY_SERVICE
-from outrider_controller.control.follow import PolicyServicer
-from outrider_controller.control.history import Histories
-from outrider_controller.control.leading import PlanLeader
-from outrider_controller.control.routers import Routers
-from outrider_controller.control.speculation import Speculation
-from outrider_controller.control.tenant_metrics import TenantMetrics
-from outrider_controller.control.tenants import Tenancy
-from outrider_controller.control.usage import bill
-from outrider_controller.control.vocabulary import Vocabulary
-from outrider_controller.control.webhook import Webhook
-from outrider_controller.control.workers import Workers
+from outrider_controller.control.plan.demand import Demand
+from outrider_controller.control.plan.follow import SERVICE as POLICY_SERVICE
+from outrider_controller.control.plan.follow import PolicyServicer
+from outrider_controller.control.plan.leading import PlanLeader
+from outrider_controller.control.plan.tenant_metrics import TenantMetrics
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.metadata.ledger import LedgerEntry, TenantUsage
 from outrider.rpc.v1 import usage_pb2 as usage
-from outrider_controller.control.usage import bill
+from outrider_controller.control.api.usage import bill
 
 NOW_S = 100 * 86_400 + 1800
 HOUR = NOW_S // 3600

@@ -25,7 +25,7 @@ from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
 from outrider.telemetry.ops import Page, PageMaker
 from outrider.token_bytes import TokenBytes
 
-from outrider_controller.control.rows import worker_rows
+from outrider_controller.control.api.rows import worker_rows
 
 _TIMEOUT_S = 3.0
 _NUM_EVENTS = 50

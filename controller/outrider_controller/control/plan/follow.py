@@ -10,8 +10,8 @@ from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.supervision import until_first_ends
 
-from outrider_controller.control.followers import Follower
-from outrider_controller.control.leading import PlanLeader
+from outrider_controller.control.plan.followers import Follower
+from outrider_controller.control.plan.leading import PlanLeader
 
 SERVICE = "outrider.rpc.v1.PolicyService"
 

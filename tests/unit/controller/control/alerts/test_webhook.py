@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from outrider.metadata.event_writer import EventWriter
 from outrider.supervision import beside
-from outrider_controller.control.alert_report import AlertReport
-from outrider_controller.control.alerts import Alert, AlertKind, Change
-from outrider_controller.control.webhook import Webhook, WebhookConfig, read_secret
+from outrider_controller.control.alerts.active import Alert, AlertKind, Change
+from outrider_controller.control.alerts.report import AlertReport
+from outrider_controller.control.alerts.webhook import Webhook, WebhookConfig, read_secret
 
 from tests.unit.metadata.test_event_writer import Stream
 

@@ -15,8 +15,8 @@ from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.control.fleet import Leases
-from outrider_controller.control.followers import not_leading
-from outrider_controller.control.policies import Overrides
+from outrider_controller.control.plan.followers import not_leading
+from outrider_controller.control.plan.policies import Overrides
 from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
 
 _SAVE_EVERY_S = 2.0

@@ -13,8 +13,8 @@ from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.control.routers import Leases
-from outrider_controller.control.tenants import caller, check_name
+from outrider_controller.control.api.routers import Leases
+from outrider_controller.control.api.tenants import caller, check_name
 
 _TIMEOUT_S = 10.0
 

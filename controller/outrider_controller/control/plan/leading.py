@@ -23,12 +23,12 @@ from outrider.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
-from outrider_controller.control.announcements import Announcements, Report
-from outrider_controller.control.demand import Demand
 from outrider_controller.control.fleet import Leases
-from outrider_controller.control.followers import Follower, Followers, not_leading
-from outrider_controller.control.kept_plan import KeptPlan, Plans, messages
-from outrider_controller.control.policies import TenantPolicies, Tenants
+from outrider_controller.control.plan.announcements import Announcements, Report
+from outrider_controller.control.plan.demand import Demand
+from outrider_controller.control.plan.followers import Follower, Followers, not_leading
+from outrider_controller.control.plan.kept_plan import KeptPlan, Plans, messages
+from outrider_controller.control.plan.policies import TenantPolicies, Tenants
 from outrider_controller.plan_messages import (
     draft_version,
     evidence_from_proto,

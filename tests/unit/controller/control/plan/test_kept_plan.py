@@ -12,7 +12,7 @@ from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason
-from outrider_controller.control.kept_plan import KeptPlan
+from outrider_controller.control.plan.kept_plan import KeptPlan
 from outrider_controller.plan_messages import decision_to_proto
 
 from tests.fakes import fake_info

@@ -11,8 +11,8 @@ from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import tokenizer_pb2, worker_pb2
 from outrider.token_bytes import TokenBytes
-from outrider_controller.control import vocabulary
-from outrider_controller.control.vocabulary import Vocabulary, read
+from outrider_controller.control.console import vocabulary
+from outrider_controller.control.console.vocabulary import Vocabulary, read
 from tokenizers import Tokenizer, decoders, models
 
 PIECES = ["<unk>", "▁tea", "▁", "s"]

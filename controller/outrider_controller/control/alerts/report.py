@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider_controller.control.alerts import Alert, Change
-from outrider_controller.control.webhook import Webhook
+from outrider_controller.control.alerts.active import Alert, Change
+from outrider_controller.control.alerts.webhook import Webhook
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from outrider.metadata.events import EventKind
 
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import Decision, Plan, TargetState
-from outrider_controller.control.alerts import Alerts, Change
+from outrider_controller.control.alerts.active import Alerts, Change
 
 log = logging.getLogger(__name__)
 
