@@ -11,6 +11,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _ROOTS = ("services", "controller", "benchmarks", "tests/soak", "tests/simulation")
 _FORMER = {
     *("Course", "Openings", "Legs", "Sums", "Worth", "Standing", "Pace", "Ahead", "Preparing", "_Way", "Lengths"),
+    *("Beside", "Sibling", "SiblingKV", "OfferedDraft", "SentDraft", "Drafted"),
     *("Notices", "Persistence", "Meter", "Metered", "RoundLog", "Tally"),
 }
 _FORMER_WORDS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
 NATIVE_VARIANTS = ("auto", "amx", "avx512-bf16", "avx512", "avx2", "portable")
 _HOST = "127.0.0.1"
+_OF_THE_STACK = ("--model", "--model-name", "--listen", "--ops-listen", "--metadata", "--cluster-secret-file")
+"""What the stack tells a worker, and nobody else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,10 @@ class StackConfig:
     tensor_parallel: int = 1
     """With engine vllm: processes of each target that divide the model among themselves."""
     drafts: int = 1
+    target_args: str = ""
+    """More options of `outrider target`, as on its command line; each worker checks its own."""
+    draft_args: str = ""
+    """More options of `outrider draft`."""
     routers: int = 1
     dtype: str = "bfloat16"
     """Of the targets."""
@@ -89,6 +96,8 @@ class StackConfig:
                     raise ValueError(f"{name}: needs engine vllm")
         if self.drafts < 0:
             raise ValueError("drafts: must not be negative")
+        for name in ("target_args", "draft_args"):
+            _check_args(name, getattr(self, name))
         for name in ("target_quantization", "draft_quantization"):
             if getattr(self, name) not in QUANTIZATIONS:
                 raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(QUANTIZATIONS)}")
@@ -106,6 +115,16 @@ class StackConfig:
     def draft(self) -> str:
         """The draft that is meant."""
         return self.draft_model or default_draft(self.target_model)
+
+
+def _check_args(name: str, args: str) -> None:
+    """Raises ValueError for what is no list of words, or changes how the stack reaches its worker."""
+    try:
+        words = shlex.split(args)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if taken := [flag for word in words if (flag := word.partition("=")[0]) in _OF_THE_STACK]:
+        raise ValueError(f"{name}: {taken[0]} is set by the stack")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +182,16 @@ class Planner:
         name = ("--model", str(self._target_path), "--model-name", self._config.model)
         threads = max(1, self.cores.threads // self._config.tensor_parallel)
         flags = (*name, *self._worker(port, self._config.dtype, self._config.target_quantization, threads))
-        own = self.cores.targets[number]
+        own, more = self.cores.targets[number], tuple(shlex.split(self._config.target_args))
         if self._config.engine == "vllm":
             flags += ("--engine", "vllm", "--tensor-parallel", str(self._config.tensor_parallel))
-            flags += (f"--vllm-args={self._config.vllm_args}",)
+            flags += (f"--vllm-args={self._config.vllm_args}", *more)
             return self._spec(f"target-{number}", "outrider.target", flags, port, own, self._config.vllm_python)
         if not self._config.borrow_cores:
-            return self._spec(f"target-{number}", "outrider.target", flags, port, own)
+            return self._spec(f"target-{number}", "outrider.target", (*flags, *more), port, own)
         borrowed = self.cores.beside(own)
         flags += ("--prefill-threads", str(threads + len(borrowed) if own else self._num_cores))
-        flags += ("--cpu-cores", ",".join(map(str, own)))
+        flags += ("--cpu-cores", ",".join(map(str, own)), *more)
         return self._spec(f"target-{number}", "outrider.target", flags, port, (*own, *borrowed))
 
     def _draft(self, number: int, port: int) -> ProcessSpec:
@@ -180,7 +199,7 @@ class Planner:
         path = str(self._target_path) if config.draft == config.target_model else config.draft
         name = ("--model", path, "--model-name", served_name(config.draft))
         worker = self._worker(port, config.draft_dtype, config.draft_quantization, self.cores.threads)
-        flags = (*name, *worker)
+        flags = (*name, *worker, *shlex.split(config.draft_args))
         return self._spec(f"draft-{number}", "outrider.draft", flags, port, self.cores.drafts[number])
 
     def _worker(self, port: int, dtype: str, quantization: str, threads: int) -> tuple[str, ...]:

@@ -76,6 +76,8 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
             default=None,
             help="Draft workers; default: 1, or 0 where none is shipped for the target and none is given.",
         ),
+        option("--target-args", default="", metavar="ARGS", help="More options of `outrider target`, in quotes."),
+        option("--draft-args", default="", metavar="ARGS", help="More options of `outrider draft`, in quotes."),
         option("--routers", type=number(1, 16), default=1, help="Router actors.", **shown),
         option("--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the targets.", **shown),
         option("--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the drafts.", **shown),

@@ -1,8 +1,8 @@
 """vLLM's scheduler with drafts from outside: `--scheduler-cls outrider.vllm.scheduler.Scheduler`.
 
-Drafted tokens travel in the scheduler's own output, so the runner, the executor and tensor parallelism know nothing of
-them. A draft is only a matter of speed: what escapes from a scheduler ends vLLM's EngineCore, so every fault of ours
-ends the drafting of the open requests instead, and they are decoded plainly.
+Drafts travel in the scheduler's own output, so the runner, the executor and tensor parallelism know nothing of them. A
+draft is only a matter of speed: what escapes from a scheduler ends vLLM's EngineCore, so every fault of ours ends the
+drafting of the open requests instead, and they are decoded plainly.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def source_row(one: sequence.SourceTokens) -> dict[str, Any]:
 
 
 def by_source(rounds: Iterable[trace.RoundTrace]) -> dict[str, list[int]]:
-    """Drafted, verified and accepted tokens of each source."""
+    """Tokens of each source: drafted, verified, accepted."""
     sums: dict[str, list[int]] = {}
     for each in (each for one in rounds for each in one.sources):
         counts = each.num_drafted, each.num_verified, each.num_accepted

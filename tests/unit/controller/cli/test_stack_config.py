@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from outrider.draft.config import parse_arguments as parse_draft_arguments
 from outrider.engine import config as engine_config
 from outrider.target.config import parse_arguments
 from outrider_controller.cli.ports import Ports
@@ -82,6 +83,32 @@ def test_every_worker_is_told_which_kernels_to_run() -> None:
     for spec in (*plan.targets, *plan.drafts):
         assert flag(spec, "--native-variant") == "avx2" and "--require-native" in spec.argv
     assert "--require-native" not in target(StackConfig(), [0]).argv
+
+
+@pytest.mark.parametrize("engine, borrow_cores", [("outrider", True), ("outrider", False), ("vllm", False)])
+def test_workers_take_their_own_options_beside_those_of_the_stack(engine: str, borrow_cores: bool) -> None:
+    config = StackConfig(
+        engine=engine,
+        borrow_cores=borrow_cores,
+        target_args="--lookups 'ngram,suffix' --dtype=float32",
+        draft_args="--speaks '/models/a target' --num-alternatives 2",
+    )
+    plan = Planner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
+    target = parse_arguments(plan.targets[0].argv[3:])
+    # The last of two goes.
+    assert (target.lookup_names, target.engine.dtype) == (["ngram", "suffix"], "float32")
+    draft = parse_draft_arguments(plan.drafts[0].argv[3:])
+    assert (draft.speaks, draft.drafting.num_alternatives) == ("/models/a target", 2)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [("--lookups 'ngram", "No closing quotation"), ("--listen=0.0.0.0:1", "--listen is set by the stack")],
+)
+def test_options_for_a_worker_are_words_that_leave_the_stack_its_addresses(args: str, words: str) -> None:
+    for name in ("target_args", "draft_args"):
+        with pytest.raises(ValueError, match=f"{name}: {words}"):
+            StackConfig(**{name: args})  # type: ignore[arg-type]
 
 
 def test_no_command_line_shows_the_password_of_the_store() -> None:
