@@ -21,7 +21,9 @@ PROMPT = "Repeat this list: red, green, blue, red, green, blue, red, green, blue
 
 async def outrider(stack: Stack, *arguments: str) -> tuple[int, str]:
     """Exit code and stdout."""
-    where = ("--control", stack.control, "--gateway", stack.gateway_grpc)
+    where: tuple[str, ...] = ("--control", stack.control)
+    if "export" not in arguments:
+        where += ("--gateway", stack.gateway_grpc)
     command = (sys.executable, "-m", "outrider_controller.cli", *arguments, *where)
     child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     out, _ = await child.communicate()
@@ -102,3 +104,18 @@ async def test_following_ends_with_the_request(stack: Stack, gateway: Gateway) -
 
 async def test_a_request_nobody_knows_is_not_found(stack: Stack) -> None:
     assert await outrider(stack, "trace", "chatcmpl-" + "0" * 32) == (3, "")
+
+
+async def test_an_export_has_the_rounds_of_the_trace_and_no_token(stack: Stack) -> None:
+    async with Gateway(stack.gateway_grpc) as gateway:
+        answer = await gateway.answer(make_request(stack.config.model, PROMPT, "on", temperature=0, max_tokens=30))
+    part = await trace_of(stack, answer.id)
+    code, out = await outrider(stack, "trace", "export", answer.id)
+    (line,) = map(json.loads, out.splitlines())
+    assert (code, line["schema"]) == (0, "outrider/rounds/v1")
+    assert len(line["rounds"]) == len(part["rounds"])
+    for ours, one in zip(line["rounds"], part["rounds"], strict=True):
+        assert not ours["token_ids"] and not ours["rejected_token_ids"]
+        assert len(ours["chances"]) == ours["accepted"] + len(one["rejected_token_ids"])
+        assert all(0 <= chance <= 1 for chance in ours["chances"])
+        assert {**ours, "token_ids": 0, "rejected_token_ids": 0} == {**one, "token_ids": 0, "rejected_token_ids": 0}

@@ -35,7 +35,7 @@ _COMMANDS = {
     "revoke": (f"{_PACKAGE}.tenants", "revoke", "Take an API key back."),
     "delete": (f"{_PACKAGE}.tenants", "delete", "Delete a tenant and its keys."),
     "config": (f"{_PACKAGE}.config", "config", "Name clusters, and choose the one that commands ask."),
-    "trace": (f"{_PACKAGE}.trace.command", "trace_command", "Show what became of a request, round by round."),
+    "trace": (f"{_PACKAGE}.trace.command", "trace_group", "Show what became of a request, round by round."),
     "plan": (f"{_PACKAGE}.plan", "plan_command", "Estimate what speculation would bring, and the memory it needs."),
     "distill": (f"{_PACKAGE}.distill", "distill", "Make a draft: let a target teach a small model."),
     "compare": (f"{_PACKAGE}.compare", "compare_group", "Say which draft is worth most, on your prompts."),

@@ -226,7 +226,7 @@ class DraftTree:
         merged.add(other, main[ahead - 1] if ahead else ROOT)
         return merged.tree(self)
 
-    def _claims(self) -> list[float]:
+    def claims(self) -> list[float]:
         """The chance of each node as its source has it."""
         if self.chances:
             return list(self.chances)
@@ -253,11 +253,11 @@ class _Merged:
         parents = [tree.parent(node) for node in range(len(tree))]
         at = {pair: node for node, pair in enumerate(zip(parents, tree.token_ids, strict=True))}
         origins = [tree.origin(node) for node in range(len(tree))]
-        return cls(list(tree.token_ids), parents, tree._claims(), list(tree.q), origins, at)
+        return cls(list(tree.token_ids), parents, tree.claims(), list(tree.q), origins, at)
 
     def add(self, tree: DraftTree, root: int) -> None:
         places = {ROOT: root}
-        for node, chance in enumerate(tree._claims()):
+        for node, chance in enumerate(tree.claims()):
             pair = places[tree.parent(node)], tree.token_ids[node]
             found = self.at.get(pair)
             if found is None:

@@ -62,6 +62,10 @@ class Round:
     """What came of the drafted tokens, by source; empty without any."""
     token_sources: Sequence[int] = ()
     """For each accepted token, then for each rejected one, the place of its source in `sources`; empty with one."""
+    chances: bytes = b""
+    """For the same tokens, the chance that the source gave each, in 255ths."""
+    batch_tokens: int = 0
+    """Set when a trace is kept."""
 
     @classmethod
     def from_commit(cls, commit: sequence.Commit, step_us: int) -> Round:
@@ -94,6 +98,7 @@ class Round:
                 done.answer_tokens = stats.answer_tokens
         if done.num_drafted:
             done._take_sources(commit)
+            done.chances = commit.chances
         return done
 
     def _take_sources(self, commit: sequence.Commit) -> None:
@@ -154,6 +159,11 @@ class Round:
             max_draft_tokens=self.max_draft_tokens,
             max_wait_us=self.max_wait_us,
             batch_sequences=self.batch_sequences,
+            batch_tokens=self.batch_tokens,
+            chances=self.chances,
+            answer_us=self.answer_us,
+            answer_compute_us=self.answer_compute_us,
+            answer_tokens=self.answer_tokens,
             source=self.source,
             sources=source_tokens.to_proto(self.sources),
             token_sources=self.token_sources,

@@ -31,6 +31,12 @@ def tokens_by_source(
     return counts, [names.index(sources[node]) for node in told]
 
 
+def chances_of(draft: DraftTree, path: Sequence[int]) -> bytes:
+    """The chance of each token that a commit tells of, in the same order, in 255ths."""
+    claims = draft.claims()
+    return bytes(min(255, round(255 * claims[node])) for node in [*path, *draft.longest()[len(path) :]])
+
+
 def _source(draft: DraftTree, node: int) -> tuple[str, bool]:
     origin = draft.origin(node)
     # Messages of draft workers are numbered from 1 on.

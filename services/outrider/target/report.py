@@ -43,6 +43,8 @@ class Committed:
     """For a head on draft workers: of the last token before the commit, and of the accepted ones."""
     token_sources: Sequence[int] = ()
     """For each accepted token, then for each rejected one: the place of its source in `sources`."""
+    chances: bytes = b""
+    """For the same tokens: the chance that the source gave each, in 255ths."""
 
 
 @dataclass(slots=True, kw_only=True)

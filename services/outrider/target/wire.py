@@ -146,6 +146,7 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
         prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),
         share_us=to_us(times.share_s),
         wasted_us=to_us(times.wasted_s),
+        chances=committed.chances,
         num_branch_tokens=committed.num_branch_tokens,
         **_sources(committed, draft_stats),
     )

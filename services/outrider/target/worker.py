@@ -15,7 +15,7 @@ from outrider.protocol.finish import Finish
 from outrider.speculation import Verdict
 from outrider.target import events
 from outrider.target.accounting import StepAccounting, SteppedRow
-from outrider.target.by_source import judged, tokens_by_source
+from outrider.target.by_source import chances_of, judged, tokens_by_source
 from outrider.target.choice import Pricing
 from outrider.target.commit import apply_stop_conditions
 from outrider.target.core import Clock, TargetCore
@@ -177,6 +177,7 @@ class TargetWorker(TargetCore[TargetSequence]):
             features=features[-1] if features else None,
             sources=sources,
             token_sources=token_sources,
+            chances=chances_of(draft, accepted),
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)

@@ -28,7 +28,7 @@ from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.protocol.validate import check_label
 from outrider.rpc.v1 import sequence_pb2
-from outrider.target.by_source import tokens_by_source
+from outrider.target.by_source import chances_of, tokens_by_source
 from outrider.target.calibration import Fit
 from outrider.target.commit import Outcome
 from outrider.target.events import Adjusted, Offered
@@ -225,6 +225,7 @@ def _committed(fed: _Fed, tokens: list[int], judged: Judged, finish: Finish, num
         draft_useful_s=judged.draft_useful_s,
         sources=sources,
         token_sources=token_sources,
+        chances=chances_of(judged.draft, range(judged.num_accepted)),
     )
 
 

@@ -20,7 +20,7 @@ from outrider.errors import Unavailable
 from outrider.speculation import Grammar
 from outrider.target import events
 from outrider.target.accounting import StepAccounting, SteppedRow
-from outrider.target.by_source import tokens_by_source
+from outrider.target.by_source import chances_of, tokens_by_source
 from outrider.target.commit import Outcome
 from outrider.target.core import TargetCore
 from outrider.target.opening import Limits
@@ -217,6 +217,7 @@ class VllmMachine(TargetCore[VllmSequence]):
             draft_useful_s=judged.draft_useful_s,
             sources=sources,
             token_sources=token_sources,
+            chances=chances_of(judged.draft, range(num_accepted)),
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)

@@ -12,7 +12,7 @@ from outrider.protocol.finish import Finish
 from outrider.protocol.rounds import Round
 from outrider.protocol.source_tokens import SourceTokens
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
-from outrider.target.by_source import judged, tokens_by_source
+from outrider.target.by_source import chances_of, judged, tokens_by_source
 from outrider.target.commit import Outcome
 from outrider.target.metrics import TargetMetrics
 from outrider.target.opening import Speculation
@@ -34,6 +34,9 @@ def test_each_drafted_token_counts_for_one_source() -> None:
     assert counts == [SourceTokens("model", False, 3, 2, 1), SourceTokens("ngram", True, 1, 1, 1)]
     assert places == [0, 1, 0], "5 of the model, 8 that was looked up, and the 7 that nobody got to"
     assert tokens_by_source(DraftTree(10), [], []) == ([], [])
+    told = [*(0, 3), *merged.longest()[2:]]
+    assert list(chances_of(merged, [0, 3])) == [round(255 * merged.claims()[node]) for node in told]
+    assert chances_of(DraftTree(10), []) == b""
 
 
 @pytest.mark.parametrize("how", ["right", "random", "beside"])

@@ -1,1 +1,1 @@
-"""outrider trace: one request, round by round."""
+"""outrider trace: requests, round by round."""

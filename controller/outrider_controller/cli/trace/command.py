@@ -13,6 +13,7 @@ from outrider_controller.cli.control import control_options
 from outrider_controller.cli.endpoints import endpoint_option
 from outrider_controller.cli.output import colours, emit, json_file_option, write_json
 from outrider_controller.cli.trace import asking, table
+from outrider_controller.cli.trace.export import export
 from outrider_controller.cli.trace.rows import trace_row
 from outrider_controller.cli.trace.tokens import TokenPainter, printable, token_ids
 
@@ -21,7 +22,20 @@ _POLL_S = 0.2
 _SETTLE_S = 1.0
 
 
-@click.command("trace")
+class _Showing(click.Group):
+    """`outrider trace REQUEST` is `outrider trace show REQUEST`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, [*args] if known or not args else ["show", *args])
+
+
+@click.group("trace", cls=_Showing)
+def trace_group() -> None:
+    """Show requests, round by round. `outrider trace REQUEST` is `outrider trace show REQUEST`."""
+
+
+@trace_group.command("show")
 @click.argument("request_id", metavar="REQUEST")
 @control_options("text", "json")
 @endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address that knows what tokens stand for")
@@ -63,6 +77,9 @@ def trace_command(
     if output == "json":
         emit("trace", body, output)
     write_json(json_file, "trace", body)
+
+
+trace_group.add_command(export)
 
 
 async def show(

@@ -73,7 +73,7 @@ def token_ids(rounds: Sequence[trace.RoundTrace]) -> set[int]:
 def sources_of(one: trace.RoundTrace) -> list[str]:
     """The source of each accepted token, then of each rejected one; one that the round does not tell is empty."""
     names = [printable(each.source) for each in one.sources] or [printable(one.source)]
-    count = one.num_accepted + len(one.rejected_token_ids)
+    count = max(one.num_drafted, one.num_accepted + len(one.rejected_token_ids))
     places = [*(one.token_sources or [0] * count), *[len(names)] * count]
     return [names[place] if place < len(names) else "" for place in places[:count]]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -23,7 +23,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 MAX_SEQUENCES, _SEQUENCES = 10_000, 1000
 _TIMEOUT_S = 5.0
-_TOKENIZER_TIMEOUT_S = 60.0
+_TOKENIZER_TIMEOUT_S = _EXPORT_S = 60.0
 
 T = TypeVar("T")
 Ask = Callable[["trace_pb2_grpc.TraceServiceAsyncStub", tuple[tuple[str, str], ...]], Awaitable[T]]
@@ -73,6 +73,20 @@ class Routers:
         return control.ListActivitiesResponse(
             activities=[sums[name] for name in sorted(sums)], unreachable_routers=sorted(answers.failed)
         )
+
+    async def traces(self, request: trace.ExportTracesRequest) -> AsyncIterator[trace.RequestTrace]:
+        """Of one router after the other. Raises Unavailable at the end if one did not answer."""
+        failed = []
+        for record in await self._leases.workers(worker.WORKER_ROLE_ROUTER):
+            async with self._connect(record.address) as channel:
+                stub = trace_pb2_grpc.TraceServiceStub(channel)
+                try:
+                    async for answer in stub.ExportTraces(request, timeout=_EXPORT_S, metadata=self._credential):
+                        yield answer.trace
+                except grpc.RpcError as error:
+                    failed.append(f"{record.info.worker_id}: {from_rpc_error(error)}")
+        if failed:
+            raise Unavailable(f"not all routers sent their traces: {'; '.join(failed)}")
 
     async def trace(self, request_id: str) -> list[trace.RequestTrace]:
         """Raises UnknownRequest, or a router's own error if no other router knows the request."""

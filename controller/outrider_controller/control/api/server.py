@@ -109,6 +109,12 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     ) -> control.ControlServiceGetTraceResponse:
         return control.ControlServiceGetTraceResponse(traces=await self._routers.trace(request.request_id))
 
+    async def ExportTraces(
+        self, request: control.ControlServiceExportTracesRequest, context: Context
+    ) -> AsyncIterator[control.ControlServiceExportTracesResponse]:
+        async for found in self._routers.traces(request.filter):
+            yield control.ControlServiceExportTracesResponse(trace=found)
+
     async def ListTenants(self, request: control.ListTenantsRequest, context: Context) -> control.ListTenantsResponse:
         return await self._tenancy.list(request)
 

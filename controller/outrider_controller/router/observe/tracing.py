@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from outrider.errors import InvalidRequest, UnknownRequest
@@ -36,6 +36,13 @@ MAX_LISTED = 10_000
 def now_us() -> int:
     """The router's only clock for durations: its event loop's, monotonic, which a simulation can replace."""
     return int(asyncio.get_running_loop().time() * 1e6)
+
+
+class Batch(NamedTuple):
+    """The size of a target's step."""
+
+    sequences: int
+    tokens: int
 
 
 OnEnd = Callable[["KeptTrace", Request], None]
@@ -97,7 +104,7 @@ class Recorder:
         self._lost.add(info.role)
         self._event(trace.TRACE_EVENT_KIND_LOST, info, now_us, reason)
 
-    def round(self, done: Round, *, setting: Setting, batch_sequences: int, now_us: int) -> None:
+    def round(self, done: Round, *, setting: Setting, batch: Batch, now_us: int) -> None:
         """Adds one applied commit. Its tokens are dropped unless they are to be kept: nobody reads them afterwards."""
         if not self._rounds:
             self.trace.cached_tokens = done.num_cached_tokens
@@ -108,7 +115,7 @@ class Recorder:
             done.token_ids = done.rejected = []
         done.at_us = now_us - self._started_us
         done.max_draft_tokens, done.max_wait_us = setting.max_draft_tokens, setting.max_wait_us
-        done.batch_sequences = batch_sequences
+        done.batch_sequences, done.batch_tokens = batch
         self._rounds.append(done)
 
     def kept(self, now_us: int, ended: str | None = None) -> KeptTrace:
@@ -215,6 +222,14 @@ class Traces:
         known = [kept.message() for kept in (*self._ended, *running) if kept.request_id == request_id]
         return sorted(known, key=lambda found: found.started_unix_us)
 
+    def export(self, request: trace.ExportTracesRequest) -> Iterator[trace.RequestTrace]:
+        """Those that have ended, as they are remembered now."""
+        wanted = frozenset(request.request_ids)
+        for kept in [one for one in self._ended if not wanted or one.request_id in wanted]:
+            message = kept.message()
+            if request.tenant in ("", message.tenant) and request.model in ("", message.model):
+                yield message if request.tokens else _without_tokens(message)
+
     def running(self, request: trace.GetActivityRequest, now_us: int) -> trace.GetActivityResponse:
         """The running requests that match `request`, and the sums of all."""
         fitting = [recorder for recorder in self._running if recorder.fits(request)]
@@ -223,6 +238,12 @@ class Traces:
             num_sequences=len(fitting),
             activities=self._activity.sums(recorder.work() for recorder in self._running),
         )
+
+
+def _without_tokens(message: trace.RequestTrace) -> trace.RequestTrace:
+    for one in message.rounds:
+        del one.token_ids[:], one.rejected_token_ids[:]
+    return message
 
 
 class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
@@ -243,6 +264,12 @@ class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
                 f"forgotten it (it remembers {len(self._traces)} requests that have ended)"
             )
         return trace.GetTraceResponse(traces=found)
+
+    async def ExportTraces(
+        self, request: trace.ExportTracesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[trace.ExportTracesResponse]:
+        for found in self._traces.export(request):
+            yield trace.ExportTracesResponse(trace=found)
 
     async def GetActivity(
         self, request: trace.GetActivityRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -24,7 +24,7 @@ from outrider_controller.router.admission.queue import AdmissionQueue
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet, Listener, TargetLink
 from outrider_controller.router.observe.telemetry import RouterTelemetry
-from outrider_controller.router.observe.tracing import Traces, now_us
+from outrider_controller.router.observe.tracing import Batch, Traces, now_us
 from outrider_controller.router.observe.usage import UsageSums
 from outrider_controller.router.requests.assignment import Assigner, Directory, WorkerPicker
 from outrider_controller.router.requests.checks import Request
@@ -115,7 +115,8 @@ class Dispatcher:
     # -- replies of targets
 
     def _target_replied(self, link: TargetLink, reply: target_pb2.VerifyResponse) -> None:
-        at_us, step_us, batch_sequences = now_us(), reply.step_us, reply.batch_sequences
+        at_us, step_us = now_us(), reply.step_us
+        batch = Batch(reply.batch_sequences, reply.batch_tokens)
         link.price.update(reply, at_us / 1e6)
         counted = []
         for commit in reply.commits:
@@ -129,7 +130,7 @@ class Dispatcher:
                 active.respond(commit, done)
                 self.usage.round(active.request.tenant, commit, done, active.request)
                 setting = active.speculation.sent
-                active.recorder.round(done, setting=setting, batch_sequences=batch_sequences, now_us=at_us)
+                active.recorder.round(done, setting=setting, batch=batch, now_us=at_us)
                 active.failover.round_committed()
                 if done.finish_reason:
                     active.events.wake()

@@ -10,7 +10,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.config import TraceConfig
-from outrider_controller.router.observe.tracing import Recorder, Traces
+from outrider_controller.router.observe.tracing import Batch, Recorder, Traces
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.sequences import ActiveRequest
 from outrider_controller.router.speculation.controller import Setting
@@ -37,7 +37,7 @@ def begun(traces: Traces, what: Request, now_us: int = 0) -> tuple[Recorder, Act
 
 def add_round(recorder: Recorder, active: ActiveRequest, token_ids: list[int], now_us: int, **fields: Any) -> None:
     commit = sequence.Commit(base_len=active.state.committed_len, token_ids=token_ids, **fields)
-    recorder.round(active.apply(commit, step_us=7, now_us=now_us), setting=SETTING, batch_sequences=3, now_us=now_us)
+    recorder.round(active.apply(commit, step_us=7, now_us=now_us), setting=SETTING, batch=Batch(3, 8), now_us=now_us)
 
 
 def test_a_trace_says_what_every_round_did_and_took() -> None:
@@ -47,7 +47,8 @@ def test_a_trace_says_what_every_round_did_and_took() -> None:
     add_round(recorder, active, [20], 1500, num_cached_tokens=2)
     add_round(
         recorder, active, [21, 22], 1900, num_drafted=3, num_verified=2, num_accepted=1, num_dropped=4,
-        rejected_token_ids=[30, 31], queue_us=11, wait_us=5, finish_reason=sequence.FINISH_REASON_STOP,
+        rejected_token_ids=[30, 31], chances=bytes([200, 100, 50]), queue_us=11, wait_us=5,
+        finish_reason=sequence.FINISH_REASON_STOP,
     )  # fmt: skip
     traces.end(recorder, "CANCELLED", 2000)
     (found,) = traces.find("r", 9999)
@@ -60,7 +61,8 @@ def test_a_trace_says_what_every_round_did_and_took() -> None:
     assert (first.at_us, first.base_len, list(first.token_ids), first.timing.round_us) == (500, 4, [20], 460)
     assert (second.base_len, list(second.token_ids), list(second.rejected_token_ids)) == (5, [21, 22], [30, 31])
     assert (second.num_drafted, second.num_verified, second.num_accepted, second.num_dropped) == (3, 2, 1, 4)
-    assert (second.max_draft_tokens, second.max_wait_us, second.batch_sequences) == (5, 700, 3)
+    assert (second.max_draft_tokens, second.max_wait_us) == (5, 700)
+    assert (second.batch_sequences, second.batch_tokens, second.chances) == (3, 8, bytes([200, 100, 50]))
     assert (second.timing.wait_us, second.timing.queue_us, second.timing.verify_us) == (5, 11, 7)
     (event,) = found.events
     assert (event.kind, event.worker_id, event.position) == (trace.TRACE_EVENT_KIND_OPENED, "t1", 4)
@@ -74,6 +76,21 @@ def test_the_prompt_is_nowhere_in_it() -> None:
     (found,) = traces.find("r", 700)
     assert set(PROMPT).isdisjoint(token for one in found.rounds for token in one.token_ids)
     assert not any(field.name.startswith("prompt") and field.name != "prompt_tokens" for field, _ in found.ListFields())
+
+
+def test_what_is_exported_is_chosen_and_has_no_tokens_unless_asked() -> None:
+    traces = Traces(TraceConfig(record_tokens=True))
+    for name, tenant in (("a", "acme"), ("b", "acme"), ("c", "other")):
+        recorder, active = begun(traces, request(name, tenant=tenant))
+        add_round(recorder, active, [20], 500, num_drafted=1, rejected_token_ids=[30], chances=bytes([99]))
+        traces.end(recorder, "", 600)
+    found = list(traces.export(trace.ExportTracesRequest(tenant="acme")))
+    assert [one.request_id for one in found] == ["a", "b"]
+    assert all(not one.token_ids and not one.rejected_token_ids for part in found for one in part.rounds)
+    assert [one.chances for part in found for one in part.rounds] == [bytes([99])] * 2
+    (chosen,) = traces.export(trace.ExportTracesRequest(request_ids=["c", "unknown"], tokens=True))
+    assert list(chosen.rounds[0].token_ids) == [20] and list(chosen.rounds[0].rejected_token_ids) == [30]
+    assert not list(traces.export(trace.ExportTracesRequest(model="another")))
 
 
 def test_tokens_can_be_left_out() -> None:
