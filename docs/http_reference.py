@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.gateway.http.errors import STATUSES
-from outrider.gateway.http.responses_request import ResponsesRequest
-from outrider.gateway.http.schemas import Body, ChatRequest, CompletionRequest
+from outrider.gateway.http.openai.responses_request import ResponsesRequest
+from outrider.gateway.http.openai.schemas import Body, ChatRequest, CompletionRequest
 from outrider.gateway.http.tokens import DetokenizeRequest, TokenizeRequest
 from outrider.protocol.identity import package_version
 from outrider.rpc.roles import ROUTES

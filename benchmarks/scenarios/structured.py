@@ -13,7 +13,7 @@ from typing import Any
 import click
 import jsonschema
 from outrider.errors import InvalidRequest
-from outrider.gateway.structured import Structured
+from outrider.gateway.tools.structured import Structured
 from outrider_controller.cli.client import Answer, Gateway
 from outrider_controller.cli.figures import Figures
 from outrider_controller.cli.output import json_file_option, note

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from outrider.gateway.structured import Kind
+from outrider.gateway.tools.structured import Kind
 from outrider.rpc.v1 import generation_pb2
 
 NUM_GRAMMARS = 200

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from outrider.errors import Overloaded
-from outrider.gateway.router_stream import RouterStream
+from outrider.gateway.routers.router_stream import RouterStream
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import AdmissionConfig, RouterConfig

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from outrider.gateway.structured import Structured
+from outrider.gateway.tools.structured import Structured
 from outrider.target.grammar import GrammarCompiler
 from outrider_controller.cli.models import DEFAULT_TARGET, fetched
 from tokenizers import Tokenizer

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from outrider.errors import OutriderError
-from outrider.gateway.admission import Admission
-from outrider.gateway.catalog import Catalog, Model
 from outrider.gateway.config import Failover
-from outrider.gateway.generation import Generator
-from outrider.gateway.metrics import GatewayMetrics
-from outrider.gateway.requests import Generation, Options, TokenPrompt
+from outrider.gateway.generation.generation import Generator
+from outrider.gateway.generation.metrics import GatewayMetrics
+from outrider.gateway.generation.requests import Generation, Options, TokenPrompt
+from outrider.gateway.tenants.admission import Admission
+from outrider.gateway.tokenizer.catalog import Catalog, Model
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.token_bytes import TokenBytes
 from prometheus_client import CollectorRegistry

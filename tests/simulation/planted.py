@@ -17,7 +17,7 @@ from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.pool import PoolDrafts
 from outrider.engine.blocks import BlockPool
 from outrider.engine.kv_cache_manager import KVCacheManager
-from outrider.gateway.generation import _Job
+from outrider.gateway.generation.generation import _Job
 from outrider.speculation import verification
 from outrider.target import events, verify, worker
 from outrider.target.core import TargetCore

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
-from outrider.gateway.requests import SpeculationChoice
+from outrider.gateway.generation.requests import SpeculationChoice
 from outrider_controller.router.fleet.loads import BELIEVED_S
 
 from tests.simulation.client import Answer, Clients

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from outrider.gateway.requests import SpeculationChoice
+from outrider.gateway.generation.requests import SpeculationChoice
 
 from tests.simulation.hash_model import VOCAB_SIZE
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from outrider.gateway.routers import RouterPool
+from outrider.gateway.routers.routers import RouterPool
 from outrider_controller.router.config import FailoverConfig, LinkConfig, PolicyConfig, RouterConfig
 
 from tests.simulation.hostility import DRAFT_PATH, TARGET_PATH, Hostility

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import click
 from outrider.errors import OutriderError, Overloaded
-from outrider.gateway.auth import KeyGuard
-from outrider.gateway.quota_keeper import QuotaKeeper
+from outrider.gateway.tenants.auth import KeyGuard
+from outrider.gateway.tenants.quota_keeper import QuotaKeeper
 from outrider.metadata import MetadataStore
 from outrider.rpc.roles import INFER, Access
 from outrider.rpc.v1 import tenants_pb2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from outrider.draft.metrics import DraftMetrics
 from outrider.draft.report import DraftStats
-from outrider.gateway.metrics import GatewayMetrics
+from outrider.gateway.generation.metrics import GatewayMetrics
 from outrider.metadata.counters import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics

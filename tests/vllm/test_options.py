@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.gateway.structured import Structured
+from outrider.gateway.tools.structured import Structured
 from outrider.prefix import block_hashes
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.testing.tiny import tiny_tokenizer

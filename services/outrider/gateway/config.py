@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar
 
 from outrider.address import check_address, check_listen, is_loopback
 from outrider.configuration import ConfigError, Nested, Option, load
-from outrider.gateway.parsers.tool_calls import FORMATS
 from outrider.gateway.tokenizer.model import Parsers
+from outrider.gateway.tools.parsers.tool_calls import FORMATS
 from outrider.process_config import ProcessConfig
 from outrider.rpc.certificates import TlsFiles, check_plain, public_tls
 from outrider.rpc.roles import ClusterSecret, Role

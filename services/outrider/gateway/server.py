@@ -19,18 +19,18 @@ from starlette.types import ASGIApp
 
 from outrider.address import split_address
 from outrider.collector import gc_frozen
-from outrider.gateway.admission import Admission
-from outrider.gateway.auth import KeyGuard
-from outrider.gateway.catalog import Catalog
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.files import connections_allowed
-from outrider.gateway.generation import Generator
-from outrider.gateway.grpc_server import SERVICE, GenerationServicer
+from outrider.gateway.generation.generation import Generator
+from outrider.gateway.generation.metrics import GatewayMetrics
+from outrider.gateway.grpc.service import SERVICE, GenerationServicer
 from outrider.gateway.http.app import create_app
 from outrider.gateway.http.connection import Bounds, closing
-from outrider.gateway.metrics import GatewayMetrics
-from outrider.gateway.quota_keeper import QuotaKeeper
-from outrider.gateway.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
+from outrider.gateway.routers.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
+from outrider.gateway.tenants.admission import Admission
+from outrider.gateway.tenants.auth import KeyGuard
+from outrider.gateway.tenants.quota_keeper import QuotaKeeper
+from outrider.gateway.tokenizer.catalog import Catalog
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import own_info
 from outrider.rpc.channel import connect_to

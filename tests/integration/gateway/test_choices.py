@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 from outrider.gateway.config import Limits
-from outrider.gateway.logits import LogitsChoice
+from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2

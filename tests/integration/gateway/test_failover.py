@@ -15,7 +15,7 @@ import grpc
 import pytest
 from outrider.errors import Code, Overloaded, Unavailable
 from outrider.gateway.config import Failover, GatewayConfig
-from outrider.gateway.routers import LeasedRouters
+from outrider.gateway.routers.routers import LeasedRouters
 from outrider.gateway.server import running
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata.store import MetadataStore

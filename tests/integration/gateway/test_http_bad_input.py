@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from outrider.errors import InvalidRequest
 from outrider.gateway.config import Limits
 from outrider.gateway.http.errors import HttpError
-from outrider.gateway.http.responses_request import ResponsesRequest
-from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
+from outrider.gateway.http.openai.responses_request import ResponsesRequest
+from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
 from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from tests.integration.gateway.conftest import OpenGateway

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 from outrider.errors import OutriderError
-from outrider.gateway.http.shapes import CompletionShape
+from outrider.gateway.http.openai.shapes import CompletionShape
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.v1 import router_pb2
 from outrider.telemetry.logging import configure_logging

@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from outrider.gateway.http.tools import tool_use
+from outrider.gateway.http.openai.tools import tool_use
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import Detokeniser
 from outrider.rpc.v1 import router_pb2

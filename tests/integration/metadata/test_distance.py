@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-from outrider.gateway.routers import LeasedRouters
+from outrider.gateway.routers.routers import LeasedRouters
 from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import worker_pb2
 from outrider_controller.cli.ports import Ports

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.gateway.structured import Structured
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.gateway.tool_grammar import FreeCalls
-from outrider.gateway.tools import ToolUse
+from outrider.gateway.tools.structured import Structured
+from outrider.gateway.tools.tool_grammar import FreeCalls
+from outrider.gateway.tools.tools import ToolUse
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.tokenizer import read_tokenizer

@@ -10,8 +10,8 @@ import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
-from outrider.gateway.http.responses_request import ResponsesRequest
-from outrider.gateway.http.schemas import Body, ChatRequest, CompletionRequest, GenerationBody
+from outrider.gateway.http.openai.responses_request import ResponsesRequest
+from outrider.gateway.http.openai.schemas import Body, ChatRequest, CompletionRequest, GenerationBody
 from outrider.rpc.roles import ROUTES
 from outrider.rpc.v1 import generation_pb2
 

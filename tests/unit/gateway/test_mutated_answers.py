@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from outrider.gateway.parsers.message import MessageParser
-from outrider.gateway.parsers.reasoning import ReasoningParser
-from outrider.gateway.parsers.tool_calls import FORMATS, Delta, MarkedCalls, NoTools
+from outrider.gateway.tools.parsers.message import MessageParser
+from outrider.gateway.tools.parsers.reasoning import ReasoningParser
+from outrider.gateway.tools.parsers.tool_calls import FORMATS, Delta, MarkedCalls, NoTools
 
 NUM_ANSWERS = 5_000
 TOOLS = ("sun", "rain")

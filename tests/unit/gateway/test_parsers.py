@@ -9,13 +9,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.gateway.message_parser import is_bound
-from outrider.gateway.parsers.message import MessageParser
-from outrider.gateway.parsers.reasoning import ReasoningParser
-from outrider.gateway.parsers.tool_calls import FORMATS, Delta, MarkedCalls, NamedCall, NoTools, ToolParser, format_of
-from outrider.gateway.structured import Structured
-from outrider.gateway.tool_grammar import FreeCalls
-from outrider.gateway.tools import ToolUse
+from outrider.gateway.generation.message_parser import is_bound
+from outrider.gateway.tools.parsers.message import MessageParser
+from outrider.gateway.tools.parsers.reasoning import ReasoningParser
+from outrider.gateway.tools.parsers.tool_calls import (
+    FORMATS,
+    Delta,
+    MarkedCalls,
+    NamedCall,
+    NoTools,
+    ToolParser,
+    format_of,
+)
+from outrider.gateway.tools.structured import Structured
+from outrider.gateway.tools.tool_grammar import FreeCalls
+from outrider.gateway.tools.tools import ToolUse
 
 Calls = list[tuple[str, str]]
 SUN = '{"city": "Z\\u00fcrich \\"}]<", "days": [1, {"a": 2}]}'

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from outrider.gateway.structured import Structured
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.threads import SHORT_CHARS, TokenizerThreads
+from outrider.gateway.tools.structured import Structured
 from outrider.target.tokenizer import read_tokenizer
 
 LONG = SHORT_CHARS + 1

@@ -12,10 +12,10 @@ import outrider.rpc.v1
 import pytest
 from google.protobuf.descriptor import FileDescriptor
 from outrider.errors import OutriderError
-from outrider.gateway.auth import KeyGuard
 from outrider.gateway.config import Limits
 from outrider.gateway.http.access import guarded
 from outrider.gateway.http.app import create_app
+from outrider.gateway.tenants.auth import KeyGuard
 from outrider.rpc.channel import create_channel
 from outrider.rpc.roles import (
     CALLS,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from outrider.errors import OutriderError
-from outrider.gateway.structured import Structured
+from outrider.gateway.tools.structured import Structured
 from outrider.target.grammar import GrammarCompiler
 
 from benchmarks.support.hostile_grammars import hostile

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
-from outrider.gateway.structured import Structured
+from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.finish import Finish
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode

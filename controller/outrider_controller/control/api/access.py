@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import Unauthenticated
-from outrider.gateway.auth import KeyGuard
+from outrider.gateway.tenants.auth import KeyGuard
 from outrider.rpc.roles import ANYBODY, NO_ROLES, Access, Caller, Role, RoleGuard
 
 

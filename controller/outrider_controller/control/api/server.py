@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import grpc
 from outrider.errors import Unavailable
-from outrider.gateway.auth import KeyGuard
+from outrider.gateway.tenants.auth import KeyGuard
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.protocol.identity import own_info

@@ -9,10 +9,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import OutriderError
-from outrider.gateway.auth import default_tenant
 from outrider.gateway.http.errors import from_outrider
 from outrider.gateway.http.rate_limits import with_rate_limits
-from outrider.gateway.quota_keeper import QuotaKeeper
+from outrider.gateway.tenants.auth import default_tenant
+from outrider.gateway.tenants.quota_keeper import QuotaKeeper
 from outrider.rpc.roles import ANYBODY, ROUTES, Access, Caller, Guard, bearer_token, check_routes
 from outrider.rpc.v1 import tenants_pb2
 

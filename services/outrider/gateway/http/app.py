@@ -16,20 +16,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.gateway.auth import check_model, may_ask
-from outrider.gateway.choices import Choices, start_choices
 from outrider.gateway.config import Limits
-from outrider.gateway.generation import Generator
-from outrider.gateway.http import bodies, sse
+from outrider.gateway.generation.choices import Choices, start_choices
+from outrider.gateway.generation.generation import Generator
+from outrider.gateway.generation.requests import Generation
+from outrider.gateway.http import sse
 from outrider.gateway.http.access import caller_of, guarded, tenant_of
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
+from outrider.gateway.http.openai import bodies
+from outrider.gateway.http.openai.responses import ResponsesWriter
+from outrider.gateway.http.openai.responses_request import ResponsesRequest
+from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
+from outrider.gateway.http.openai.shapes import ChatShape, CompletionShape
 from outrider.gateway.http.reading import read_body
-from outrider.gateway.http.responses import ResponsesWriter
-from outrider.gateway.http.responses_request import ResponsesRequest
-from outrider.gateway.http.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
-from outrider.gateway.http.shapes import ChatShape, CompletionShape
 from outrider.gateway.http.tokens import TokenEndpoints
-from outrider.gateway.requests import Generation
+from outrider.gateway.tenants.auth import check_model, may_ask
 from outrider.rpc.revocation import while_admitted
 from outrider.rpc.roles import Caller, Guard
 from outrider.telemetry.context import TraceContext

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from starlette.types import Message, Send
 
-from outrider.gateway.quota_keeper import QuotaKeeper
-from outrider.gateway.quotas import Remaining
+from outrider.gateway.tenants.quota_keeper import QuotaKeeper
+from outrider.gateway.tenants.quotas import Remaining
 from outrider.rpc.v1 import tenants_pb2
 
 

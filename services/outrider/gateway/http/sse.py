@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 from starlette.types import Receive, Send
 
-from outrider.gateway.choices import Choices
-from outrider.gateway.generation import Chunk
-from outrider.gateway.http.bodies import usage
-from outrider.gateway.http.choice_stats import ChoiceStats
+from outrider.gateway.generation.choices import Choices
+from outrider.gateway.generation.generation import Chunk
+from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
-from outrider.gateway.http.schemas import GenerationBody, StreamOptions
-from outrider.gateway.http.shapes import ChatShape, Choice, CompletionShape, Json, Shape
-from outrider.gateway.stats import Usage
+from outrider.gateway.http.openai.bodies import usage
+from outrider.gateway.http.openai.choice_stats import ChoiceStats
+from outrider.gateway.http.openai.schemas import GenerationBody, StreamOptions
+from outrider.gateway.http.openai.shapes import ChatShape, Choice, CompletionShape, Json, Shape
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"

@@ -10,19 +10,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.gateway.auth import check_model, may_ask
-from outrider.gateway.catalog import Model
 from outrider.gateway.config import Limits
-from outrider.gateway.context_length import check_len
-from outrider.gateway.generation import Generator
+from outrider.gateway.generation.context_length import check_len
+from outrider.gateway.generation.generation import Generator
+from outrider.gateway.generation.requests import ChatPrompt, TextPrompt
 from outrider.gateway.http.access import tenant_of
 from outrider.gateway.http.errors import HttpError, from_outrider
-from outrider.gateway.http.messages import message
+from outrider.gateway.http.openai.messages import message
+from outrider.gateway.http.openai.schemas import Body, parse
+from outrider.gateway.http.openai.tools import tool_use
 from outrider.gateway.http.reading import read_body
-from outrider.gateway.http.schemas import Body, parse
-from outrider.gateway.http.tools import tool_use
-from outrider.gateway.quotas import prompt_tokens_of
-from outrider.gateway.requests import ChatPrompt, TextPrompt
+from outrider.gateway.tenants.auth import check_model, may_ask
+from outrider.gateway.tenants.quotas import prompt_tokens_of
+from outrider.gateway.tokenizer.catalog import Model
 from outrider.gateway.tokenizer.model import TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads

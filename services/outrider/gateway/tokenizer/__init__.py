@@ -1,1 +1,5 @@
-"""Conversion between text and token ids: chat templates, incremental detokenising, stop strings."""
+"""Models as a gateway knows them: tokenizers, chat templates, and text from token ids.
+
+They come from targets (`store`, `catalog`). Not here: the weights, and the answers (`outrider.gateway.generation`).
+Begin with `model`.
+"""

@@ -10,11 +10,11 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer
 
-from outrider.gateway.parsers.reasoning import CLOSE, OPEN, Thought
-from outrider.gateway.parsers.tool_calls import MARKERS, format_of
 from outrider.gateway.tokenizer import tool_prompt
 from outrider.gateway.tokenizer.bounds import max_bytes_per_token
 from outrider.gateway.tokenizer.template import ChatTemplate, TemplateError
+from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
+from outrider.gateway.tools.parsers.tool_calls import MARKERS, format_of
 from outrider.rpc.v1 import tokenizer_pb2
 from outrider.token_bytes import TokenBytes
 

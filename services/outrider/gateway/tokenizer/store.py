@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc
 
 from outrider.errors import Unavailable
-from outrider.gateway.routers import Router, RouterPool
+from outrider.gateway.routers.routers import Router, RouterPool
 from outrider.protocol.tokenizers import joined, sha256_of
 from outrider.rpc.v1 import router_pb2
 from outrider.user_cache import cache_directory

@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from smg_grpc_proto import vllm_engine_pb2 as vllm
 
 from outrider.errors import InvalidRequest, NotSupported, OutriderError
-from outrider.gateway.logits import LogitsChoice
-from outrider.gateway.requests import MAX_CHOICES, Generation, Options, Prompt, TextPrompt, TokenPrompt, numbered
-from outrider.gateway.structured import Structured, parsed_schema
+from outrider.gateway.generation.logits import LogitsChoice
+from outrider.gateway.generation.requests import (
+    MAX_CHOICES,
+    Generation,
+    Options,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    numbered,
+)
+from outrider.gateway.tools.structured import Structured, parsed_schema
 
 _PARAMS = "sampling_params"
 _PARAM_NAMES = frozenset(field.name for field in vllm.SamplingParams.DESCRIPTOR.fields)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from smg_grpc_proto import vllm_engine_pb2 as vllm
 
-from outrider.gateway.generation import Answer, Chunk
+from outrider.gateway.generation.generation import Answer, Chunk
 from outrider.gateway.vllm.requests import LogprobsAsked
 from outrider.options.logprobs import TokenLogprobs
 

@@ -20,9 +20,9 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 
 from outrider.errors import Conflict, NotSupported
-from outrider.gateway.auth import check_model, default_tenant
-from outrider.gateway.choices import start_choices
-from outrider.gateway.generation import Generator
+from outrider.gateway.generation.choices import start_choices
+from outrider.gateway.generation.generation import Generator
+from outrider.gateway.tenants.auth import check_model, default_tenant
 from outrider.gateway.vllm.requests import field_paths, logprobs_asked, to_generations
 from outrider.gateway.vllm.responses import EngineAnswer
 from outrider.gateway.vllm.tokenizer_files import zipped

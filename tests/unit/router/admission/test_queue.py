@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from outrider.errors import Code, Overloaded
-from outrider.gateway.routers import Rotation
+from outrider.gateway.routers.routers import Rotation
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.admission.queue import AdmissionQueue

@@ -1,0 +1,139 @@
+"""The gateway's Prometheus metrics. Times are seconds on the process's monotonic clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from outrider.errors import OutriderError
+from outrider.gateway.generation.stats import Finish
+from outrider.telemetry.metrics import LabelCap
+
+_TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 40, 160)
+_ITL_BUCKETS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 8)
+_E2E_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84, 600)
+
+
+class GatewayMetrics:
+    """The metrics of one gateway."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.running = Gauge("outrider_gateway_requests_running", "Requests under way.", registry=self.registry)
+        self.waiting = Gauge(
+            "outrider_gateway_requests_waiting",
+            "Requests that no target has been sent yet.",
+            ["model_name"],
+            registry=self.registry,
+        )
+        self.succeeded = self._counter(
+            "request_success", "Requests answered to the end.", "model_name", "finished_reason"
+        )
+        self.failed = self._counter("request_failure", "Requests refused, broken off or cancelled.", "reason")
+        self._over_quota = self._counter("quota_rejected", "Requests refused for a quota.", "tenant", "quota")
+        self._tenants = LabelCap(100)
+        self.failovers = self._counter("gateway_router_failovers", "Calls that moved to another router.", "kind")
+        self.prompt_tokens = self._tokens("request_prompt_tokens", "Tokens of a request's prompt.")
+        self.cached_tokens = self._tokens("request_cached_tokens", "Prompt tokens found in a prefix cache.")
+        self.generation_tokens = self._tokens("request_generation_tokens", "Tokens delivered to a request.")
+        self.ttft = self._seconds("time_to_first_token", "Arrival to first token.", _TTFT_BUCKETS_S)
+        self.queue_time = self._seconds(
+            "request_queue_time", "Wait for a place at a target, and there for the first step.", _TTFT_BUCKETS_S
+        )
+        self.itl = self._seconds(
+            "inter_token_latency", "Between two deliveries; one may carry several tokens.", _ITL_BUCKETS_S
+        )
+        self.tpot = self._seconds(
+            "request_time_per_output_token", "First token to last, over the tokens after the first.", _ITL_BUCKETS_S
+        )
+        self.e2e = self._seconds("e2e_request_latency", "Arrival to end.", _E2E_BUCKETS_S)
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"outrider_{name}", meaning, labels, registry=self.registry)
+
+    def _tokens(self, name: str, meaning: str) -> Histogram:
+        return Histogram(f"outrider_{name}", meaning, ["model_name"], buckets=_TOKEN_BUCKETS, registry=self.registry)
+
+    def _seconds(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"outrider_{name}_seconds", meaning, ["model_name"], buckets=buckets, registry=self.registry)
+
+    def over_quota(self, tenant: str, quota: str) -> None:
+        self._over_quota.labels(self._tenants(tenant), quota).inc()
+
+    def failover(self, *, resumed: bool) -> None:
+        self.failovers.labels("ongoing_request" if resumed else "new_request").inc()
+
+    @contextmanager
+    def request(self, started_s: float) -> Iterator[RequestObserver]:
+        """Wraps one request and counts its end once, whatever it is."""
+        observer = RequestObserver(self, started_s)
+        self.running.inc()
+        try:
+            yield observer
+        except OutriderError as error:
+            self.failed.labels((error.reason or error.code.name).lower()).inc()
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if not observer.finished:
+                self.failed.labels("cancelled").inc()
+            raise
+        except Exception:
+            self.failed.labels("internal").inc()
+            raise
+        finally:
+            self.running.dec()
+            observer.opened()
+            if observer.num_tokens:
+                self.generation_tokens.labels(observer.model).observe(observer.num_tokens)
+
+
+@dataclass(slots=True)
+class RequestObserver:
+    """Records the metrics of one running request."""
+
+    metrics: GatewayMetrics
+    started_s: float
+    model: str = ""
+    """Set once the model is known to be served, so that invented names never become labels."""
+    num_tokens: int = 0
+    last_s: float | None = None
+    finished: bool = False
+    waiting: bool = False
+
+    def prepared(self, model: str, prompt_tokens: int) -> None:
+        self.model, self.waiting = model, True
+        self.metrics.waiting.labels(model).inc()
+        self.metrics.prompt_tokens.labels(model).observe(prompt_tokens)
+
+    def opened(self) -> None:
+        """To be called when a target has received the request, or the request has ended."""
+        if self.waiting:
+            self.waiting = False
+            self.metrics.waiting.labels(self.model).dec()
+
+    def chunk(self, num_tokens: int, finish: Finish | None, now_s: float) -> None:
+        """To be called before each delivery."""
+        if num_tokens:
+            self.opened()
+            self.num_tokens += num_tokens
+            if self.last_s is None:
+                self.metrics.ttft.labels(self.model).observe(now_s - self.started_s)
+            else:
+                self.metrics.itl.labels(self.model).observe(now_s - self.last_s)
+            self.last_s = now_s
+        if finish is not None:
+            self._finish(finish, now_s)
+
+    def _finish(self, finish: Finish, now_s: float) -> None:
+        self.finished = True
+        self.metrics.succeeded.labels(self.model, finish.reason).inc()
+        self.metrics.queue_time.labels(self.model).observe(finish.summary.queue_time_ms / 1e3)
+        self.metrics.cached_tokens.labels(self.model).observe(finish.usage.cached_tokens)
+        self.metrics.e2e.labels(self.model).observe(now_s - self.started_s)
+        if finish.usage.completion_tokens > 1:
+            self.metrics.tpot.labels(self.model).observe(finish.summary.mean_itl_ms / 1e3)

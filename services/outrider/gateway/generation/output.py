@@ -1,0 +1,123 @@
+"""One growing answer: takes the tokens of each round, and returns what the client may see of them. Pure.
+
+Stop strings apply to the content of an answer: not to its reasoning, nor to the arguments of its calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher
+from outrider.gateway.tools.parsers.message import MessageParser
+from outrider.gateway.tools.parsers.tool_calls import Delta
+from outrider.token_bytes import TokenBytes
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one round adds to the answer."""
+
+    delta: Delta
+    """Of an answer that is not read as a message, only content."""
+    token_ids: tuple[int, ...]
+    """Shorter than the round if the answer ended within it."""
+    finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        """The content."""
+        return self.delta.content
+
+
+@dataclass(slots=True)
+class Output:
+    """Ends at the first of a stop token, a stop string and max_tokens, also within a round."""
+
+    token_bytes: TokenBytes
+    stop: Sequence[str]
+    stop_token_ids: frozenset[int]
+    max_tokens: int
+    min_tokens: int = 0
+    """No stop string ends the answer before this length. For stop tokens, the target ensures it."""
+    parser: MessageParser | None = None
+    """Reads the answer as a message. None: all of it is content."""
+    token_ids: list[int] = field(default_factory=list)
+    """All tokens after the prompt, with the resumed ones."""
+    finish_reason: FinishReason | None = None
+    matched_stop: int | str | None = None
+    """The stop token or stop string that ended it."""
+    _detokeniser: Detokeniser = field(init=False)
+    _stops: StopMatcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._detokeniser = Detokeniser(self.token_bytes)
+        self._stops = StopMatcher(self.stop)
+
+    def resume(self, token_ids: Sequence[int]) -> Piece:
+        """Adds tokens that the client already has, and drops their certain text. Text that was held back still is.
+
+        The piece has text and a reason only if the answer had ended with these tokens.
+        """
+        for token_id in token_ids:
+            reason = self._advance(token_id, Delta())
+            if reason is not None:
+                return self.end(reason, Piece(Delta(), ()))
+        return Piece(Delta(), ())
+
+    def push(self, token_ids: Sequence[int]) -> Piece:
+        """Adds the tokens of one round, in order. Not to be called after the end of the answer."""
+        delta = Delta()
+        for num_kept, token_id in enumerate(token_ids, start=1):
+            reason = self._advance(token_id, delta)
+            if reason is not None:
+                return self.end(reason, Piece(delta, tuple(token_ids[:num_kept])))
+        delta.merge()
+        return Piece(delta, tuple(token_ids))
+
+    def end(self, reason: FinishReason, last: Piece) -> Piece:
+        """Ends the answer. Returns its last piece with what was still held back, which may have a stop string too."""
+        if not self._stops.stop:
+            self._show(self._detokeniser.flush(), last.delta)
+            if self.parser is not None:
+                self._take(self.parser.finish(cut=reason == "length"), last.delta)
+            last.delta.content += self._stops.flush()
+        last.delta.merge()
+        self.finish_reason = "stop" if self._stops.stop else reason
+        return Piece(last.delta, last.token_ids, self.finish_reason)
+
+    def _advance(self, token_id: int, delta: Delta) -> FinishReason | None:
+        """Adds a token, and what is certain now to `delta`."""
+        self.token_ids.append(token_id)
+        if token_id in self.stop_token_ids:
+            # The answer's tokens include the stop token; its text is left out.
+            self.matched_stop = token_id
+            return "stop"
+        self._show(self._detokeniser.push(token_id), delta, stops=len(self.token_ids) > self.min_tokens)
+        if self._stops.stop:
+            return "stop"
+        return "length" if len(self.token_ids) >= self.max_tokens else None
+
+    def _show(self, text: str, delta: Delta, *, stops: bool = True) -> None:
+        """Without `stops`, no stop string begins or ends in this text."""
+        if self.parser is None:
+            delta.content += self._until_stop(text) if stops else text
+        else:
+            self._take(self.parser.push(text), delta, stops=stops)
+
+    def _take(self, read: Delta, delta: Delta, *, stops: bool = True) -> None:
+        if stops:
+            read.content = self._until_stop(read.content)
+        if self._stops.stop:
+            # Calls follow the content that is read together with them.
+            read.calls = []
+        delta.add(read)
+
+    def _until_stop(self, content: str) -> str:
+        content = self._stops.push(content)
+        if self._stops.stop:
+            self.matched_stop = self._stops.stop
+        return content

@@ -1,0 +1,273 @@
+"""The public gRPC API: translates requests for the core, and its answers back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeAlias
+
+import grpc
+
+from outrider.errors import InvalidRequest, NotSupported
+from outrider.gateway.generation.choices import Choices, start_choices
+from outrider.gateway.generation.generation import Chunk, Generator
+from outrider.gateway.generation.logits import LogitsChoice
+from outrider.gateway.generation.requests import (
+    MAX_CHOICES,
+    ChatPrompt,
+    Generation,
+    Options,
+    Prompt,
+    SpeculationChoice,
+    TextPrompt,
+    TokenPrompt,
+    check_num_messages,
+    numbered,
+)
+from outrider.gateway.generation.stats import Finish, Summary, Usage
+from outrider.gateway.http.openai.choice_stats import ChoiceStats
+from outrider.gateway.tenants.auth import check_model, default_tenant
+from outrider.gateway.tools.structured import Structured, parsed_schema
+from outrider.options.logprobs import TokenLogprobs
+from outrider.protocol import logprobs
+from outrider.protocol.validate import check_token_ids
+from outrider.rpc.answers import write_within
+from outrider.rpc.channel import remaining_s
+from outrider.rpc.roles import current_caller
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
+from outrider.telemetry.context import TraceContext
+
+SERVICE = "outrider.rpc.v1.GenerationService"
+DEFAULT_MAX_TOKENS = 256
+MAX_DETOKENIZED = 65_536
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+_STRUCTURED = "structured"
+_OPTIONS = frozenset(field.name for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields)
+_SPECULATION = {
+    router_pb2.SPECULATION_MODE_UNSPECIFIED: SpeculationChoice.AUTO,
+    router_pb2.SPECULATION_MODE_AUTO: SpeculationChoice.AUTO,
+    router_pb2.SPECULATION_MODE_ON: SpeculationChoice.ON,
+    router_pb2.SPECULATION_MODE_OFF: SpeculationChoice.OFF,
+}
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    def __init__(self, core: Generator, send_timeout_s: float) -> None:
+        self._core = core
+        self._send_timeout_s = send_timeout_s
+
+    async def Generate(
+        self, request: generation_pb2.GenerateRequest, context: Context
+    ) -> generation_pb2.GenerateResponse:
+        async with self._start(request, "", context) as choices:
+            stats, chunks = ChoiceStats(choices), [list[Chunk]() for _ in choices.answers]
+            async for number, chunk in choices.chunks():
+                stats.add(number, chunk)
+                chunks[number].append(chunk)
+        first, *others = (Chunk.join(of_one) for of_one in chunks)
+        response = generation_pb2.GenerateResponse(
+            id=choices.id,
+            model=choices.model,
+            text=first.text,
+            token_ids=first.token_ids,
+            logprobs=_logprobs(first.logprobs),
+            prompt_logprobs=_logprobs(first.prompt_logprobs),
+            others=[_choice(other) for other in others],
+        )
+        if first.finish:
+            _finish(response, first.finish, choices.answers[0].options.include_metrics and not others)
+        _set_usage(response.usage, stats.usage)
+        return response
+
+    async def StreamGenerate(  # type: ignore[override]
+        self, request: generation_pb2.StreamGenerateRequest, context: Context
+    ) -> None:
+        async with self._start(request.request, "request.", context) as choices:
+            async for number, chunk in choices.chunks():
+                await write_within(context, _response(choices, number, chunk), self._send_timeout_s)
+
+    async def Detokenize(
+        self, request: generation_pb2.DetokenizeRequest, context: Context
+    ) -> generation_pb2.DetokenizeResponse:
+        if len(request.token_ids) > MAX_DETOKENIZED:
+            raise InvalidRequest("token_ids", f"{len(request.token_ids)}; at most {MAX_DETOKENIZED} are allowed")
+        tenant = current_caller().tenant or default_tenant()
+        check_model(tenant, request.model)
+        async with self._core.reading(tenant, len(request.token_ids)) as charge:
+            model = await self._core.catalog.get(request.model)
+            check_token_ids("token_ids", request.token_ids, model.vocab_size)
+            table = model.tokenizer.token_bytes
+            tokens = await self._core.threads.of(tenant.name).run(
+                len(request.token_ids), lambda: [table.of(token_id) for token_id in request.token_ids]
+            )
+            charge.ended(len(tokens), 0)
+        return generation_pb2.DetokenizeResponse(tokens=tokens)
+
+    @asynccontextmanager
+    async def _start(
+        self, request: generation_pb2.GenerateRequest, where: str, context: Context
+    ) -> AsyncIterator[Choices]:
+        """`where` is the path of the request in the received message, for the field names in errors."""
+        with _field_paths(where):
+            async with start_choices(
+                self._core,
+                [to_generations(request)],
+                default_max_tokens=DEFAULT_MAX_TOKENS,
+                timeout_s=remaining_s(context),
+                trace_context=TraceContext.of(context.invocation_metadata()),
+                tenant=current_caller().tenant,
+            ) as choices:
+                yield choices
+
+
+@contextmanager
+def _field_paths(where: str) -> Iterator[None]:
+    """Turns the field names in errors into paths in the message: those of options are below `options`."""
+    try:
+        yield
+    except (InvalidRequest, NotSupported) as error:
+        name = error.field or ""
+        parent = "options." if re.split(r"[.\[]", name)[0] in _OPTIONS else ""
+        error.field = f"{where}{parent}{name}"
+        raise
+
+
+def _response(choices: Choices, number: int, chunk: Chunk) -> generation_pb2.StreamGenerateResponse:
+    response = generation_pb2.StreamGenerateResponse(
+        id=choices.id,
+        model=choices.model,
+        text=chunk.text,
+        token_ids=chunk.token_ids,
+        num_accepted=chunk.num_accepted,
+        index=number,
+        logprobs=_logprobs(chunk.logprobs),
+        prompt_logprobs=_logprobs(chunk.prompt_logprobs),
+    )
+    if chunk.finish:
+        _finish(response, chunk.finish, choices.answers[number].options.include_metrics)
+    return response
+
+
+def _choice(answer: Chunk) -> generation_pb2.Choice:
+    reason = answer.finish.reason if answer.finish else ""
+    found = _logprobs(answer.logprobs)
+    return generation_pb2.Choice(text=answer.text, token_ids=answer.token_ids, finish_reason=reason, logprobs=found)
+
+
+def _logprobs(found: Sequence[TokenLogprobs]) -> list[sequence_pb2.TokenLogprobs]:
+    return logprobs.to_proto(found)
+
+
+def _finish(
+    response: generation_pb2.GenerateResponse | generation_pb2.StreamGenerateResponse,
+    finish: Finish,
+    include_metrics: bool,
+) -> None:
+    response.finish_reason = finish.reason
+    _set_usage(response.usage, finish.usage)
+    if include_metrics:
+        response.metrics.CopyFrom(to_metrics(finish.summary))
+
+
+def _set_usage(usage: generation_pb2.Usage, counts: Usage) -> None:
+    usage.prompt_tokens = counts.prompt_tokens
+    usage.completion_tokens = counts.completion_tokens
+    usage.cached_tokens = counts.cached_tokens
+    usage.accepted_prediction_tokens = counts.accepted_prediction_tokens
+    usage.rejected_prediction_tokens = counts.rejected_prediction_tokens
+
+
+def to_metrics(summary: Summary) -> generation_pb2.Metrics:
+    return generation_pb2.Metrics(
+        time_to_first_token_ms=summary.time_to_first_token_ms,
+        generation_time_ms=summary.generation_time_ms,
+        queue_time_ms=summary.queue_time_ms,
+        mean_itl_ms=summary.mean_itl_ms,
+        tokens_per_second=summary.tokens_per_second,
+        speculative_decoding=summary.sums.to_proto(),
+    )
+
+
+def to_generations(request: generation_pb2.GenerateRequest) -> list[Generation]:
+    """Returns one for each answer. Raises InvalidRequest."""
+    if not request.model:
+        raise InvalidRequest("model", "is missing")
+    asked = request.options
+    count = asked.n if asked.HasField("n") else 1
+    if not 1 <= count <= MAX_CHOICES:
+        raise InvalidRequest("n", f"{count} is not allowed; it has to be from 1 to {MAX_CHOICES}")
+    if count > 1 and request.resume_token_ids:
+        raise InvalidRequest("resume_token_ids", "is of one answer, so it cannot be together with n")
+    prompt = _prompt(request)
+    return [
+        Generation(request.model, prompt, options, asked.prediction, request.resume_token_ids)
+        for options in numbered(_options(asked), count)
+    ]
+
+
+def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
+    match request.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(request.text, "text")
+        case "chat":
+            check_num_messages("chat.messages", len(request.chat.messages))
+            messages = tuple({"role": m.role, "content": m.content} for m in request.chat.messages)
+            for i, message in enumerate(messages):
+                if message["role"] == "tool":
+                    raise InvalidRequest(f"chat.messages[{i}].role", "'tool' is for the HTTP API, which has tools")
+            return ChatPrompt(messages, "chat.messages")
+        case "tokens":
+            return TokenPrompt(request.tokens.token_ids, "tokens.token_ids")
+        case _:
+            raise InvalidRequest("prompt", "is missing: one of text, chat and tokens")
+
+
+def _options(options: generation_pb2.GenerationOptions) -> Options:
+    if options.prompt_logprobs and not options.HasField("logprobs"):
+        raise InvalidRequest("prompt_logprobs", "is only allowed with logprobs")
+    if options.speculation not in _SPECULATION:
+        raise InvalidRequest("speculation", f"{options.speculation} is not a known mode")
+    return Options(
+        temperature=options.temperature if options.HasField("temperature") else 1.0,
+        top_k=options.top_k,
+        top_p=options.top_p if options.HasField("top_p") else 1.0,
+        min_p=options.min_p,
+        seed=options.seed if options.HasField("seed") else None,
+        max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
+        stop=options.stop,
+        stop_token_ids=options.stop_token_ids,
+        speculation=_SPECULATION[options.speculation],
+        max_draft_tokens=options.max_draft_tokens if options.HasField("max_draft_tokens") else None,
+        include_metrics=options.include_metrics,
+        ignore_eos=options.ignore_eos,
+        logits=LogitsChoice(
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
+            logit_bias=options.logit_bias,
+            allowed_token_ids=options.allowed_token_ids,
+            bad_words=options.bad_words,
+            min_tokens=options.min_tokens,
+            structured=_structured(options.structured) if options.HasField("structured") else None,
+        ),
+        logprobs=options.logprobs if options.HasField("logprobs") else None,
+        echo=options.prompt_logprobs,
+    )
+
+
+def _structured(asked: generation_pb2.StructuredOutput) -> Structured:
+    match asked.WhichOneof("kind"):
+        case "json_schema":
+            return Structured(
+                "json_schema", parsed_schema(asked.json_schema, f"{_STRUCTURED}.json_schema"), _STRUCTURED
+            )
+        case "regex":
+            return Structured("regex", asked.regex, f"{_STRUCTURED}.regex")
+        case "choice":
+            return Structured("choice", list(asked.choice.texts), f"{_STRUCTURED}.choice.texts")
+        case "grammar":
+            return Structured("grammar", asked.grammar, f"{_STRUCTURED}.grammar")
+        case _:
+            raise InvalidRequest(_STRUCTURED, "has to have one of json_schema, regex, choice and grammar")

@@ -1,0 +1,230 @@
+"""`/v1/responses`: converts its requests into chats.
+
+The gateway stores no responses, so a reference to a stored one is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+from outrider.errors import InvalidRequest
+from outrider.gateway.fields import ignore_unknown
+from outrider.gateway.generation.requests import MAX_MESSAGES, ChatPrompt, Prompt
+from outrider.gateway.http.errors import unsupported
+from outrider.gateway.http.openai.messages import message
+from outrider.gateway.http.openai.schemas import UNSERVED_OF_VLLM, MessageBody
+from outrider.gateway.http.openai.tools import tool_use
+from outrider.gateway.tools.structured import Structured, from_response_format
+from outrider.gateway.tools.tools import ToolUse
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+# Parts of items that no answer has here, so that there is nothing to include.
+_NEVER_INCLUDED = (
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+)
+
+
+class ResponsesRequest(MessageBody):
+    unserved: ClassVar[dict[str, tuple[Any, ...]]] = UNSERVED_OF_VLLM | {
+        "background": (False,),
+        "background_options": (),
+        "access_programs": (),
+        "context_management": (),
+        "conversation": (),
+        "image": (),
+        "max_tokens": (),
+        "moderation": (),
+        "n": (1,),
+        "previous_response_id": (),
+        "prompt": (),
+        "prompt_logprobs": (),
+        "response_format": (),
+        "top_logprobs": (0,),
+    }
+    default_max_tokens: ClassVar[int | None] = None
+
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    text: Any = None
+    include: list[str] | None = None
+    max_tool_calls: int | None = None
+    """Of OpenAI's own tools, which are not served."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """With both, an input that does not fit is refused."""
+    # What Codex says of itself.
+    client_metadata: dict[str, Any] | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_output_tokens
+
+    @property
+    def field_names(self) -> dict[str, str]:
+        return super().field_names | {"messages": "input", "max_tokens": "max_output_tokens"}
+
+    @property
+    def format(self) -> dict[str, Any]:
+        """The requested format of the text."""
+        return (self.text or {}).get("format") or {"type": "text"}
+
+    def to_prompts(self) -> list[Prompt]:
+        messages = list(_messages(self.input))
+        if self.instructions:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        self._check_include()
+        variables = self._template_variables() or None
+        return [ChatPrompt(tuple(messages), tools=self.tool_use, variables=variables, reads_reasoning=True)]
+
+    def _check_include(self) -> None:
+        for i, name in enumerate(self.include or ()):
+            if name not in _NEVER_INCLUDED:
+                raise unsupported(f"include[{i}]", f"{name[:100]!r} is not supported")
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        tools = [_nested(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
+        return tool_use(tools, _nested_choice(self.tool_choice), self.parallel_tool_calls)
+
+    def _formats(self) -> Iterator[Structured]:
+        if (found := self._of_format()) is not None:
+            yield found
+        yield from super()._formats()
+
+    def _of_format(self) -> Structured | None:
+        if self.text is None:
+            return None
+        if not isinstance(self.text, dict):
+            raise InvalidRequest("text", "has to be an object with format")
+        # `verbosity` is for OpenAI's own models.
+        ignore_unknown("text", self.text, ("format", "verbosity"))
+        asked = self.format
+        if isinstance(asked, dict) and asked.get("type") == "json_schema":
+            asked = {"type": "json_schema", "json_schema": {k: v for k, v in asked.items() if k != "type"}}
+        try:
+            found = from_response_format(asked)
+        except InvalidRequest as error:
+            raise InvalidRequest(_renamed(error.field), error.message) from error
+        return found and replace(found, field=_renamed(found.field))
+
+
+def _renamed(field: str | None) -> str:
+    return (field or "").replace("response_format.json_schema", "text.format").replace("response_format", "text.format")
+
+
+def _nested_choice(choice: Any) -> Any:
+    if not isinstance(choice, dict) or (kind := choice.get("type")) not in ("function", "allowed_tools"):
+        return choice
+    inner = {name: value for name, value in choice.items() if name != "type"}
+    if isinstance(allowed := inner.get("tools"), list):
+        inner["tools"] = [_nested(f"tool_choice.tools[{i}]", tool) for i, tool in enumerate(allowed)]
+    return {"type": kind, kind: inner}
+
+
+def _nested(where: str, tool: Any) -> Any:
+    """The tool in the form of a chat; here the function's fields are flat."""
+    if not isinstance(tool, dict) or tool.get("type") != "function":
+        return tool
+    if not isinstance(tool.get("name"), str):
+        raise InvalidRequest(f"{where}.name", "has to be a string")
+    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _messages(given: Any) -> Iterable[dict[str, Any]]:
+    if isinstance(given, str):
+        yield message("input", {"role": "user", "content": given})
+        return
+    if not isinstance(given, list) or not given:
+        raise InvalidRequest("input", "has to be a text or a list of items")
+    if len(given) > MAX_MESSAGES:
+        raise InvalidRequest("input", f"{len(given)} items; at most {MAX_MESSAGES} are allowed")
+    assistant: dict[str, Any] = {}
+    """One turn of the assistant, whose reasoning, text and calls are separate items here."""
+    for i, item in enumerate(given):
+        where = f"input[{i}]"
+        if not isinstance(item, dict):
+            raise InvalidRequest(where, "has to be an object")
+        added = _item(where, item)
+        if added.get("role") == "assistant" and not (assistant.get("content") and added.get("content")):
+            assistant = _joined(assistant, added)
+            continue
+        if assistant:
+            yield message(where, assistant)
+        assistant = added if added.get("role") == "assistant" else {}
+        if not assistant:
+            yield message(where, added)
+    if assistant:
+        yield message("input", assistant)
+
+
+def _joined(turn: dict[str, Any], added: dict[str, Any]) -> dict[str, Any]:
+    calls = [*turn.get("tool_calls", ()), *added.get("tool_calls", ())]
+    joined = turn | {name: value for name, value in added.items() if value} | ({"tool_calls": calls} if calls else {})
+    # A turn with only reasoning, because it was cut off, has no text.
+    return {"content": "" if "reasoning_content" in joined else None} | joined
+
+
+def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
+    """The item as a message of a chat, or a part of one."""
+    kind = item.get("type") or "message"
+    given = {name: value for name, value in item.items() if name not in ("type", "id", "status") and value is not None}
+    match kind:
+        case "message":
+            if given.get("tool_calls"):
+                raise InvalidRequest(f"{where}.tool_calls", "unknown field; calls are items of type function_call")
+            given["content"] = _content(f"{where}.content", given.get("content"))
+            return given
+        case "function_call":
+            _check(where, given, ("call_id", "name", "arguments", "namespace"))
+            function = {"name": given["name"], "arguments": given["arguments"]}
+            return {"role": "assistant", "tool_calls": [{"id": given["call_id"], "function": function}]}
+        case "function_call_output":
+            _check(where, given, ("call_id", "output"))
+            output = given["output"]
+            if not isinstance(output, str | list):
+                raise InvalidRequest(f"{where}.output", "has to be a string or a list of text parts")
+            content = output if isinstance(output, str) else _content(f"{where}.output", output)
+            return {"role": "tool", "tool_call_id": given["call_id"], "content": content}
+        case "reasoning":
+            name = "content" if given.get("content") else "summary"
+            parts = given.get(name) or []
+            if not isinstance(parts, list):
+                raise InvalidRequest(f"{where}.{name}", "has to be a list of parts")
+            texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            return {"role": "assistant", "reasoning_content": "\n".join(texts)}
+        case _:
+            raise unsupported(f"{where}.type", f"{json.dumps(kind)[:100]} is not supported")
+
+
+def _check(where: str, given: dict[str, Any], names: tuple[str, ...]) -> None:
+    ignore_unknown(where, given, names)
+    for name in names:
+        if name != "namespace" and name not in given:
+            raise InvalidRequest(f"{where}.{name}", "is missing")
+
+
+def _content(where: str, content: Any) -> Any:
+    """The content in the form of a chat."""
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for i, part in enumerate(content):
+        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:
+            parts.append({"type": "text", "text": part.get("text")})
+        elif isinstance(part, dict) and part.get("type") == "refusal":
+            parts.append({"type": "refusal", "refusal": part.get("refusal")})
+        elif isinstance(part, dict):
+            raise unsupported(f"{where}[{i}].type", "only text parts are supported")
+        else:
+            parts.append(part)
+    return parts

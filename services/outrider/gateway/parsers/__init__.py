@@ -1,1 +1,0 @@
-"""Parses an answer's growing text into reasoning, content and tool calls. Pure."""

@@ -1,0 +1,72 @@
+"""Who gets a gateway's places when they are few, on a clock that a test moves."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import pytest
+from outrider.errors import Overloaded
+from outrider.gateway.tenants.admission import Admission
+
+
+def entered(stack: ExitStack, admission: Admission, tenant: str, weight: float = 1.0) -> int:
+    """How many requests of the tenant are let in, one after another."""
+    for count in range(1000):
+        try:
+            stack.enter_context(admission.enter(tenant, weight))
+        except Overloaded:
+            return count
+    raise AssertionError("without end")
+
+
+def test_a_tenant_alone_has_every_place() -> None:
+    with ExitStack() as stack:
+        assert entered(stack, Admission(100), "a") == 100
+
+
+def test_the_last_fifth_is_for_tenants_below_their_shares() -> None:
+    admission = Admission(100)
+    with ExitStack() as stack:
+        with admission.enter("b"):
+            assert entered(stack, admission, "a") == 79
+        assert entered(stack, admission, "b") == 21
+        assert admission.running == 100
+    assert admission.running == 0
+    with ExitStack() as stack:
+        assert entered(stack, admission, "a") == 100
+
+
+def test_a_share_follows_the_weight() -> None:
+    admission = Admission(120)
+    with ExitStack() as stack:
+        stack.enter_context(admission.enter("a", 1.0, 96))
+        stack.enter_context(admission.enter("b", 3.0))
+        assert entered(stack, admission, "a") == 0
+        assert entered(stack, admission, "b", 3.0) == 23
+
+
+def test_many_answers_enter_together_or_not_at_all() -> None:
+    admission = Admission(10)
+    with admission.enter("a", num_places=6):
+        with pytest.raises(Overloaded), admission.enter("b", num_places=5):
+            pass
+        with admission.enter("b", num_places=4):
+            assert admission.running == 10
+
+
+def test_when_to_come_again_follows_from_how_fast_others_leave() -> None:
+    now_s = [0.0]
+    admission = Admission(2, clock=lambda: now_s[0])
+    with admission.enter("a"):
+        for _ in range(10):
+            with admission.enter("a"):
+                now_s[0] += 0.5
+        now_s[0] += 0.5
+        with admission.enter("a"):
+            waits = []
+            for _ in range(4):
+                with pytest.raises(Overloaded) as caught, admission.enter("b"):
+                    pass
+                waits.append(caught.value.retry_after_s)
+    # One in 0.5 s leaves, and those refused before come again as well.
+    assert waits == pytest.approx([0.5, 1.0, 1.5, 2.0])
