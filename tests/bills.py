@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from outrider.draft.report import DraftStats
 from outrider.metadata.ledger import TenantUsage
-from outrider.target.report import TargetStats
+from outrider.target.requests.report import TargetStats
 
 
 def spent(targets: Sequence[TargetStats], drafts: Sequence[DraftStats]) -> dict[str, float]:

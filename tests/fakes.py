@@ -35,13 +35,13 @@ from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_gr
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
-from outrider.target.commit import Outcome
-from outrider.target.drafts import PooledDrafts
-from outrider.target.events import Event, Offered
-from outrider.target.opening import Limits
-from outrider.target.report import Committed, Report
-from outrider.target.times import Times
-from outrider.target.wire import events_of
+from outrider.target.drafts.pool import PooledDrafts
+from outrider.target.requests.events import Event, Offered
+from outrider.target.requests.opening import Limits
+from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.wire import events_of
+from outrider.target.step.commit import Outcome
+from outrider.target.step.times import Times
 from outrider.worker.events import SequenceKey
 
 TARGET_SERVICE = "outrider.rpc.v1.TargetService"

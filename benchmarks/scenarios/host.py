@@ -14,9 +14,9 @@ from outrider_controller.cli.output import json_file_option
 from benchmarks.report import Row, finish, show, table
 
 if TYPE_CHECKING:
-    from outrider.target.opening import Opening
-    from outrider.target.report import Report
-    from outrider.target.worker import TargetWorker
+    from outrider.target.requests.opening import Opening
+    from outrider.target.requests.report import Report
+    from outrider.target.step.worker import TargetWorker
     from outrider.worker.loop import StepLoop
 
 _DRAFTED = 4
@@ -58,7 +58,7 @@ def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
     """Milliseconds of each turn."""
     from outrider.collector import gc_frozen
     from outrider.drafting.tree import DraftTree
-    from outrider.target.events import Offered, Opened
+    from outrider.target.requests.events import Offered, Opened
     from outrider.worker.events import SequenceKey
     from outrider.worker.loop import StepLoop
 
@@ -84,9 +84,9 @@ def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
 
 def _worker(rows: int) -> TargetWorker:
     import torch
-    from outrider.target.opening import Limits
-    from outrider.target.scheduler import Batching
-    from outrider.target.worker import TargetWorker
+    from outrider.target.requests.opening import Limits
+    from outrider.target.step.scheduler import Batching
+    from outrider.target.step.worker import TargetWorker
 
     from benchmarks.support.null_engine import null_engine
 
@@ -101,7 +101,7 @@ def _worker(rows: int) -> TargetWorker:
 def _opening(name: str, number: int) -> Opening:
     from outrider.options.logprobs import LogprobsOptions
     from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
-    from outrider.target.opening import Opening, Speculation, Stopping
+    from outrider.target.requests.opening import Opening, Speculation, Stopping
 
     greedy = name == "greedy"
     penalties = LogitsOptions(presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=1.1)

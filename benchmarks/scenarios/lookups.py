@@ -14,11 +14,11 @@ from outrider.drafting.source import make_sources
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.opening import Opening, Speculation, Stopping
-from outrider.target.own_drafts import OwnDrafts
-from outrider.target.report import TargetStats
-from outrider.target.sequence import TargetSequence
-from outrider.target.times import Timer
+from outrider.target.drafts.own_drafts import OwnDrafts
+from outrider.target.requests.opening import Opening, Speculation, Stopping
+from outrider.target.requests.report import TargetStats
+from outrider.target.step.sequence import TargetSequence
+from outrider.target.step.times import Timer
 from outrider_controller.cli.models import DEFAULT_TARGET, fetched
 from outrider_controller.cli.output import json_file_option, note
 

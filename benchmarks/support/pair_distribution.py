@@ -27,9 +27,9 @@ from outrider.drafting.tree import DraftTree
 from outrider.protocol.convert import sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import VerificationMode
-from outrider.target.calibration import Bin, Calibration, Fit
-from outrider.target.choice import Pricing
-from outrider.target.sequence import TargetSequence
+from outrider.target.step.calibration import Bin, Calibration, Fit
+from outrider.target.step.choice import Pricing
+from outrider.target.step.sequence import TargetSequence
 from torch import Tensor
 
 from benchmarks.support.chain_model import ChainEngine

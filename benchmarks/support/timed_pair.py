@@ -21,12 +21,12 @@ from outrider.engine import Engine
 from outrider.protocol.convert import mode_from_proto
 from outrider.protocol.finish import Finish
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
-from outrider.target import wire as target_wire
-from outrider.target.events import Event, Offered
-from outrider.target.opening import Limits
-from outrider.target.report import Committed, Report, TargetStats
-from outrider.target.scheduler import Batching
-from outrider.target.worker import TargetWorker
+from outrider.target.requests import wire as target_wire
+from outrider.target.requests.events import Event, Offered
+from outrider.target.requests.opening import Limits
+from outrider.target.requests.report import Committed, Report, TargetStats
+from outrider.target.step.scheduler import Batching
+from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import SequenceKey
 from outrider.worker.step_cost import StepCost
 

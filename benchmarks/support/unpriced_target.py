@@ -16,7 +16,7 @@ from unittest import mock
 
 from outrider.target import __main__ as target
 from outrider.target import process
-from outrider.target.worker import TargetWorker
+from outrider.target.step.worker import TargetWorker
 from outrider.worker.step_cost import StepCost
 
 from benchmarks.support.virtual_load import StepLine

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.calibration import Calibration, bin_at
-from outrider.target.choice import Pricing
-from outrider.target.opening import Opening, Speculation, Stopping
-from outrider.target.scheduler import Batching, PlannedRow, plan
-from outrider.target.sequence import TargetSequence
-from outrider.target.times import Timer
+from outrider.target.requests.opening import Opening, Speculation, Stopping
+from outrider.target.step.calibration import Calibration, bin_at
+from outrider.target.step.choice import Pricing
+from outrider.target.step.scheduler import Batching, PlannedRow, plan
+from outrider.target.step.sequence import TargetSequence
+from outrider.target.step.times import Timer
 from outrider.worker.events import SequenceKey
 from outrider.worker.step_cost import StepCost
 

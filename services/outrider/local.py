@@ -28,11 +28,11 @@ from outrider.errors import OutriderError
 from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.events import Opened
-from outrider.target.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.report import Committed
-from outrider.target.scheduler import Batching
-from outrider.target.worker import TargetWorker
+from outrider.target.requests.events import Opened
+from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.report import Committed
+from outrider.target.step.scheduler import Batching
+from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import Closed
 from outrider.worker.step_cost import StepCost
 

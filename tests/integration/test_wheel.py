@@ -26,7 +26,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 
 def test_the_wheel_holds_the_product_and_no_proof(wheel: zipfile.ZipFile) -> None:
     names = wheel.namelist()
-    assert "outrider/target/worker.py" in names and "outrider_controller/cli/app.py" in names
+    assert "outrider/target/step/worker.py" in names and "outrider_controller/cli/app.py" in names
     assert not [name for name in names if PROOF.search(name)]
 
 

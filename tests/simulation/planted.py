@@ -19,10 +19,11 @@ from outrider.engine.blocks import BlockPool
 from outrider.engine.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation.generation import _Job
 from outrider.speculation import verification
-from outrider.target import events, verify, worker
-from outrider.target.core import TargetCore
-from outrider.target.sequence import TargetSequence
-from outrider.target.sequences import OpenSequences
+from outrider.target.requests import events
+from outrider.target.step import verify, worker
+from outrider.target.step.core import TargetCore
+from outrider.target.step.sequence import TargetSequence
+from outrider.target.step.sequences import OpenSequences
 from outrider.worker.events import StreamEnded
 from outrider_controller.router.requests import sequences
 from outrider_controller.router.requests.dispatcher import Dispatcher

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from outrider.draft.service import DraftServicer
     from outrider.metadata import MetadataStore
     from outrider.rpc.v1 import router_pb2_grpc
-    from outrider.target.service import TargetServicer
+    from outrider.target.requests.service import TargetServicer
     from outrider.worker.loop import Steps
 
 _TENANTS, _ROUTERS, _NUM_BLOCKS = 7, 2, 512

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from outrider.target.__main__ import main
-from outrider.target.worker import TargetWorker
+from outrider.target.step.worker import TargetWorker
 
 
 def hang_once(file: Path) -> None:

@@ -15,7 +15,7 @@ from outrider.gateway.generation.metrics import GatewayMetrics
 from outrider.metadata.counters import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
-from outrider.target.report import TargetStats
+from outrider.target.requests.report import TargetStats
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES

@@ -14,9 +14,9 @@ from outrider.options.sampling import VerificationMode
 from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import sequence_pb2
-from outrider.target.events import Adjusted, Event, Offered
-from outrider.target.opening import Opening, Speculation
-from outrider.target.report import Committed, Report
+from outrider.target.requests.events import Adjusted, Event, Offered
+from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.report import Committed, Report
 from outrider.vllm import plugin
 from outrider.vllm.coupling import Coupling
 from outrider.vllm.drafts import Decoding, DraftBook, Judged, Room

@@ -63,14 +63,14 @@ class Walk:
 
 _WALKS = (
     Walk(
-        *("draft to verification", "draft/wire.py:_draft", "target/commit.py:apply_stop_conditions"),
+        *("draft to verification", "draft/wire.py:_draft", "target/step/commit.py:apply_stop_conditions"),
         (_DRAFT, _TARGET),
     ),
     Walk(
-        *("acceptance to decision", "target/commit.py:apply_stop_conditions"),
+        *("acceptance to decision", "target/step/commit.py:apply_stop_conditions"),
         *("router/speculation/controller.py:SpeculationController.committed", (_TARGET, _OTHERS)),
     ),
-    Walk("set speculation off", ".SetSpeculation", "target/sequence.py:TargetSequence.adjust", (_OTHERS, _TARGET)),
+    Walk("set speculation off", ".SetSpeculation", "target/step/sequence.py:TargetSequence.adjust", (_OTHERS, _TARGET)),
 )
 
 

@@ -14,7 +14,7 @@ from outrider.engine import CheckpointError, Engine, EngineConfig, resolve, toke
 from outrider.engine.fetching import directory
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.local import DrafterSource
-from outrider.target.head import tried_head
+from outrider.target.drafts.head import tried_head
 
 _BEGINNING = "Once upon a time"
 

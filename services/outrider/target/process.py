@@ -37,14 +37,14 @@ from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
-from outrider.target.grammar import GrammarCompiler
-from outrider.target.head import tried_head
+from outrider.target.drafts.head import tried_head
+from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
-from outrider.target.opening import Limits
-from outrider.target.scheduler import Batching
-from outrider.target.service import TargetServicer
-from outrider.target.tokenizer import read_tokenizer
-from outrider.target.worker import TargetWorker
+from outrider.target.requests.opening import Limits
+from outrider.target.requests.service import TargetServicer
+from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.step.scheduler import Batching
+from outrider.target.step.worker import TargetWorker
 from outrider.worker import process
 from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import RunningWorker, limit_cpu, serve_until_stopped

@@ -28,14 +28,14 @@ from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.protocol.validate import check_label
 from outrider.rpc.v1 import sequence_pb2
-from outrider.target.by_source import chances_of, tokens_by_source
-from outrider.target.calibration import Fit
-from outrider.target.commit import Outcome
-from outrider.target.events import Adjusted, Offered
-from outrider.target.opening import Opening, Speculation, Stopping
-from outrider.target.own_drafts import OwnDrafts
-from outrider.target.report import Committed, Report, TargetStats
-from outrider.target.times import Timer
+from outrider.target.drafts.own_drafts import OwnDrafts
+from outrider.target.requests.events import Adjusted, Offered
+from outrider.target.requests.opening import Opening, Speculation, Stopping
+from outrider.target.requests.report import Committed, Report, TargetStats
+from outrider.target.step.by_source import chances_of, tokens_by_source
+from outrider.target.step.calibration import Fit
+from outrider.target.step.commit import Outcome
+from outrider.target.step.times import Timer
 from outrider.vllm.coupling import coupled_params, extra_args
 from outrider.vllm.drafts import DraftBook, Judged
 from outrider.vllm.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig

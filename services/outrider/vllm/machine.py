@@ -18,14 +18,14 @@ from outrider.drafting.source import DraftSource
 from outrider.drafting.tree import DraftTree
 from outrider.errors import Unavailable
 from outrider.speculation import Grammar
-from outrider.target import events
-from outrider.target.accounting import StepAccounting, SteppedRow
-from outrider.target.by_source import chances_of, tokens_by_source
-from outrider.target.commit import Outcome
-from outrider.target.core import TargetCore
-from outrider.target.opening import Limits
-from outrider.target.report import Committed, TargetStats
-from outrider.target.times import Timer
+from outrider.target.requests import events
+from outrider.target.requests.opening import Limits
+from outrider.target.requests.report import Committed, TargetStats
+from outrider.target.step.accounting import StepAccounting, SteppedRow
+from outrider.target.step.by_source import chances_of, tokens_by_source
+from outrider.target.step.commit import Outcome
+from outrider.target.step.core import TargetCore
+from outrider.target.step.times import Timer
 from outrider.vllm.drafts import DraftBook, Judged
 from outrider.vllm.grammar import MaskedGrammar
 from outrider.vllm.opening import check_supported, request_of

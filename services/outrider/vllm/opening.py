@@ -10,7 +10,7 @@ from vllm.v1.engine import EngineCoreRequest
 
 from outrider.errors import NotSupported
 from outrider.options.logits import LogitsOptions
-from outrider.target.opening import Limits, Opening
+from outrider.target.requests.opening import Limits, Opening
 from outrider.vllm.coupling import BIAS, COMMITTED, EXTRA
 
 _MIN_TEMPERATURE = 0.01

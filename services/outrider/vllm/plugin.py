@@ -20,8 +20,8 @@ from outrider.rpc.certificates import TlsFiles
 from outrider.rpc.channel import connect_to
 from outrider.rpc.roles import ClusterSecret, Role, credential
 from outrider.rpc.v1 import worker_pb2
-from outrider.target.events import Event
-from outrider.target.opening import Limits
+from outrider.target.requests.events import Event
+from outrider.target.requests.opening import Limits
 from outrider.vllm import versions
 from outrider.vllm.coupling import EXTRA, extra_args
 from outrider.vllm.feed import Feed

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from outrider.target.events import Event
+from outrider.target.requests.events import Event
 from outrider.vllm.server_drafts import ServerDrafts
 
 log = logging.getLogger(__name__)

@@ -24,14 +24,14 @@ from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
-from outrider.target.events import Event, TargetEvent
-from outrider.target.grammar import GrammarCompiler
+from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.metrics import TargetMetrics
-from outrider.target.opening import Limits
 from outrider.target.process import SERVICE
-from outrider.target.report import Report
-from outrider.target.service import TargetServicer
-from outrider.target.tokenizer import read_tokenizer
+from outrider.target.requests.events import Event, TargetEvent
+from outrider.target.requests.opening import Limits
+from outrider.target.requests.report import Report
+from outrider.target.requests.service import TargetServicer
+from outrider.target.requests.tokenizer import read_tokenizer
 from outrider.vllm import versions
 from outrider.vllm.engine import VllmInfo, engine_args, info_of, make_core
 from outrider.vllm.machine import VllmMachine

@@ -14,10 +14,10 @@ from outrider.drafting.tree import DraftTree
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.finish import Finish
 from outrider.speculation import Grammar
-from outrider.target.core import KnownSequences
-from outrider.target.opening import Opening, Speculation
-from outrider.target.report import TargetStats
-from outrider.target.times import Timer
+from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.report import TargetStats
+from outrider.target.step.core import KnownSequences
+from outrider.target.step.times import Timer
 from outrider.vllm.drafts import DraftBook
 from outrider.vllm.grammar import MaskedGrammar
 from outrider.worker.events import SequenceKey

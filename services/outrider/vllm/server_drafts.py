@@ -18,11 +18,11 @@ from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import sequence_pb2, target_pb2, worker_pb2
 from outrider.supervision import until_first_ends
-from outrider.target.drafts import PooledDrafts
-from outrider.target.events import Adjusted, Event, Opened
-from outrider.target.opening import Limits, Opening, Speculation
-from outrider.target.report import Report
-from outrider.target.wire import events_of, response_of
+from outrider.target.drafts.pool import PooledDrafts
+from outrider.target.requests.events import Adjusted, Event, Opened
+from outrider.target.requests.opening import Limits, Opening, Speculation
+from outrider.target.requests.report import Report
+from outrider.target.requests.wire import events_of, response_of
 from outrider.vllm.fixed_drafts import FixedDrafts, Reach
 from outrider.vllm.router_link import RouterLink, RouterReach
 

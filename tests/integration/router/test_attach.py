@@ -19,11 +19,11 @@ from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
-from outrider.target.commit import Outcome
-from outrider.target.events import Adjusted, Event, Offered
-from outrider.target.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.report import Committed, Report
-from outrider.target.times import Times
+from outrider.target.requests.events import Adjusted, Event, Offered
+from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.report import Committed, Report
+from outrider.target.step.commit import Outcome
+from outrider.target.step.times import Times
 from outrider.vllm.fixed_drafts import Reach
 from outrider.vllm.router_link import RouterReach
 from outrider.vllm.server_drafts import ServerDrafts

@@ -29,12 +29,12 @@ from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_gr
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.speculation import Grammar
 from outrider.target.config import TargetConfig
-from outrider.target.grammar import GrammarCompiler
-from outrider.target.opening import Limits
+from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.process import load, serve
-from outrider.target.scheduler import Batching
-from outrider.target.service import TargetServicer
-from outrider.target.worker import TargetWorker
+from outrider.target.requests.opening import Limits
+from outrider.target.requests.service import TargetServicer
+from outrider.target.step.scheduler import Batching
+from outrider.target.step.worker import TargetWorker
 from outrider.testing.tiny import tiny_tokenizer
 from outrider.worker.process import RunningWorker
 

@@ -24,7 +24,7 @@ from outrider.engine import CheckpointError, EngineConfig
 from outrider.errors import Unavailable
 from outrider.local import DrafterSource
 from outrider.speculation import Proposal, SamplingParams, VerificationMode, propose
-from outrider.target.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_checkpoint
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers

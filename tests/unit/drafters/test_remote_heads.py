@@ -26,8 +26,8 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.events import Offered
-from outrider.target.opening import Opening, Speculation
+from outrider.target.requests.events import Offered
+from outrider.target.requests.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_checkpoint
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, opening, prompts

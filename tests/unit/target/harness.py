@@ -13,11 +13,11 @@ from outrider.engine import Engine, EngineConfig
 from outrider.engine.loader import load_engine
 from outrider.protocol.finish import Finish
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.events import Adjusted, Event, Offered, Opened
-from outrider.target.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.report import Committed, Report
-from outrider.target.scheduler import Batching
-from outrider.target.worker import TargetWorker
+from outrider.target.requests.events import Adjusted, Event, Offered, Opened
+from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.report import Committed, Report
+from outrider.target.step.scheduler import Batching
+from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import Closed, SequenceKey, StreamEnded
 from outrider.worker.report import Failed
 from outrider.worker.step_cost import StepCost

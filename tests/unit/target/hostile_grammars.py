@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 from outrider.errors import OutriderError
 from outrider.gateway.tools.structured import Structured
-from outrider.target.grammar import GrammarCompiler
+from outrider.target.grammars.grammar import GrammarCompiler
 
 from benchmarks.support.hostile_grammars import hostile
 

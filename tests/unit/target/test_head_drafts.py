@@ -24,8 +24,8 @@ from outrider.engine.loader import load_engine
 from outrider.engine.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.head import head_drafts
-from outrider.target.opening import Opening, Speculation
+from outrider.target.drafts.head import head_drafts
+from outrider.target.requests.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig

@@ -8,7 +8,7 @@ from outrider.engine import ModelInfo
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.process import _notes
-from outrider.target.report import TargetStats
+from outrider.target.requests.report import TargetStats
 from prometheus_client import CollectorRegistry
 
 INFO = ModelInfo(384, 512, 16, 8, "float32", "cpu", "fused", (2,))

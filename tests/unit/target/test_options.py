@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from outrider.protocol.finish import Finish
 from outrider.speculation import LogitsOptions, VerificationMode
-from outrider.target.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening, Speculation
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
 

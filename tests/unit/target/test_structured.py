@@ -21,10 +21,10 @@ from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.finish import Finish
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode
-from outrider.target.events import Compiled, GrammarWork, Offered
-from outrider.target.grammar import GrammarCompiler
-from outrider.target.grammar_matcher import MatcherAside, WaitAllowance
-from outrider.target.opening import Opening, Speculation
+from outrider.target.grammars.grammar import GrammarCompiler
+from outrider.target.grammars.matcher import MatcherAside, WaitAllowance
+from outrider.target.requests.events import Compiled, GrammarWork, Offered
+from outrider.target.requests.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_tokenizer
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts

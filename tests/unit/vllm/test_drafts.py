@@ -6,8 +6,8 @@ import pytest
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.source_tokens import SourceTokens
-from outrider.target.by_source import tokens_by_source
-from outrider.target.opening import Speculation
+from outrider.target.requests.opening import Speculation
+from outrider.target.step.by_source import tokens_by_source
 from outrider.vllm.drafts import Decoding, DraftBook, Room
 
 ROOMY = Room(tokens=100, blocks=100, block_size=16)

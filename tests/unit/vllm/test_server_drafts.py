@@ -14,11 +14,11 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2_grpc
-from outrider.target.commit import Outcome
-from outrider.target.events import Event, Offered
-from outrider.target.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.report import Committed, Report
-from outrider.target.times import Times
+from outrider.target.requests.events import Event, Offered
+from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.report import Committed, Report
+from outrider.target.step.commit import Outcome
+from outrider.target.step.times import Times
 from outrider.vllm import fixed_drafts
 from outrider.vllm.fixed_drafts import Reach
 from outrider.vllm.server_drafts import ServerDrafts

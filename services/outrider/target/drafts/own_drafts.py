@@ -1,0 +1,99 @@
+"""The sources of drafts in the target's own process: what they are told, and what they propose.
+
+They run on the step thread, between steps. One that fails loses its proposals, and no sequence ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from outrider.drafting.heads import HeadFeatures
+from outrider.drafting.source import CloseReason, DraftSource, Features, learns, reads_states
+from outrider.drafting.tree import DraftTree
+from outrider.engine.taps import HEAD_INPUT
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.report import TargetStats
+
+log = logging.getLogger(__name__)
+
+Put = Callable[[SequenceKey, DraftTree], None]
+
+
+class OwnDrafts:
+    """All such sources of one worker."""
+
+    def __init__(self, sources: Sequence[DraftSource], stats: TargetStats) -> None:
+        self._sources = sources
+        self._reader = next(filter(reads_states, sources), None)
+        self.taps = () if self._reader is None else self._reader.taps or (HEAD_INPUT,)
+        """The layers whose states a step has to give."""
+        self._stats = stats
+        self._committed: list[tuple[SequenceKey, int, Sequence[int]]] = []
+        """What the sources are still to be told: together, because a call of each costs as much as an n-gram's."""
+
+    def open(self, key: SequenceKey, opening: Opening) -> None:
+        if self._sources:
+            told = opening.for_drafts(opening.speculation.own_limits)
+            self._tell(lambda source: source.open(key, told))
+
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
+        if self._sources:
+            self._committed.append((key, base_len, tokens))
+
+    def see(self, key: SequenceKey, start: int, states: Tensor | None) -> None:
+        """The states of committed positions, for the source that asked for them."""
+        if states is not None and self._reader is not None:
+            reader = self._reader
+            self._tell(lambda source: reader.see(key, start, states) if source is reader else None)
+
+    def take_features(self, key: SequenceKey) -> list[Features]:
+        """What a head on draft workers reads of what was seen since the last call."""
+        return self._reader.take(key) if isinstance(self._reader, HeadFeatures) else []
+
+    def limit(self, key: SequenceKey, speculation: Speculation) -> None:
+        self._tell(lambda source: source.limit(key, speculation.own_limits))
+
+    def close(self, key: SequenceKey) -> None:
+        self._hand_on()
+        self._tell(lambda source: source.close(key, CloseReason.FINISHED))
+
+    def erase(self, tenant: str) -> int:
+        """Sources forget the texts of a tenant; returns how many there were."""
+        return sum(source.erase(tenant) for source in self._sources if learns(source))
+
+    def offer(self, put: Put) -> None:
+        """Gives `put` what was proposed, and for which sequence."""
+        self._hand_on()
+        self._tell(lambda source: _poll(source, put))
+
+    def _hand_on(self) -> None:
+        committed, self._committed = self._committed, []
+        if committed:
+            self._tell(lambda source: _commit(source, committed))
+
+    def _tell(self, tell: Callable[[DraftSource], None]) -> None:
+        for source in self._sources:
+            started_s = time.perf_counter()
+            try:
+                tell(source)
+            except Exception as error:
+                # A draft only affects latency.
+                log.error("a source of drafts failed", exc_info=error)
+                self._stats.num_source_failures += 1
+            self._stats.of_source(source.name).draft_s += time.perf_counter() - started_s
+
+
+def _commit(source: DraftSource, committed: Sequence[tuple[SequenceKey, int, Sequence[int]]]) -> None:
+    for key, base_len, tokens in committed:
+        source.commit(key, base_len, tokens)
+
+
+def _poll(source: DraftSource, put: Put) -> None:
+    for key, found in source.poll():
+        if isinstance(found, DraftTree):
+            put(key, found)

@@ -1,0 +1,262 @@
+"""Structured output: compiles grammars for one model's vocabulary, within bounds of time and memory.
+
+llguidance is in the extra `structured`. Without it, requests for structured output are refused with that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider.errors import InvalidRequest, NotSupported, Overloaded
+from outrider.rpc.v1 import tokenizer_pb2
+from outrider.speculation import Grammar
+from outrider.target.config import GRAMMAR_BYTES
+from outrider.target.grammars.matcher import FIELD, GrammarMatcher, MatcherAside, WaitAllowance
+from outrider.target.grammars.memory import TENANT_SHARE, GrammarMemory, footprint
+from outrider.target.grammars.trial import GrammarTrials, TrialSetting
+from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.turns import TenantTurns
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+log = logging.getLogger(__name__)
+MAX_COMPILE_S = 10.0
+"""The largest grammar that fits a message takes about a second to compile on a slow core."""
+_MAX_CACHED = 64
+STEP_FUEL = 50_000
+"""What the lexer may spend on one mask: some 4 ms."""
+_MAX_LEXER_STATES = 50_000
+_COMPILE_THREADS = 2
+_MAX_MASK_THREADS = 4
+_NICE = 10
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class _Compiled:
+    """A grammar at its start. Copies of the matcher share its lexer."""
+
+    matcher: LLMatcher
+    num_chars: int
+    users: set[object] = field(default_factory=set)
+    """One for each sequence that runs."""
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model's vocabulary. Reading the vocabulary takes about a second; a thread begins it at
+    start.
+
+    Caches the grammars used last: an application sends the same few again and again.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_s: float = MAX_COMPILE_S,
+        step_fuel: int = STEP_FUEL,
+        most_bytes: int = GRAMMAR_BYTES,
+        masks_aside: bool = True,
+    ) -> None:
+        """`most_bytes`: of cached and running grammars together. `masks_aside`: whether masks are made on threads, for
+        callers that can do without one for a while."""
+        self.memory = GrammarMemory(most_bytes)
+        self._max_s = max_s
+        self._limits = {"step_lexer_fuel": step_fuel, "max_lexer_states": _MAX_LEXER_STATES}
+        self._masks_aside = masks_aside
+        self._cached: OrderedDict[bytes, _Compiled] = OrderedDict()
+        """By the grammar's hash; the last used is last."""
+        self._checkpoint = checkpoint
+        self._vocab_size = vocab_size
+        self._eos_token_ids = list(eos_token_ids)
+        self._allowance = WaitAllowance()
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        threading.Thread(target=self._warm, name="read vocabulary", daemon=True).start()
+
+    async def compile_aside(
+        self,
+        grammar: str,
+        committed: Sequence[int],
+        tenant: str = "",
+        worked: Callable[[float], None] = lambda seconds: None,
+    ) -> Grammar:
+        """As `compile`, on a thread: the library releases the GIL. The masks are then made on threads too. `worked` is
+        called on them with the seconds of each piece of work.
+
+        Also raises InvalidRequest when compiling takes too long, not counting the wait for a thread and a process.
+        """
+        loop, began = asyncio.get_running_loop(), asyncio.Event()
+        charged = (tenant,) if tenant else ()
+
+        def work() -> GrammarMatcher:
+            with _timed(worked):
+                try:
+                    self._prepare(grammar)
+                finally:
+                    loop.call_soon_threadsafe(began.set)
+                return self.compile(grammar, committed, *charged)
+
+        compiling = self._compile_turns.submit(tenant, work)
+        try:
+            await began.wait()
+            async with asyncio.timeout(self._max_s):
+                found = await asyncio.wrap_future(compiling)
+        except TimeoutError:
+            # Nobody waits for what the thread says later.
+            worked(self._max_s)
+            raise self._too_slow() from None
+        finally:
+            compiling.cancel()
+        if not self._masks_aside:
+            return found
+        submit = partial(self._mask_turns.submit, tenant)
+        return MatcherAside(found, submit, self._allowance, worked)
+
+    def compile(self, grammar: str, committed: Sequence[int], tenant: str = "") -> GrammarMatcher:
+        """The grammar's state after `committed`, with its first mask computed. Raises InvalidRequest, NotSupported, or
+        Overloaded when the grammars of others leave no memory."""
+        compiled = self._begin(grammar, tenant)
+        # A copy: a sequence's commits must not change the cached one.
+        found = self._matcher(compiled, tenant)
+        found.advance(committed)
+        # The first mask costs most, and copies share its work. Computed here, it delays no step.
+        found.allowed(())
+        self._look_ahead(compiled, committed)
+        return found
+
+    @cached_property
+    def _compile_turns(self) -> TenantTurns:
+        return TenantTurns(_COMPILE_THREADS, "compile grammar", most_per_tenant=_COMPILE_THREADS - 1, nice=_NICE)
+
+    @cached_property
+    def _mask_turns(self) -> TenantTurns:
+        num_threads = max(1, min(_MAX_MASK_THREADS, len(os.sched_getaffinity(0)) // 2))
+        return TenantTurns(num_threads, "grammar masks", nice=_NICE)
+
+    def _prepare(self, grammar: str) -> None:
+        with self._reading:
+            vocabulary = self._vocabulary
+        if vocabulary is not None:
+            vocabulary[1].prepare(grammar)
+
+    def _begin(self, grammar: str, tenant: str) -> _Compiled:
+        """Two threads may compile the same: the second result is then kept."""
+        digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
+        with self._lock:
+            if compiled := self._cached.get(digest):
+                self._cached.move_to_end(digest)
+                return compiled
+        with self._reading:
+            vocabulary = self._vocabulary
+        if vocabulary is None:
+            raise NotSupported(FIELD, "needs the extra `structured` and tokenizer.json at the target")
+        tokenizer, trials = vocabulary
+        if not trials.passes(grammar):
+            raise self._too_slow()
+        from llguidance import LLMatcher, LLParserLimits
+
+        # Errors with the counts that `footprint` reads.
+        limits = LLParserLimits(**self._limits, verbose_errors=True)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            # The rest of the library's message is its internal state.
+            raise InvalidRequest(FIELD, matcher.get_error().partition("\n")[0])
+        compiled = _Compiled(matcher, len(grammar))
+        weakref.finalize(compiled, self.memory.release, id(compiled))
+        held = footprint(matcher, len(grammar), self._vocab_size).shared
+        if held > TENANT_SHARE * self.memory.most_bytes:
+            raise InvalidRequest(FIELD, "is too complex: it needs more memory than a tenant's grammars may have")
+        if not self._hold(id(compiled), tenant, held):
+            raise Overloaded("the grammars under way have taken all memory for grammars", retry_after_s=1.0)
+        with self._lock:
+            self._cached[digest] = compiled
+            while len(self._cached) > _MAX_CACHED:
+                self._cached.popitem(last=False)
+        return compiled
+
+    def _matcher(self, compiled: _Compiled, tenant: str) -> GrammarMatcher:
+        """A new user of the grammar, until nobody refers to it."""
+        owner = object()
+        measured = partial(self._measure, compiled, owner, tenant)
+        found = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids, measured)
+        compiled.users.add(owner)
+        # Neither takes this object's lock: they may run in any thread, also in one that holds it.
+        weakref.finalize(found, compiled.users.discard, owner)
+        weakref.finalize(found, self.memory.release, owner)
+        return found
+
+    def _measure(self, compiled: _Compiled, owner: object, tenant: str, matcher: LLMatcher) -> None:
+        """Counts what the grammar and this matcher hold now. Raises InvalidRequest where that is too much."""
+        held = footprint(matcher, compiled.num_chars, self._vocab_size)
+        if not (self._hold(id(compiled), tenant, held.shared) and self._hold(owner, tenant, held.own)):
+            raise InvalidRequest(FIELD, "is too complex: its states have taken all memory for grammars")
+
+    def _hold(self, part: object, tenant: str, num_bytes: int) -> bool:
+        """Forgets unused grammars where there is too little memory. False where that is not enough."""
+        while not self.memory.hold(part, tenant, num_bytes):
+            if not self._forget_one():
+                return False
+        return True
+
+    def _forget_one(self) -> bool:
+        """Forgets the unused grammar that was used longest ago. False where there is none."""
+        with self._lock:
+            unused = next((digest for digest, each in self._cached.items() if not each.users), None)
+            if unused is None:
+                return False
+            # Its memory is released as the last reference ends: here, if no thread is about to use it.
+            forgotten = self._cached.pop(unused)
+        del forgotten
+        return True
+
+    def _too_slow(self) -> InvalidRequest:
+        return InvalidRequest(FIELD, f"is too complex: it could not be compiled within {self._max_s:g} s")
+
+    def _look_ahead(self, compiled: _Compiled, committed: Sequence[int]) -> None:
+        """Finds a limit that only the row after the forced tokens meets. Raises InvalidRequest."""
+        ahead = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids)
+        if not committed:
+            ahead.allowed(compiled.matcher.deep_copy().compute_ff_tokens())
+
+    def _warm(self) -> None:
+        with self._reading:
+            _ = self._vocabulary
+
+    @cached_property
+    def _vocabulary(self) -> tuple[LLTokenizer, GrammarTrials] | None:
+        try:
+            from llguidance import LLTokenizer
+
+            # Read for gateways already, and cached.
+            text = tokenizer_pb2.Tokenizer.FromString(read_tokenizer(self._checkpoint)).json.decode()
+            tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
+            most_bytes = self.memory.most_bytes
+            setting = TrialSetting(text, self._vocab_size, self._eos_token_ids, self._limits, most_bytes)
+            return tokenizer, GrammarTrials(setting, self._max_s)
+        except Exception as error:  # a target serves without one; requests that need it are refused
+            log.info("no structured output: %s: %s", type(error).__name__, error)
+            return None
+
+
+@contextmanager
+def _timed(worked: Callable[[float], None]) -> Iterator[None]:
+    started_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        worked(time.perf_counter() - started_s)

@@ -1,0 +1,72 @@
+"""Events from outside the target worker, already translated and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.drafting.tree import DraftTree
+from outrider.speculation import Grammar
+from outrider.target.requests.opening import Opening, Speculation
+from outrider.worker.events import SequenceKey, WorkerEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    key: SequenceKey
+    opening: Opening
+    received_s: float
+    """Monotonic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The grammar that an opened sequence waits for. If it cannot be compiled, the sequence is refused."""
+
+    key: SequenceKey
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarWork:
+    """A thread has worked on a sequence's grammar for so long. Its masks may be ready now."""
+
+    key: SequenceKey
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """A draft of the pool."""
+
+    key: SequenceKey
+    tree: DraftTree
+    received_s: float = 0.0
+    """Monotonic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adjusted:
+    key: SequenceKey
+    speculation: Speculation
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRefused:
+    """A malformed draft. The sequence continues without it."""
+
+    key: SequenceKey
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What was learnt from a tenant's texts is to be forgotten."""
+
+    tenant: str
+    done: Callable[[int], None]
+    """Called on the step thread with the number of texts that were forgotten."""
+
+
+TargetEvent = Opened | Compiled | GrammarWork | Offered | Adjusted | DraftRefused | Erased
+Event = TargetEvent | WorkerEvent

@@ -1,0 +1,167 @@
+"""What a router requests when it opens a sequence, checked against this worker's limits before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.drafting import source as drafting
+from outrider.drafting.source import DraftLimits
+from outrider.errors import InvalidRequest
+from outrider.options.logprobs import LogprobsOptions
+from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
+from outrider.protocol.validate import check_label, check_opening, check_prediction
+from outrider.speculation import Grammar, LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
+from outrider.target.grammars.grammar import GrammarCompiler
+from outrider.target.step.calibration import min_chance
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds that every message is checked against."""
+
+    vocab_size: int
+    max_context_len: int
+    """Prompt and output tokens of one sequence."""
+    block_size: int
+    num_blocks: int
+    max_sequences: int = 64
+    """Open sequences, those without KV included."""
+    max_draft_tokens: int = 32
+    """Draft positions verified in one step."""
+    grammars: GrammarCompiler | None = None
+    """None when structured output is not served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """How much drafts may propose for one sequence. The default is plain decoding."""
+
+    max_draft_tokens: int = 0
+    """Most drafted tokens verified in one step."""
+    max_wait_us: int = 0
+    """Longest that the sequence is held back for a draft, in µs from the moment it is ready for a step."""
+    run_ahead_tokens: int = 0
+    """Draft tokens kept beyond those of the next step."""
+    weight: float = 1.0
+    """What an accepted token is worth: a drafted one is verified when weight times its chance is at least its row's
+    price."""
+    max_own_draft_tokens: int = 0
+    """As max_draft_tokens, for drafts that the target makes itself: those do not need a draft worker."""
+
+    @property
+    def capacity(self) -> int:
+        """Draft positions worth keeping."""
+        return self.draft_limits(0.0).capacity
+
+    def draft_limits(self, row_price: float) -> DraftLimits:
+        """What a draft worker is told, at this price of a row."""
+        return DraftLimits(self.max_draft_tokens, self.run_ahead_tokens, min_chance(row_price, self.weight))
+
+    @property
+    def own_limits(self) -> DraftLimits:
+        """What a source in this process is told."""
+        return DraftLimits(self.max_own_draft_tokens)
+
+    def check(self, limits: Limits) -> None:
+        """Raises InvalidRequest."""
+        bounds = {
+            "max_draft_tokens": limits.max_draft_tokens,
+            "max_wait_us": MAX_WAIT_US,
+            "run_ahead_tokens": MAX_RUN_AHEAD_TOKENS,
+        }
+        for name, bound in bounds.items():
+            value = getattr(self, name)
+            if not 0 <= value <= bound:
+                raise InvalidRequest(f"speculation.{name}", f"must be at most {bound}, got {value}")
+        # Written so that NaN fails too.
+        if not 0 < self.weight <= MAX_WEIGHT:
+            raise InvalidRequest("speculation.weight", f"must be above 0 and at most {MAX_WEIGHT:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When a sequence ends."""
+
+    max_new_tokens: int
+    """Output tokens, counted from the end of the prompt."""
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Everything a target needs to take over a sequence at any point of its life."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    mode: VerificationMode
+    stopping: Stopping
+    committed: tuple[int, ...] = ()
+    """Output tokens committed so far, here or elsewhere."""
+    speculation: Speculation = Speculation()
+    salt: bytes = b""
+    logits: LogitsOptions | None = None
+    grammar: Grammar | None = None
+    """The compiled grammar of `logits`, after the committed tokens. Set later than the rest: see `compiling`."""
+    logprobs: LogprobsOptions | None = None
+    prediction: tuple[int, ...] = ()
+    """The output that the client expects, in large part."""
+    request_id: str = ""
+    tenant: str = ""
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """For log lines about it."""
+        return {"request_id": self.request_id, "tenant": self.tenant}
+
+    @property
+    def compiling(self) -> bool:
+        """Whether the sequence may not run yet because its grammar is not compiled."""
+        return self.grammar is None and self.logits is not None and bool(self.logits.grammar)
+
+    def for_drafts(self, limits: DraftLimits) -> drafting.Opening:
+        """What a source of drafts needs of it."""
+        return drafting.Opening(
+            prompt=self.prompt,
+            params=self.params,
+            mode=self.mode,
+            committed=self.committed,
+            limits=limits,
+            max_new_tokens=self.stopping.max_new_tokens,
+            stop_token_ids=self.stopping.stop_token_ids,
+            salt=self.salt,
+            tenant=self.tenant,
+            prediction=self.prediction,
+            log_fields=self.log_fields,
+        )
+
+    def processor(self) -> LogitsProcessor | None:
+        """The processor of its logits, in its state after the committed tokens."""
+        if self.logits is None:
+            return None
+        stops = self.stopping.stop_token_ids
+        return LogitsProcessor(self.logits, self.prompt, self.committed, stops, self.grammar)
+
+    def check(self, limits: Limits) -> None:
+        """Raises InvalidRequest when this worker could never serve it to the end."""
+        check_opening(
+            prompt=self.prompt,
+            committed=self.committed,
+            max_new_tokens=self.stopping.max_new_tokens,
+            stop_token_ids=sorted(self.stopping.stop_token_ids),
+            params=self.params,
+            mode=self.mode,
+            salt=self.salt,
+            vocab_size=limits.vocab_size,
+            max_context_len=limits.max_context_len,
+        )
+        self.speculation.check(limits)
+        check_prediction(self.prediction, limits.vocab_size, limits.max_context_len)
+        check_label("request_id", self.request_id)
+        check_label("tenant", self.tenant)
+        if self.logits is not None:
+            self.logits.check_vocabulary(limits.vocab_size, "logits.")
+        longest = min(len(self.prompt) + self.stopping.max_new_tokens, limits.max_context_len)
+        capacity = limits.block_size * limits.num_blocks
+        if longest > capacity:
+            message = f"{longest} tokens with the prompt; the KV cache of this worker holds {capacity}"
+            raise InvalidRequest("stopping.max_new_tokens", message)

@@ -1,0 +1,161 @@
+"""Converts messages to the worker's events, and its reports to messages. Every field is checked here, even if a peer
+did.
+
+An invalid message about one sequence becomes an event about that sequence; `events_of` does not raise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from outrider.drafting.source import DraftAssignment
+from outrider.errors import NotSupported
+from outrider.options.logprobs import LogprobsOptions
+from outrider.protocol import convert, logits_options, logprobs, source_tokens
+from outrider.protocol.durations import to_us
+from outrider.protocol.errors import to_sequence_error
+from outrider.rpc.v1 import sequence_pb2, target_pb2
+from outrider.target.requests.events import Adjusted, Event, Opened
+from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.report import Committed, Report
+from outrider.worker.events import Closed, SequenceKey, translated
+
+
+def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
+    """The events of a request, in the order of its fields."""
+    for opening in request.opens:
+        key = SequenceKey(stream, opening.sequence_id)
+        yield translated(key, partial(_opened, key, opening, limits, now_s))
+    for setting in request.settings:
+        key = SequenceKey(stream, setting.sequence_id)
+        yield translated(key, partial(_adjusted, key, setting, limits))
+    for close in request.closes:
+        yield Closed(SequenceKey(stream, close.sequence_id))
+
+
+def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> Opened:
+    return Opened(key, opening_of(message, limits), now_s)
+
+
+def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Limits) -> Adjusted:
+    return Adjusted(key, speculation_of(message.speculation, limits))
+
+
+def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
+    """Raises InvalidRequest."""
+    opening = Opening(
+        prompt=tuple(message.prompt_token_ids),
+        params=convert.sampling_from_proto(message.sampling),
+        mode=convert.mode_from_proto(message.mode),
+        stopping=Stopping(message.stopping.max_new_tokens, frozenset(message.stopping.stop_token_ids)),
+        committed=tuple(message.committed_token_ids),
+        speculation=speculation_of(message.speculation, limits),
+        salt=message.cache_salt,
+        logits=logits_options.from_proto(message.logits) if message.HasField("logits") else None,
+        logprobs=_logprobs(message),
+        prediction=tuple(message.predicted_token_ids),
+        request_id=message.request_id,
+        tenant=message.tenant,
+    )
+    opening.check(limits)
+    if opening.compiling and limits.grammars is None:
+        raise NotSupported("logits.grammar", "structured output is not served by this target")
+    return opening
+
+
+def _logprobs(message: sequence_pb2.OpenSequence) -> LogprobsOptions | None:
+    if not message.HasField("logprobs"):
+        return None
+    return logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))
+
+
+def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Speculation:
+    """Raises InvalidRequest."""
+    speculation = Speculation(
+        max_draft_tokens=message.max_draft_tokens,
+        max_wait_us=message.max_wait_us,
+        run_ahead_tokens=message.run_ahead_tokens,
+        weight=message.weight or 1.0,
+        # As many as this target verifies: no draft worker has to agree.
+        max_own_draft_tokens=min(message.max_own_draft_tokens, limits.max_draft_tokens),
+    )
+    speculation.check(limits)
+    return speculation
+
+
+def assignment_of(message: sequence_pb2.DraftAssignment) -> DraftAssignment | None:
+    """None for one that names no draft."""
+    if not message.address:
+        return None
+    return DraftAssignment(message.worker_id, message.address, message.sequence_id)
+
+
+def response_of(
+    report: Report, draft_stats: Mapping[SequenceKey, sequence_pb2.DraftStats] = MappingProxyType({})
+) -> dict[int, target_pb2.VerifyResponse]:
+    """One message for each stream that the report concerns. `draft_stats`: sent with the commits."""
+    responses: dict[int, target_pb2.VerifyResponse] = {}
+
+    def to(key: SequenceKey) -> target_pb2.VerifyResponse:
+        if key.stream not in responses:
+            responses[key.stream] = empty_response(report)
+        return responses[key.stream]
+
+    for committed in report.commits:
+        to(committed.key).commits.append(_commit(committed, draft_stats.get(committed.key)))
+    for failed in report.failures:
+        to(failed.key).errors.append(to_sequence_error(failed.key.sequence_id, failed.error))
+    for key, times in report.removed:
+        if share_us := to_us(times.share_s):
+            to(key).usage.add(sequence_id=key.sequence_id, share_us=share_us)
+    return responses
+
+
+def empty_response(report: Report) -> target_pb2.VerifyResponse:
+    """Reports only that a step has ended."""
+    return target_pb2.VerifyResponse(
+        step_us=report.step_us,
+        batch_sequences=report.batch_sequences,
+        batch_tokens=report.batch_tokens,
+        row_price=report.row_price,
+        best_chance=report.best_chance,
+    )
+
+
+def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -> sequence_pb2.Commit:
+    outcome, times = committed.outcome, committed.times
+    return sequence_pb2.Commit(
+        sequence_id=committed.key.sequence_id,
+        base_len=committed.base_len,
+        token_ids=outcome.token_ids,
+        num_drafted=outcome.num_drafted,
+        num_verified=outcome.num_verified,
+        num_accepted=outcome.num_accepted,
+        finish_reason=sequence_pb2.FinishReason.ValueType(outcome.finish.value),
+        num_dropped=committed.num_dropped,
+        queue_us=to_us(times.queue_s),
+        wait_us=to_us(times.wait_s),
+        prefill_us=to_us(times.prefill_s),
+        num_cached_tokens=committed.num_cached_tokens,
+        rejected_token_ids=committed.rejected,
+        draft_stats=draft_stats,
+        logprobs=logprobs.to_proto(committed.logprobs),
+        prompt_logprobs=logprobs.to_proto(committed.prompt_logprobs),
+        share_us=to_us(times.share_s),
+        wasted_us=to_us(times.wasted_s),
+        chances=committed.chances,
+        num_branch_tokens=committed.num_branch_tokens,
+        **_sources(committed, draft_stats),
+    )
+
+
+def _sources(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -> dict[str, Any]:
+    """Nothing where the other fields say it all."""
+    sources, told = committed.sources, None if draft_stats is None else (draft_stats.source, False)
+    if not committed.num_branch_tokens and [one[:2] for one in sources] == [told]:
+        return {}
+    token_sources = committed.token_sources if len(sources) > 1 else ()
+    return {"sources": source_tokens.to_proto(sources), "token_sources": token_sources}

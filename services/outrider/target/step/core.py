@@ -1,0 +1,233 @@
+"""What a target does with events and reports, whatever runs its sequences. Owned by one thread; knows no network.
+
+A fault in one sequence ends that sequence, with an error that names the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar, assert_never
+
+from outrider.drafting.source import DraftSource
+from outrider.drafting.tree import DraftTree
+from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.speculation import Grammar
+from outrider.target.drafts.own_drafts import OwnDrafts
+from outrider.target.requests import events
+from outrider.target.requests.events import Event
+from outrider.target.requests.opening import Limits, Opening, Speculation
+from outrider.target.requests.report import Report, TargetStats
+from outrider.target.step.accounting import StepAccounting, SteppedRow
+from outrider.target.step.calibration import Fit
+from outrider.target.step.times import Timer
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
+from outrider.worker.report import Failed
+from outrider.worker.watchdog import StepPace
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
+
+
+class CoreSequence(Protocol):
+    """One sequence of a target."""
+
+    opening: Opening
+    timer: Timer
+    grammar_s: float
+
+    def offer(self, tree: DraftTree, received_s: float) -> None:
+        """Buffers what is useful of a draft worker's tree."""
+        ...
+
+    def adjust(self, speculation: Speculation) -> None: ...
+
+    def take_grammar(self, grammar: Grammar) -> None:
+        """It may run from here on."""
+        ...
+
+    def grammar_worked(self, seconds: float) -> None:
+        """A thread has worked on its grammar."""
+        ...
+
+
+S = TypeVar("S", bound=CoreSequence)
+
+
+class KnownSequences(Generic[S]):
+    """Those that are open, in the order of opening."""
+
+    def __init__(self, stats: TargetStats) -> None:
+        self._stats = stats
+        self._open: dict[SequenceKey, S] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __contains__(self, key: SequenceKey) -> bool:
+        return key in self._open
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._open.values())
+
+    @property
+    def keys(self) -> list[SequenceKey]:
+        return list(self._open)
+
+    def get(self, key: SequenceKey) -> S | None:
+        return self._open.get(key)
+
+    def find(self, key: SequenceKey) -> S | None:
+        """None, which is counted, when it is not open: a message about it came late, or it was never opened."""
+        sequence = self._open.get(key)
+        if sequence is None:
+            self._stats.num_unknown += 1
+        return sequence
+
+    def remove(self, key: SequenceKey) -> S | None:
+        """Forgets the sequence. None when it is not open."""
+        return self._open.pop(key, None)
+
+
+class TargetCore(ABC, Generic[S]):
+    """The sequences of one target: they are opened, change, fail and end in the same way on every engine."""
+
+    def __init__(
+        self,
+        sequences: KnownSequences[S],
+        accounting: StepAccounting,
+        limits: Limits,
+        pace: StepPace,
+        clock: Clock,
+        sources: Sequence[DraftSource] = (),
+    ) -> None:
+        """`sources`: those of drafts that are made in this process."""
+        self.stats = accounting.stats
+        self.pace = pace
+        self.draining = False
+        self._sequences = sequences
+        self._accounting = accounting
+        self._limits = limits
+        self._clock = clock
+        self._own_drafts = OwnDrafts(sources, self.stats)
+        self._report = Report()
+
+    @abstractmethod
+    def _start(self, event: events.Opened) -> None:
+        """Takes the sequence in. What is wrong with it alone is raised, or ends it with `_refuse`."""
+
+    @abstractmethod
+    def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        """Prefixes that were added to the cache, and those removed, since the last call."""
+
+    def take_report(self) -> Report:
+        """What happened since the last call. May be empty."""
+        report, self._report = self._report, Report()
+        report.row_price = self._accounting.row_price
+        report.best_chance = self._accounting.calibration.best(Fit())
+        report.prefix_added, report.prefix_removed = map(list, self._prefix_changes())
+        return report
+
+    def apply(self, event: Event) -> None:
+        """Applies one event; a fault in it ends its sequence and is reported."""
+        match event:
+            case events.Opened():
+                self._open(event)
+            case events.Compiled():
+                if (sequence := self._sequences.find(event.key)) is not None:
+                    self._guarded(event.key, sequence, partial(sequence.take_grammar, event.grammar))
+            case events.GrammarWork():
+                if (sequence := self._sequences.get(event.key)) is not None:
+                    sequence.grammar_worked(event.seconds)
+            case events.Offered() | events.DraftRefused():
+                self._offer(event)
+            case events.Adjusted():
+                if (sequence := self._sequences.find(event.key)) is not None:
+                    sequence.adjust(event.speculation)
+                    self._own_drafts.limit(event.key, event.speculation)
+            case events.Erased():
+                event.done(self._own_drafts.erase(event.tenant))
+            case Closed():
+                if self._sequences.find(event.key) is not None:
+                    self._remove(event.key)
+            case StreamEnded():
+                for key in [key for key in self._sequences.keys if key.stream == event.stream]:
+                    self._remove(key)
+            case Refused():
+                self._fail(event.key, event.error)
+            case DrainStarted():
+                self.draining = True
+            case DrainExpired():
+                self.fail_all(Unavailable("the worker is shutting down"))
+            case _:
+                assert_never(event)
+
+    def fail_all(self, error: Exception) -> None:
+        """Ends every sequence with `error`."""
+        for key in self._sequences.keys:
+            self._fail(key, error)
+
+    def _open(self, event: events.Opened) -> None:
+        key = event.key
+        if key in self._sequences:
+            # A later message could mean either of the two: both end.
+            self._fail(key, InvalidRequest("sequence_id", "already open"))
+        elif self.draining:
+            self._fail(key, Unavailable("the worker is draining"))
+        elif len(self._sequences) >= self._limits.max_sequences:
+            self._fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
+        else:
+            self._own_drafts.open(key, event.opening)
+            self._start(event)
+
+    def _offer(self, event: events.Offered | events.DraftRefused) -> None:
+        if (sequence := self._sequences.find(event.key)) is None:
+            return
+        try:
+            if isinstance(event, events.DraftRefused):
+                raise event.error
+            sequence.offer(event.tree, event.received_s)
+        except Exception as error:
+            # A draft only affects latency: the sequence continues without it.
+            self.stats.num_refused_drafts += 1
+            self._report.refused_drafts.append(Failed(event.key, error))
+
+    def _guarded(self, key: SequenceKey, sequence: S, action: Callable[[], None], when: str = "at its opening") -> None:
+        """Ends the sequence if the action fails."""
+        try:
+            action()
+        except Exception as error:
+            if not isinstance(error, InvalidRequest):
+                log.error("a sequence failed %s", when, exc_info=error, extra=sequence.opening.log_fields)
+                self.stats.num_step_failures += 1
+            self._fail(key, error)
+
+    def _report_step(self, rows: Sequence[SteppedRow], started_s: float) -> float:
+        """After all its commits. Returns the seconds of the step."""
+        ended_s = self._clock()
+        for row in rows:
+            row.timer.step_ended(started_s, ended_s, decides=row.decides)
+        num_tokens = sum(row.prompt_tokens + row.rows for row in rows)
+        self._report.step_us = round((ended_s - started_s) * 1e6)
+        self._report.batch_sequences = len(rows)
+        self._report.batch_tokens = num_tokens
+        self.pace.stepped(ended_s - started_s, num_tokens)
+        self._accounting.divide(rows, ended_s - started_s)
+        return ended_s - started_s
+
+    def _fail(self, key: SequenceKey, error: Exception) -> None:
+        self._remove(key)
+        self._report.failures.append(Failed(key, error))
+
+    def _remove(self, key: SequenceKey) -> None:
+        sequence = self._sequences.remove(key)
+        self._own_drafts.close(key)
+        if sequence is not None:
+            # After the steps' shares, which a router bounds by the time of the steps.
+            sequence.timer.times.share_s += sequence.grammar_s
+            self.stats.busy_s += sequence.grammar_s
+            self._report.removed.append((key, sequence.timer.times))

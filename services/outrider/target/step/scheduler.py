@@ -1,0 +1,221 @@
+"""Plans the next step. Pure: sequences, free blocks and the clock in, a plan out.
+
+Every step mixes decoding, verification and chunks of prefill. Decoding goes first, one token per sequence. A quarter of
+the step is kept for prefill while there is any. Draft tokens fill what decoding leaves, the most valuable of all
+sequences first, as far as each is worth its row; prefill gets the rest. Decoding may preempt the newest sequence, which
+is recomputed later; drafts never preempt.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from outrider.drafting.tree import ROOT, DraftTree
+from outrider.target.step.choice import Choice, Pricing
+from outrider.target.step.sequence import TargetSequence
+
+_MAX_PROMPT_LOGPROBS = 256
+"""Most tokens of prompts in one step whose log probabilities are asked for: all their logits, [tokens, vocab], are held
+at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The size of a step."""
+
+    block_size: int
+    """Tokens in one KV block."""
+    max_batch_tokens: int = 512
+    prefill_share: float = 0.25
+    """Share of max_batch_tokens that drafts leave to prefill while there is any."""
+    max_branch_tokens: int = 8
+    """Most tokens of one draft that are verified beyond those of one path."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.max_batch_tokens < 1:
+            raise ValueError("max_batch_tokens: must be at least 1")
+        if not 0 <= self.prefill_share <= 1:
+            raise ValueError(f"prefill_share: {self.prefill_share} is not in [0, 1]")
+        if self.max_branch_tokens < 0:
+            raise ValueError("max_branch_tokens: must not be negative")
+
+
+@dataclass(slots=True)
+class PlannedRow:
+    """One sequence's part of the step: committed tokens to run, then drafts to verify."""
+
+    sequence: TargetSequence
+    num_tokens: int
+    """How many of the sequence's pending tokens are run."""
+    draft: DraftTree = field(init=False)
+    """The drafted tokens that are verified, a parent before its children."""
+    decides: bool = field(init=False)
+    """Whether all pending tokens are run, so that the row ends in a verdict. Otherwise it is a chunk of prefill."""
+
+    def __post_init__(self) -> None:
+        self.decides = self.num_tokens == self.sequence.pending
+        self.drop_draft()
+
+    def drop_draft(self) -> None:
+        """Runs the committed tokens alone."""
+        self.draft = DraftTree(self.sequence.committed_len)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it runs one committed token, and so nothing of a prompt."""
+        return self.decides and self.num_tokens == 1
+
+    @property
+    def num_run(self) -> int:
+        return self.num_tokens + len(self.draft)
+
+
+@dataclass(slots=True)
+class Plan:
+    """Rows to run; or nothing to run before `wake_at_s`; or a victim whose KV must go before anything can run."""
+
+    rows: list[PlannedRow] = field(default_factory=list)
+    victim: TargetSequence | None = None
+    held: list[tuple[TargetSequence, float]] = field(default_factory=list)
+    """Sequences that wait for a draft, and the latest time until which they wait, in monotonic seconds."""
+
+    @property
+    def wake_at_s(self) -> float | None:
+        return min((until_s for _, until_s in self.held), default=None)
+
+
+@dataclass(slots=True)
+class _Room:
+    """The tokens left in the step and the blocks left in the pool."""
+
+    tokens: int
+    blocks: int
+    block_size: int
+
+    def fit(self, start: int, wanted: int, keep_tokens: int = 0) -> int:
+        """How many of `wanted` tokens fit from position `start` on."""
+        slots = self.blocks * self.block_size + -start % self.block_size
+        return max(0, min(wanted, self.tokens - keep_tokens, slots))
+
+    def take(self, start: int, count: int) -> None:
+        self.tokens -= count
+        self.blocks -= blocks_for(start + count, self.block_size) - blocks_for(start, self.block_size)
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
+def admissible(sequences: Sequence[TargetSequence], batching: Batching, free_blocks: int) -> list[TargetSequence]:
+    """The waiting sequences that get KV now: in the order of opening, as long as all that have KV can finish their
+    prefill.
+
+    A sequence whose grammar is being compiled does not delay the others.
+    """
+    size = batching.block_size
+    free_blocks -= sum(_outstanding(s, size) for s in sequences if s.kv is not None)
+    admitted = []
+    waiting = (s for s in sequences if s.kv is None and not s.opening.compiling)
+    for sequence in sorted(waiting, key=lambda s: s.serial):
+        free_blocks -= _outstanding(sequence, size)
+        if free_blocks < 0:
+            break
+        admitted.append(sequence)
+    return admitted
+
+
+def _outstanding(sequence: TargetSequence, size: int) -> int:
+    return blocks_for(sequence.committed_len, size) - blocks_for(sequence.cached_len, size)
+
+
+def plan(
+    sequences: Sequence[TargetSequence],
+    batching: Batching,
+    free_blocks: int,
+    now_s: float,
+    pricing: Pricing | None = None,
+) -> Plan:
+    """The next step of the sequences that have a place."""
+    pricing = pricing or Pricing()
+    if any(s.kv is not None and s.pending > 1 for s in sequences):
+        # A step with a chunk of a prompt is never a recorded one.
+        pricing = replace(pricing, num_free=lambda num_rows, num_tokens: 0)
+    running = sorted((s for s in sequences if s.kv is not None and not s.awaits_mask), key=lambda s: s.serial)
+    held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None and pricing.may_pay(s)]
+    waiting = {s.key for s, _ in held}
+    ready = [s for s in running if s.key not in waiting]
+    decoding = [s for s in ready if s.pending == 1]
+    prefilling = [s for s in ready if s.pending > 1]
+    room = _Room(batching.max_batch_tokens, free_blocks, batching.block_size)
+    rows = _decode(decoding, room)
+    if rows is not None:
+        waiting_tokens = sum(s.pending for s in prefilling)
+        keep_tokens = min(waiting_tokens, int(batching.max_batch_tokens * batching.prefill_share))
+        _add_drafts(rows, room, keep_tokens, pricing, batching)
+        rows += _prefill(prefilling, room)
+        _add_drafts([row for row in rows if row.decides and not row.decodes], room, 0, pricing, batching)
+    if ready and not rows:
+        return Plan(victim=running[-1])
+    return Plan(rows=rows or [], held=held)
+
+
+def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | None:
+    """One token for each, oldest first; None when the pool cannot hold them all."""
+    rows = []
+    for sequence in decoding[: room.tokens]:
+        if not room.fit(sequence.cached_len, 1):
+            return None
+        room.take(sequence.cached_len, 1)
+        rows.append(PlannedRow(sequence, num_tokens=1))
+    return rows
+
+
+def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: Pricing, batching: Batching) -> None:
+    """Adds drafted tokens of all rows, the most valuable first, as long as one is worth its row or the row is free.
+
+    A token is a candidate once its parent is taken, and its value is never higher than its parent's.
+    """
+    offered = [(row, pricing.offered(row.sequence)) for row in rows]
+    choices = [(row, Choice(tree, row.sequence, pricing.calibration)) for row, tree in offered if tree is not None]
+    order = itertools.count()
+    waiting = [
+        (-value, next(order), number, node)
+        for number, (_, choice) in enumerate(choices)
+        for value, node in choice.take(ROOT)
+    ]
+    heapq.heapify(waiting)
+    num_tokens = sum(row.num_run for row in rows)
+    while waiting:
+        least, _, number, node = heapq.heappop(waiting)
+        if not (-least >= pricing.price or pricing.num_free(len(rows), num_tokens)):
+            break
+        row, choice = choices[number]
+        start = row.sequence.cached_len + row.num_tokens + len(choice.nodes)
+        if not (choice.may_take(node, batching.max_branch_tokens) and room.fit(start, 1, keep_tokens)):
+            continue
+        room.take(start, 1)
+        num_tokens += 1
+        for value, child in choice.take(node):
+            heapq.heappush(waiting, (-value, next(order), number, child))
+    for row, choice in choices:
+        row.draft = choice.draft
+
+
+def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[PlannedRow]:
+    rows, wanted_left = [], _MAX_PROMPT_LOGPROBS
+    for sequence in prefilling:
+        wanted = sequence.pending
+        if sequence.wants_prompt_logprobs:
+            wanted = min(wanted, wanted_left)
+            wanted_left -= wanted
+        if not wanted:
+            continue
+        count = room.fit(sequence.cached_len, wanted)
+        if not count:
+            break
+        room.take(sequence.cached_len, count)
+        rows.append(PlannedRow(sequence, count))
+    return rows

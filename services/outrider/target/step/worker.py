@@ -1,0 +1,192 @@
+"""A target's core on our own engine: steps are planned, run and verified. Owned by one thread; knows no network.
+
+Only it commits tokens to its sequences.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from outrider.drafting.source import DraftSource, Features
+from outrider.engine import Engine, OutOfBlocks
+from outrider.protocol.finish import Finish
+from outrider.speculation import Verdict
+from outrider.target.requests import events
+from outrider.target.requests.opening import Limits
+from outrider.target.requests.report import Committed, TargetStats
+from outrider.target.step.accounting import StepAccounting, SteppedRow
+from outrider.target.step.by_source import chances_of, judged, tokens_by_source
+from outrider.target.step.choice import Pricing
+from outrider.target.step.commit import apply_stop_conditions
+from outrider.target.step.core import Clock, TargetCore
+from outrider.target.step.scheduler import Batching, Plan, PlannedRow, plan
+from outrider.target.step.sequence import PromptReport, TargetSequence
+from outrider.target.step.sequences import OpenSequences
+from outrider.target.step.verify import Verified, kv_of, verify_rows
+from outrider.worker.faults import check_engine
+from outrider.worker.report import Load
+from outrider.worker.step_cost import StepCost
+from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
+
+log = logging.getLogger(__name__)
+
+
+class TargetWorker(TargetCore[TargetSequence]):
+    """Sequences and the engine that runs them."""
+
+    _sequences: OpenSequences
+
+    def __init__(
+        self,
+        engine: Engine,
+        limits: Limits,
+        batching: Batching,
+        clock: Clock,
+        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
+        sources: Sequence[DraftSource] = (),
+    ) -> None:
+        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs.
+        `sources`: those of drafts that are made in this process."""
+        stats = TargetStats()
+        pace = StepPace(batching.max_batch_tokens, MIN_S if engine.info.device == "cpu" else MIN_ON_GPU_S)
+        super().__init__(
+            OpenSequences(engine.kv, stats), StepAccounting(stats, row_price), limits, pace, clock, sources
+        )
+        self._engine = engine
+        self._batching = batching
+
+    @property
+    def load(self) -> Load:
+        known, cost = self._sequences, self._accounting.cost
+        running, free = known.num_running, self._engine.kv.num_free_blocks
+        times_ns = round(cost.prompt_token_s * 1e9), round(cost.row_s * 1e9)
+        return Load(running, len(known) - running, free, len(known), self.draining, *times_ns)
+
+    def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
+        return self._engine.kv.take_prefix_changes()
+
+    def _start(self, event: events.Opened) -> None:
+        made = self._sequences.add(event.key, event.opening, self._limits.max_context_len, event.received_s)
+        made.fit = self._accounting.calibration.fit(event.opening.tenant)
+
+    def step(self) -> float | None:
+        """Runs one engine step.
+
+        Returns when to call again if no event comes before: 0 for at once, None for never, else monotonic seconds.
+        """
+        started_s = self._clock()
+        self._own_drafts.offer(self._sequences.put)
+        planned = self._schedule(started_s)
+        for sequence, until_s in planned.held:
+            sequence.timer.held_until_s = until_s
+        if not planned.rows:
+            return planned.wake_at_s
+        try:
+            results = verify_rows(self._engine, planned.rows, self._own_drafts.taps)
+        except OutOfBlocks as error:
+            # The plan and the pool disagree. Preempting the newest sequence is always safe.
+            log.error("planned a step that does not fit: %s", error)
+            self._recover(planned.rows)
+            return 0.0
+        if all(result.raised for result in results):
+            check_engine(self._engine.check)
+        self._finish_step(results, started_s)
+        return 0.0
+
+    def _schedule(self, now_s: float) -> Plan:
+        self._sequences.admit(self._batching)
+        engine = self._engine
+        pricing = Pricing(self._accounting.row_price, self._accounting.calibration, engine.num_free_tokens)
+        while True:
+            planned = plan(list(self._sequences), self._batching, engine.kv.num_free_blocks, now_s, pricing)
+            if planned.victim is None:
+                return planned
+            self._sequences.preempt(planned.victim)
+
+    def _recover(self, rows: Sequence[PlannedRow]) -> None:
+        for row in rows:
+            if row.sequence.kv is not None:
+                self._engine.kv.rewind(row.sequence.kv, row.sequence.committed_len - 1)
+        self._sequences.preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
+
+    def _finish_step(self, results: Sequence[Verified], started_s: float) -> None:
+        rows = [_stepped(result.row) for result in results]
+        for result in results:
+            sequence = result.row.sequence
+            sequence.timer.step_began(started_s)
+            self._guarded(sequence.key, sequence, partial(self._settle_or_wipe, result), "in its step")
+        self._accounting.took(rows, self._report_step(rows, started_s))
+
+    def _settle_or_wipe(self, result: Verified) -> None:
+        try:
+            self._settle(result)
+        except Exception:
+            self._engine.kv.discard(kv_of(result.row.sequence))
+            result.row.sequence.kv = None
+            raise
+
+    def _settle(self, result: Verified) -> None:
+        sequence, found = result.row.sequence, result.found
+        if isinstance(found, Exception):
+            raise found
+        if found is None and not result.row.decides:
+            # A chunk of prefill; the cache holds its tokens by now.
+            start = kv_of(sequence).cached_len - result.row.num_tokens
+            self._own_drafts.see(sequence.key, start, result.committed_states(0))
+            self._show(sequence, self._own_drafts.take_features(sequence.key))
+        finish = Finish.NONE if found is None else self._commit(result, found)
+        self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
+        if finish is not Finish.NONE:
+            self._remove(sequence.key)
+
+    def _commit(self, result: Verified, verdict: Verdict) -> Finish:
+        sequence, draft = result.row.sequence, result.row.draft
+        stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
+        outcome = apply_stop_conditions(verdict, draft.depth, stop_token_ids=stops, remaining=sequence.remaining)
+        prompt, path = sequence.prompt_report or PromptReport(), result.path
+        accepted = path[: outcome.num_accepted]
+        verified = judged(draft, accepted, outcome.num_verified)
+        sources, token_sources = tokens_by_source(draft, accepted, verified)
+        self._accounting.verified(result.row, outcome, accepted, verified)
+        self._engine.kv.keep(kv_of(sequence), path)
+        self._own_drafts.see(
+            sequence.key, base_len - result.row.num_tokens, result.committed_states(outcome.num_accepted)
+        )
+        features = self._own_drafts.take_features(sequence.key)
+        self._show(sequence, features[:-1])
+        sequence.commit(outcome.token_ids, draft.depth)
+        self._own_drafts.commit(sequence.key, base_len, outcome.token_ids)
+        # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.
+        self._engine.kv.rewind(kv_of(sequence), sequence.committed_len - 1)
+        committed = Committed(
+            key=sequence.key,
+            base_len=base_len,
+            outcome=outcome,
+            rejected=[draft.token_ids[node] for node in draft.longest()[outcome.num_accepted :]],
+            num_dropped=sequence.drafts.take_num_dropped(),
+            draft_serial=max(origin.serial for origin in draft.origins or (draft,)),
+            times=sequence.timer.take(),
+            num_prompt_tokens=prompt.num_tokens,
+            num_cached_tokens=prompt.num_cached_tokens or 0,
+            logprobs=verdict.logprobs[: len(outcome.token_ids)],
+            prompt_logprobs=prompt.logprobs,
+            num_branch_tokens=len(draft) - draft.depth,
+            draft_useful_s=sum(map(draft.seconds_of, accepted)),
+            features=features[-1] if features else None,
+            sources=sources,
+            token_sources=token_sources,
+            chances=chances_of(draft, accepted),
+        )
+        self._report.commits.append(committed)
+        self._accounting.committed(committed)
+        return outcome.finish
+
+    def _show(self, sequence: TargetSequence, features: Sequence[Features]) -> None:
+        self._report.features += [(sequence.key, sequence.committed_len, each) for each in features]
+
+
+def _stepped(row: PlannedRow) -> SteppedRow:
+    prompt_tokens = 0 if row.decodes else row.num_tokens
+    return SteppedRow(row.sequence.timer, prompt_tokens, row.num_run - prompt_tokens, row.draft, row.decides)

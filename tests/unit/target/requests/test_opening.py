@@ -1,0 +1,54 @@
+"""An opening is refused before anything runs when this worker could not serve it to the end."""
+
+from __future__ import annotations
+
+import pytest
+from outrider.errors import InvalidRequest
+from outrider.speculation import VerificationMode
+from outrider.target.requests.opening import Limits, Opening, Speculation
+
+from tests.unit.target.harness import SAMPLED, opening
+
+LIMITS = Limits(vocab_size=384, max_context_len=512, block_size=8, num_blocks=16, max_draft_tokens=8)
+
+
+def test_a_sound_opening_passes() -> None:
+    opening([1, 2, 3], committed=[4], stops=[2], salt=b"tenant").check(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("what", "field"),
+    [
+        (opening([]), "prompt_token_ids"),
+        (opening([1, 384]), "prompt_token_ids[1]"),
+        (opening([1] * 512), "prompt_token_ids"),
+        (opening([1] * 505, committed=[1] * 7), "committed_token_ids"),
+        (opening([1], committed=[400]), "committed_token_ids[0]"),
+        (opening([1], committed=[5, 6], max_new_tokens=2), "committed_token_ids"),
+        (opening([1], max_new_tokens=0), "stopping.max_new_tokens"),
+        (opening([1], stops=[384]), "stopping.stop_token_ids[0]"),
+        (opening([1], stops=range(300)), "stopping.stop_token_ids"),
+        (opening([1], salt=b"x" * 65), "cache_salt"),
+        (opening([1], mode=VerificationMode.COUPLED), "mode"),
+        (opening([1], params=SAMPLED, mode=VerificationMode.GREEDY), "mode"),
+        (opening([1], speculation=Speculation(max_draft_tokens=9)), "speculation.max_draft_tokens"),
+        (opening([1], speculation=Speculation(max_wait_us=2**32 - 1)), "speculation.max_wait_us"),
+        (opening([1], speculation=Speculation(run_ahead_tokens=2**32 - 1)), "speculation.run_ahead_tokens"),
+    ],
+)
+def test_each_bad_field_is_named(what: Opening, field: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        what.check(LIMITS)
+    assert caught.value.field == field
+
+
+def test_what_could_never_fit_the_kv_cache_is_refused() -> None:
+    opening([1] * 100, max_new_tokens=28).check(LIMITS)
+    with pytest.raises(InvalidRequest) as caught:
+        opening([1] * 100, max_new_tokens=29).check(LIMITS)
+    assert caught.value.field == "stopping.max_new_tokens"
+
+
+def test_speculation_off_keeps_no_drafts() -> None:
+    assert Speculation(max_draft_tokens=0, run_ahead_tokens=5).capacity == 0
+    assert Speculation(max_draft_tokens=3, run_ahead_tokens=5).capacity == 8

@@ -1,0 +1,128 @@
+"""Log probabilities of what was committed, accepted tokens included, and of the prompt: those of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from outrider.engine import Engine, Row
+from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
+from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
+from outrider.target.requests.opening import Opening, Speculation
+from transformers import AutoModelForCausalLM
+
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
+
+TOP = 4
+PROMPTS = prompts(40, longest=60)
+ASKED = LogprobsOptions(TOP, prompt=True)
+
+
+def asking(params: SamplingParams, **more: object) -> list[Opening]:
+    return [replace(opening(prompt, params=params, **more), logprobs=ASKED) for prompt in PROMPTS]  # type: ignore[arg-type]
+
+
+def run(tiny: Path, openings: list[Opening], drafter: object = None, **more: object) -> Bench:
+    bench = Bench(tiny, num_blocks=640, **more)  # type: ignore[arg-type]
+    for number, each in enumerate(openings):
+        bench.open(number, each)
+    bench.run(drafter) if drafter else bench.run()  # type: ignore[arg-type]
+    return bench
+
+
+def logprobs_of(bench: Bench, number: int) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
+    """Of the prompt, of the output."""
+    commits = bench.answers[key(number)].commits
+    assert all(len(commit.logprobs) == len(commit.outcome.token_ids) for commit in commits)
+    assert not any(commit.prompt_logprobs for commit in commits[1:])
+    return list(commits[0].prompt_logprobs), [each for commit in commits for each in commit.logprobs]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+def test_they_are_those_of_transformers_with_drafts_and_without(tiny: Path, params: SamplingParams) -> None:
+    plain = run(tiny, asking(params, speculation=Speculation()))
+    texts = {number: plain.tokens[key(number)] for number in range(len(PROMPTS))}
+    # In small chunks, with others, so that prompts come in parts.
+    drafted = run(tiny, asking(params), Liar(texts, "random"), max_batch_tokens=24)
+    assert sum(commit.outcome.num_accepted for answer in drafted.answers.values() for commit in answer.commits) > 100
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    for number, text in texts.items():
+        of_prompt, of_output = logprobs_of(plain, number)
+        assert len(of_prompt) == len(PROMPTS[number]) - 1
+        with torch.no_grad():
+            wanted = torch.log_softmax(model(torch.tensor([text])).logits[0], -1)
+        for at, each in enumerate([*of_prompt, *of_output], start=1):
+            assert each.logprob == pytest.approx(float(wanted[at - 1, text[at]]), abs=1e-4)
+            top = wanted[at - 1].topk(TOP)
+            assert list(each.top_logprobs) == pytest.approx(top.values.tolist(), abs=1e-4)
+            assert list(each.top_token_ids) == top.indices.tolist()
+        again = logprobs_of(drafted, number)
+        for one, other in zip([*of_prompt, *of_output], [*again[0], *again[1]], strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            assert one.top_token_ids == other.top_token_ids
+
+
+def test_they_are_the_model_s_own_whatever_is_asked_of_the_logits(tiny: Path) -> None:
+    biased = [replace(each, logits=LogitsOptions(logit_bias=((40, 30.0),))) for each in asking(GREEDY)[:5]]
+    bench = run(tiny, biased)
+    model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    for number in range(5):
+        text = bench.tokens[key(number)]
+        with torch.no_grad():
+            wanted = torch.log_softmax(model(torch.tensor([text])).logits[0], -1)
+        _, of_output = logprobs_of(bench, number)
+        for at, each in enumerate(of_output, start=len(PROMPTS[number])):
+            assert each.logprob == pytest.approx(float(wanted[at - 1, text[at]]), abs=1e-4)
+
+
+def test_the_prompt_s_come_once_also_after_a_preemption_and_from_a_warm_cache(tiny: Path) -> None:
+    plain = run(tiny, asking(GREEDY))
+    warm = Bench(tiny, num_blocks=40)
+    for _ in range(2):
+        for number, each in enumerate(asking(GREEDY)):
+            warm.open(number, each)
+        warm.run()
+    assert warm.worker.stats.num_preemptions
+    for number in range(len(PROMPTS)):
+        commits = warm.answers[key(number)].commits
+        parts = [list(commit.prompt_logprobs) for commit in commits if commit.prompt_logprobs]
+        assert parts == [logprobs_of(plain, number)[0]] * 2 or len(PROMPTS[number]) == 1
+
+
+def test_a_sequence_taken_over_says_nothing_of_the_prompt_again(tiny: Path) -> None:
+    bench = run(tiny, [replace(each, committed=(7, 8)) for each in asking(GREEDY)[:3]])
+    for number in range(3):
+        of_prompt, of_output = logprobs_of(bench, number)
+        assert not of_prompt
+        assert len(of_output) == 22
+
+
+def test_in_ratio_mode_each_token_has_its_own(tiny: Path) -> None:
+    bench = run(tiny, asking(SAMPLED, mode=VerificationMode.RATIO, speculation=Speculation())[:3])
+    assert all(len(logprobs_of(bench, number)[1]) == 24 for number in range(3))
+
+
+class Counting(Engine):
+    """Notes the most rows of logits that a step has made."""
+
+    most = 0
+
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        self.most = max(self.most, sum(row.num_logits for row in rows))
+        return super().forward(rows)
+
+
+def test_those_of_long_prompts_are_made_a_few_at_a_time_and_hold_up_no_other(tiny: Path) -> None:
+    long = [replace(opening([5 + n] * 400, max_new_tokens=2), logprobs=ASKED) for n in range(3)]
+    bench = Bench(tiny, max_batch_tokens=1600)
+    bench.engine.__class__ = Counting
+    for number, each in enumerate([*long, opening([9] * 300, max_new_tokens=2)]):
+        bench.open(number, each)
+    bench.step()
+    assert bench.answers[key(3)].commits, "its prompt was run at once"
+    bench.run()
+    assert 250 < bench.engine.most <= 260  # type: ignore[attr-defined]
+    assert [len(logprobs_of(bench, number)[0]) for number in range(3)] == [399] * 3
