@@ -49,6 +49,7 @@ _PROMPT_LOGPROBS = _array(
     _or_null(_map(_object({"logprob": _NUMBER, "rank": _or_null(_WHOLE), "decoded_token": _TEXT})))
 )
 _METRICS = {"metrics": _or_null(_ref("Metrics"))}
+_RECEIPT = {"receipt": _TEXT}
 _COUNTS = (
     *("num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_verified_tokens", "num_spec_tokens"),
     *("num_steps", "num_dropped_draft_tokens", "num_target_failovers", "num_revision_changes", "num_draft_failovers"),
@@ -186,7 +187,10 @@ SCHEMAS: dict[str, Schema] = {
             **_HEAD,
             "object": _one_of("text_completion"),
             "choices": _array(
-                _object({**_COMPLETION_CHOICE, "finish_reason": _FINISHED}, {"prompt_logprobs": _PROMPT_LOGPROBS})
+                _object(
+                    {**_COMPLETION_CHOICE, "finish_reason": _FINISHED},
+                    {"prompt_logprobs": _PROMPT_LOGPROBS, **_RECEIPT},
+                )
             ),
             "usage": _ref("Usage"),
         },
@@ -196,7 +200,7 @@ SCHEMAS: dict[str, Schema] = {
         {
             **_HEAD,
             "object": _one_of("text_completion"),
-            "choices": _array(_object({**_COMPLETION_CHOICE, "finish_reason": _or_null(_FINISHED)})),
+            "choices": _array(_object({**_COMPLETION_CHOICE, "finish_reason": _or_null(_FINISHED)}, _RECEIPT)),
         },
         {"usage": _or_null(_ref("Usage")), **_METRICS},
     ),
@@ -204,7 +208,7 @@ SCHEMAS: dict[str, Schema] = {
         {
             **_HEAD,
             "object": _one_of("chat.completion"),
-            "choices": _array(_object({**_CHAT_CHOICE, "message": _MESSAGE, "finish_reason": _FINISHED})),
+            "choices": _array(_object({**_CHAT_CHOICE, "message": _MESSAGE, "finish_reason": _FINISHED}, _RECEIPT)),
             "usage": _ref("Usage"),
         },
         {"prompt_logprobs": _PROMPT_LOGPROBS, **_METRICS},
@@ -213,7 +217,9 @@ SCHEMAS: dict[str, Schema] = {
         {
             **_HEAD,
             "object": _one_of("chat.completion.chunk"),
-            "choices": _array(_object({**_CHAT_CHOICE, "delta": _DELTA, "finish_reason": _or_null(_FINISHED)})),
+            "choices": _array(
+                _object({**_CHAT_CHOICE, "delta": _DELTA, "finish_reason": _or_null(_FINISHED)}, _RECEIPT)
+            ),
         },
         {"usage": _or_null(_ref("Usage")), **_METRICS},
     ),
@@ -245,7 +251,7 @@ SCHEMAS: dict[str, Schema] = {
             "user": _or_null(_TEXT),
             "metadata": _map(_TEXT),
         },
-        _METRICS,
+        {**_METRICS, **_RECEIPT},
     ),
     "ResponseUsage": _object(
         {
@@ -255,6 +261,7 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
     "ResponseEvent": {"anyOf": _EVENTS},
+    "ReceiptKey": _object({"pem": _TEXT}),
     "Tokenized": _object(
         {
             "count": _WHOLE,
@@ -285,6 +292,7 @@ WHOLE: dict[str, str] = {
     "/tokenize": "Tokenized",
     "/detokenize": "Detokenized",
     "/version": "Version",
+    "/v1/receipt-key": "ReceiptKey",
     "/v1/models": "Models",
     "/v1/models/{name:path}": "Model",
     "/health": "Health",

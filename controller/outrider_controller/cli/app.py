@@ -21,6 +21,7 @@ _COMMANDS = {
     "up": (f"{_PACKAGE}.up", "up", "Start the whole stack on this machine; Ctrl-C stops all of it."),
     "demo": (f"{_PACKAGE}.demo", "demo", "Answer a prompt twice, plain and with speculation, and compare."),
     "generate": (f"{_PACKAGE}.generate", "generate", "Ask a running stack for an answer."),
+    "verify": (f"{_PACKAGE}.verify", "verify", "Say an answer again without drafts, and compare it with its receipt."),
     "get": (f"{_PACKAGE}.get", "get", "List what is running."),
     "events": (f"{_PACKAGE}.events", "events", "Show what has happened, and with -w what happens."),
     "describe": (f"{_PACKAGE}.describe", "describe", "Show all that is known of a worker, tenant or key."),

@@ -40,6 +40,7 @@ class Answer:
     """Request sent to first token received."""
     id: str = ""
     """Under which `outrider trace` finds it."""
+    receipt: str = ""
 
     @property
     def sums(self) -> router_pb2.RequestMetrics:
@@ -86,6 +87,13 @@ class Gateway:
             # grpc.aio cancels no call that is merely let go of: it would keep its place among the connection's.
             call.cancel()
 
+    async def receipt_key(self) -> str:
+        """The gateway's public key, in PEM. Raises CommandError."""
+        try:
+            return (await self._stub.GetReceiptKey(generation_pb2.GetReceiptKeyRequest())).pem
+        except grpc.RpcError as error:
+            raise self._refused(from_rpc_error(error)) from error
+
     def _refused(self, error: OutriderError) -> CommandError:
         refused = CommandError.of(error, f"gateway at {self.address}")
         if refused.exit_code is not ExitCode.DENIED or self._credential:
@@ -114,7 +122,7 @@ class Gateway:
             answer.token_ids.extend(chunk.token_ids)
             if chunk.finish_reason:
                 answer.finish_reason = chunk.finish_reason
-                answer.usage, answer.metrics = chunk.usage, chunk.metrics
+                answer.usage, answer.metrics, answer.receipt = chunk.usage, chunk.metrics, chunk.receipt
             on_chunk(chunk)
         return answer
 

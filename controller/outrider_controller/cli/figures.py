@@ -114,6 +114,7 @@ def answer_figures(answer: Answer) -> dict[str, Any]:
         },
         "time_to_first_token_ms": round(answer.first_token_s * 1e3, 3),
         "figures": Figures.of([answer]).summary(),
+        **({"receipt": answer.receipt} if answer.receipt else {}),
     }
 
 

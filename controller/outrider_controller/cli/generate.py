@@ -35,6 +35,7 @@ from outrider_controller.cli.trace.rows import trace_row
 @click.option("--ignore-eos", is_flag=True, help="Go on to --max-tokens.")
 @click.option("--speculation", type=click.Choice(list(SPECULATION_MODES)), default="auto", show_default=True)
 @click.option("--max-draft-tokens", type=click.IntRange(0), default=None, metavar="N", help="At most, per round.")
+@click.option("--receipt", is_flag=True, help="Ask for a receipt: on stderr, or with -o json in the field receipt.")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Print the text as it comes.")
 @click.option("--stats", is_flag=True, help="Tokens/s and acceptance, on stderr.")
 @click.option("--trace", is_flag=True, help="Then its rounds, as `outrider trace` prints them.")
@@ -69,6 +70,8 @@ def generate(
     answer = asyncio.run(_ask(grpc, request, timeout, _show if live else lambda chunk: None))
     if output == "text":
         click.echo("" if live else answer.text)
+    if answer.receipt and output == "text":
+        note(answer.receipt)
     if stats:
         note(_stats(answer))
     traces = asyncio.run(_trace(answer, control, grpc, quiet=output == "json")) if trace else {}

@@ -78,6 +78,8 @@ class StackConfig:
     """Logs, and the private Redis socket; made in the cache directory when not given."""
     secret_file: Path | None = None
     """Of the cluster's secret: with one, routers, workers and control plane ask callers who they are."""
+    receipt_key_file: Path | None = None
+    """Of the key that signs receipts; not given: the gateway makes one."""
     state_dir: Path | None = None
     """Where the stack's own Redis keeps tenants, keys and bills over a restart; not given: nowhere."""
     start_timeout_s: float = 300.0
@@ -237,7 +239,9 @@ class Planner:
         flags = ("--listen-grpc", grpc_address, "--listen-http", http_address)
         drain = ("--drain-timeout", f"{self._config.stop_timeout_s / 2:g}")
         ops = self._ops["gateway"]
-        argv = (sys.executable, "-m", "outrider.gateway", *flags, *drain, *self._secret, "--ops-listen", ops)
+        kept = self._config.receipt_key_file
+        receipts = ("--receipt-key-file", str(kept)) if kept else ()
+        argv = (sys.executable, "-m", "outrider.gateway", *flags, *drain, *self._secret, *receipts, "--ops-listen", ops)
         endpoints = {"http": http_address, "ops": ops}
         return ProcessSpec("gateway", argv, grpc_address, endpoints, self.cores.rest, self._env)
 

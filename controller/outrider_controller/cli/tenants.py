@@ -250,6 +250,7 @@ def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
         "weight": round(tenant.weight, 4) or 1.0,
         "models": list(tenant.models),
         **{name: getattr(quota, name) if quota.HasField(name) else None for name in QUOTAS},  # type: ignore[arg-type]
+        "receipts": tenant.receipts,
         "version": tenant.version,
     }
 

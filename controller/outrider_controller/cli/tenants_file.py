@@ -13,7 +13,7 @@ from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.exits import CommandError, ExitCode
 
 MAX_FILE_BYTES = 16 << 20
-_FIELDS = {"name": str, "models": list, "weight": float, "quota": dict, "speculation": dict}
+_FIELDS = {"name": str, "models": list, "weight": float, "quota": dict, "speculation": dict, "receipts": bool}
 _QUOTA = {"requests_per_second": float, "tokens_per_minute": int, "concurrent_requests": int} | dict.fromkeys(
     ("burst_requests", "burst_tokens"), int
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 from outrider.masking import masked
+from outrider.protocol.receipts import ReceiptKey
 from outrider.rpc.roles import ClusterSecret, Role
 from outrider.user_cache import state_directory
 
@@ -104,12 +105,16 @@ def _with_state(config: StackConfig, name: str) -> tuple[StackConfig, Path]:
     try:
         state_dir = make_private(make_private(state_directory()) / name)
         secret_file, token_file = state_dir / "cluster-secret", state_dir / "operator-token"
+        receipt_key_file = state_dir / "receipt-key.pem"
         if not secret_file.exists():
             write_whole(secret_file, secrets.token_hex(32))
+        if not receipt_key_file.exists():
+            write_whole(receipt_key_file, ReceiptKey.make().pem)
         write_whole(token_file, ClusterSecret.read(secret_file).token(Role.OPERATOR))
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
-    return replace(config, secret_file=secret_file, state_dir=state_dir), token_file
+    kept = replace(config, state_dir=state_dir, secret_file=secret_file, receipt_key_file=receipt_key_file)
+    return kept, token_file
 
 
 async def _supervise(stack: Stack) -> None:

@@ -14,6 +14,7 @@ from outrider.configuration import ConfigError, Nested, Option, load
 from outrider.gateway.tokenizer.model import Parsers
 from outrider.gateway.tools.parsers.tool_calls import FORMATS
 from outrider.process_config import ProcessConfig
+from outrider.protocol.receipts import ReceiptKey
 from outrider.rpc.certificates import TlsFiles, check_plain, public_tls
 from outrider.rpc.roles import ClusterSecret, Role
 
@@ -94,6 +95,9 @@ class GatewayConfig(ProcessConfig):
     """A file with the secret by which routers know a gateway of their cluster."""
     require_api_keys: bool = False
     """Refuse requests without an API key before the first one is made, too."""
+    receipt_key: Annotated[ReceiptKey | None, Option("receipt_key_file", read=ReceiptKey.read, secret=True)] = None
+    """A PEM file with the Ed25519 key that signs receipts; gateways of one cluster share it. Without it, each makes a
+    key when it starts, and forgets it when it ends."""
     tool_call_parsers: Annotated[tuple[str, ...], Option("tool_call_parser")] = ()
     """How a model writes tool calls, where its chat template does not tell: `FORMAT` or `MODEL=FORMAT`, of hermes,
     llama3_json, mistral and pythonic."""

@@ -33,6 +33,7 @@ from outrider.gateway.tenants.quota_keeper import QuotaKeeper
 from outrider.gateway.tokenizer.catalog import Catalog
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import own_info
+from outrider.protocol.receipts import ReceiptKey
 from outrider.rpc.channel import connect_to
 from outrider.rpc.credentials import public_port
 from outrider.rpc.options import public_options
@@ -191,6 +192,7 @@ def _core(
         request_timeout_s=config.limits.request_timeout_s,
         tracing=tracing,
         quotas=quotas,
+        receipt_key=config.receipt_key or ReceiptKey.make(),
     )
 
 

@@ -84,6 +84,7 @@ _VLLM_ENGINE = {
 
 CALLS: dict[str, Access] = {
     **_service("GenerationService", dict.fromkeys(("Generate", "StreamGenerate", "Detokenize"), _INFER)),
+    **_service("GenerationService", {"GetReceiptKey": EVERYBODY}),
     **{f"/vllm.grpc.engine.VllmEngine/{call}": access for call, access in _VLLM_ENGINE.items()},
     **_service("RouterService", {"RouteMany": _roles(Role.GATEWAY)}),
     **_service("RouterService", {"GetTokenizer": _roles(Role.GATEWAY, Role.CONTROL)}),
@@ -154,6 +155,7 @@ ROUTES: dict[str, Access] = {
     "/tokenize": _INFER,
     "/detokenize": _INFER,
     "/version": EVERYBODY,
+    "/v1/receipt-key": EVERYBODY,
     "/v1/models": _INFER,
     "/v1/models/{name:path}": _INFER,
     "/health": EVERYBODY,

@@ -28,6 +28,7 @@ tenants:
 - name: acme
   models: [m]
   weight: 2
+  receipts: true
   quota: {requests_per_second: 1.5, tokens_per_minute: 600, concurrent_requests: 3}
 - name: other
 """
@@ -77,6 +78,7 @@ def test_a_file_is_applied_and_applied_again_changes_nothing(
     assert command(control, "get", "tenants", "acme", "-o", "json") == 0
     (row,) = json.loads(capsys.readouterr().out)["tenants"]
     assert (row["weight"], row["models"], row["requests_per_second"]) == (2.0, ["m"], 1.5)
+    assert row["receipts"] is True
     assert command(control, "get", "tenants", "nobody") == 3
 
 
@@ -169,7 +171,7 @@ def test_a_million_tenants_are_refused_in_one_line(tmp_path: Path) -> None:
 
 def test_what_the_file_says_is_what_is_sent(tmp_path: Path) -> None:
     quota: Any = tenants_pb2.Quota(requests_per_second=1.5, tokens_per_minute=600, concurrent_requests=3)
-    acme = tenants_pb2.Tenant(name="acme", models=["m"], weight=2, quota=quota)
+    acme = tenants_pb2.Tenant(name="acme", models=["m"], weight=2, quota=quota, receipts=True)
     assert read_tenants(write(tmp_path, GOOD)) == [acme, tenants_pb2.Tenant(name="other", quota=tenants_pb2.Quota())]
 
 

@@ -88,8 +88,11 @@ class WorkerPicker:
     def revisions_like(self, model: str, revision: str, avoided: set[TargetKey]) -> list[str]:
         """The revisions on which a request that began on `revision` may continue: the same one while any target has it,
         else all revisions with the same weights but another arithmetic."""
-        live = {t.info.model_revision for t in self._fleet.live_targets(model) if t.key not in avoided}
+        live = self.live_revisions(model, avoided)
         return [revision] if revision in live else sorted(r for r in live if same_weights(r, revision))
+
+    def live_revisions(self, model: str, avoided: set[TargetKey]) -> set[str]:
+        return {t.info.model_revision for t in self._fleet.live_targets(model) if t.key not in avoided}
 
     async def draft(
         self,
@@ -365,16 +368,18 @@ class Assigner:
                 retry_after_s = self._admission.retry_after_s(request)
                 raise Overloaded(f"every target of {model!r} is full", retry_after_s=retry_after_s)
             if loop.time() >= give_up_s:
-                raise self._no_target(model)
+                raise self._no_target(model, revision)
             # Not wait_for: in Python 3.11 it can swallow a cancellation, and the call would live on without a caller.
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(min(room_until_s, give_up_s) if full else give_up_s):
                     await changed.wait()
             failover.full_targets.clear()
 
-    def _no_target(self, model: str) -> Unavailable:
+    def _no_target(self, model: str, revision: str | None) -> Unavailable:
         """The error after the wait for a target."""
         why = f"no target of {model!r} is up"
+        if revision is not None and (live := self._picker.live_revisions(model, set())):
+            why = f"no target of {model!r} has revision {revision}; there is {', '.join(sorted(live))}"
         if self._fleet.cordoned(model):
             why = f"every target of {model!r} is cordoned: an operator has taken it out of use"
         return Unavailable(why, reason="NO_TARGET", retry_after_s=self._config.failover.wait_for_target_s)

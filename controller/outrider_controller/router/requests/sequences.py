@@ -110,6 +110,8 @@ class Client:
     new_response: NewResponse
     revision: str = ""
     """Of the target's model, as last sent to the client."""
+    draft_kinds: set[str] = field(default_factory=set)
+    """Sent to the client."""
 
 
 @dataclass(slots=True, eq=False)
@@ -162,6 +164,10 @@ class ActiveRequest:
         if self.failover.revision != self.client.revision:
             response.model_revision = self.client.revision = self.failover.revision
         done.fill(response)
+        for one in done.sources:
+            if one.source not in self.client.draft_kinds:
+                self.client.draft_kinds.add(one.source)
+                response.draft_kinds.append(one.source)
         if stats.num_steps == 1:
             response.num_cached_tokens = done.num_cached_tokens
         if done.finish_reason:

@@ -46,6 +46,7 @@ from outrider.gateway.tools.parsers.tool_calls import Delta
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
 from outrider.options.prediction import Prediction
 from outrider.protocol import logprobs
+from outrider.protocol.receipts import ReceiptKey, receipt_of
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2, tenants_pb2
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
@@ -79,6 +80,11 @@ class Chunk:
     def text(self) -> str:
         """The content."""
         return self.delta.content
+
+    @property
+    def receipt(self) -> str:
+        """At the end, if requested; else empty."""
+        return self.finish.receipt if self.finish else ""
 
     @classmethod
     def join(cls, chunks: Sequence[Chunk]) -> Chunk:
@@ -124,8 +130,10 @@ class _Job:
     prediction: Prediction
     pays_prompt: bool
     """Whether the prompt is charged and billed with this answer, and not with another one to the same prompt."""
-    revision: str = ""
-    """Model revision that produced the answer so far, as reported by a router."""
+    receipt_key: ReceiptKey
+    revisions: list[str] = field(default_factory=list)
+    """Model revisions that produced the answer so far, as reported by routers."""
+    draft_kinds: set[str] = field(default_factory=set)
 
     @property
     def usage(self) -> Usage:
@@ -142,7 +150,7 @@ class _Job:
             model=self.prepared.model.name,
             prompt_token_ids=self.prepared.prompt_token_ids,
             resume_token_ids=self.output.token_ids,
-            resume_revision=self.revision,
+            resume_revision=self.revisions[-1] if self.revisions else self.generation.resume_revision,
             sampling=sequence_pb2.Sampling(
                 temperature=options.temperature,
                 top_k=options.top_k,
@@ -183,7 +191,9 @@ class _Job:
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """Adds one round's tokens, up to the end of the answer."""
         self.stats.add_round(response)
-        self.revision = response.model_revision or self.revision
+        if response.model_revision not in ("", *self.revisions[-1:]):
+            self.revisions.append(response.model_revision)
+        self.draft_kinds.update(response.draft_kinds)
         piece = self.output.push(response.token_ids)
         if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
             piece = self._ended_by_router(piece, response.finish_reason)
@@ -207,9 +217,17 @@ class _Job:
     ) -> Chunk:
         finish = None
         if piece.finish_reason is not None:
-            finish = Finish(piece.finish_reason, self.usage, self.stats.summary(now_s), self.output.matched_stop)
+            summary = self.stats.summary(now_s)
+            finish = Finish(piece.finish_reason, self.usage, summary, self.output.matched_stop, self._receipt())
         num_accepted = min(num_accepted, len(piece.token_ids))
         return Chunk(piece.delta, piece.token_ids, num_accepted, finish, found, of_prompt)
+
+    def _receipt(self) -> str:
+        options = self.generation.options
+        if not options.receipt:
+            return ""
+        receipt = receipt_of(self.route_request(), options.stop, self.revisions, list(self.draft_kinds))
+        return self.receipt_key.sign(receipt)
 
     def _ended_by_router(self, piece: Piece, reason: sequence_pb2.FinishReason.ValueType) -> Piece:
         if reason not in (sequence_pb2.FINISH_REASON_STOP, sequence_pb2.FINISH_REASON_LENGTH):
@@ -238,6 +256,7 @@ class _Prepared:
         span: RequestSpan,
         expected_tokens: int,
         pays_prompt: bool,
+        receipt_key: ReceiptKey,
     ) -> _Job:
         tokenizer, options = self.model.tokenizer, generation.options
         eos = () if options.ignore_eos else tokenizer.eos_token_ids
@@ -255,6 +274,7 @@ class _Prepared:
             *(uuid.uuid4().hex, self, generation, tenant, output),
             *(RunningStats(started_s), deadline_s, span, expected_tokens, prediction),
             pays_prompt=pays_prompt,
+            receipt_key=receipt_key,
         )
 
 
@@ -272,6 +292,7 @@ class Generator:
     tracing: Tracing | None = None
     quotas: QuotaKeeper = field(default_factory=QuotaKeeper)
     threads: TokenizerThreads = field(default_factory=TokenizerThreads)
+    receipt_key: ReceiptKey = field(default_factory=ReceiptKey.make)
 
     @property
     def problem(self) -> str:
@@ -298,6 +319,8 @@ class Generator:
         """
         started_s = self.clock()
         tenant = tenant or default_tenant()
+        if tenant.receipts or prompts[0][0].options.receipt:
+            prompts = [[generation.with_receipt() for generation in of_prompt] for of_prompt in prompts]
         generations = [generation for of_prompt in prompts for generation in of_prompt]
         check_model(tenant, generations[0].model)
         self._check_places(tenant, prompts)
@@ -322,7 +345,8 @@ class Generator:
             for one, generation, first, span, observer in zip(
                 ready, generations, firsts, spans, observers, strict=True
             ):
-                job = one.job(generation, tenant, started_s, started_s + patience_s, span, expected_tokens, first)
+                until_s, key = started_s + patience_s, self.receipt_key
+                job = one.job(generation, tenant, started_s, until_s, span, expected_tokens, first, key)
                 answers.append(await stack.enter_async_context(self._answering(job, observer, charge)))
             yield answers
 

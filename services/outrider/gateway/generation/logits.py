@@ -30,6 +30,8 @@ class LogitsChoice:
     bad_words: Sequence[str] = ()
     min_tokens: int = 0
     structured: Grammatical | None = None
+    exact: sequence_pb2.LogitsOptions | None = None
+    """In a model's token ids, as a receipt has them, in place of all others."""
 
     def __post_init__(self) -> None:
         # The messages have 32-bit floats and integers.
@@ -63,6 +65,9 @@ class LogitsChoice:
         """
         if not self:
             return None
+        if self.exact is not None:
+            logits_options.from_proto(self.exact).check_vocabulary(vocab_size, "logits.")
+            return self.exact
         options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
         options.check_vocabulary(vocab_size)
         if self.structured is not None:
@@ -72,6 +77,8 @@ class LogitsChoice:
 
     def client_field(self, field: str | None) -> str | None:
         """The client's name for the field that a router or target calls `field`."""
+        if self.exact is not None:
+            return field
         if field == "logits.grammar" and self.structured is not None:
             return self.structured.field
         return field and field.removeprefix("logits.")

@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from secrets import randbits
 from typing import Any
 
 from outrider.errors import InvalidRequest
@@ -15,7 +16,7 @@ from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.tokenizer.template import OWN_VARIABLES
 from outrider.gateway.tools.tools import ToolUse
 from outrider.options.logprobs import MAX_TOP_LOGPROBS, LogprobsOptions
-from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS, MAX_UINT32
+from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS, MAX_REVISION_CHARS, MAX_UINT32
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -121,6 +122,7 @@ class Options:
     """Likeliest tokens to return at each position of the prompt, in addition to the prompt's own; None: none at all."""
     prompt_only: bool = False
     """With echo: what follows the prompt is left out."""
+    receipt: bool = False
 
     @property
     def shows_logprobs(self) -> bool:
@@ -178,9 +180,20 @@ class Generation:
     """The text that the client expects. It is used as a draft and changes no answer."""
     resume_token_ids: Sequence[int] = ()
     """Output tokens that the client has from an interrupted answer. The answer continues after them."""
+    resume_revision: str = ""
+    """Model revision that produced them; empty if the client does not know it."""
 
     def __post_init__(self) -> None:
         _check_text("prediction", self.prediction)
+        if len(self.resume_revision) > MAX_REVISION_CHARS:
+            raise InvalidRequest("resume_revision", f"has to have at most {MAX_REVISION_CHARS} characters")
+
+    def with_receipt(self) -> Generation:
+        """The same request with a receipt. If it samples it gets a seed, because in ratio mode the text also depends on
+        the drafts. A drawn seed is below 2^53, so that it is exact in JavaScript.
+        """
+        seed = self.options.seed if self.options.seed is not None or not self.options.temperature else randbits(53)
+        return replace(self, options=replace(self.options, receipt=True, seed=seed))
 
 
 def numbered(options: Options, count: int) -> list[Options]:

@@ -122,3 +122,5 @@ class Finish:
     summary: Summary
     matched_stop: int | str | None = None
     """The stop token or stop string that ended it."""
+    receipt: str = ""
+    """Signed, if requested."""

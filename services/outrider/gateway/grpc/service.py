@@ -88,6 +88,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             async for number, chunk in choices.chunks():
                 await write_within(context, _response(choices, number, chunk), self._send_timeout_s)
 
+    async def GetReceiptKey(
+        self, request: generation_pb2.GetReceiptKeyRequest, context: Context
+    ) -> generation_pb2.GetReceiptKeyResponse:
+        return generation_pb2.GetReceiptKeyResponse(pem=self._core.receipt_key.public_pem)
+
     async def Detokenize(
         self, request: generation_pb2.DetokenizeRequest, context: Context
     ) -> generation_pb2.DetokenizeResponse:
@@ -153,7 +158,13 @@ def _response(choices: Choices, number: int, chunk: Chunk) -> generation_pb2.Str
 def _choice(answer: Chunk) -> generation_pb2.Choice:
     reason = answer.finish.reason if answer.finish else ""
     found = _logprobs(answer.logprobs)
-    return generation_pb2.Choice(text=answer.text, token_ids=answer.token_ids, finish_reason=reason, logprobs=found)
+    return generation_pb2.Choice(
+        text=answer.text,
+        token_ids=answer.token_ids,
+        finish_reason=reason,
+        logprobs=found,
+        receipt=answer.receipt,
+    )
 
 
 def _logprobs(found: Sequence[TokenLogprobs]) -> list[sequence_pb2.TokenLogprobs]:
@@ -165,7 +176,7 @@ def _finish(
     finish: Finish,
     include_metrics: bool,
 ) -> None:
-    response.finish_reason = finish.reason
+    response.finish_reason, response.receipt = finish.reason, finish.receipt
     _set_usage(response.usage, finish.usage)
     if include_metrics:
         response.metrics.CopyFrom(to_metrics(finish.summary))
@@ -202,7 +213,7 @@ def to_generations(request: generation_pb2.GenerateRequest) -> list[Generation]:
         raise InvalidRequest("resume_token_ids", "is of one answer, so it cannot be together with n")
     prompt = _prompt(request)
     return [
-        Generation(request.model, prompt, options, asked.prediction, request.resume_token_ids)
+        Generation(request.model, prompt, options, asked.prediction, request.resume_token_ids, request.resume_revision)
         for options in numbered(_options(asked), count)
     ]
 
@@ -242,19 +253,29 @@ def _options(options: generation_pb2.GenerationOptions) -> Options:
         max_draft_tokens=options.max_draft_tokens if options.HasField("max_draft_tokens") else None,
         include_metrics=options.include_metrics,
         ignore_eos=options.ignore_eos,
-        logits=LogitsChoice(
-            presence_penalty=options.presence_penalty,
-            frequency_penalty=options.frequency_penalty,
-            repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
-            logit_bias=options.logit_bias,
-            allowed_token_ids=options.allowed_token_ids,
-            bad_words=options.bad_words,
-            min_tokens=options.min_tokens,
-            structured=_structured(options.structured) if options.HasField("structured") else None,
-        ),
+        logits=_logits(options),
         logprobs=options.logprobs if options.HasField("logprobs") else None,
         echo=options.prompt_logprobs,
+        receipt=options.receipt,
     )
+
+
+def _logits(options: generation_pb2.GenerationOptions) -> LogitsChoice:
+    named = LogitsChoice(
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
+        logit_bias=dict(options.logit_bias),
+        allowed_token_ids=tuple(options.allowed_token_ids),
+        bad_words=tuple(options.bad_words),
+        min_tokens=options.min_tokens,
+        structured=_structured(options.structured) if options.HasField("structured") else None,
+    )
+    if not options.HasField("logits"):
+        return named
+    if named:
+        raise InvalidRequest("logits", "cannot be together with other options that change logits")
+    return LogitsChoice(min_tokens=options.logits.min_tokens, exact=options.logits)
 
 
 def _structured(asked: generation_pb2.StructuredOutput) -> Structured:

@@ -53,6 +53,7 @@ def create_app(core: Generator, limits: Limits, guard: Guard) -> Starlette:
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/version", tokens.version),
+        Route("/v1/receipt-key", listings.receipt_key),
     ]
     return Starlette(
         routes=guarded(routes, guard, core.quotas),
@@ -189,6 +190,9 @@ class _Listings:
             if served.model == name:
                 return JSONResponse(bodies.model(served, self.core.catalog.created_s))
         return HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found").response()
+
+    async def receipt_key(self, request: Request) -> Response:
+        return JSONResponse({"pem": self.core.receipt_key.public_pem})
 
     async def health(self, request: Request) -> Response:
         """200 while requests are accepted and some model is ready, or may soon be again; else 503 with the reason."""

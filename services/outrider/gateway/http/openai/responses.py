@@ -198,7 +198,7 @@ def _response(
         "usage": counts and _usage(counts),
         "user": body.user,
         "metadata": body.metadata or {},
-    }
+    } | ({"receipt": last.receipt} if last is not None and last.receipt else {})
 
 
 def _counted(stats: ChoiceStats, reader: MessageReader) -> Usage:

@@ -159,6 +159,7 @@ class GenerationBody(Body):
     num_speculative_tokens: int | None = None
     disable_spec_decode: bool | None = None
     include_metrics: bool | None = None
+    receipt: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # No effect on the answer, by OpenAI's definition.
@@ -246,6 +247,7 @@ class GenerationBody(Body):
             logits=self._logits(),
             logprobs=self._num_logprobs(),
             prompt_logprobs=self.prompt_logprobs,
+            receipt=bool(self.receipt),
         )
 
     def _logits(self) -> LogitsChoice:

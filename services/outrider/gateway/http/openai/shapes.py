@@ -31,13 +31,20 @@ class Written:
     prompt_logprobs: list[Json | None] | None = None
     legacy: bool = False
     """Whether a call is written in OpenAI's older form."""
+    receipt: str = ""
 
     @property
     def parts(self) -> list[Written]:
         """What a stream sends: the finish reason in a part of its own, as OpenAI has it. None without anything new."""
         adds = self.text or self.logprobs or self.reasoning or self.tool_calls
-        parts = [replace(self, finish_reason=None)] if adds else []
-        return [*parts, Written(self.index, "", None, self.finish_reason)] if self.finish_reason else parts
+        parts = [replace(self, finish_reason=None, receipt="")] if adds else []
+        end = Written(self.index, "", None, self.finish_reason, receipt=self.receipt)
+        return [*parts, end] if self.finish_reason else parts
+
+    @property
+    def signed(self) -> Json:
+        """The receipt's field, if requested."""
+        return {"receipt": self.receipt} if self.receipt else {}
 
 
 @dataclass(slots=True)
@@ -116,8 +123,9 @@ class _CompletionChoice(Choice):
             token_ids, found = [*prompt, *token_ids], [None, *chunk.prompt_logprobs, *found]
         self._begun = True
         written = self._logprobs.write(token_ids, found) if options.shows_logprobs else None
+        of_prompt = self._prompt_logprobs(chunk)
         reason = chunk.finish.reason if chunk.finish else None
-        return Written(self.index, text, written, reason, prompt_logprobs=self._prompt_logprobs(chunk))
+        return Written(self.index, text, written, reason, prompt_logprobs=of_prompt, receipt=chunk.receipt)
 
 
 def _decoded(answer: Answer) -> str:
@@ -146,7 +154,7 @@ def _completion_choice(written: Written) -> Json:
         "text": written.text,
         "logprobs": written.logprobs,
         "finish_reason": written.finish_reason,
-    }
+    } | written.signed
 
 
 def _of_prompt(written: Written) -> Json:
@@ -174,8 +182,8 @@ class _ChatChoice(Choice):
         calls = tuple(self._reader.call(each) for each in delta.calls)
         reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
         of_prompt = self._prompt_logprobs(chunk)
-        legacy = self._reader.legacy
-        return Written(self.index, delta.content, written, reason, delta.reasoning, calls, of_prompt, legacy)
+        said = delta.content, written, reason, delta.reasoning, calls, of_prompt
+        return Written(self.index, *said, legacy=self._reader.legacy, receipt=chunk.receipt)
 
 
 class ChatShape(Shape):
@@ -194,6 +202,7 @@ class ChatShape(Shape):
                 "logprobs": each.logprobs,
                 "finish_reason": each.finish_reason,
             }
+            | each.signed
             for each in choices
         ]
         # All choices have the same prompt.
@@ -208,10 +217,12 @@ class ChatShape(Shape):
             delta["reasoning_content"] = written.reasoning
         if written.tool_calls:
             delta |= _calls(written)
-        return self._chunk(written.index, delta, written.logprobs, written.finish_reason)
+        return self._chunk(written.index, delta, written.logprobs, written.finish_reason, written.signed)
 
-    def _chunk(self, index: int, delta: Json, found: Json | None, finish_reason: str | None) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": found, "finish_reason": finish_reason}
+    def _chunk(
+        self, index: int, delta: Json, found: Json | None, finish_reason: str | None, signed: Json | None = None
+    ) -> Json:
+        choice = {"index": index, "delta": delta, "logprobs": found, "finish_reason": finish_reason} | (signed or {})
         return self._head(self.chunk_kind) | {"choices": [choice]}
 
 
