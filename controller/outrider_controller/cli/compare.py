@@ -55,11 +55,11 @@ def drafts(
 ) -> None:
     """Say what each DRAFT is worth to a target on your prompts, and which mixture is fastest.
 
-    A DRAFT is a draft model or the directory of a head, by path or name; ngram, suffix, or prediction (for lines with a
-    `prediction`); or several of these joined by +. The target answers the prompts once; the answers are kept. Then no
-    target runs: its texts are replayed with the scheduler, the verification and the drafts of serving, at 1, 8 and 32
-    streams, and a step takes as long as it was measured to take. Target and drafts take turns on one device. Lines may
-    have a `category`.
+    A DRAFT is a draft model, of any tokenizer, or the directory of a head, by path or name; ngram, suffix, or
+    prediction (for lines with a `prediction`); or several of these joined by +. The target answers the prompts
+    once; the answers are kept. Then no target runs: its texts are replayed with the scheduler, the verification and
+    the drafts of serving, at 1, 8 and 32 streams, and a step takes as long as it was measured to take. Target and
+    drafts take turns on one device. Lines may have a `category`.
     """
     from outrider.comparison import CompareConfig, compare
     from outrider.comparison.texts import read_questions

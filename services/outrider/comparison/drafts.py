@@ -1,4 +1,7 @@
-"""Drafts by name, as they are compared: kinds of lookups, directories of models and of heads, and mixtures of these."""
+"""Drafts by name, as they are compared: kinds of lookups, directories of models and of heads, and mixtures of these.
+
+A model with another tokenizer than the target's drafts as `outrider draft --speaks` lets it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from outrider.drafters import load_drafter
 from outrider.drafting.heads import HeadDrafts, HeadError, head_kind
 from outrider.drafting.heads.loading import read_head_config
 from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
-from outrider.engine import CheckpointError, Engine, EngineConfig, resolve, tokenizer_fingerprint
+from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.fetching import directory
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.local import DrafterSource
@@ -61,10 +64,7 @@ def _loaded(engine: Engine, target: Path, name: str, max_sequences: int) -> Make
     if _is_head(path):
         head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
         return lambda: HeadDrafts(head)
-    path = resolve(name)
-    if tokenizer_fingerprint(path) != tokenizer_fingerprint(target):
-        raise CheckpointError(name, "its tokens are not the target's")
-    drafter = load_drafter(path, engine=EngineConfig(prefix_cache=False))
+    drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), speaks=target)
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences))
 
 

@@ -7,8 +7,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from outrider.engine import tokenizer_fingerprint
 from outrider_controller.cli.app import run
 from outrider_controller.cli.exits import ExitCode
+
+from tests.unit.drafters.test_other_vocabulary import twins
+
+__all__ = ["twins"]
+"""A fixture."""
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +51,19 @@ def test_a_draft_that_is_the_target_is_right_and_the_answers_are_written_once(
     assert run([*command, "--max-tokens", "24"]) == ExitCode.OK
     out, err = capsys.readouterr()
     assert "answers 2 prompts" not in err and "fastest at one stream" in out
+
+
+def test_a_model_with_other_tokens_is_compared_as_it_would_draft(
+    twins: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same model under other ids: whatever the target says, it says too."""
+    target, draft = twins
+    assert tokenizer_fingerprint(target) != tokenizer_fingerprint(draft)
+    prompts = lines(tmp_path / "prompts.jsonl", {"prompt": "".join(map(chr, range(0x4E00, 0x4E20)))})
+    command = ["compare", "drafts", str(draft), "--target-model", str(target), "--prompts", str(prompts)]
+    assert run([*command, "--max-tokens", "24", "-o", "json"]) == ExitCode.OK
+    [found] = json.loads(capsys.readouterr().out)["drafts"]
+    assert found["all"]["acceptance"] == 1.0 and found["all"]["tokens_per_round"] >= 2
 
 
 def test_a_prediction_is_a_draft_where_the_prompts_carry_one(
