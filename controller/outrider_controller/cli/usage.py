@@ -60,12 +60,22 @@ def usage_row(row: usage_pb2.UsageRow) -> dict[str, Any]:
         "tenant": row.tenant,
         "since": moment(row.start_unix_s),
         **{name: getattr(used, name) for name in (*_TOKENS, *_DRAFTED)},
-        "sources": {one.source: {name: getattr(one, name) for name in _DRAFTED} for one in used.sources},
-        "by_source": ", ".join(f"{one.source} {one.accepted_tokens}/{one.verified_tokens}" for one in used.sources),
+        "sources": {one.source: _of_source(one) for one in used.sources},
+        "by_source": ", ".join(map(_source_text, used.sources)),
         "target_s": times["target_useful_s"] + times["target_wasted_s"],
         "draft_s": times["draft_useful_s"] + times["draft_wasted_s"],
         **times,
     }
+
+
+def _of_source(one: usage_pb2.SourceUsage) -> dict[str, float]:
+    times = {"target_s": one.target_us / 1e6, "draft_s": one.draft_us / 1e6}
+    return {**{name: getattr(one, name) for name in _DRAFTED}, **times}
+
+
+def _source_text(one: usage_pb2.SourceUsage) -> str:
+    seconds = (one.target_us + one.draft_us) / 1e6
+    return f"{one.source} {one.accepted_tokens}/{one.verified_tokens} {seconds:.1f} s"
 
 
 def shares(row: Mapping[str, Any]) -> dict[str, float | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.metadata.keys import Keys
@@ -24,12 +25,14 @@ _MAX_TENANTS, _MAX_LEDGERS = 1000, 100
 _MAX_SOURCES = 16
 
 
-class Tokens(NamedTuple):
-    """Of one source of drafts."""
+class SourceSums(NamedTuple):
+    """Of one source of drafts. The names are those of outrider.rpc.v1.SourceUsage."""
 
-    drafted: int
-    verified: int
-    accepted: int
+    drafted_tokens: int = 0
+    verified_tokens: int = 0
+    accepted_tokens: int = 0
+    target_us: int = 0
+    draft_us: int = 0
 
 
 @dataclass(slots=True)
@@ -48,23 +51,22 @@ class TenantUsage:
     draft_useful_us: int = 0
     draft_wasted_us: int = 0
     """Negative for a moment if accepted tokens were counted as wasted before."""
-    sources: dict[str, Tokens] = field(default_factory=dict)
+    sources: dict[str, SourceSums] = field(default_factory=dict)
     """By source of drafts."""
 
     def add(self, other: TenantUsage) -> None:
         for name in _NUMBERS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for source, tokens in other.sources.items():
-            self.drafted(source, tokens)
+        for source, sums in other.sources.items():
+            self.drafted(source, sums)
 
-    def drafted(self, source: str, tokens: Tokens) -> None:
-        """Adds what a source proposed in a step. Draft workers choose the names of theirs: only so many are kept."""
+    def drafted(self, source: str, more: SourceSums) -> None:
+        """Adds what a source did in a step. Draft workers choose the names of theirs: only so many are kept."""
         if not source or (source not in self.sources and len(self.sources) >= _MAX_SOURCES):
             source = "other"
-        drafted, verified, accepted = self.sources.get(source, (0, 0, 0))
-        total = Tokens(drafted + tokens.drafted, verified + tokens.verified, accepted + tokens.accepted)
+        sums = self.sources.get(source, SourceSums())
         # A new one: copies of a bill share it.
-        self.sources = {**self.sources, source: total}
+        self.sources = {**self.sources, source: SourceSums(*map(add, sums, more))}
 
 
 _NUMBERS = tuple(each.name for each in fields(TenantUsage) if each.name != "sources")
@@ -160,11 +162,11 @@ def _by_tenant(values: Iterable[tuple[bytes, bytes]]) -> dict[str, TenantUsage]:
 
 
 def _written(usage: TenantUsage, name: str) -> int | str:
-    value: int | dict[str, Tokens] = getattr(usage, name)
+    value: int | dict[str, SourceSums] = getattr(usage, name)
     return json.dumps(value) if isinstance(value, dict) else value
 
 
-def _read(name: str, value: bytes) -> int | dict[str, Tokens]:
+def _read(name: str, value: bytes) -> int | dict[str, SourceSums]:
     if name in _NUMBERS:
         return int(value)
-    return {source: Tokens(*tokens) for source, tokens in json.loads(value).items()}
+    return {source: SourceSums(*sums) for source, sums in json.loads(value).items()}

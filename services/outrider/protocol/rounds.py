@@ -44,7 +44,7 @@ class Round:
     compute_us: int = 0
     wire_us: int = 0
     source: str = ""
-    """The kind of source that proposed the first of the drafted tokens."""
+    """The kind of source that proposed the first of the drafted tokens; without any, the draft worker's."""
     draft_active: bool = False
     """The draft sent something since the previous round, or was verified in this one."""
     answer_us: int = 0

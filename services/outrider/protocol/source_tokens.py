@@ -18,6 +18,8 @@ class SourceTokens(NamedTuple):
     """Tokens in the step, all branches of a tree included; each has a row of its own."""
     num_verified: int
     num_accepted: int
+    draft_us: int = 0
+    """Of an own source: time that it spent on these drafts."""
 
 
 def to_proto(counts: Iterable[SourceTokens]) -> list[sequence.SourceTokens]:
@@ -26,5 +28,6 @@ def to_proto(counts: Iterable[SourceTokens]) -> list[sequence.SourceTokens]:
 
 def from_proto(messages: Iterable[sequence.SourceTokens]) -> tuple[SourceTokens, ...]:
     return tuple(
-        SourceTokens(one.source, one.own, one.num_drafted, one.num_verified, one.num_accepted) for one in messages
+        SourceTokens(one.source, one.own, one.num_drafted, one.num_verified, one.num_accepted, one.draft_us)
+        for one in messages
     )

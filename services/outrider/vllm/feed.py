@@ -161,6 +161,7 @@ class Feed:
                 prompt_tokens=0 if decodes else num_tokens, rows=num_tokens if decodes else 0
             )
             found = judged.get(request_id, _NOTHING)
+            timer.times.drafted_s += len(found.draft) * shares.row_s
             timer.times.wasted_s += (len(found.draft) - found.num_accepted) * shares.row_s
 
     def _tell_pool(self, pool: PoolThread, report: Report, ended: Iterable[SequenceKey]) -> None:

@@ -6,7 +6,7 @@ import pytest
 import redis
 from outrider.errors import Unavailable
 from outrider.metadata import MetadataStore
-from outrider.metadata.ledger import KEPT_HOURS, LedgerEntry, TenantUsage, Tokens
+from outrider.metadata.ledger import KEPT_HOURS, LedgerEntry, SourceSums, TenantUsage
 
 from benchmarks.support.redis_server import EmbeddedServer
 
@@ -18,7 +18,7 @@ async def test_a_write_that_is_done_again_changes_nothing(store: MetadataStore) 
 
 
 async def test_each_router_has_sums_of_its_own_and_a_tenants_name_may_hold_anything(store: MetadataStore) -> None:
-    usage = TenantUsage(*range(1, 11), -11, sources={"ngram": Tokens(5, 4, 3), 'a "b/c:d': Tokens(1, 0, 0)})
+    usage = TenantUsage(*range(1, 11), -11, sources={"ngram": SourceSums(5, 4, 3, 2, 1), 'a "b/c:d': SourceSums(1)})
     for writer in ("r1", "r2"):
         await store.ledger.write(100, writer, {"a": usage, "b/c:d": TenantUsage(requests=1)})
     found = await store.ledger.read(100, 100)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from outrider.metadata import MetadataStore
-from outrider.metadata.ledger import TenantUsage, Tokens
+from outrider.metadata.ledger import SourceSums, TenantUsage
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.app import run
 from outrider_controller.cli.exits import CommandError
@@ -211,18 +211,19 @@ def test_usage_is_told_by_tenant_and_by_hour(
         async with MetadataStore.connect(metadata_url, call_timeout_s=5.0) as store:
             for ago in (0, 1):
                 used = TenantUsage(requests=2, output_tokens=7, target_useful_us=1_500_000, draft_wasted_us=-1)
-                used.drafted("ngram", Tokens(4, 3, 2))
+                used.drafted("ngram", SourceSums(4, 3, 2, 250_000, 1_000))
                 await store.ledger.write(hour - ago, "router-1", {"usage-1": used, "usage-2": used})
 
     asyncio.run(write())
     assert command(control, "get", "usage", "usage-1", "-o", "json") == 0
     [row] = json.loads(capsys.readouterr().out)["usage"]
     assert (row["tenant"], row["requests"], row["output_tokens"]) == ("usage-1", 4, 14)
-    assert row["sources"] == {"ngram": {"drafted_tokens": 8, "verified_tokens": 6, "accepted_tokens": 4}}
+    tokens = {"drafted_tokens": 8, "verified_tokens": 6, "accepted_tokens": 4}
+    assert row["sources"] == {"ngram": {**tokens, "target_s": 0.5, "draft_s": 0.002}}
     assert (row["target_s"], row["target_useful_s"], row["draft_wasted_s"]) == (3.0, 3.0, 0.0)
     assert command(control, "get", "usage", "--by", "hour", "--since", "3h", "-o", "wide") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("usage-")]
-    assert len(lines) == 4 and all(" 1.5 " in line and "ngram 2/3" in line for line in lines)
+    assert len(lines) == 4 and all(" 1.5 " in line and "ngram 2/3 0.3 s" in line for line in lines)
     assert command(control, "get", "usage", "--since", "100d") == 2
     assert "since_unix_s" in capsys.readouterr().err
     assert command(control, "get", "usage", "--since", "yesterday") == 2

@@ -51,13 +51,5 @@ def _start(hour: int, first: int, by: usage.UsageInterval.ValueType) -> int:
 
 def _message(each: TenantUsage) -> usage.TenantUsage:
     numbers = {name: max(0, value) for name, value in asdict(each).items() if name != "sources"}
-    sources = [
-        usage.SourceUsage(
-            source=source,
-            drafted_tokens=tokens.drafted,
-            verified_tokens=tokens.verified,
-            accepted_tokens=tokens.accepted,
-        )
-        for source, tokens in sorted(each.sources.items())
-    ]
+    sources = [usage.SourceUsage(source=source, **sums._asdict()) for source, sums in sorted(each.sources.items())]
     return usage.TenantUsage(**numbers, sources=sources)

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
-from outrider.metadata.ledger import HOUR_S, TenantUsage, Tokens
+from outrider.metadata.ledger import HOUR_S, SourceSums, TenantUsage
+from outrider.protocol.durations import clamp_us
 from outrider.protocol.limits import MAX_TREE_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -72,11 +73,7 @@ class UsageSums:
             usage.drafted_tokens += num_drafted
             usage.verified_tokens += done.num_verified
             usage.accepted_tokens += done.num_accepted
-            for one in done.sources:
-                # A late commit was not checked.
-                drafted = min(one.num_drafted, MAX_TREE_TOKENS)
-                verified, accepted = min(one.num_verified, drafted), min(one.num_accepted, done.num_accepted)
-                usage.drafted(one.source, Tokens(drafted, verified, accepted))
+            _add_sources(usage, commit, done, share_us)
             if num_branch_tokens := commit.num_branch_tokens:
                 num_branch_tokens = min(num_branch_tokens, MAX_TREE_TOKENS)
                 usage.drafted_tokens += num_branch_tokens
@@ -90,7 +87,8 @@ class UsageSums:
         if done.draft_active:
             useful_us = done.draft_useful_us
             usage.draft_useful_us += useful_us
-            usage.draft_wasted_us += commit.draft_stats.share_us - useful_us
+            usage.draft_wasted_us += (spent_us := commit.draft_stats.share_us) - useful_us
+            usage.drafted(commit.draft_stats.source, SourceSums(draft_us=spent_us))
 
     def ended(self, tenant: str, used: sequence.SequenceUsage) -> None:
         """Adds the time that workers spent on a sequence after its last commit."""
@@ -105,6 +103,16 @@ class UsageSums:
 
     def _begin(self, tenant: str) -> TenantUsage:
         return self.sums.setdefault(tenant if len(self.sums) < MAX_TENANTS else OTHERS, TenantUsage())
+
+
+def _add_sources(usage: TenantUsage, commit: sequence.Commit, done: Round, share_us: int) -> None:
+    row_us = min(commit.drafted_us, share_us) / (done.num_drafted + commit.num_branch_tokens)
+    for one in done.sources:
+        # A late commit was not checked.
+        drafted = min(one.num_drafted, MAX_TREE_TOKENS)
+        verified, accepted = min(one.num_verified, drafted), min(one.num_accepted, done.num_accepted)
+        target_us = min(round(one.num_drafted * row_us), share_us)
+        usage.drafted(one.source, SourceSums(drafted, verified, accepted, target_us, clamp_us(one.draft_us)))
 
 
 class LedgerWriter:

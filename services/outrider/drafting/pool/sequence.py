@@ -40,6 +40,8 @@ class PooledSequence:
     reads_features: bool = False
     """Whether the draft holds a head of which this target computes the features."""
     log: DraftLog = field(default_factory=DraftLog)
+    source: str = ""
+    """The draft's kind, by its last message."""
     draft_active: bool = False
     """The draft sent something since the last commit. The next three fields: its last answer to a commit."""
     answer_us: int = 0
@@ -114,7 +116,7 @@ class PooledSequence:
         self.log.number(draft)
         tree = self.validator.tree(draft)
         answer_us = self.log.add(draft, tree, now_us)
-        self.draft_active = True
+        self.draft_active, self.source = True, tree.source
         if answer_us and tree.base_len != self.opened_len:
             self.answer_us, self.answer_tokens = clamp_us(answer_us), tree.depth
             self.answer_compute_us = clamp_us(draft.compute_us)
@@ -135,7 +137,7 @@ class PooledSequence:
             draft_us=draft_us,
             compute_us=compute_us,
             wire_us=wire_us,
-            source=verified[-1].source if verified else "",
+            source=verified[-1].source if verified else self.source,
             answer_us=self.answer_us,
             answer_compute_us=self.answer_compute_us,
             answer_tokens=self.answer_tokens,

@@ -147,6 +147,7 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
         share_us=to_us(times.share_s),
         wasted_us=to_us(times.wasted_s),
         chances=committed.chances,
+        drafted_us=to_us(times.drafted_s),
         num_branch_tokens=committed.num_branch_tokens,
         **_sources(committed, draft_stats),
     )

@@ -92,6 +92,7 @@ class StepAccounting:
             share_s, each = shares.of(prompt_tokens=row.prompt_tokens, rows=row.rows), row.times
             wasted_s, each.num_wasted_rows = each.num_wasted_rows * shares.row_s, 0
             each.share_s += share_s
+            each.drafted_s += len(row.draft) * shares.row_s
             each.wasted_s += wasted_s
             self.stats.busy_s += share_s
             self.stats.wasted_s += wasted_s

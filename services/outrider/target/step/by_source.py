@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafting.tree import ROOT, DraftTree
+from outrider.protocol.durations import to_us
 from outrider.protocol.source_tokens import SourceTokens
 
 
@@ -26,7 +27,12 @@ def tokens_by_source(
     names = list(dict.fromkeys(sources))
     of_verified = [sources[node] for node, _ in verified]
     accepted = [sources[node] for node in path]
-    counts = [SourceTokens(*one, sources.count(one), of_verified.count(one), accepted.count(one)) for one in names]
+    counts = [
+        SourceTokens(
+            *one, sources.count(one), of_verified.count(one), accepted.count(one), _own_us(draft, sources, one)
+        )
+        for one in names
+    ]
     told = [*path, *draft.longest()[len(path) :]]
     return counts, [names.index(sources[node]) for node in told]
 
@@ -35,6 +41,12 @@ def chances_of(draft: DraftTree, path: Sequence[int]) -> bytes:
     """The chance of each token that a commit tells of, in the same order, in 255ths."""
     claims = draft.claims()
     return bytes(min(255, round(255 * claims[node])) for node in [*path, *draft.longest()[len(path) :]])
+
+
+def _own_us(draft: DraftTree, sources: Sequence[tuple[str, bool]], source: tuple[str, bool]) -> int:
+    """A draft worker says itself what its drafts took."""
+    _, own = source
+    return to_us(sum(draft.seconds_of(node) for node, each in enumerate(sources) if each == source)) if own else 0
 
 
 def _source(draft: DraftTree, node: int) -> tuple[str, bool]:

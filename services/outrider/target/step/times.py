@@ -20,8 +20,10 @@ class Times:
     """Steps that ran a chunk of its prompt and committed nothing."""
     share_s: float = 0.0
     """Its share of the time of its steps."""
+    drafted_s: float = 0.0
+    """The part of that spent on drafted tokens."""
     wasted_s: float = 0.0
-    """The part of that spent on drafted tokens that were not accepted."""
+    """The part of that spent on those that were not accepted."""
     num_wasted_rows: int = 0
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from outrider.metadata.ledger import TenantUsage, Tokens
+from outrider.metadata.ledger import SourceSums, TenantUsage
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.observe import usage
@@ -23,9 +23,11 @@ COMMIT = sequence.Commit(
     num_branch_tokens=1,
     num_cached_tokens=8,
     share_us=1000,
+    drafted_us=500,
     wasted_us=300,
     draft_stats=sequence.DraftStats(share_us=500, useful_us=200),
 )
+SOURCES = {"other": SourceSums(4, 3, 2, 400, 500)}
 
 
 class FakeLedger:
@@ -62,7 +64,7 @@ class World:
 def test_a_round_is_added_to_its_tenants_bill() -> None:
     sums = UsageSums()
     sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 10))
-    assert sums.sums == {"a": TenantUsage(1, 10, 8, 3, 5, 4, 2, 700, 300, 200, 300, {"other": Tokens(4, 3, 2)})}
+    assert sums.sums == {"a": TenantUsage(1, 10, 8, 3, 5, 4, 2, 700, 300, 200, 300, SOURCES)}
     sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 9))
     assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens, sums.sums["a"].output_tokens) == (1, 10, 6)
 
@@ -80,7 +82,9 @@ def test_resumed_tokens_of_the_client_are_billed_as_prompt_and_those_of_an_earli
 def test_a_prompt_that_another_answer_pays_for_is_not_billed_again() -> None:
     sums = UsageSums()
     sums.round("a", COMMIT, Round.from_commit(COMMIT, 2000), a_request(prompt=(1,) * 10, billed=0))
-    assert sums.sums["a"] == TenantUsage(1, 0, 0, 3, 5, 4, 2, 700, 300, 200, 300, {"other": Tokens(4, 3, 2)})
+    assert sums.sums["a"] == TenantUsage(
+        1, 0, 0, 3, 5, 4, 2, 700, 300, 200, 300, {"other": SourceSums(4, 3, 2, 400, 500)}
+    )
 
 
 def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> None:
@@ -90,18 +94,28 @@ def test_a_target_is_not_believed_that_a_sequence_took_more_than_its_steps() -> 
     assert (used.target_useful_us, used.target_wasted_us, used.drafted_tokens) == (0, 2002, 4 + 256)
 
 
-def test_each_source_of_drafts_is_billed_by_its_name_and_no_draft_time_is_charged_for_the_targets_own() -> None:
+def test_each_source_of_drafts_is_billed_by_its_name_with_the_time_of_its_rows_and_of_its_drafts() -> None:
     sums, commit = UsageSums(), sequence.Commit(token_ids=[1, 2, 3], num_drafted=4, num_verified=3, num_accepted=2)
+    commit.share_us, commit.drafted_us, commit.draft_stats.source, commit.draft_stats.share_us = 900, 800, "model", 70
     commit.sources.add(source="model", num_drafted=1, num_verified=1)
-    commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=1, num_accepted=1)
+    commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=1, num_accepted=1, draft_us=3)
     commit.sources.add(source="suffix", own=True, num_drafted=1, num_verified=1, num_accepted=1)
     sums.round("a", commit, Round.from_commit(commit, 2000))
     used = sums.sums["a"]
-    assert used.sources == {"model": (1, 1, 0), "ngram": (2, 1, 1), "suffix": (1, 1, 1)}
-    assert used.drafted_tokens == sum(tokens.drafted for tokens in used.sources.values())
-    assert (used.draft_useful_us, used.draft_wasted_us) == (0, 0)
+    assert used.sources == {"model": (1, 1, 0, 200, 70), "ngram": (2, 1, 1, 400, 3), "suffix": (1, 1, 1, 200, 0)}
+    assert used.drafted_tokens == sum(one.drafted_tokens for one in used.sources.values())
+    assert (used.draft_useful_us, used.draft_wasted_us) == (0, 70)
     sums.round("a", commit, Round.from_commit(commit, 2000))
-    assert used.sources["ngram"] == (4, 2, 2)
+    assert used.sources["ngram"] == (4, 2, 2, 800, 6)
+
+
+def test_the_time_of_a_source_is_no_longer_than_the_sequences_share_and_a_late_draft_is_billed_to_its_kind() -> None:
+    sums, commit = UsageSums(), sequence.Commit(token_ids=[1], num_drafted=1, share_us=900, drafted_us=1 << 31)
+    commit.draft_stats.source = "eagle3"
+    sums.round("a", commit, Round.from_commit(commit, 2000))
+    late = sequence.Commit(token_ids=[1], draft_stats=sequence.DraftStats(source="eagle3", share_us=40))
+    sums.round("a", late, Round.from_commit(late, 2000))
+    assert sums.sums["a"].sources == {"eagle3": (1, 0, 0, 900, 40)}
 
 
 def test_what_a_target_says_of_sources_is_bounded() -> None:
@@ -110,7 +124,11 @@ def test_what_a_target_says_of_sources_is_bounded() -> None:
         commit.sources.add(source=f"odd {number}", num_drafted=1 << 30, num_verified=1 << 30, num_accepted=1 << 30)
     sums.round("late", commit, Round.from_commit(commit, 2000))
     found = sums.sums["late"].sources
-    assert len(found) == 17 and found["odd 1"] == (256, 256, 2) and found["other"] == (24 * 256, 24 * 256, 24 * 2)
+    assert (
+        len(found) == 17
+        and found["odd 1"] == (256, 256, 2, 0, 0)
+        and found["other"][:3] == (24 * 256, 24 * 256, 24 * 2)
+    )
 
 
 def test_what_workers_spent_on_a_sequence_after_its_last_commit_is_billed_too() -> None:

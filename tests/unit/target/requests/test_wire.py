@@ -129,12 +129,12 @@ def test_what_an_unforeseen_error_says_stays_inside() -> None:
 
 def test_what_a_sequence_took_goes_with_its_commit_or_by_itself_once_it_has_ended() -> None:
     outcome = Outcome([7], num_drafted=3, num_verified=1, num_accepted=0, finish=Finish.STOP)
-    times = Times(share_s=0.004, wasted_s=0.0015)
+    times = Times(share_s=0.004, drafted_s=0.002, wasted_s=0.0015)
     committed = Committed(key(5, stream=1), 10, outcome, [9], 0, 1, times, 6, 3, num_branch_tokens=2)
     removed = [(key(5, stream=1), Times()), (key(6, stream=2), Times(share_s=0.0007))]
     responses = response_of(Report(commits=[committed], removed=removed))
     [commit] = responses[1].commits
-    assert (commit.share_us, commit.wasted_us, commit.num_branch_tokens) == (4000, 1500, 2)
+    assert (commit.share_us, commit.drafted_us, commit.wasted_us, commit.num_branch_tokens) == (4000, 2000, 1500, 2)
     assert not responses[1].usage
     assert list(responses[2].usage) == [sp.SequenceUsage(sequence_id=6, share_us=700)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,9 @@ def test_each_drafted_token_counts_for_one_source() -> None:
     # Both propose 5, and the model gives it the greater chance.
     assert counts == [SourceTokens("model", False, 3, 2, 1), SourceTokens("ngram", True, 1, 1, 1)]
     assert places == [0, 1, 0], "5 of the model, 8 that was looked up, and the 7 that nobody got to"
+    # A draft worker says itself what its drafts took.
+    timed = replace(POOL, seconds=0.9).merge(replace(LOOKUP, seconds=0.004))
+    assert [one.draft_us for one in tokens_by_source(timed, [], [])[0]] == [0, 2000]
     assert tokens_by_source(DraftTree(10), [], []) == ([], [])
     told = [*(0, 3), *merged.longest()[2:]]
     assert list(chances_of(merged, [0, 3])) == [round(255 * merged.claims()[node]) for node in told]

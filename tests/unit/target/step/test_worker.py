@@ -535,6 +535,7 @@ def test_what_sequences_took_of_the_steps_is_all_the_steps_time(tiny: Path) -> N
     stats = bench.worker.stats
     assert sum(times.share_s for times in told) == pytest.approx(bench.now_s - began_s) == pytest.approx(stats.busy_s)
     assert sum(times.wasted_s for times in told) == pytest.approx(stats.wasted_s)
+    assert sum(times.drafted_s for times in told) == pytest.approx(sum(one.row_s for one in stats.sources.values()))
     assert stats.busy_s > sum(one.row_s for one in stats.sources.values()) > stats.wasted_s
     assert all(0 <= times.wasted_s <= times.share_s for times in told)
     # The first steps waste nothing: what a row costs is not known yet.
