@@ -135,11 +135,14 @@ async def test_an_error_in_mid_stream_is_an_event(ask: Any) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
 
 
+FUNCTION = {"type": "function", "name": "a", "parameters": {"type": "object"}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": None}, "input"),
     ({"input": []}, "input"),
     ({"input": [5]}, "input[0]"),
     ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+    ({"input": [{"type": "custom_tool_call", "call_id": "c", "name": "a", "input": "x"}]}, "input[0].type"),
+    ({"input": [{"type": "custom_tool_call_output", "call_id": "c", "output": "x"}]}, "input[0].type"),
     ({"input": [{"type": "reasoning", "content": 5}]}, "input[0].content"),
     ({"input": [{"type": "reasoning", "summary": {"a": 1}}]}, "input[0].summary"),
     ({"input": [{"role": "assistant", "content": "a", "tool_calls": 5}]}, "input[0].tool_calls"),
@@ -151,7 +154,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "reasoning": {"effort": "much"}}, "reasoning.effort"),
     ({"input": "a", "include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include[1]"),
     ({"input": "a", "truncation": "some"}, "truncation"),
-    ({"input": "a", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    *(
+        ({"input": "a", "tools": [FUNCTION, {"type": kind, "name": "a"}]}, "tools[1].type")
+        for kind in ("custom", "web_search", "web_search_preview", "file_search", "mcp", "local_shell", "function2")
+    ),
+    ({"input": "a", "tools": [FUNCTION], "tool_choice": {"type": "custom", "name": "a"}}, "tool_choice.type"),
+    ({"input": "a", "tools": [FUNCTION], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
     ({"input": "a", "text": {"fromat": {}}}, "text.fromat"),
     ({"input": "a", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ({"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}}, "text.format.schema"),
