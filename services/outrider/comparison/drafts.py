@@ -10,8 +10,8 @@ from pathlib import Path
 
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import load_drafter
-from outrider.drafting.heads import HeadDrafts, HeadError, head_kind
-from outrider.drafting.heads.loading import read_head_config
+from outrider.drafting.heads import HeadDrafts
+from outrider.drafting.heads.loading import is_head
 from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.fetching import directory
@@ -61,15 +61,9 @@ def _lookup(name: str) -> Make:
 
 def _loaded(engine: Engine, target: Path, name: str, max_sequences: int) -> Make:
     path = directory(name)
-    if _is_head(path):
+    if is_head(path):
         head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
         return lambda: HeadDrafts(head)
     drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), speaks=target)
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences))
 
-
-def _is_head(path: Path) -> bool:
-    try:
-        return bool(head_kind(read_head_config(path), path))
-    except HeadError:
-        return False

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from outrider.drafting.heads import TargetParts, load_head
+from outrider.drafting.heads.loading import is_head
 from outrider.engine import CheckpointError, EngineConfig, resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.checkpoints import read_config
 from outrider.engine.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
+from outrider.engine.fetching import directory
 from outrider.engine.loader import load_engine
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.training import acceptance
@@ -167,13 +169,13 @@ def _acceptance(
     engine = load_engine(target, EngineConfig(prefix_cache=False, device=config.device))
     longest = engine.info.max_context_len - _ANSWER_TOKENS
     prompts = [sample.prompt[:longest] for sample in held_out[:_PROMPTS]]
-    drafts = {"": config.out} | ({"_in_use": resolve(config.in_use)} if config.in_use else {})
+    drafts = {"": config.out} | ({"_in_use": directory(config.in_use)} if config.in_use else {})
     # Answered at two temperatures.
     share = 2 * _ANSWER_TOKENS * len(prompts)
     measured: dict[str, float | None] = {"acceptance_in_use": None, "acceptance_in_use_sampled": None}
     for number, (name, draft) in enumerate(drafts.items()):
         progress("measure", share * number, share * len(drafts), f"what is accepted of {draft.name}")
-        if "outrider_head" in read_config(draft):
+        if is_head(draft):
             parts = TargetParts(
                 read_embedding(target), read_head(target), int(read_config(target)["num_hidden_layers"])
             )

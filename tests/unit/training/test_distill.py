@@ -248,7 +248,12 @@ def test_a_head_comes_nearer_to_its_target_and_its_file_says_what_was_trained(tm
     config = replace(distill(deep, tmp_path, 1), kind=kind)
     config = replace(config, corpus=replace(config.corpus, tokens=3_000))
     barely = run(config, lambda *_: None)
+    # A head in use needs no tokenizer.
+    in_use = config.out.rename(tmp_path / "in use")
+    assert not (in_use / "tokenizer.json").exists()
+    config = replace(config, in_use=str(in_use))
     longer = run(replace(config, training=replace(config.training, train_tokens=12_000)), lambda *_: None)
+    assert longer.acceptance_in_use == barely.acceptance
     assert longer.held_out_loss < 0.985 * barely.held_out_loss
     assert 0 <= longer.acceptance <= 1 and longer.bytes < 200_000
     parts = TargetParts(read_embedding(deep).float(), read_head(deep).float(), 6)

@@ -65,6 +65,14 @@ def read_head_config(path: Path) -> dict[str, Any]:
     return config
 
 
+def is_head(path: Path) -> bool:
+    """Whether the directory holds a head, not a model of its own."""
+    try:
+        return bool(head_kind(read_head_config(path), path))
+    except HeadError:
+        return False
+
+
 def head_kind(config: dict[str, Any], path: Path) -> str:
     """ours, eagle3, medusa or mtp. Raises HeadError for anything else."""
     names = " ".join([*(config.get("architectures") or []), str(config.get("speculators_model_type", ""))]).lower()
