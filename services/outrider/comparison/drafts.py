@@ -66,4 +66,3 @@ def _loaded(engine: Engine, target: Path, name: str, max_sequences: int) -> Make
         return lambda: HeadDrafts(head)
     drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), speaks=target)
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences))
-

@@ -38,7 +38,7 @@ from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.drafts.head import tried_head
-from outrider.target.grammars.grammar import GrammarCompiler
+from outrider.target.grammars.grammar import GrammarCompiler, host_bytes
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.service import TargetServicer
@@ -87,7 +87,7 @@ def place_threads(config: TargetConfig) -> None:
 def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
     """The engine and this worker's WorkerInfo. Raises CheckpointError."""
     path = resolve(config.model, log.info)
-    engine = load_engine(path, config.engine, host_bytes=config.grammar_bytes)
+    engine = load_engine(path, config.engine, host_bytes=host_bytes(path, config.grammar_bytes))
     info = process.describe(
         config,
         worker_pb2.WORKER_ROLE_TARGET,

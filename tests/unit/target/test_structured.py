@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
@@ -21,8 +22,10 @@ from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.finish import Finish
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode
+from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.grammars.matcher import MatcherAside, WaitAllowance
+from outrider.target.process import load
 from outrider.target.requests.events import Compiled, GrammarWork, Offered
 from outrider.target.requests.opening import Opening, Speculation
 from outrider.testing.tiny import tiny_tokenizer
@@ -316,6 +319,31 @@ async def test_an_expression_that_takes_all_memory_takes_it_from_no_target(tiny:
     terms = " & ".join(f"/(.|\\n)*a.{{{i}}}/" for i in range(16))
     assert not trials[1].passes(f"start: T\nT: {terms}")
     assert trials[1].passes("start: T\nT: /[a-z]*/ & /.*b/")
+
+
+def test_the_plan_of_the_memory_has_room_for_the_processes_that_try_grammars(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, most_bytes = GrammarCompiler(tiny, VOCAB, [EOS]), 64 << 20
+    vocabulary = compiler._vocabulary
+    assert vocabulary is not None
+    trials = vocabulary[1]
+    trials.prepare("/a/ & /b/")
+    [child] = trials._idle
+    peak_bytes = psutil.Process(child.pid).memory_full_info().uss
+    planned: list[int] = []
+
+    class Planned(Exception): ...
+
+    def load_engine(path: Path, config: object, host_bytes: int) -> None:
+        planned.append(host_bytes)
+        raise Planned
+
+    monkeypatch.setattr("outrider.target.process.load_engine", load_engine)
+    with pytest.raises(Planned):
+        load(TargetConfig(model=str(tiny), listen="127.0.0.1:0", grammar_bytes=most_bytes))
+    # Two threads compile, each with one; and either grammar may be as large as a tenant's may.
+    assert planned[0] >= 2 * most_bytes + 2 * peak_bytes
 
 
 async def test_waiting_for_a_thread_does_not_count_against_the_limit(tiny: Path) -> None:

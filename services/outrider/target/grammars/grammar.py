@@ -26,7 +26,7 @@ from outrider.speculation import Grammar
 from outrider.target.config import GRAMMAR_BYTES
 from outrider.target.grammars.matcher import FIELD, GrammarMatcher, MatcherAside, WaitAllowance
 from outrider.target.grammars.memory import TENANT_SHARE, GrammarMemory, footprint
-from outrider.target.grammars.trial import GrammarTrials, TrialSetting
+from outrider.target.grammars.trial import GrammarTrials, TrialSetting, process_bytes
 from outrider.target.requests.tokenizer import read_tokenizer
 from outrider.turns import TenantTurns
 
@@ -53,6 +53,13 @@ class _Compiled:
     num_chars: int
     users: set[object] = field(default_factory=set)
     """One for each sequence that runs."""
+
+
+def host_bytes(checkpoint: Path, most_bytes: int) -> int:
+    """What structured output takes of the machine's memory at most: the grammars, and the processes that try some.
+    `most_bytes`: of the grammars."""
+    each = process_bytes(len(_vocabulary_of(checkpoint)), int(TENANT_SHARE * most_bytes))
+    return most_bytes + _COMPILE_THREADS * each
 
 
 class GrammarCompiler:
@@ -242,15 +249,20 @@ class GrammarCompiler:
         try:
             from llguidance import LLTokenizer
 
-            # Read for gateways already, and cached.
-            text = tokenizer_pb2.Tokenizer.FromString(read_tokenizer(self._checkpoint)).json.decode()
+            text = _vocabulary_of(self._checkpoint)
             tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
-            most_bytes = self.memory.most_bytes
+            # One that needs more is refused anyway.
+            most_bytes = int(TENANT_SHARE * self.memory.most_bytes)
             setting = TrialSetting(text, self._vocab_size, self._eos_token_ids, self._limits, most_bytes)
             return tokenizer, GrammarTrials(setting, self._max_s)
         except Exception as error:  # a target serves without one; requests that need it are refused
             log.info("no structured output: %s: %s", type(error).__name__, error)
             return None
+
+
+def _vocabulary_of(checkpoint: Path) -> str:
+    # Read for gateways already, and cached.
+    return tokenizer_pb2.Tokenizer.FromString(read_tokenizer(checkpoint)).json.decode()
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from outrider.spawn import bound_to_us
 from outrider.turns import deep_stacks
 
 _MAX_START_S = 60.0
+_BASE_BYTES, _BYTES_PER_CHAR = 24 << 20, 42
+"""Of a process with a vocabulary, by the length of tokenizer.json; measured at 49,152, 151,936 and 262,144 tokens."""
 # In Lark's notation, and in a schema of JSON, which may give one value several patterns and formats.
 _MAY_INTERSECT = re.compile(r"[&~]|pattern|format")
 
@@ -40,6 +42,11 @@ class TrialSetting:
     """The library's."""
     most_bytes: int
     """That a compilation may take."""
+
+
+def process_bytes(vocabulary_len: int, most_bytes: int) -> int:
+    """What one process takes at most. `most_bytes`: of a compilation."""
+    return _BASE_BYTES + _BYTES_PER_CHAR * vocabulary_len + most_bytes
 
 
 class GrammarTrials:
