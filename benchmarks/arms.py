@@ -12,9 +12,10 @@ from statistics import median
 from typing import Any
 
 import psutil
-from outrider_controller.cli.client import Answer
-from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.progress import Progress
+from outrider_controller.cli.ask.client import Answer
+from outrider_controller.cli.ask.figures import Figures
+
+from benchmarks.support.progress import Progress
 
 _WARM_UP_TOKENS = 16
 

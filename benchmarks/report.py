@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import ExitCode
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, write_json
 
 Row = Mapping[str, object]

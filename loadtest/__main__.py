@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from outrider_controller.cli import contexts
 from outrider_controller.cli.app import main
+from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import note
 

@@ -24,14 +24,13 @@ import psutil
 from outrider.engine import resolve
 from outrider.engine.tokenizer import load_tokenizer
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, note, write_json
-from outrider_controller.cli.progress import Progress
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.arms import turns
 from benchmarks.peers import answer_figures as made
@@ -39,6 +38,7 @@ from benchmarks.peers import draft_export, install
 from benchmarks.peers.answer_figures import Answered
 from benchmarks.peers.subjects import PeerFailed, Subject
 from benchmarks.support.asking import make_request
+from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import Prompt, read_prompts, spread
 from benchmarks.support.stacks import beside
 

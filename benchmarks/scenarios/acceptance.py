@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from outrider_controller.cli.figures import Figures
+from outrider_controller.cli.ask.figures import Figures
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import Plan, StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, by_category, count_option, max_tokens_option, mean

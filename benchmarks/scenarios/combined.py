@@ -9,11 +9,11 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import click
-from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option
-from outrider_controller.cli.progress import Progress
+from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
 
 from benchmarks.report import finish, show, table
+from benchmarks.support.progress import Progress
 
 if TYPE_CHECKING:
     from outrider.local import Pair

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.progress import Progress
-from outrider_controller.cli.stack_config import DTYPES
+from outrider_controller.cli.up.models import DEFAULT_TARGET
+from outrider_controller.cli.up.stack_config import DTYPES
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.lines import Line, least_squares
+from benchmarks.support.progress import Progress
 
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence

@@ -15,13 +15,13 @@ from typing import Any
 import click
 import psutil
 from outrider.rpc.v1 import generation_pb2
-from outrider_controller.cli.client import Answer, Gateway
+from outrider_controller.cli.ask.client import Answer, Gateway
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.process import ProcessSpec
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import Plan, StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ProcessSpec
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks import report
 from benchmarks.support.asking import make_request

@@ -10,8 +10,8 @@ from functools import cache
 from pathlib import Path
 
 import click
-from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import json_file_option
+from outrider_controller.cli.up.models import DEFAULT_TARGET
 
 from benchmarks.report import finish, show, table
 

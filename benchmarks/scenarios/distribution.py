@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import click
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option
-from outrider_controller.cli.progress import Progress
 
 from benchmarks.report import Row, finish, show, table
+from benchmarks.support.progress import Progress
 
 if TYPE_CHECKING:
     from benchmarks.support.distribution import DistributionResult

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 from outrider.engine.config import NATIVE_VARIANTS
-from outrider_controller.cli.client import Answer
-from outrider_controller.cli.figures import Figures
+from outrider_controller.cli.ask.client import Answer
+from outrider_controller.cli.ask.figures import Figures
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, count_option, max_tokens_option

@@ -15,10 +15,10 @@ from typing import Any
 import click
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import Plan, StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.arms import turns
 from benchmarks.report import Row, finish, show, table

@@ -19,8 +19,8 @@ from outrider.target.requests.opening import Opening, Speculation, Stopping
 from outrider.target.requests.report import TargetStats
 from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.times import Timer
-from outrider_controller.cli.models import DEFAULT_TARGET, fetched
 from outrider_controller.cli.output import json_file_option, note
+from outrider_controller.cli.up.models import DEFAULT_TARGET, fetched
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.prompts import prompts_option, read_prompts

@@ -17,7 +17,7 @@ import psutil
 from outrider.rpc.v1 import tenants_pb2
 from outrider.spawn import bound_to_us
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks import report
 from benchmarks.arms import turns

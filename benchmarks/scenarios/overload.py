@@ -12,7 +12,7 @@ from typing import Any
 import click
 import psutil
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks import report
 from benchmarks.support.open_loop import Client, Ended, client, percentile_ms

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import httpx
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.client import SPECULATION_MODES, Gateway, apply_prompt
+from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, apply_prompt
 from outrider_controller.cli.output import note
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import report

@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 
 import click
-from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.ask.client import Gateway
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.arms import Ask, Sample, compared, summary, take_turns
 from benchmarks.report import finish, show, table

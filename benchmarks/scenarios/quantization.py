@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.progress import Progress
-from outrider_controller.cli.stack_config import QUANTIZATIONS
+from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
+from outrider_controller.cli.up.stack_config import QUANTIZATIONS
 
 from benchmarks.arms import turns
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import count_option, max_tokens_option
+from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import prompts_option, read_prompts, spread
 
 if TYPE_CHECKING:

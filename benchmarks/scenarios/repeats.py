@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 from outrider.user_cache import cache_directory
-from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import json_file_option, note
+from outrider_controller.cli.up.models import DEFAULT_TARGET
 
 from benchmarks.report import finish, show, table
 from benchmarks.support.asking import count_option, max_tokens_option

@@ -23,9 +23,9 @@ from outrider.rpc.roles import Role
 from outrider.spawn import bound_to_us
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.process import ManagedProcess, ProcessSpec
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks import report
 from benchmarks.support.redis_server import EmbeddedServer

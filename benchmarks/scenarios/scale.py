@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.progress import Progress
-from outrider_controller.cli.stack_config import DTYPES
+from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
+from outrider_controller.cli.up.stack_config import DTYPES
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import max_tokens_option
 from benchmarks.support.near_ties import Margin, measure_ties, tie, tie_rows
+from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import Prompt, read_prompts
 from benchmarks.support.texts import assembled
 

@@ -16,13 +16,13 @@ import click
 import httpx
 import psutil
 from outrider.rpc.v1 import generation_pb2
-from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.ask.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.process import ManagedProcess, ProcessFailed
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks import report
 from benchmarks.support.asking import make_request

@@ -14,16 +14,16 @@ import click
 import jsonschema
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.structured import Structured
-from outrider_controller.cli.client import Answer, Gateway
-from outrider_controller.cli.figures import Figures
+from outrider_controller.cli.ask.client import Answer, Gateway
+from outrider_controller.cli.ask.figures import Figures
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.progress import Progress
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.report import finish, show
 from benchmarks.support.asking import make_request, max_tokens_option
+from benchmarks.support.progress import Progress
 
 _FREE = "no schema"
 _AT_ONCE = 8

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import click
 from outrider.rpc.roles import bearer
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
-from outrider_controller.cli.progress import Progress
+from outrider_controller.cli.ask.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
 
+from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import Prompt
 
 _TIMEOUT_S = 300.0

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.up.stack_config import StackConfig
 from outrider_controller.router.config import PolicyConfig
 
 from benchmarks.arms import Ask, Sample

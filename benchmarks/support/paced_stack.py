@@ -14,8 +14,8 @@ import psutil
 from outrider.metadata import MetadataStore
 from outrider.rpc.roles import INFER
 from outrider.rpc.v1 import tenants_pb2
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.process import ManagedProcess, ProcessSpec
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
 
 from benchmarks.support.redis_server import EmbeddedServer
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from outrider.model_names import served_name
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.process import ProcessSpec
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import Plan
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ProcessSpec
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import Plan
 
 from benchmarks.support.delay_proxy import set_round_trip
 

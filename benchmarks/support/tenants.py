@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 
 from outrider.rpc.v1 import control_pb2, tenants_pb2
-from outrider_controller.cli.control import Control, call_control
-from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.clusters.control import Control, call_control
+from outrider_controller.cli.up.stack import Stack
 
 
 async def make_tenants(stack: Stack, names: Sequence[str]) -> dict[str, str]:

@@ -17,12 +17,12 @@ import psutil
 import pytest
 import pytest_asyncio
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.ask.client import Gateway
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.process import ProcessSpec
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ProcessSpec
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import Plan, StackConfig
 
 from benchmarks.support.asking import make_request
 from benchmarks.support.stacks import added_round_trip, changed_draft, delayed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from openai import AsyncOpenAI
-from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.up.stack import Stack
 
 pytest.importorskip("llguidance")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

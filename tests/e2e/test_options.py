@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.up.stack import Stack
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from outrider_controller.cli.client import Gateway
-from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.up.stack import Stack
 
 from benchmarks.support.asking import make_request
 

@@ -19,12 +19,12 @@ import pytest
 import pytest_asyncio
 from outrider.protocol.identity import ProtocolRange
 from outrider.rpc.v1 import control_pb2, generation_pb2, router_pb2, trace_pb2, worker_pb2
-from outrider_controller.cli.client import Answer, Gateway
-from outrider_controller.cli.control import call_control
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.process import ProcessSpec
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import Plan, StackConfig
+from outrider_controller.cli.ask.client import Answer, Gateway
+from outrider_controller.cli.clusters.control import call_control
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ProcessSpec
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import Plan, StackConfig
 
 from tests.soak.namespaces import expected_texts
 from tests.soak.rolling import in_twos

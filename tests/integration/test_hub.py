@@ -84,7 +84,7 @@ def endpoint(tiny: Path, asked: Counter[str]) -> Iterator[str]:
 async def fetch(model: str, endpoint: str, cache: Path) -> tuple[int, str, str]:
     """Exit code, directory, and what was said meanwhile."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outrider_controller.cli.fetch", model),
+        *(sys.executable, "-m", "outrider_controller.cli.up.fetch", model),
         stdout=PIPE,
         stderr=PIPE,
         env={"OUTRIDER_CACHE": str(cache), "HF_HOME": str(cache / "hub"), "HF_ENDPOINT": endpoint, "PATH": ""},

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from outrider.rpc.v1 import control_pb2 as control
-from outrider_controller.cli.control import Control, call_control
+from outrider_controller.cli.change.speculation import decision_row
+from outrider_controller.cli.clusters.control import Control, call_control
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.sequences import sequence_row
-from outrider_controller.cli.speculation import decision_row
+from outrider_controller.cli.show.sequences import sequence_row
 from outrider_controller.control.api.rows import worker_rows
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service

@@ -20,11 +20,11 @@ import redis
 from outrider.metadata.tenants import DEFAULT_TENANT
 from outrider.rpc.v1 import control_pb2, generation_pb2, tenants_pb2
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.cli.control import Control, call_control
+from outrider_controller.cli.ask.hardware import hardware
+from outrider_controller.cli.clusters.control import Control, call_control
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.support.asking import max_tokens_option
 from tests.soak.kill_pairs import Load, Up, running_stack

@@ -17,15 +17,15 @@ from typing import Any
 
 import click
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.client import SPECULATION_MODES, Answer, Gateway
+from outrider_controller.cli.ask.client import SPECULATION_MODES, Answer, Gateway
+from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.process import ProcessSpec
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import Plan, StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ProcessSpec
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 from outrider_controller.control.api.rows import worker_rows
 
 from benchmarks.support.asking import make_request, max_tokens_option

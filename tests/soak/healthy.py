@@ -15,9 +15,9 @@ import click
 import httpx
 import yaml
 from outrider_controller.cli.output import json_file_option, note, write_json
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.support.asking import max_tokens_option
 from tests.e2e.test_alerts import shortened

@@ -17,15 +17,15 @@ from typing import Any
 import click
 import psutil
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, write_json
-from outrider_controller.cli.progress import Progress
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
 
 from benchmarks.support.asking import make_request
+from benchmarks.support.progress import Progress
 from tests.soak.streams import processes_of
 
 _CONTEXT = 1024

@@ -31,8 +31,8 @@ from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.certificates import Authority
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import columns, note
-from outrider_controller.cli.process import ManagedProcess, ProcessSpec
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
+from outrider_controller.cli.up.stack_options import run_async
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.soak.bridge import Bridge, run, why_not

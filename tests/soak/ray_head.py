@@ -24,12 +24,12 @@ from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.metadata.embedded import find_server
 from outrider.rpc.v1 import worker_pb2
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.cli.control import list_models
+from outrider_controller.cli.ask.hardware import hardware
+from outrider_controller.cli.clusters.control import list_models
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import json_file_option, note, write_json
-from outrider_controller.cli.process import ManagedProcess, ProcessSpec
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
+from outrider_controller.cli.up.stack_options import run_async
 
 from tests.soak.bridge import Bridge, why_not
 from tests.soak.rolling import Load

@@ -20,14 +20,14 @@ import httpx
 import psutil
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.testing.tiny import tiny_checkpoint
+from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import ExitCode
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.process import ProcessSpec
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import Plan, StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ProcessSpec
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 _HOST = "127.0.0.1"
 _PROMPTS = ("Once upon a time", "Why is the sky blue?", "List the planets.", "Write a haiku about the sea.")

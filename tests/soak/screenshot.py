@@ -10,9 +10,9 @@ from typing import Any
 import click
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
 
 from tests.soak.console_page import browser, needs
 from tests.soak.kill_pairs import Load

@@ -18,12 +18,12 @@ import psutil
 from outrider.errors import OutriderError
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, write_json
-from outrider_controller.cli.progress import Progress
 
 from benchmarks.support.lines import Line, least_squares
+from benchmarks.support.progress import Progress
 from tests.route_call import RouteCall
 
 if TYPE_CHECKING:

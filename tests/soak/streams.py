@@ -12,18 +12,18 @@ from typing import Any
 
 import click
 import psutil
-from outrider_controller.cli.client import Answer, Gateway
+from outrider_controller.cli.ask.client import Answer, Gateway
+from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.hardware import hardware
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.progress import Progress
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async, stack_options
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async, stack_options
 from outrider_controller.control.api.rows import worker_rows
 
 from benchmarks.support.asking import make_request
+from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
 
 _SETTLE_TIMEOUT_S = 15.0

@@ -14,15 +14,15 @@ import click
 import psutil
 from outrider.model_names import served_name
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.client import Answer, Gateway
+from outrider_controller.cli.ask.client import Answer, Gateway
+from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.hardware import hardware
-from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
-from outrider_controller.cli.stack_options import run_async
-from outrider_controller.cli.supervisor import Supervisor
+from outrider_controller.cli.up.models import DEFAULT_TARGET
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
+from outrider_controller.cli.up.supervisor import Supervisor
 
 from benchmarks.support.asking import answers, make_request, max_tokens_option
 from benchmarks.support.prompts import Prompt

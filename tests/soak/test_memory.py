@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig
 
 from tests.soak.memory import problems, watch
 

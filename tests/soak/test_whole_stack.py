@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_controller.cli.client import SPECULATION_MODES, Gateway
-from outrider_controller.cli.stack import Stack
+from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway
+from outrider_controller.cli.up.stack import Stack
 
 from benchmarks.support.asking import make_request
 from benchmarks.support.prompts import Prompt

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import click
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
-from outrider_controller.cli.client import Gateway
+from outrider_controller.cli.ask.client import Gateway
 from outrider_controller.cli.output import json_file_option, note, write_json
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
 
 from benchmarks.report import show, table
 from benchmarks.support.asking import make_request

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.up.ports import Ports
 
 from benchmarks.support.delay_proxy import DelayProxy, set_round_trip
 

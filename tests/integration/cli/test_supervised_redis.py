@@ -12,8 +12,8 @@ import pytest
 from outrider.metadata import MetadataStore
 from outrider.metadata.embedded import ServerCommand
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.cli.process import ManagedProcess, ProcessSpec
-from outrider_controller.cli.supervisor import Supervisor
+from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
+from outrider_controller.cli.up.supervisor import Supervisor
 
 LIMIT_S = 15.0
 

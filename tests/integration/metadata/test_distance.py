@@ -11,7 +11,7 @@ import pytest
 from outrider.gateway.routers.routers import LeasedRouters
 from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.cli.ports import Ports
+from outrider_controller.cli.up.ports import Ports
 
 from benchmarks.support.delay_proxy import DelayProxy, set_round_trip
 from benchmarks.support.redis_server import EmbeddedServer

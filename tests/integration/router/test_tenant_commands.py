@@ -18,8 +18,8 @@ from outrider.metadata import MetadataStore
 from outrider.metadata.ledger import SourceSums, TenantUsage
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.app import run
+from outrider_controller.cli.change.tenants_file import read_tenants
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.tenants_file import read_tenants
 from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_controller.cli.figures import Figures
+from outrider_controller.cli.ask.figures import Figures
 
 from benchmarks.arms import Sample, compared, summary, take_turns, turns
 

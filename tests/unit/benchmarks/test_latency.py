@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outrider_controller.cli.figures import Figures
-from outrider_controller.cli.stack import Stack
-from outrider_controller.cli.stack_config import StackConfig
+from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
 
 from benchmarks.__main__ import run as bench
 from benchmarks.arms import Sample

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outrider_controller.cli.ports import Ports
-from outrider_controller.cli.stack_config import Plan, Planner, StackConfig
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.stack_config import Plan, Planner, StackConfig
 
 from benchmarks.support.stacks import changed_draft, delayed, with_options
 

@@ -19,7 +19,7 @@ __all__ = ["twins"]
 
 @pytest.fixture(autouse=True)
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("outrider_controller.cli.compare.cache_directory", lambda: tmp_path)
+    monkeypatch.setattr("outrider_controller.cli.drafts.compare.cache_directory", lambda: tmp_path)
     return tmp_path / "compare"
 
 

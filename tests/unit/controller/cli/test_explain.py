@@ -10,7 +10,7 @@ import pytest
 from outrider_controller.autoscaler.belief import STATE
 from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
-from outrider_controller.cli.speculation import because, decision_row, explained, would_change
+from outrider_controller.cli.change.speculation import because, decision_row, explained, would_change
 from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
 
 CELL = Cell("acme", "m")

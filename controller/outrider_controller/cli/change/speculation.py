@@ -1,0 +1,228 @@
+"""outrider set speculation, set quota, and explain: what operators say of a tenant, and why it speculates or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
+
+from outrider_controller.autoscaler.evidence import model_of
+from outrider_controller.autoscaler.plan import ON_ABOVE, TRY_BELOW, Reason
+from outrider_controller.cli.change.tenants import QUOTAS, tenant_row
+from outrider_controller.cli.clusters.control import Control, ask_control, control_options
+from outrider_controller.cli.output import emit, moment, note
+from outrider_controller.cli.spans import span_option
+
+_SETTINGS = {"on": "ON", "off": "OFF", "auto": "AUTO"}
+_NO_BOUND = "none"
+# Of a round of which nothing is known; and the least time that a round is said to take, in plain rounds.
+_USUAL_TOKENS, _MIN_TIME = 2.0, 0.05
+
+
+@click.group("set")
+def set_group() -> None:
+    """Change what holds for a tenant, running requests included."""
+
+
+@set_group.command("speculation")
+@click.argument("tenant")
+@click.argument("setting", type=click.Choice(list(_SETTINGS)))
+@click.option("--max-draft-tokens", type=click.IntRange(1, 64), metavar="K", help="At most so many a step.")
+@span_option("--ttl", "ttl_s", None, "After so long it is auto again: 30s, 10m, 12h, 90d.", least_s=1)
+@control_options("text", "json", "yaml")
+def set_speculation(
+    tenant: str, setting: str, max_draft_tokens: int | None, ttl_s: int, control: str, output: str
+) -> None:
+    """Put TENANT's speculation on, off, or back to auto, over the plan.
+
+    Holds within a second, for running requests too. `auto` without a cap takes back what was set before.
+    """
+    request = control_pb2.SetSpeculationRequest(
+        tenant=tenant,
+        setting=tenants_pb2.SpeculationSetting.Value(f"SPECULATION_SETTING_{_SETTINGS[setting]}"),
+        max_draft_tokens=max_draft_tokens,
+        ttl_ms=1000 * ttl_s,
+    )
+    override = ask_control(control, lambda stub: stub.SetSpeculation(request)).override
+    row = {
+        "tenant": tenant,
+        "setting": setting,
+        "max_draft_tokens": max_draft_tokens,
+        "until": moment(override.until_unix_ms // 1000),
+    }
+    until = f" until {row['until']}" if row["until"] else ""
+    capped = f", at most {max_draft_tokens} tokens a step" if max_draft_tokens else ""
+    emit("set_speculation", row, output, f"{tenant}: speculation {setting}{capped}{until}")
+
+
+@set_group.command("quota")
+@click.argument("tenant")
+@click.option("--requests-per-second", metavar="N", help="A number, or none for no bound.")
+@click.option("--tokens-per-minute", metavar="N", help="Of prompts and answers; a number, or none.")
+@click.option("--concurrent-requests", metavar="N", help="At once; a number, or none.")
+@click.option("--burst-requests", metavar="N", help="That may start at once after a pause; none: those of a second.")
+@click.option("--burst-tokens", metavar="N", help="That may be used at once after a pause; none: those of a minute.")
+@control_options("text", "json", "yaml")
+def set_quota(tenant: str, control: str, output: str, **given: str | None) -> None:
+    """Change bounds of TENANT's quota; those not named stay as they are.
+
+    Exit code 4 when somebody else has changed the tenant meanwhile.
+    """
+    if not any(given.values()):
+        raise click.UsageError(f"nothing to set: name one of {', '.join(_flag(name) for name in QUOTAS)}")
+    bounds = {name: _bound(name, value) for name, value in given.items() if value is not None}
+
+    async def change(stub: Control) -> tenants_pb2.Tenant:
+        record = (await stub.GetTenant(control_pb2.GetTenantRequest(name=tenant))).tenant
+        for name, value in bounds.items():
+            record.quota.ClearField(name)  # type: ignore[arg-type]  # One of its fields.
+            if value is not None:
+                setattr(record.quota, name, value)
+        await stub.PutTenants(control_pb2.PutTenantsRequest(tenants=[record]))
+        return record
+
+    row = tenant_row(ask_control(control, change))
+    quota = ", ".join(f"{name} {row[name]:g}" for name in QUOTAS if row[name] is not None)
+    emit("set_quota", row, output, f"{tenant}: {quota or 'no bound'}")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _bound(name: str, value: str) -> float | int | None:
+    """None for no bound. Raises UsageError."""
+    if value == _NO_BOUND:
+        return None
+    try:
+        return float(value) if name == "requests_per_second" else int(value)
+    except ValueError:
+        raise click.UsageError(f"{_flag(name)}: {value!r} is neither a number nor {_NO_BOUND}") from None
+
+
+@click.command("explain")
+@click.argument("tenant")
+@control_options("text", "json", "yaml")
+def explain(tenant: str, control: str, output: str) -> None:
+    """Say why TENANT's requests speculate or not, with the numbers, and what would change it."""
+    answer = ask_control(control, lambda stub: stub.Explain(control_pb2.ExplainRequest(tenant=tenant)))
+    if output == "text" and not answer.known:
+        note(f"{tenant} has shown nothing yet: it begins as is usual")
+    lines = [line for decision in answer.decisions for line in explained(tenant, decision)]
+    body = {"tenant": tenant, "known": answer.known, "targets": [decision_row(one) for one in answer.decisions]}
+    emit("explain", body, output, "\n".join(lines) or f"{tenant}: no router has reported a target yet")
+
+
+def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
+    belief = decision.belief
+    return {
+        "target": decision.target,
+        "mode": mode_of(decision),
+        "reason": decision.reason,
+        "draft": belief.draft,
+        "saving": round(decision.saving, 3),
+        "interval": [round(decision.lower, 3), round(decision.upper, 3)],
+        "times_plain": times_plain(belief, decision.saving),
+        "times_plain_interval": [times_plain(belief, decision.lower), times_plain(belief, decision.upper)],
+        "rounds": round(decision.rounds),
+        "acceptance": round(belief.accepted / belief.verified, 3) if belief.verified else None,
+        "tokens_per_round": round(belief.tokens / belief.rounds, 2) if belief.rounds else None,
+        "late": round(belief.late / belief.rounds, 3) if belief.rounds else None,
+        "price": round(decision.price, 4),
+        "made_by": "target" if model_of(decision.target)[1] else "draft",
+        "sources": [source_row(one) for one in (belief, *decision.other_beliefs) if one.rounds],
+        "drafting_share": round(sum(share.share for share in decision.shares), 4),
+        "why": because(decision),
+        "what_would_change_it": would_change(decision),
+    }
+
+
+def times_plain(belief: policy_pb2.PairingEvidence, saving: float) -> float:
+    """How many times as fast as plain decoding rounds are that save so many plain rounds each."""
+    tokens = belief.tokens / belief.rounds if belief.rounds else _USUAL_TOKENS
+    return round(tokens / max(tokens - saving, _MIN_TIME), 2)
+
+
+def source_row(belief: policy_pb2.PairingEvidence) -> dict[str, Any]:
+    """What one draft version, or one kind of source in the target, saves the tenant."""
+    return {
+        "source": belief.draft,
+        "saving": round(belief.saved / belief.rounds, 3),
+        "times_plain": times_plain(belief, belief.saved / belief.rounds),
+        "rounds": round(belief.seen),
+        "acceptance": round(belief.accepted / belief.verified, 3) if belief.verified else None,
+    }
+
+
+def _source_line(row: dict[str, Any]) -> str:
+    accepted = "nothing verified" if row["acceptance"] is None else f"{row['acceptance']:.0%} accepted"
+    return f"  source  {row['source']}: {row['times_plain']:.2f} × plain, {accepted}, {row['rounds']:,} rounds"
+
+
+def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]:
+    """Lines."""
+    row = decision_row(decision)
+    model, own = model_of(decision.target)
+    yield (
+        f"{tenant} at {model}, " + ("drafts that the target makes itself: " if own else "draft workers: ") + row["mode"]
+    )
+    yield f"  why     {row['why']}"
+    yield f"  change  {row['what_would_change_it']}"
+    if decision.rounds:
+        low, high = row["times_plain_interval"]
+        yield f"  speed   {row['times_plain']:.2f} × plain ({low:.2f} to {high:.2f}, 80 %), {row['rounds']:,} rounds"
+        accepted = f"{row['acceptance']:.0%} accepted" if row["acceptance"] is not None else "nothing verified"
+        if row["tokens_per_round"] is not None:
+            late = f"{row['late']:.0%} without a draft in time"
+            yield f"  rounds  {row['tokens_per_round']} tokens each, {accepted}" + ("" if own else f", {late}")
+    yield from map(_source_line, row["sources"])
+    yield f"  drafts  {row['drafting_share']:.1%} of requests, {row['draft'] or 'no version'}"
+    if own:
+        return
+    yield f"  price   {row['price']:.3f}: a drafted token has to be at least so likely to be worth its row"
+
+
+def mode_of(decision: policy_pb2.TenantDecision) -> str:
+    return policy_pb2.PlanMode.Name(decision.mode).removeprefix("PLAN_MODE_").lower()
+
+
+def because(decision: policy_pb2.TenantDecision) -> str:
+    """One sentence."""
+    if decision.reason == Reason.NO_DRAFT and model_of(decision.target)[1]:
+        return "no target was seen to draft for itself yet: it may"
+    until = decision.override.until_unix_ms
+    until_text = f" until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if until else ""
+    return {
+        Reason.UNKNOWN: f"only {decision.rounds:.0f} rounds are known: what is usual at the target decides",
+        Reason.SAVES: "drafts save time, beyond doubt",
+        Reason.COSTS: "drafts cost more time than they save, beyond doubt",
+        Reason.BETWEEN: "drafts neither save nor cost time beyond doubt: the mode stays",
+        Reason.DWELL: "the evidence speaks for another mode, but this one has to hold for 5 s and 100 rounds",
+        Reason.OPERATOR_ON: f"an operator put it on{until_text}",
+        Reason.OPERATOR_OFF: f"an operator put it off{until_text}",
+        Reason.LOAD: "the target is so full that no drafted token is worth its row",
+        Reason.NO_DRAFT: "no live draft fits this target",
+    }.get(Reason(decision.reason) if decision.reason in set(Reason) else Reason.UNKNOWN, decision.reason)
+
+
+def would_change(decision: policy_pb2.TenantDecision) -> str:
+    """One sentence."""
+    if decision.reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF):
+        return "outrider set speculation TENANT auto takes it back"
+    if decision.reason == Reason.LOAD:
+        return "on again when the price has halved: fewer requests, or more targets"
+    if decision.reason == Reason.NO_DRAFT:
+        own = model_of(decision.target)[1]
+        return "a draft of a lookup or a head" if own else "a draft with the target's tokenizer and vocabulary"
+    if decision.mode == policy_pb2.PLAN_MODE_ON:
+        return f"try, once the interval's upper end is below {_speeds(decision, TRY_BELOW, decision.upper)}"
+    return f"on, once the interval's lower end is above {_speeds(decision, ON_ABOVE, decision.lower)}"
+
+
+def _speeds(decision: policy_pb2.TenantDecision, bound: float, now: float) -> str:
+    """Both from what a round saves."""
+    belief = decision.belief
+    return f"{times_plain(belief, bound):.2f} × plain: now {times_plain(belief, now):.2f}"

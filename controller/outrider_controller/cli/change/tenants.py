@@ -1,0 +1,266 @@
+"""outrider apply, create, revoke and delete; get of tenants and keys."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
+
+from outrider_controller.cli.asking import Nouns, confirm, yes_option
+from outrider_controller.cli.change.certificates import create_certificates
+from outrider_controller.cli.change.redis_users import create_redis_users
+from outrider_controller.cli.change.tenants_file import read_tenants
+from outrider_controller.cli.clusters.control import Control, ask_control, control_options
+from outrider_controller.cli.exits import ExitCode
+from outrider_controller.cli.output import emit, moment, named, note, print_rows
+from outrider_controller.cli.show.watching import limit_option, list_options, show_rows
+from outrider_controller.cli.spans import seconds
+
+KEY_COLUMNS = ("id", "tenant", "scopes", "expires", "valid")
+_SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
+_SCOPE_NAMES = {value: name for name, value in _SCOPES.items()}
+_STDIN = Path("/dev/stdin")
+_PAGE, _ALL = 1000, 1_000_000
+_CHANGES = {
+    control_pb2.CHANGE_CREATED: "created",
+    control_pb2.CHANGE_UPDATED: "updated",
+    control_pb2.CHANGE_NONE: "unchanged",
+}
+RATES = ("requests_per_second", "tokens_per_minute", "concurrent_requests")
+QUOTAS = (*RATES, "burst_requests", "burst_tokens")
+
+
+@click.command("apply")
+@click.option(
+    "-f",
+    "--filename",
+    "files",
+    multiple=True,
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True),
+    help="May be repeated; - is stdin.",
+)
+@click.option("--dry-run", is_flag=True, help="Check everything and change nothing.")
+@control_options("table", "json", "yaml", "name")
+def apply(files: tuple[str, ...], dry_run: bool, control: str, output: str) -> None:
+    """Make or change the tenants that files list, all of them or none.
+
+    Tenants that no file names stay as they are. Exit code 2 when a file, or a field in it, makes no sense.
+    """
+    tenants = [tenant for file in files for tenant in read_tenants(_STDIN if file == "-" else Path(file))]
+    request = control_pb2.PutTenantsRequest(tenants=tenants, dry_run=dry_run)
+    answer = ask_control(control, lambda stub: stub.PutTenants(request), ", ".join(files))
+    rows = [
+        {"name": change.name, "change": _CHANGES[change.change], "version": change.version} for change in answer.changes
+    ]
+    for line in _unserved(tenants, ask_control(control, _models)):
+        note(line)
+    if dry_run:
+        note("nothing was changed: --dry-run")
+    print_rows("apply", "tenants", rows, ("name", "change", "version"), output)
+
+
+async def _models(stub: Control) -> set[str]:
+    """Those that targets have now."""
+    request = control_pb2.ListWorkersRequest(role=worker_pb2.WORKER_ROLE_TARGET)
+    return {worker.info.model for worker in (await stub.ListWorkers(request)).workers}
+
+
+def _unserved(tenants: Iterable[tenants_pb2.Tenant], served: Collection[str]) -> Iterator[str]:
+    """It may be misspelt, or still to come."""
+    there = ", ".join(sorted(served)) or "none"
+    for tenant in tenants:
+        for model in tenant.models:
+            if model not in served:
+                yield f"{tenant.name}: models: no target has {model} now; there are: {there}"
+
+
+@click.group("create", cls=Nouns)
+def create() -> None:
+    """Make API keys, certificates, or users of Redis."""
+
+
+create.add_command(create_certificates)
+create.add_command(create_redis_users)
+
+
+def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:
+    """A span from now (30d, 12h) or a moment (ISO 8601) as Unix time; 0 for none."""
+    if not value:
+        return 0
+    if (span_s := seconds(value)) is not None:
+        return int(time.time()) + span_s
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a span such as 30d nor a moment such as 2030-01-31") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
+
+
+@create.command("key")
+@click.argument("tenant")
+@click.option(
+    "--scope", "scopes", multiple=True, type=click.Choice(list(_SCOPES)), help="May be repeated; default: infer."
+)
+@click.option("--expires", "not_after", default="", callback=_unix_s, metavar="WHEN", help="30d, 12h, or 2030-01-31.")
+@control_options("text", "json", "yaml")
+def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: str, output: str) -> None:
+    """Make a key for TENANT and print it, this once: only its hash is kept.
+
+    With a tenant's first key gateways begin to ask everybody for one.
+    """
+    scope_values = [_SCOPES[scope] for scope in scopes]
+    request = control_pb2.CreateKeyRequest(tenant=tenant, scopes=scope_values, not_after_unix_s=not_after)
+    answer = ask_control(control, lambda stub: stub.CreateKey(request))
+    if output == "text":
+        note(f"{answer.info.id} of {tenant}; it is not shown again")
+    emit("key", {"key": answer.key, **key_row(answer.info)}, output, answer.key)
+
+
+@click.group("revoke", cls=Nouns)
+def revoke() -> None:
+    """Take API keys back."""
+
+
+@revoke.command("key")
+@click.argument("key_id", metavar="ID")
+@yes_option
+@control_options("text", "json", "yaml")
+def revoke_key(key_id: str, yes: bool, control: str, output: str) -> None:
+    """Take a key back for good, by its id. Gateways that have just seen it take it for 5 s more."""
+    confirm(f"Revoke {key_id} for good?", yes)
+    revoked = ask_control(control, lambda stub: stub.RevokeKey(control_pb2.RevokeKeyRequest(id=key_id)))
+    emit("revoked", {"key": key_row(revoked.info)}, output, f"{revoked.info.id} revoked")
+
+
+@click.group("delete", cls=Nouns)
+def delete() -> None:
+    """Delete tenants, or what targets remember of their texts."""
+
+
+@delete.command("tenant")
+@click.argument("name")
+@yes_option
+@control_options("text", "json", "yaml")
+def delete_tenant(name: str, yes: bool, control: str, output: str) -> None:
+    """Delete a tenant and revoke its keys."""
+    confirm(f"Delete {name} and revoke its keys?", yes)
+    deleted = ask_control(control, lambda stub: stub.DeleteTenant(control_pb2.DeleteTenantRequest(name=name)))
+    number = deleted.num_revoked_keys
+    emit("deleted", {"name": name, "revoked_keys": number}, output, f"{name} deleted, {number} keys revoked")
+
+
+@delete.command("history")
+@click.argument("tenant")
+@yes_option
+@control_options("text", "json", "yaml")
+def delete_history(tenant: str, yes: bool, control: str, output: str) -> int:
+    """Let every target forget TENANT's texts, from which it drafts where it looks up suffixes.
+
+    Running requests are not remembered either. Exit code 5 when a target did not answer: repeat it then.
+    """
+    confirm(f"Erase what targets remember of the texts of {tenant}?", yes)
+    request = control_pb2.DeleteHistoryRequest(tenant=tenant)
+    erased = ask_control(control, lambda stub: stub.DeleteHistory(request))
+    away = list(erased.unreachable_targets)
+    row = {"tenant": tenant, "num_texts": erased.num_texts, "unreachable_targets": away}
+    left = f"; did not answer, and may remember more: {', '.join(away)}" if away else ""
+    emit("deleted_history", row, output, f"{tenant}: {erased.num_texts} texts erased{left}")
+    return ExitCode.UNAVAILABLE if away else ExitCode.OK
+
+
+@click.command("tenants")
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@limit_option()
+@list_options
+def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, output: str) -> None:
+    """List tenants by name. With NAMEs only those; exit code 3 if one of them does not exist."""
+
+    async def listed(stub: Control) -> tuple[list[tenants_pb2.Tenant], int]:
+        if names:
+            calls = [stub.GetTenant(control_pb2.GetTenantRequest(name=name)) for name in names]
+            return [answer.tenant for answer in await asyncio.gather(*calls)], len(names)
+        found, last = await paged(
+            lambda **page: stub.ListTenants(control_pb2.ListTenantsRequest(**page)), "tenants", limit
+        )
+        return found, last.num_tenants
+
+    def read() -> list[dict[str, Any]]:
+        found, total = ask_control(control, listed)
+        if total > len(found):
+            note(f"{len(found)} of {total} tenants (--limit)")
+        return [tenant_row(tenant) for tenant in found]
+
+    shown = ("name", "weight", "models", *RATES)
+    wide = ("name", "weight", "models", *QUOTAS, "version")
+    show_rows("tenants", read, wide if output == "wide" else shown, output, watch=watch)
+
+
+@click.command("keys")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--tenant", default="", metavar="NAME", help="Only its keys.")
+@limit_option()
+@list_options
+def get_keys(ids: tuple[str, ...], tenant: str, limit: int, watch: bool, control: str, output: str) -> None:
+    """List API keys by tenant: their ids, what they open, and until when. Never the keys.
+
+    With IDs only those; exit code 3 if one of them does not exist.
+    """
+
+    def read() -> list[dict[str, Any]]:
+        keys = ask_control(control, lambda stub: all_keys(stub, tenant, _ALL if ids else limit))
+        return named(ids, "key", [key_row(key) for key in keys])
+
+    shown = (*KEY_COLUMNS, "created") if output == "wide" else KEY_COLUMNS
+    show_rows("keys", read, shown, output, watch=watch)
+
+
+async def all_keys(stub: Control, tenant: str = "", limit: int = _ALL) -> list[tenants_pb2.ApiKey]:
+    """Of one tenant or of all, page by page."""
+
+    def ask(**page: Any) -> Awaitable[control_pb2.ListKeysResponse]:
+        return stub.ListKeys(control_pb2.ListKeysRequest(tenant=tenant, **page))
+
+    found: list[tenants_pb2.ApiKey] = (await paged(ask, "keys", limit))[0]
+    return found
+
+
+async def paged(ask: Callable[..., Awaitable[Any]], rows: str, limit: int) -> tuple[list[Any], Any]:
+    """So many of what `ask(page_size=, page_token=)` gives under this name; and the last answer."""
+    found: list[Any] = []
+    token = ""
+    while True:
+        answer = await ask(page_size=min(_PAGE, limit - len(found)), page_token=token)
+        found += getattr(answer, rows)
+        token = answer.next_page_token
+        if not token or len(found) >= limit:
+            return found, answer
+
+
+def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
+    quota = tenant.quota
+    return {
+        "name": tenant.name,
+        "weight": round(tenant.weight, 4) or 1.0,
+        "models": list(tenant.models),
+        **{name: getattr(quota, name) if quota.HasField(name) else None for name in QUOTAS},  # type: ignore[arg-type]
+        "receipts": tenant.receipts,
+        "version": tenant.version,
+    }
+
+
+def key_row(key: tenants_pb2.ApiKey) -> dict[str, Any]:
+    return {
+        "id": key.id,
+        "tenant": key.tenant,
+        "scopes": [_SCOPE_NAMES.get(scope, str(scope)) for scope in key.scopes],
+        "created": moment(key.created_unix_s),
+        "expires": moment(key.not_after_unix_s),
+        "valid": not key.not_after_unix_s or time.time() < key.not_after_unix_s,
+    }

@@ -1,0 +1,89 @@
+"""Calls to the control plane and to routers, with the operator's credential and a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+from outrider.rpc.roles import Role, bearer
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc, worker_pb2
+
+from outrider_controller.cli.clusters.channels import cluster_channel
+from outrider_controller.cli.clusters.contexts import operator_token
+from outrider_controller.cli.clusters.endpoints import context_option, endpoint_option
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import output_option
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+Control: TypeAlias = "control_pb2_grpc.ControlServiceAsyncStub"
+TIMEOUT_S = 15.0
+"""Of one call that is answered at once."""
+
+
+def control_options(*outputs: str) -> Callable[[F], F]:
+    """--context, --control, and -o with these formats."""
+
+    def decorate(command: F) -> F:
+        control = endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane to ask")
+        return context_option(control(output_option(*outputs)(command)))
+
+    return decorate
+
+
+class _OperatorChannel:
+    """Adds the credential and the time limit to each call that has none of its own."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
+        self._channel = channel
+        self._added: dict[str, Any] = {"timeout": TIMEOUT_S, "metadata": bearer(token)}
+
+    def __getattr__(self, kind: str) -> Callable[..., Any]:
+        """`unary_unary` and the like: makes the callable of one method."""
+        make = getattr(self._channel, kind)
+        return lambda *method, **options: partial(make(*method, **options), **self._added)
+
+
+@asynccontextmanager
+async def operator_channel(role: Role, address: str, where: str = "", token: str = "") -> AsyncIterator[Any]:
+    """For stubs of the control plane or of a router. Without a token, that of the stack at `address`.
+
+    Raises CommandError, which begins with `where`.
+    """
+    asked = f"{'control plane' if role is Role.CONTROL else role.value} at {address}"
+    async with cluster_channel(role, address) as channel:
+        try:
+            yield _OperatorChannel(channel, token or operator_token(address))
+        except grpc.RpcError as error:
+            raise CommandError.of(from_rpc_error(error), where or asked) from error
+
+
+def ask_control(address: str, ask: Callable[[Control], Awaitable[R]], where: str = "") -> R:
+    """Calls `ask(stub)`. Raises CommandError, which begins with `where`."""
+    return asyncio.run(call_control(address, ask, where))
+
+
+async def call_control(address: str, ask: Callable[[Control], Awaitable[R]], where: str = "", token: str = "") -> R:
+    """The same in an event loop."""
+    async with operator_channel(Role.CONTROL, address, where, token) as channel:
+        return await ask(control_pb2_grpc.ControlServiceStub(channel))
+
+
+async def list_workers(
+    address: str, role: worker_pb2.WorkerRole.ValueType = worker_pb2.WORKER_ROLE_UNSPECIFIED, token: str = ""
+) -> control_pb2.ListWorkersResponse:
+    """Asks the control plane. Raises CommandError."""
+    request = control_pb2.ListWorkersRequest(role=role)
+    return await call_control(address, lambda stub: stub.ListWorkers(request), token=token)
+
+
+async def list_models(router: str, token: str = "") -> list[router_pb2.ServedModel]:
+    """Asks one router what it serves, and with how many workers. Raises CommandError."""
+    async with operator_channel(Role.ROUTER, router, token=token) as channel:
+        answer = await router_pb2_grpc.RouterServiceStub(channel).ListModels(router_pb2.ListModelsRequest())
+        return list(answer.models)

@@ -1,0 +1,128 @@
+"""outrider compare drafts"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from outrider.user_cache import cache_directory
+
+from outrider_controller.cli.drafts.plot import Bar, bars
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import columns, emit, note, output_option
+from outrider_controller.cli.up.models import DEFAULT_TARGET
+
+if TYPE_CHECKING:
+    from outrider.comparison import Comparison
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+
+@click.group("compare")
+def compare_group() -> None:
+    """Compare by figures."""
+
+
+@compare_group.command("drafts")
+@click.argument("drafts", nargs=-1, required=True, metavar="DRAFT...")
+@click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME")
+@click.option(
+    "--prompts", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts that the target answers."
+)
+@click.option(
+    "--samples", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts with the target's answers."
+)
+@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Of an answer.")
+@click.option("--max-draft-tokens", type=click.IntRange(1), default=4, show_default=True, help="Of a proposal.")
+@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
+@click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
+@click.option("--plot", type=_OUT, default=None, metavar="FILE", help="Also draw the figures, as SVG.")
+@output_option("table", "json")
+def drafts(
+    drafts: tuple[str, ...],
+    target_model: str,
+    prompts: Path | None,
+    samples: Path | None,
+    max_tokens: int,
+    max_draft_tokens: int,
+    device: str,
+    threads: int,
+    plot: Path | None,
+    output: str,
+) -> None:
+    """Say what each DRAFT is worth to a target on your prompts, and which mixture is fastest.
+
+    A DRAFT is a draft model, of any tokenizer, or the directory of a head, by path or name; ngram, suffix, or
+    prediction (for lines with a `prediction`); or several of these joined by +. The target answers the prompts
+    once; the answers are kept. Then no target runs: its texts are replayed with the scheduler, the verification and
+    the drafts of serving, at 1, 8 and 32 streams, and a step takes as long as it was measured to take. Target and
+    drafts take turns on one device. Lines may have a `category`.
+    """
+    from outrider.comparison import CompareConfig, compare
+    from outrider.comparison.texts import read_questions
+    from outrider.engine import CheckpointError
+
+    file = prompts or samples
+    if file is None or (prompts and samples):
+        raise click.UsageError("give one of --prompts and --samples")
+    try:
+        config = CompareConfig(
+            target=target_model,
+            drafts=drafts,
+            questions=tuple(read_questions(file, answered=samples is not None)),
+            kept=cache_directory() / "compare",
+            max_new_tokens=max_tokens,
+            max_draft_tokens=max_draft_tokens,
+            device=device,
+            threads=threads,
+        )
+        found = compare(config, note)
+    except (CheckpointError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    if plot is not None:
+        plot.write_text(_plot(found))
+    emit("compare-drafts", asdict(found), output, _text(found))
+
+
+def _text(found: Comparison) -> str:
+    lines = [_table(found), "", _by_category(found), "", f"fastest at one stream: {found.best}"]
+    if found.agreement is not None:
+        lines.append(f"the target itself would say {found.agreement:.0%} of the answers' tokens at temperature 0")
+    return "\n".join(lines)
+
+
+def _table(found: Comparison) -> str:
+    streams = list(found.plain_tokens_per_second)
+    header = ["DRAFT", "ACCEPTED", "ROUNDS WITH A HIT", "TOKENS/ROUND", "PROPOSAL", *(f"x PLAIN, {n}" for n in streams)]
+    rows = [
+        [
+            each.name,
+            f"{each.all.acceptance:.3f}",
+            f"{each.all.hits:.3f}",
+            f"{each.all.tokens_per_round:.2f}",
+            f"{each.proposal_ms:.2f} ms",
+            *(f"{each.times_plain[n]:.2f}" for n in streams),
+        ]
+        for each in found.drafts
+    ]
+    return columns(header, rows)
+
+
+def _by_category(found: Comparison) -> str:
+    """Times plain at one stream."""
+    rows = [
+        [category, *(f"{each.categories[category].times_plain:.2f}" for each in found.drafts)]
+        for category in found.drafts[0].categories
+    ]
+    return columns(["x PLAIN, 1 STREAM", *(each.name for each in found.drafts)], rows)
+
+
+def _plot(found: Comparison) -> str:
+    return bars(
+        "Times plain decoding, by the number of streams",
+        [Bar(each.name, {f"{n} streams": value for n, value in each.times_plain.items()}) for each in found.drafts],
+        line=1.0,
+    )

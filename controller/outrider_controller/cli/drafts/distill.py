@@ -1,0 +1,181 @@
+"""outrider distill"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import click
+from outrider.user_cache import cache_directory
+
+from outrider_controller.cli.drafts.time_left import TimeLeft
+from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.output import columns, json_file_option, note, write_json
+from outrider_controller.cli.up.models import DEFAULT_TARGET, shipped_draft
+
+if TYPE_CHECKING:
+    from outrider.training.corpus import CorpusConfig
+    from outrider.training.distill import DistillConfig
+
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command("distill")
+@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="The teacher.")
+@click.option("--kind", type=click.Choice(["model", "mtp", "eagle3", "medusa"]), default="model", show_default=True)
+@click.option("--student", default="", metavar="PATH|NAME", help="A model with the target's tokens that learns.")
+@click.option("--start", default="", metavar="PATH|NAME", help="The draft that it begins as; model, mtp.")
+@click.option("--corpus-tokens", type=click.IntRange(1000), default=None, metavar="N", help="What the target writes.")
+@click.option("--train-tokens", type=click.IntRange(1), default=None, metavar="N", help="Learned from, passes counted.")
+@click.option("--layers", default=None, metavar="I,J,..", help="The target's layers to start from; -1 is its last.")
+@click.option("--head-tokens", type=click.IntRange(1), default=None, metavar="N", help="Output vocabulary.")
+@click.option(
+    "--prompts", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts that the target answers."
+)
+@click.option("--samples", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts with answers to learn.")
+@click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
+@click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--work-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="For the corpus, which a second run goes on from. Default: in ~/.cache/outrider/distill.",
+)
+@json_file_option
+def distill(out: Path, json_file: Path | None, **given: Any) -> int:
+    """Make a draft for a target, and write it to OUT.
+
+    The target writes conversations, user's part included, from short and long openings of many kinds; with --prompts it
+    answers yours, and with --samples it reads answers that exist. A student of a few of its layers then learns the
+    target's full distribution over them. The target then answers prompts that were kept back, and its verifier counts
+    what it accepts of the draft, and of the draft that is shipped for it, at temperatures 0 and 0.8. Hours on two cores
+    with the defaults; --corpus-tokens and --train-tokens say how many. A line on stderr every 30 s says how much is
+    done, and how long the rest will take. Ctrl-C keeps the corpus and what was learned, and the same command goes on
+    from there.
+    """
+    from outrider.engine import CheckpointError
+    from outrider.training.distill import run
+
+    try:
+        config = _config(out, **given)
+        note(_plan(config))
+        try:
+            with TimeLeft() as progress:
+                result = run(config, progress)
+        except KeyboardInterrupt:
+            raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
+    except (CheckpointError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    rows = [[name.replace("_", " "), value] for name, value in asdict(result).items() if value is not None]
+    click.echo(columns(["MEASURED", ""], rows))
+    hint = f": outrider up --draft-model {out}" if config.kind == "model" else f", of the kind {config.kind}"
+    click.echo(f"\n{out} holds the draft{hint}")
+    write_json(json_file, "distill", asdict(result))
+    return ExitCode.OK
+
+
+def _config(
+    out: Path,
+    target_model: str,
+    kind: str,
+    student: str,
+    start: str,
+    corpus_tokens: int | None,
+    train_tokens: int | None,
+    layers: str | None,
+    head_tokens: int | None,
+    prompts: Path | None,
+    samples: Path | None,
+    device: str,
+    threads: int,
+    seed: int,
+    work_dir: Path | None,
+) -> DistillConfig:
+    """Of the command's options. Raises UsageError, ValueError."""
+    from outrider.training.corpus import CorpusConfig
+    from outrider.training.distill import DistillConfig
+    from outrider.training.texts import read_prompts, read_samples
+
+    if prompts and samples:
+        raise click.UsageError("--samples: not together with --prompts")
+    config = DistillConfig(
+        out=out,
+        work=work_dir or _work(target_model, kind, prompts or samples),
+        target=target_model,
+        kind=kind,
+        student_model=student,
+        start=start,
+        in_use=shipped_draft(target_model),
+        device=device,
+        threads=threads,
+        seed=seed,
+        corpus=CorpusConfig(
+            prompts=tuple(read_prompts(prompts)) if prompts else (),
+            samples=tuple(read_samples(samples)) if samples else (),
+            seed=seed,
+        ),
+    )
+    return replace(
+        config,
+        training=replace(config.training, seed=seed, train_tokens=train_tokens or config.training.train_tokens),
+        corpus=replace(config.corpus, tokens=corpus_tokens or config.corpus.tokens),
+        student=replace(
+            config.student,
+            layers=_layers(layers) if layers else config.student.layers,
+            head_tokens=head_tokens or config.student.head_tokens,
+        ),
+    )
+
+
+def _work(target: str, kind: str, texts: Path | None) -> Path:
+    """A path or an address becomes one name: the corpus does not belong into the target's own directory. Each file of
+    texts has a corpus of its own, and so have EAGLE-3 heads, which read more of the target's states."""
+    name = quote(target, safe="") + ("-eagle3" if kind == "eagle3" else "")
+    if texts is not None:
+        name += f"-{texts.stem}-{hashlib.sha256(texts.read_bytes()).hexdigest()[:8]}"
+    return cache_directory() / "distill" / name
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise click.UsageError(f"--layers: {text!r} is no list of numbers") from None
+
+
+def _plan(config: DistillConfig) -> str:
+    """The first line: what, where, how long, and that it can be interrupted."""
+    from outrider.training.shards import stored_tokens
+
+    there = stored_tokens(config.work)
+    before = f" ({there:,} are there from an earlier run)" if there else ""
+    return (
+        f"{config.target} {_writes(config.corpus)} into {config.work}{before}; a student learns "
+        f"{config.training.train_tokens:,} tokens, and becomes the draft in {config.out}. With the defaults that takes "
+        "hours on two cores; a line every 30 s says how long the rest will take. Ctrl-C keeps what is done; the same "
+        "command goes on from there."
+    )
+
+
+def _writes(corpus: CorpusConfig) -> str:
+    if corpus.samples:
+        return f"reads {len(corpus.samples):,} answers, at most {corpus.tokens:,} tokens,"
+    if corpus.prompts:
+        return f"answers {len(corpus.prompts):,} prompts up to four times, in at most {corpus.tokens:,} tokens,"
+    return f"writes {corpus.tokens:,} tokens"
+
+
+def _kept(config: DistillConfig) -> str:
+    from outrider.training.shards import stored_tokens
+
+    kept = stored_tokens(config.work)
+    return (
+        f"interrupted; {kept:,} of {config.corpus.tokens:,} tokens of the corpus are kept in {config.work}, and the "
+        "same command goes on from them, and from what was learned"
+    )

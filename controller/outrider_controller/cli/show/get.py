@@ -1,0 +1,91 @@
+"""outrider get"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+from outrider.rpc.v1 import worker_pb2
+
+from outrider_controller.cli.asking import Nouns
+from outrider_controller.cli.change.tenants import get_keys, get_tenants
+from outrider_controller.cli.clusters import contexts
+from outrider_controller.cli.clusters import named as clusters
+from outrider_controller.cli.clusters.control import list_workers
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import named, note, output_option, print_rows
+from outrider_controller.cli.show.audit import get_audit
+from outrider_controller.cli.show.sequences import get_sequences
+from outrider_controller.cli.show.usage import get_usage
+from outrider_controller.cli.show.watching import list_options, show_rows
+from outrider_controller.control.api.rows import worker_rows
+
+_ROLES = [name.removeprefix("WORKER_ROLE_").lower() for name, value in worker_pb2.WorkerRole.items() if value]
+_TABLE = ("id", "role", "status", "model", "address", "running", "waiting")
+_CONTEXT = ("name", "default", "pid", "model", "grpc", "http", "control")
+_LIMITS = ("num_blocks", "max_sequences", "max_context_len")
+_GPU = ("device_name", "gpu_memory_gib", "gpu_used_gib", "gpu_utilization", "gpu_power_watts")
+_KIND = ("engine", "draft_kind")
+_WIDE = (*_TABLE, "free_blocks", "age_ms", "reason", *_KIND, "pid", *_LIMITS, "device", *_GPU, "dtype", "version")
+
+
+@click.group("get", cls=Nouns)
+def get() -> None:
+    """List what is running."""
+
+
+@get.command("workers")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--role", type=click.Choice(sorted(_ROLES)), help="Only these.")
+@list_options
+def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, output: str) -> None:
+    """List workers that hold a lease: drafts, targets, routers, gateways.
+
+    A draft that no target can use is `unpaired`, and a line says why. A target that takes its requests itself, such as
+    `vllm serve` with the plugin, is `attached`.
+
+    With IDs only those; exit code 3 if one of them does not exist.
+    """
+
+    def read() -> list[dict[str, Any]]:
+        # All of them: whether a draft is paired depends on the targets.
+        answer = asyncio.run(list_workers(control, worker_pb2.WORKER_ROLE_UNSPECIFIED))
+        if not answer.metadata_available:
+            note("the metadata store is away: this is the last known list")
+        rows = [row for row in worker_rows(answer.workers) if role in (None, row["role"])]
+        for row in rows:
+            if row["status"] == "unpaired":
+                note(row["reason"])
+        return named(ids, "worker", rows)
+
+    show_rows("workers", read, _WIDE if output == "wide" else _TABLE, output, watch=watch)
+
+
+@get.command("contexts")
+@output_option("table", "wide", "json", "yaml", "name")
+def list_contexts(output: str) -> None:
+    """List what commands can ask, by name: clusters (`outrider config`) and stacks that `outrider up` runs here.
+
+    First the one that is asked when none is named.
+    """
+    found, current = contexts.known()
+    first = None
+    try:
+        first = contexts.choose("", found, current)
+    except CommandError as error:
+        note(str(error))
+    ordered = sorted(found, key=lambda context: context != first)
+    rows = [
+        {"name": one.name, "default": one == first, "pid": one.pid or None, **one.endpoints, **one.cluster.files}
+        for one in ordered
+    ]
+    shown = (*_CONTEXT, *clusters.FILES) if output == "wide" else _CONTEXT
+    print_rows("contexts", "contexts", rows, shown, output)
+
+
+get.add_command(get_sequences)
+get.add_command(get_tenants)
+get.add_command(get_keys)
+get.add_command(get_usage)
+get.add_command(get_audit)

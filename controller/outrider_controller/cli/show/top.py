@@ -1,0 +1,185 @@
+"""outrider top"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import grpc
+from outrider.rpc.v1 import control_pb2, policy_pb2, trace_pb2, worker_pb2
+
+from outrider_controller.cli.change.speculation import decision_row
+from outrider_controller.cli.clusters.control import Control, ask_control, control_options
+from outrider_controller.cli.output import emit, table_lines
+from outrider_controller.cli.show.sequences import acceptance, note_unreachable
+from outrider_controller.cli.show.watching import repeated
+from outrider_controller.control.api.rows import worker_row
+
+_TENANTS = (
+    "tenant",
+    "running",
+    "requests_per_s",
+    "tokens_per_s",
+    "verified_per_s",
+    "acceptance",
+    "mode",
+    "times_plain",
+    "price",
+)
+_WORKERS = ("worker", "role", "status", "running", "waiting", "kv_use", "tokens_per_s", "verified_per_s", "acceptance")
+# Tenants whose decisions are asked for: a page shows hardly more.
+_EXPLAINED = 50
+_SERVING = (worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET)
+# Cursor to the top; what is left of a line, and of the screen, is cleared.
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the control plane reported at one moment."""
+
+    at_s: float
+    """Of this process's monotonic clock."""
+    workers: list[control_pb2.WorkerStatus]
+    activities: Mapping[tuple[str, str], trace_pb2.Activity]
+    """By tenant and "", or "" and worker."""
+    unreachable: list[str]
+    decisions: Mapping[str, Sequence[policy_pb2.TenantDecision]]
+    """By tenant, of those that are busiest."""
+
+
+@click.command("top")
+@click.option("--once", is_flag=True, help="Print once and end, as without a terminal.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.2, 60),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Time over which rates are measured.",
+)
+@control_options("table", "json", "yaml")
+def top(once: bool, interval: float, control: str, output: str) -> None:
+    """Show what tenants and workers do, live: rates over the last interval.
+
+    VERIFIED/S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
+    counts for the workers that it is on. MODE, TIMES_PLAIN (the speed with drafts over that of plain decoding)
+    and PRICE (of a drafted token, in tokens) are the plan's, for each target that has one; `outrider explain TENANT`
+    has the reasons.
+    """
+    live = sys.stdout.isatty() and not once and output == "table"
+    before = _sample(control)
+    time.sleep(interval)
+    if live:
+        for now in repeated(lambda: _sample(control), interval, lambda problem: _draw([problem]), lambda: True):
+            _draw(page(before, now))
+            before = now
+    now = _sample(control)
+    note_unreachable(now.unreachable)
+    body = {"tenants": tenant_rows(before, now), "workers": worker_rows(before, now)}
+    emit("top", body, output, "\n".join(page(before, now)))
+
+
+def _sample(control: str) -> Sample:
+    async def ask(stub: Control) -> Sample:
+        asked = control_pb2.ListActivitiesRequest()
+        activities = await stub.ListActivities(asked)
+        at_s = time.monotonic()
+        workers = await stub.ListWorkers(control_pb2.ListWorkersRequest())
+        by_name = {(one.tenant, one.worker_id): one for one in activities.activities}
+        busiest = sorted((one for one in activities.activities if one.tenant), key=lambda one: -one.num_running)
+        names = [one.tenant for one in busiest[:_EXPLAINED]]
+        decisions = await asyncio.gather(*(_decisions(stub, name) for name in names))
+        unreachable = list(activities.unreachable_routers)
+        return Sample(at_s, list(workers.workers), by_name, unreachable, dict(zip(names, decisions, strict=True)))
+
+    return ask_control(control, ask)
+
+
+async def _decisions(stub: Control, tenant: str) -> Sequence[policy_pb2.TenantDecision]:
+    """Nothing where nobody can say: another control plane leads, or may be asked by others only."""
+    try:
+        answer = await stub.Explain(control_pb2.ExplainRequest(tenant=tenant))
+    except grpc.RpcError:
+        return ()
+    return answer.decisions
+
+
+def page(before: Sample, now: Sample) -> list[str]:
+    """All lines."""
+    tenants, workers = tenant_rows(before, now), worker_rows(before, now)
+    running = sum(row["running"] for row in tenants)
+    requests = f"{running} request{'s' * (running != 1)}"
+    missing = f"; no answer from {', '.join(now.unreachable)}" if now.unreachable else ""
+    head = f"{time.strftime('%H:%M:%S')}  {requests} under way, {len(workers)} workers{missing}"
+    return [head, "", *table_lines(tenants, _TENANTS), "", *table_lines(workers, _WORKERS)]
+
+
+def tenant_rows(before: Sample, now: Sample) -> list[dict[str, Any]]:
+    """Those that do most come first."""
+    rows = [
+        {
+            "tenant": tenant,
+            "running": one.num_running,
+            **_rates(before, now, (tenant, "")),
+            **_decided(now.decisions.get(tenant, ())),
+        }
+        for (tenant, _), one in now.activities.items()
+        if tenant
+    ]
+    return sorted(rows, key=lambda row: (-row["tokens_per_s"], -row["running"], row["tenant"]))
+
+
+def _decided(decisions: Sequence[policy_pb2.TenantDecision]) -> dict[str, Any]:
+    """One entry a target."""
+    rows = [decision_row(decision) for decision in decisions]
+    return {
+        "target": [row["target"] for row in rows],
+        "mode": [row["mode"] for row in rows],
+        "saving": [row["saving"] for row in rows],
+        "times_plain": [row["times_plain"] for row in rows],
+        "price": [row["price"] for row in rows],
+    }
+
+
+def worker_rows(before: Sample, now: Sample) -> list[dict[str, Any]]:
+    """Targets, then drafts."""
+    serving = [status for status in now.workers if status.info.role in _SERVING]
+    return [_worker(before, now, status) for status in sorted(serving, key=lambda s: (-s.info.role, s.info.worker_id))]
+
+
+def _worker(before: Sample, now: Sample, status: control_pb2.WorkerStatus) -> dict[str, Any]:
+    row = worker_row(status)
+    used = 1 - row["free_blocks"] / row["num_blocks"] if row["num_blocks"] else None
+    return {
+        "worker": row["id"],
+        **{name: row[name] for name in ("role", "status", "running", "waiting")},
+        "kv_use": None if used is None else f"{used:.0%}",
+        **_rates(before, now, ("", row["id"])),
+    }
+
+
+def _rates(before: Sample, now: Sample, name: tuple[str, str]) -> dict[str, Any]:
+    """Of one tenant or worker, between the two. What fell, as where a router has gone, counts as nothing."""
+    nothing = trace_pb2.Activity()
+    then, one = before.activities.get(name, nothing), now.activities.get(name, nothing)
+    elapsed_s = max(now.at_s - before.at_s, 1e-3)
+    verified = max(0, one.num_verified_tokens - then.num_verified_tokens)
+    accepted = max(0, one.num_accepted_draft_tokens - then.num_accepted_draft_tokens)
+    return {
+        "requests_per_s": round(max(0, one.num_ended - then.num_ended) / elapsed_s, 1),
+        "tokens_per_s": round(max(0, one.output_tokens - then.output_tokens) / elapsed_s, 1),
+        "verified_per_s": round(verified / elapsed_s, 1),
+        "acceptance": acceptance(verified, accepted),
+    }
+
+
+def _draw(lines: list[str]) -> None:
+    shown = lines[: shutil.get_terminal_size().lines - 1]
+    click.echo(_HOME + "".join(line + _CLEAR_LINE + "\n" for line in shown) + _CLEAR_BELOW, nl=False)

@@ -1,0 +1,91 @@
+"""Where traces come from: the routers, through the control plane; and the gateway for what tokens stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+from outrider.rpc.roles import Role, bearer
+from outrider.rpc.status import from_rpc_error
+from outrider.rpc.v1 import control_pb2, generation_pb2_grpc, trace_pb2_grpc
+from outrider.rpc.v1 import generation_pb2 as generation
+from outrider.rpc.v1 import trace_pb2 as trace
+
+from outrider_controller.cli.clusters.channels import gateway_channel
+from outrider_controller.cli.clusters.contexts import api_key
+from outrider_controller.cli.clusters.control import call_control, operator_channel
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import note
+from outrider_controller.cli.show.trace.tokens import TokenBytes
+
+_TIMEOUT_S = 5.0
+_PREFIXES = ("chatcmpl-", "cmpl-")
+_AT_ONCE = 65_536
+
+
+def request_id_of(given: str) -> str:
+    """The id as routers know it, from the id of an OpenAI answer, of a gRPC answer, or an x-request-id."""
+    for prefix in _PREFIXES:
+        given = given.removeprefix(prefix)
+    return given
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who is asked: the control plane, which asks all routers; or routers by address."""
+
+    control: str
+    routers: Sequence[str] = ()
+
+    async def fetch(self, request_id: str) -> list[trace.RequestTrace]:
+        """Every router's part of the request, in the order of the answer. Raises CommandError when there is none."""
+        if not self.routers:
+            asked = control_pb2.ControlServiceGetTraceRequest(request_id=request_id)
+            answer = await call_control(self.control, lambda stub: stub.GetTrace(asked))
+            return list(answer.traces)
+        parts: list[trace.RequestTrace] = []
+        refusal: CommandError | None = None
+        for router in self.routers:
+            try:
+                parts += await _ask(router, request_id)
+            except CommandError as error:
+                refusal = error
+        if refusal is not None and not parts:
+            raise refusal
+        return sorted(parts, key=lambda part: (part.resumed_tokens, part.started_unix_us))
+
+
+async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace]:
+    """Raises CommandError."""
+    async with operator_channel(Role.ROUTER, router) as channel:
+        request = trace.GetTraceRequest(request_id=request_id)
+        return list((await trace_pb2_grpc.TraceServiceStub(channel).GetTrace(request)).traces)
+
+
+@dataclass(slots=True)
+class Dictionary:
+    """What tokens stand for, asked of a gateway as they come. Without one tokens keep their ids."""
+
+    gateway: str
+    table: dict[int, bytes] = field(default_factory=dict)
+    _gave_up: bool = False
+
+    async def look_up(self, model: str, token_ids: Collection[int]) -> TokenBytes:
+        unknown = sorted(set(token_ids) - self.table.keys())
+        if unknown and not self._gave_up:
+            try:
+                async with gateway_channel(self.gateway) as channel:
+                    for start in range(0, len(unknown), _AT_ONCE):
+                        await self._ask(channel, model, unknown[start : start + _AT_ONCE])
+            except grpc.RpcError as error:
+                self._gave_up = True
+                note(f"gateway at {self.gateway}: {from_rpc_error(error)}; tokens are shown by their ids")
+        return self.table
+
+    async def _ask(self, channel: grpc.aio.Channel, model: str, token_ids: Sequence[int]) -> None:
+        request = generation.DetokenizeRequest(model=model, token_ids=token_ids)
+        answer = await generation_pb2_grpc.GenerationServiceStub(channel).Detokenize(
+            request, timeout=_TIMEOUT_S, metadata=bearer(api_key(self.gateway))
+        )
+        self.table.update(zip(token_ids, answer.tokens, strict=True))

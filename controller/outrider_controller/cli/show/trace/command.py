@@ -1,0 +1,174 @@
+"""outrider trace"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+from outrider.rpc.v1 import trace_pb2 as trace
+
+from outrider_controller.cli.clusters.control import control_options
+from outrider_controller.cli.clusters.endpoints import endpoint_option
+from outrider_controller.cli.output import colours, emit, json_file_option, write_json
+from outrider_controller.cli.show.trace import asking, table
+from outrider_controller.cli.show.trace.export import export
+from outrider_controller.cli.show.trace.rows import trace_row
+from outrider_controller.cli.show.trace.tokens import TokenPainter, printable, token_ids
+
+_POLL_S = 0.2
+# A request's last round reaches the client before its call to the router has ended.
+_SETTLE_S = 1.0
+
+
+class _Showing(click.Group):
+    """`outrider trace REQUEST` is `outrider trace show REQUEST`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        known = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, [*args] if known or not args else ["show", *args])
+
+
+@click.group("trace", cls=_Showing)
+def trace_group() -> None:
+    """Show requests, round by round. `outrider trace REQUEST` is `outrider trace show REQUEST`."""
+
+
+@trace_group.command("show")
+@click.argument("request_id", metavar="REQUEST")
+@control_options("text", "json")
+@endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address that knows what tokens stand for")
+@click.option("--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask this one itself; may be repeated.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the request has ended.")
+@click.option("--no-color", is_flag=True, help="Brackets instead of colours, on a terminal too.")
+@json_file_option
+def trace_command(
+    request_id: str,
+    control: str,
+    grpc: str,
+    routers: tuple[str, ...],
+    follow: bool,
+    no_color: bool,
+    output: str,
+    json_file: Path | None,
+) -> None:
+    """Show what became of a request: one line a round.
+
+    REQUEST is the id of an OpenAI answer, its x-request-id header, or the id of a gRPC answer. Each router remembers
+    its last 1000 requests; exit code 3 when none of them knows this one.
+
+    \b
+    K          drafted tokens that the round verified
+    ver, acc   positions verified, tokens accepted
+    [s:text]   accepted, and drafted by the source s in the target itself; colours: by source
+    stale      drafted tokens dropped since: late, or after a wrong guess
+    wait       the target held the request back for a draft
+    draft      drafting what was verified (d-queue: before that, in line)
+    wire       messages on their way between workers, and the router
+    queue      the target was busy with others
+    verify     the step that verified, with its whole batch
+
+    Draft and wire run beside the target: what they cost is in wait.
+    """
+    colour = colours() and not no_color and output == "text"
+    parts = asyncio.run(show(request_id, control, grpc, routers, colour=colour, follow=follow, quiet=output == "json"))
+    body = {"traces": [trace_row(part) for part in parts]}
+    if output == "json":
+        emit("trace", body, output)
+    write_json(json_file, "trace", body)
+
+
+trace_group.add_command(export)
+
+
+async def show(
+    request_id: str,
+    control: str,
+    gateway: str,
+    routers: Sequence[str] = (),
+    *,
+    colour: bool,
+    follow: bool = False,
+    quiet: bool = False,
+) -> list[trace.RequestTrace]:
+    """Prints the trace unless `quiet`; returns its parts. Raises CommandError."""
+    asked, known = asking.request_id_of(request_id), asking.Dictionary(gateway)
+    source = asking.Source(control, routers)
+    parts = await _settled(source, asked)
+    if follow:
+        return await _follow(source, asked, parts, known, colour=colour, echo=(lambda lines: None) if quiet else _echo)
+    if not quiet:
+        for number, part in enumerate(parts):
+            painter = TokenPainter(await known.look_up(part.model, token_ids(part.rounds)), colour)
+            _echo([*([""] if number else []), *drawn(part, painter)])
+    return parts
+
+
+def drawn(part: trace.RequestTrace, painter: TokenPainter) -> list[str]:
+    """All lines of one part."""
+    rounds = table.Table(painter, part.rounds)
+    above = [*table.header(part), "", rounds.heading()]
+    below = [rounds.sums(part.rounds), "", *table.summary(part), table.LEGEND, painter.legend]
+    return [*above, *_lines(part, rounds, 0), *below]
+
+
+async def _settled(source: asking.Source, request_id: str) -> list[trace.RequestTrace]:
+    """The parts; of a request that has just finished, without the last moment in which its call still ends."""
+    give_up_s = asyncio.get_running_loop().time() + _SETTLE_S
+    while True:
+        parts = await source.fetch(request_id)
+        settling = any(part.running and part.finish_reason for part in parts)
+        if not settling or asyncio.get_running_loop().time() > give_up_s:
+            return parts
+        await asyncio.sleep(_POLL_S / 10)
+
+
+async def _follow(
+    source: asking.Source,
+    request_id: str,
+    parts: list[trace.RequestTrace],
+    known: asking.Dictionary,
+    *,
+    colour: bool,
+    echo: Callable[[Sequence[str]], None],
+) -> list[trace.RequestTrace]:
+    """Prints each part's lines as they come, until none is running."""
+    tables: list[table.Table] = []
+    printed: list[int] = []
+    while True:
+        for number, part in enumerate(parts):
+            await known.look_up(part.model, token_ids(part.rounds))
+            if number == len(tables):
+                tables.append(table.Table(TokenPainter(known.table, colour)))
+                printed.append(0)
+                echo([*table.header(part), "", tables[number].heading()])
+            lines = _lines(part, tables[number], printed[number])
+            printed[number] += len(lines)
+            echo(lines)
+        if not any(part.running for part in parts):
+            break
+        await asyncio.sleep(_POLL_S)
+        parts = await source.fetch(request_id)
+    for rounds, part in zip(tables, parts, strict=True):
+        echo([rounds.sums(part.rounds), "", *table.summary(part)])
+    echo([table.LEGEND, tables[-1].legend])
+    return parts
+
+
+def _lines(part: trace.RequestTrace, rounds: table.Table, since: int) -> list[str]:
+    """Of the rounds and events from item `since` on."""
+    index = sum(isinstance(item, trace.RoundTrace) for item in list(table.interleaved(part))[:since])
+    lines = []
+    for item in table.interleaved(part, since):
+        if isinstance(item, trace.RoundTrace):
+            lines.append(rounds.line(index, item))
+            index += 1
+        else:
+            lines.append(printable(table.event_line(item)))
+    return lines
+
+
+def _echo(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(line)

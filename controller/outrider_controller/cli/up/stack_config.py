@@ -1,0 +1,252 @@
+"""What a stack on one machine consists of, and the command lines that follow from it. Pure."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outrider.model_names import served_name
+
+from outrider_controller.cli.up.cores import Cores, pinned, shared
+from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
+from outrider_controller.cli.up.ports import Ports
+from outrider_controller.cli.up.process import ProcessSpec
+from outrider_controller.router.config import PolicyConfig
+
+ENGINES = ("outrider", "vllm")
+DTYPES = ("bfloat16", "float32")
+QUANTIZATIONS = ("none", "int8", "int4", "fp8")
+NATIVE_VARIANTS = ("auto", "amx", "avx512-bf16", "avx512", "avx2", "portable")
+_HOST = "127.0.0.1"
+_OF_THE_STACK = ("--model", "--model-name", "--listen", "--ops-listen", "--metadata", "--cluster-secret-file")
+"""What the stack tells a worker, and nobody else."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackConfig:
+    """One machine's stack. Ports of 0 are chosen."""
+
+    target_model: str = DEFAULT_TARGET
+    draft_model: str = ""
+    """Empty: the one shipped for the target."""
+    targets: int = 1
+    engine: str = "outrider"
+    """What runs the targets' model."""
+    vllm_python: str = ""
+    """With engine vllm: the interpreter of the environment that has it. Empty: this one."""
+    vllm_args: str = ""
+    """With engine vllm: more of its own arguments."""
+    tensor_parallel: int = 1
+    """With engine vllm: processes of each target that divide the model among themselves."""
+    drafts: int = 1
+    target_args: str = ""
+    """More options of `outrider target`, as on its command line; each worker checks its own."""
+    draft_args: str = ""
+    """More options of `outrider draft`."""
+    routers: int = 1
+    dtype: str = "bfloat16"
+    """Of the targets."""
+    draft_dtype: str = "bfloat16"
+    target_quantization: str = "none"
+    draft_quantization: str = "none"
+    native_variant: str = "auto"
+    """Of the kernels that workers on CPUs run."""
+    require_native: bool = False
+    """Workers refuse to start without kernels."""
+    pin: bool = False
+    """One core to each worker."""
+    borrow_cores: bool = False
+    """Targets read prompts on the drafts' cores too: faster, but not as on machines of their own."""
+    realtime: bool = False
+    """Drafts and routers go before all else on their cores, as on machines of their own, where the system permits."""
+    prefix_cache: bool = True
+    run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
+    """Tokens a draft may guess beyond what is being verified; with 0 it waits for every commit."""
+    trace_tokens: bool = False
+    """Routers keep the output tokens of requests, for `outrider trace`."""
+    kv_cache_bytes: int = 0
+    """Of each worker; 0 leaves it to the worker."""
+    metadata_url: str = ""
+    """Empty: a Redis of the stack's own."""
+    http_port: int = 0
+    grpc_port: int = 0
+    control_port: int = 0
+    run_dir: Path | None = None
+    """Logs, and the private Redis socket; made in the cache directory when not given."""
+    secret_file: Path | None = None
+    """Of the cluster's secret: with one, routers, workers and control plane ask callers who they are."""
+    receipt_key_file: Path | None = None
+    """Of the key that signs receipts; not given: the gateway makes one."""
+    state_dir: Path | None = None
+    """Where the stack's own Redis keeps tenants, keys and bills over a restart; not given: nowhere."""
+    start_timeout_s: float = 300.0
+    stop_timeout_s: float = 20.0
+    """After SIGTERM, before SIGKILL; for each tier of processes."""
+
+    def __post_init__(self) -> None:
+        for name in ("targets", "tensor_parallel", "routers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: must be at least 1")
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
+        if self.engine != "vllm":
+            for name, unset in (("vllm_python", ""), ("vllm_args", ""), ("tensor_parallel", 1)):
+                if getattr(self, name) != unset:
+                    raise ValueError(f"{name}: needs engine vllm")
+        if self.drafts < 0:
+            raise ValueError("drafts: must not be negative")
+        for name in ("target_args", "draft_args"):
+            _check_args(name, getattr(self, name))
+        for name in ("target_quantization", "draft_quantization"):
+            if getattr(self, name) not in QUANTIZATIONS:
+                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(QUANTIZATIONS)}")
+        if self.native_variant not in NATIVE_VARIANTS:
+            raise ValueError(f"native_variant: {self.native_variant!r} is not one of {', '.join(NATIVE_VARIANTS)}")
+        if not (self.start_timeout_s > 0 and self.stop_timeout_s >= 0):
+            raise ValueError("start_timeout_s: must be above 0; stop_timeout_s: must not be negative")
+
+    @property
+    def model(self) -> str:
+        """Name under which clients ask for the target."""
+        return served_name(self.target_model)
+
+    @property
+    def draft(self) -> str:
+        """The draft that is meant."""
+        return self.draft_model or default_draft(self.target_model)
+
+
+def _check_args(name: str, args: str) -> None:
+    """Raises ValueError for what is no list of words, or changes how the stack reaches its worker."""
+    try:
+        words = shlex.split(args)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if taken := [flag for word in words if (flag := word.partition("=")[0]) in _OF_THE_STACK]:
+        raise ValueError(f"{name}: {taken[0]} is set by the stack")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Every process but Redis, in the order in which requests depend on them: later ones stop first."""
+
+    targets: tuple[ProcessSpec, ...]
+    drafts: tuple[ProcessSpec, ...]
+    controller: ProcessSpec
+    gateway: ProcessSpec
+    routers: tuple[str, ...]
+    """Addresses of the routers, which live inside Ray."""
+    ops: Mapping[str, str]
+    """Address of every process's ops port, by its name; routers and control plane as `router-0` and `control`."""
+    others: tuple[ProcessSpec, ...] = ()
+    """Up to who amends a plan; they start first."""
+
+    @property
+    def tiers(self) -> tuple[tuple[ProcessSpec, ...], ...]:
+        return (*self.others, *self.targets, *self.drafts), (self.controller,), (self.gateway,)
+
+
+class Planner:
+    """Turns a config into command lines."""
+
+    def __init__(self, config: StackConfig, target_path: Path, metadata_url: str, available: Sequence[int]) -> None:
+        self._config = config
+        self._target_path = target_path
+        # It may hold a password, which a command line would show.
+        self._env = {"OUTRIDER_METADATA": metadata_url}
+        self._num_cores = len(available)
+        assign = pinned if config.pin else shared
+        self.cores: Cores = assign(available, config.targets, config.drafts)
+        self._ops: dict[str, str] = {}
+
+    def plan(self, ports: Ports) -> Plan:
+        """Raises OSError when a port that was asked for is in use."""
+        config = self._config
+        grpc_port, http_port = ports.claim(config.grpc_port), ports.claim(config.http_port)
+        control = f"{_HOST}:{ports.claim(config.control_port)}"
+        routers = tuple(f"{_HOST}:{ports.claim()}" for _ in range(config.routers))
+        worker_ports = [ports.claim() for _ in range(config.targets + config.drafts)]
+        target_ports, draft_ports = worker_ports[: config.targets], worker_ports[config.targets :]
+        self._ops = {name: f"{_HOST}:{ports.claim()}" for name in _names(config)}
+        return Plan(
+            targets=tuple(self._target(number, port) for number, port in enumerate(target_ports)),
+            drafts=tuple(self._draft(number, port) for number, port in enumerate(draft_ports)),
+            controller=self._controller(control, routers),
+            gateway=self._gateway(f"{_HOST}:{grpc_port}", f"{_HOST}:{http_port}"),
+            routers=routers,
+            ops=self._ops,
+        )
+
+    def _target(self, number: int, port: int) -> ProcessSpec:
+        name = ("--model", str(self._target_path), "--model-name", self._config.model)
+        threads = max(1, self.cores.threads // self._config.tensor_parallel)
+        flags = (*name, *self._worker(port, self._config.dtype, self._config.target_quantization, threads))
+        own, more = self.cores.targets[number], tuple(shlex.split(self._config.target_args))
+        if self._config.engine == "vllm":
+            flags += ("--engine", "vllm", "--tensor-parallel", str(self._config.tensor_parallel))
+            flags += (f"--vllm-args={self._config.vllm_args}", *more)
+            return self._spec(f"target-{number}", "outrider.target", flags, port, own, self._config.vllm_python)
+        if not self._config.borrow_cores:
+            return self._spec(f"target-{number}", "outrider.target", (*flags, *more), port, own)
+        borrowed = self.cores.beside(own)
+        flags += ("--prefill-threads", str(threads + len(borrowed) if own else self._num_cores))
+        flags += ("--cpu-cores", ",".join(map(str, own)), *more)
+        return self._spec(f"target-{number}", "outrider.target", flags, port, (*own, *borrowed))
+
+    def _draft(self, number: int, port: int) -> ProcessSpec:
+        config = self._config
+        path = str(self._target_path) if config.draft == config.target_model else config.draft
+        name = ("--model", path, "--model-name", served_name(config.draft))
+        worker = self._worker(port, config.draft_dtype, config.draft_quantization, self.cores.threads)
+        flags = (*name, *worker, *shlex.split(config.draft_args))
+        return self._spec(f"draft-{number}", "outrider.draft", flags, port, self.cores.drafts[number])
+
+    def _worker(self, port: int, dtype: str, quantization: str, threads: int) -> tuple[str, ...]:
+        config = self._config
+        flags = ["--listen", f"{_HOST}:{port}", "--dtype", dtype]
+        flags += ["--quantization", quantization, "--native-variant", config.native_variant]
+        flags += ["--require-native"] if config.require_native else []
+        flags += ["--threads", str(threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
+        if config.kv_cache_bytes:
+            flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]
+        return (*flags, *self._secret, *(() if config.prefix_cache else ("--no-prefix-cache",)))
+
+    def _spec(
+        self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...], python: str = ""
+    ) -> ProcessSpec:
+        argv = (python or sys.executable, "-m", module, *flags, "--ops-listen", self._ops[name])
+        return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores, self._env)
+
+    @property
+    def _secret(self) -> tuple[str, ...]:
+        return ("--cluster-secret-file", str(self._config.secret_file)) if self._config.secret_file else ()
+
+    def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
+        flags = ["--control-listen", control, "--routers", str(len(routers))]
+        flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
+        for number, address in enumerate(routers):
+            flags += ["--router-listen", address, "--router-ops-listen", self._ops[f"router-{number}"]]
+        flags += ["--control-ops-listen", self._ops["control"]]
+        flags += ["--trace-tokens"] if self._config.trace_tokens else []
+        flags += self._secret
+        argv = (sys.executable, "-m", "outrider_controller", *flags)
+        return ProcessSpec("controller", argv, control, cores=self.cores.rest, env=self._env)
+
+    def _gateway(self, grpc_address: str, http_address: str) -> ProcessSpec:
+        flags = ("--listen-grpc", grpc_address, "--listen-http", http_address)
+        drain = ("--drain-timeout", f"{self._config.stop_timeout_s / 2:g}")
+        ops = self._ops["gateway"]
+        kept = self._config.receipt_key_file
+        receipts = ("--receipt-key-file", str(kept)) if kept else ()
+        argv = (sys.executable, "-m", "outrider.gateway", *flags, *drain, *self._secret, *receipts, "--ops-listen", ops)
+        endpoints = {"http": http_address, "ops": ops}
+        return ProcessSpec("gateway", argv, grpc_address, endpoints, self.cores.rest, self._env)
+
+
+def _names(config: StackConfig) -> list[str]:
+    """Of all processes and actors that have an ops port."""
+    numbered = {"target": config.targets, "draft": config.drafts, "router": config.routers}
+    return ["gateway", "control", *(f"{role}-{n}" for role, count in numbered.items() for n in range(count))]

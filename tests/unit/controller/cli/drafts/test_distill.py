@@ -1,0 +1,32 @@
+"""What `outrider distill` says before it begins, and when it is interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from outrider.training.shards import stored_tokens
+from outrider_controller.cli.app import run
+from outrider_controller.cli.drafts.time_left import TimeLeft
+from outrider_controller.cli.exits import ExitCode
+
+
+def test_it_says_what_it_will_do_and_an_interruption_keeps_what_was_written(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: TimeLeft, stage: str, done: int, total: int, text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TimeLeft, "__call__", interrupt)
+    # Only the corpus: in an empty cache the kernels would be compiled anew.
+    monkeypatch.setattr("outrider_controller.cli.drafts.distill.cache_directory", lambda: tmp_path)
+    command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--corpus-tokens", "50000"]
+    assert run(command) == ExitCode.INTERRUPTED
+    (work,) = (tmp_path / "distill").iterdir()
+    kept = stored_tokens(work)
+    first, last = capsys.readouterr().err.splitlines()
+    assert f"{tiny} writes 50,000 tokens into {work};" in first and f"the draft in {tmp_path / 'draft'}" in first
+    assert kept > 0 and f"interrupted; {kept} of 50,000 tokens of the corpus are kept in {work}" in last
+    assert run(command) == ExitCode.INTERRUPTED
+    assert f"{work} ({kept} are there from an earlier run)" in capsys.readouterr().err
+    assert stored_tokens(work) > kept
