@@ -21,7 +21,7 @@ _COMMANDS = {
     "up": (f"{_PACKAGE}.up.command", "up", "Start the whole stack on this machine; Ctrl-C stops all of it."),
     "demo": (f"{_PACKAGE}.ask.demo", "demo", "Answer a prompt twice, plain and with speculation, and compare."),
     "generate": (f"{_PACKAGE}.ask.generate", "generate", "Ask a running stack for an answer."),
-    "verify": (f"{_PACKAGE}.ask.verify", "verify", "Say an answer again without drafts, and compare it with its receipt."),
+    "verify": (f"{_PACKAGE}.ask.verify", "verify", "Repeat an answer without drafts, and compare it with its receipt."),
     "get": (f"{_PACKAGE}.show.get", "get", "List what is running."),
     "events": (f"{_PACKAGE}.show.events", "events", "Show what has happened, and with -w what happens."),
     "describe": (f"{_PACKAGE}.show.describe", "describe", "Show all that is known of a worker, tenant or key."),

@@ -22,7 +22,7 @@ from outrider.gateway.generation.requests import Generation, TokenPrompt
 from outrider.gateway.server import RunningGateway, running
 from outrider.protocol.receipts import ReceiptKey, checked
 from outrider.rpc.v1 import generation_pb2, receipt_pb2, router_pb2, tenants_pb2
-from outrider_controller.cli.client import Answer, Gateway
+from outrider_controller.cli.ask.client import Answer, Gateway
 from outrider_controller.cli.ask.verify import verify
 
 NUM_TOKENS, VOCAB = 40, 384

@@ -15,8 +15,8 @@ from outrider.protocol.receipts import BadReceipt, checked, digest, public_key
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import receipt_pb2, router_pb2
 
-from outrider_controller.cli.client import Answer, Gateway, apply_prompt
-from outrider_controller.cli.endpoints import context_option, endpoint_option
+from outrider_controller.cli.ask.client import Answer, Gateway, apply_prompt
+from outrider_controller.cli.clusters.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError
 
 _PIECE = 16
