@@ -20,8 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
-from outrider.engine.assembly import assemble
-from outrider.engine.decoder import register_attention
+from outrider.engine.models.assembly import assemble
+from outrider.engine.models.decoder import register_attention
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import psutil
 from outrider.engine import resolve
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.rpc.v1 import worker_pb2
 from outrider_controller.cli.ask.client import Gateway
 from outrider_controller.cli.ask.hardware import hardware

@@ -61,7 +61,7 @@ def combined(requests: int, tokens: int, rounds: int, json_file: Path | None) ->
 
 def _prompts(count: int) -> list[list[int]]:
     from outrider.engine import resolve
-    from outrider.engine.tokenizer import load_tokenizer
+    from outrider.engine.checkpoints.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(resolve(DEFAULT_TARGET))
     chats = (
@@ -94,7 +94,7 @@ def _ways(tokens: int) -> dict[str, Way]:
 def _pair(max_sequences: int, *, prefix_cache: bool) -> Pair:
     from outrider.drafters import load_drafter
     from outrider.engine import EngineConfig, resolve
-    from outrider.engine.loader import load_engine
+    from outrider.engine.models.loader import load_engine
     from outrider.local import Pair
 
     config = EngineConfig(prefix_cache=prefix_cache)

@@ -79,7 +79,7 @@ def context(
 def _load(model: str, dtype: str, longest: int, threads: int) -> Engine:
     import torch
     from outrider.engine import CheckpointError, EngineConfig, resolve
-    from outrider.engine.loader import load_engine
+    from outrider.engine.models.loader import load_engine
 
     torch.set_num_threads(threads)
     config = EngineConfig(dtype=dtype)

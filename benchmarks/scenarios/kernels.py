@@ -88,7 +88,7 @@ def kernels(
 
 def _times(variant: str, path: Path, draft: Path, prompt_tokens: int) -> Times:
     from outrider.engine import EngineConfig
-    from outrider.engine.loader import load_engine
+    from outrider.engine.models.loader import load_engine
 
     config = EngineConfig(execution="native", native_variant=variant, num_blocks=128, prefix_cache=False)
     target, small = load_engine(path, config), load_engine(draft, config)

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import make_sources
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.own_drafts import OwnDrafts

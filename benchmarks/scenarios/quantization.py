@@ -164,7 +164,7 @@ def _measure(
 
 def _load(path: Path, configs: Mapping[str, Any], role: str) -> dict[str, tuple[Engine, float]]:
     """Engines by name, each with its load time in seconds."""
-    from outrider.engine.loader import load_engine
+    from outrider.engine.models.loader import load_engine
 
     found = {}
     for how, config in configs.items():
@@ -175,7 +175,7 @@ def _load(path: Path, configs: Mapping[str, Any], role: str) -> dict[str, tuple[
 
 
 def _encoded(path: Path, texts: Sequence[str]) -> list[list[int]]:
-    from outrider.engine.tokenizer import load_tokenizer
+    from outrider.engine.checkpoints.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(path)
     chats = [[{"role": "user", "content": text}] for text in texts]

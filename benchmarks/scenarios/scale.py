@@ -193,7 +193,7 @@ def _load(loading: Loading) -> Answering:
     import torch
     from outrider.drafters import load_drafter
     from outrider.engine import CheckpointError, EngineConfig, resolve
-    from outrider.engine.loader import load_engine
+    from outrider.engine.models.loader import load_engine
     from outrider.local import Pair
 
     torch.set_num_threads(loading.threads)
@@ -209,7 +209,7 @@ def _load(loading: Loading) -> Answering:
 
 def _encoded(path: Path, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
     """Token ids of each prompt as a chat of one turn. Raises CommandError for one that leaves no room for an answer."""
-    from outrider.engine.tokenizer import load_tokenizer
+    from outrider.engine.checkpoints.tokenizer import load_tokenizer
     from transformers import AutoConfig
 
     tokenizer = load_tokenizer(path)

@@ -19,7 +19,7 @@ from outrider.draft.config import DraftConfig, parse_arguments
 from outrider.draft.process import load, run
 from outrider.drafters import Drafter, DraftSequence, ModelDrafter
 from outrider.drafting.tree import DraftTree
-from outrider.engine.loader import load_engine
+from outrider.engine.models.loader import load_engine
 from outrider.telemetry.logging import configure_logging
 
 from benchmarks.support.recall import RecallingEngine

@@ -85,8 +85,8 @@ async def measure_ties(target: Path, ties: list[Tie]) -> list[Margin]:
 def main() -> None:
     """Reads ties from stdin, writes margins to stdout."""
     from outrider.engine import EngineConfig
-    from outrider.engine.loader import load_engine
-    from outrider.engine.tokenizer import load_tokenizer
+    from outrider.engine.checkpoints.tokenizer import load_tokenizer
+    from outrider.engine.models.loader import load_engine
 
     tokenizer = load_tokenizer(sys.argv[1])
     engine = load_engine(Path(sys.argv[1]), EngineConfig(dtype="float32", num_blocks=512, prefix_cache=False))

@@ -44,8 +44,8 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
     import torch
     from outrider.drafters import load_drafter
     from outrider.engine import EngineConfig, resolve
-    from outrider.engine.loader import load_engine
-    from outrider.engine.tokenizer import load_tokenizer
+    from outrider.engine.checkpoints.tokenizer import load_tokenizer
+    from outrider.engine.models.loader import load_engine
     from outrider.local import Pair
 
     torch.set_num_threads(1)

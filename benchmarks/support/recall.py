@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from outrider.drafters.sequence import common_len
 from outrider.engine import Engine, EngineSequence, Row
-from outrider.engine.tree import path_to
+from outrider.engine.run.tree import path_to
 from torch import Tensor
 
 _TIMED_TOKENS = 16

@@ -14,7 +14,7 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLED_FAULT = "pickled weights run code when they are read; convert to safetensors"
 _INDEX = "model.safetensors.index.json"
 READ_HERE = ("awq", "gptq", "compressed-tensors")
-"""Schemes of quantized checkpoints that the engine reads itself: engine/packed_weights.py."""
+"""Schemes of quantized checkpoints that the engine reads itself: engine/checkpoints/packed_weights.py."""
 # Of others, by `quant_method`: the module without which transformers cannot read them, if any.
 _SCHEMES = {
     "aqlm": "aqlm",

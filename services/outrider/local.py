@@ -22,8 +22,8 @@ from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, DraftSource, make_sources
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, resolve
-from outrider.engine.loader import load_engine
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
+from outrider.engine.models.loader import load_engine
 from outrider.errors import OutriderError
 from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
-from outrider.engine.buckets import make_buckets
-from outrider.engine.fused_gpu import GpuLlama
-from outrider.engine.graphs import GraphRunner
-from outrider.engine.loader import load_engine
+from outrider.engine.models.fused_gpu import GpuLlama
+from outrider.engine.models.loader import load_engine
+from outrider.engine.run.buckets import make_buckets
+from outrider.engine.run.graphs import GraphRunner
 from outrider.speculation import (
     Candidate,
     DraftDistribution,

@@ -26,7 +26,7 @@ sys.exit(pytest.main(["-n", "1", "-c", "/dev/null", sys.argv[1]], plugins=[Until
 
 
 def test_what_tests_the_changed_package_comes_before_what_only_uses_it() -> None:
-    files = touched(["services/outrider/engine/graphs.py"])
+    files = touched(["services/outrider/engine/run/graphs.py"])
     assert files[0].startswith("tests/unit/engine/")
     assert "tests/simulation/test_schedules.py" in files
     assert "tests/soak/test_whole_stack.py" in files
@@ -39,11 +39,11 @@ def test_who_does_not_use_what_has_changed_is_left_alone() -> None:
 
 
 def test_a_process_started_by_its_command_line_is_found_by_the_folders_name() -> None:
-    assert "tests/integration/target/test_refusals.py" in touched(["services/outrider/engine/step.py"])
+    assert "tests/integration/target/test_refusals.py" in touched(["services/outrider/engine/run/step.py"])
 
 
 def test_a_test_touches_itself_and_a_helper_those_beside_it() -> None:
-    file = "tests/unit/engine/test_graphs.py"
+    file = "tests/unit/engine/run/test_graphs.py"
     assert touched([file]) == [file]
     assert set(touched(["tests/simulation/world.py"])) == {
         "tests/simulation/test_planted.py",

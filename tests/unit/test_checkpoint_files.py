@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from outrider.checkpoint_files import end_tokens, engine_fault, fault
 from outrider.engine import CheckpointError, EngineConfig, resolve
-from outrider.engine.loader import load_engine
+from outrider.engine.models.loader import load_engine
 
 
 @pytest.fixture

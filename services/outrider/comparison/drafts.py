@@ -14,8 +14,8 @@ from outrider.drafting.heads import HeadDrafts
 from outrider.drafting.heads.loading import is_head
 from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
 from outrider.engine import Engine, EngineConfig, resolve
-from outrider.engine.fetching import directory
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.fetching import directory
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.local import DrafterSource
 from outrider.target.drafts.head import tried_head
 

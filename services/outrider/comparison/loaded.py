@@ -13,8 +13,8 @@ from outrider.comparison.drafts import Drafts
 from outrider.comparison.step_line import Clock
 from outrider.comparison.texts import Question, Text, make_texts
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row, resolve, weights_revision
-from outrider.engine.loader import load_engine
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
+from outrider.engine.models.loader import load_engine
 from outrider.local import Answered, Pair
 
 _CHUNK = 256

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outrider.comparison.step_line import StepLine, quiet_clock
 from outrider.engine import Engine, Row
-from outrider.engine.kv_cache_manager import KVCacheManager
+from outrider.engine.kv.kv_cache_manager import KVCacheManager
 
 # As much as a step of a model reads, so that a draft's weights are not in the CPU's caches after it either.
 _SWEPT_BYTES = 32 << 20

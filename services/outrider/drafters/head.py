@@ -21,7 +21,7 @@ from outrider.drafting.heads.text import HeadText
 from outrider.drafting.source import Features
 from outrider.drafting.tree import DraftTree
 from outrider.engine import CheckpointError
-from outrider.engine.loader import read_settings
+from outrider.engine.models.loader import read_settings
 from outrider.errors import InvalidRequest
 
 

@@ -10,7 +10,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.other_vocabulary import OtherVocabulary
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
 from outrider.engine import Engine, EngineConfig, tokenizer_fingerprint
-from outrider.engine.vocabulary import num_tokens
+from outrider.engine.checkpoints.vocabulary import num_tokens
 
 
 def load_drafter(
@@ -25,7 +25,7 @@ def load_drafter(
     `path`. Raises CheckpointError."""
     # Only here: these bring transformers.
     from outrider.drafters.head import HeadDrafter
-    from outrider.engine.loader import load_engine
+    from outrider.engine.models.loader import load_engine
 
     if head is not None:
         return HeadDrafter.load(head, path, (engine or EngineConfig()).device)

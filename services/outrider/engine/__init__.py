@@ -4,16 +4,16 @@ Knows one model and its sequences; not the network, not verification, not whethe
 """
 
 import outrider.engine._quiet  # noqa: F401
-from outrider.engine.checkpoints import CheckpointError, weights_revision
+from outrider.engine.checkpoints.checkpoints import CheckpointError, weights_revision
+from outrider.engine.checkpoints.fetching import resolve
+from outrider.engine.checkpoints.vocabulary import tokenizer_fingerprint
 from outrider.engine.config import EngineConfig
 from outrider.engine.engine import DeviceLost, Engine, ModelInfo
-from outrider.engine.fetching import resolve
+from outrider.engine.kv.sequence import EngineSequence, OutOfBlocks
 from outrider.engine.revision import revision
-from outrider.engine.sequence import EngineSequence, OutOfBlocks
-from outrider.engine.step import Row
-from outrider.engine.taps import HEAD_INPUT
-from outrider.engine.tree import MAX_TREE_NODES
-from outrider.engine.vocabulary import tokenizer_fingerprint
+from outrider.engine.run.step import Row
+from outrider.engine.run.taps import HEAD_INPUT
+from outrider.engine.run.tree import MAX_TREE_NODES
 
 __all__ = [
     "HEAD_INPUT",

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from outrider.engine.attention import Attention, KVCache, SdpaAttention
-from outrider.engine.buckets import choose
 from outrider.engine.config import EngineConfig
-from outrider.engine.decoder import Decoder
-from outrider.engine.kv_cache_manager import KVCacheManager
-from outrider.engine.memory import held_bytes
-from outrider.engine.step import Row, Step
-from outrider.engine.taps import Taps
+from outrider.engine.kv.kv_cache_manager import KVCacheManager
+from outrider.engine.models.decoder import Decoder
+from outrider.engine.models.memory import held_bytes
+from outrider.engine.run.buckets import choose
+from outrider.engine.run.step import Row, Step
+from outrider.engine.run.taps import Taps
 
 if TYPE_CHECKING:
-    from outrider.engine.graphs import GraphRunner
+    from outrider.engine.run.graphs import GraphRunner
 
 
 @dataclass(frozen=True, slots=True)

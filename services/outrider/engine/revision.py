@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.engine.checkpoints import weights_revision
+from outrider.engine.checkpoints.checkpoints import weights_revision
 from outrider.engine.engine import ModelInfo
 
 

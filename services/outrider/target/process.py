@@ -28,9 +28,9 @@ from outrider.engine import (
     weights_revision,
 )
 from outrider.engine.backends.cpu import start_helpers
-from outrider.engine.fetching import directory
-from outrider.engine.loader import load_engine
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.fetching import directory
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
+from outrider.engine.models.loader import load_engine
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.channel import connect_to
 from outrider.rpc.roles import Role, credential

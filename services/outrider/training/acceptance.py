@@ -16,7 +16,7 @@ from outrider.drafters import ModelConfig, load_drafter
 from outrider.drafting.heads import DraftHead
 from outrider.drafting.heads.check import guess_logits
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.taps import HEAD_INPUT
+from outrider.engine.run.taps import HEAD_INPUT
 from outrider.local import Pair
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose, verify
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine import Engine, EngineSequence, Row
-from outrider.engine.taps import HEAD_INPUT
+from outrider.engine.run.taps import HEAD_INPUT
 from outrider.training.conversation import ChatFormat, Conversation
 from outrider.training.shards import Sample, count_samples, list_shards, save_shard, stored_tokens
 from outrider.training.texts import Answered, Message, prompt_ids

@@ -13,11 +13,11 @@ import torch
 from outrider.drafting.heads import TargetParts, load_head
 from outrider.drafting.heads.loading import is_head
 from outrider.engine import CheckpointError, EngineConfig, resolve, tokenizer_fingerprint, weights_revision
-from outrider.engine.checkpoints import read_config
-from outrider.engine.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
-from outrider.engine.fetching import directory
-from outrider.engine.loader import load_engine
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.checkpoints import read_config
+from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
+from outrider.engine.checkpoints.fetching import directory
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
+from outrider.engine.models.loader import load_engine
 from outrider.training import acceptance
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.head_student import KINDS, HeadLearner, taps_of

@@ -22,9 +22,9 @@ from outrider.drafting.heads.eagle import EagleVariant, default_taps
 from outrider.drafting.heads.interface import HeadSettings
 from outrider.drafting.heads.loading import FORMAT
 from outrider.drafting.heads.tensors import settings_of
-from outrider.engine.checkpoints import read_config
-from outrider.engine.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
-from outrider.engine.quantization import quantize_rows
+from outrider.engine.checkpoints.checkpoints import read_config
+from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
+from outrider.engine.models.quantization import quantize_rows
 from outrider.training.layers import read_layers
 from outrider.training.shards import Sample
 from outrider.training.student import Scores, StudentConfig, TeacherHead, compare, mixed_precision

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from outrider.engine import EngineConfig
-from outrider.engine.loader import load_engine
+from outrider.engine.models.loader import load_engine
 
 from benchmarks.__main__ import run as bench
 from benchmarks.scenarios.context import Cost, fitted

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from outrider.drafting.source import DraftLimits, Opening
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.loader import load_engine
+from outrider.engine.models.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
 
 MakeEngine = Callable[..., Engine]

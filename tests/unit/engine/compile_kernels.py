@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 import triton
-from outrider.engine import fused_gpu, llama_kernels
 from outrider.engine.attention import KVCache, paged_kernels
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS
 from outrider.engine.attention.paged import NUM_SPLITS, Shape, TritonBatch
+from outrider.engine.models import fused_gpu, llama_kernels
 from outrider.speculation import choosing, noise_kernels
 from outrider.speculation.sampled_rows import Settings
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config

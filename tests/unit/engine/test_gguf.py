@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType
 from outrider.checkpoint_files import end_tokens
 from outrider.engine import EngineConfig, Row, resolve
-from outrider.engine.loader import load_engine
+from outrider.engine.models.loader import load_engine
 from transformers import AutoTokenizer
 
 from benchmarks.support.llama_gguf import write_gguf

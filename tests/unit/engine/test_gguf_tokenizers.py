@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from gguf import GGUFWriter
 from outrider.engine import CheckpointError, resolve
-from outrider.engine.gguf_tokenizer import GgufTokenizer
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.gguf_tokenizer import GgufTokenizer
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from tokenizers import Tokenizer, decoders, processors
 
 from benchmarks.support.llama_gguf import write_gguf

@@ -11,9 +11,9 @@ import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
-from outrider.engine.checkpoints import CheckpointError
-from outrider.engine.loader import load_engine
-from outrider.engine.quantization import quantize
+from outrider.engine.checkpoints.checkpoints import CheckpointError
+from outrider.engine.models.loader import load_engine
+from outrider.engine.models.quantization import quantize
 from outrider.local import Speculator
 from torch import Tensor
 from transformers import AutoModelForCausalLM

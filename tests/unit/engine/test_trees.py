@@ -12,8 +12,8 @@ import pytest
 import torch
 from outrider.engine import MAX_TREE_NODES, Engine, EngineConfig, EngineSequence, OutOfBlocks, Row
 from outrider.engine.backends.cpu import runnable_variants
-from outrider.engine.kv_cache_manager import KVCacheManager
-from outrider.engine.loader import load_engine
+from outrider.engine.kv.kv_cache_manager import KVCacheManager
+from outrider.engine.models.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM

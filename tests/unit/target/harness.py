@@ -10,7 +10,7 @@ from pathlib import Path
 from outrider.drafting.source import DraftSource
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig
-from outrider.engine.loader import load_engine
+from outrider.engine.models.loader import load_engine
 from outrider.protocol.finish import Finish
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Event, Offered, Opened

@@ -18,10 +18,10 @@ from outrider.drafting.heads.tensors import settings_of
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import CheckpointError, EngineConfig, Row
-from outrider.engine.checkpoints import read_config
-from outrider.engine.draft_checkpoint import read_embedding, read_head
-from outrider.engine.loader import load_engine
-from outrider.engine.taps import HEAD_INPUT
+from outrider.engine.checkpoints.checkpoints import read_config
+from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
+from outrider.engine.models.loader import load_engine
+from outrider.engine.run.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.head import head_drafts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from outrider.engine import CheckpointError
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.target.requests.tokenizer import read_tokenizer
 from tokenizers import Tokenizer

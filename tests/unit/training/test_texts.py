@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.loader import load_engine
+from outrider.engine.models.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.shards import Corpus, Sample, list_shards, read_corpus

@@ -24,8 +24,8 @@ from outrider.drafting.heads.medusa import MedusaHead
 from outrider.drafting.heads.mtp import MtpHead
 from outrider.drafting.heads.tensors import fill, read_tensors, settings_of
 from outrider.engine.backends.cpu import multiplies_bfloat16
-from outrider.engine.checkpoints import read_config
-from outrider.engine.draft_checkpoint import read_embedding, read_head
+from outrider.engine.checkpoints.checkpoints import read_config
+from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
 
 FORMAT = 1
 

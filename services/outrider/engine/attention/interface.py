@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from outrider.engine.pages import zeros_in_large_pages
-from outrider.engine.tree import path_to, runs
+from outrider.engine.kv.pages import zeros_in_large_pages
+from outrider.engine.run.tree import path_to, runs
 
 
 @dataclass(slots=True, weakref_slot=True)

@@ -11,7 +11,7 @@ from outrider.drafting.heads.check import self_check
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.loading import load_head_of
 from outrider.engine import CheckpointError, Engine, Row
-from outrider.engine.taps import HEAD_INPUT
+from outrider.engine.run.taps import HEAD_INPUT
 
 _CHECKED_TOKENS = 48
 

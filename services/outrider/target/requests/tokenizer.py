@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.checkpoint_files import end_tokens
-from outrider.engine.tokenizer import load_tokenizer
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.rpc.v1 import tokenizer_pb2
 
 log = logging.getLogger(__name__)

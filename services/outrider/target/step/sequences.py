@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 from outrider.drafting.tree import DraftTree
-from outrider.engine.kv_cache_manager import KVCacheManager
+from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats
 from outrider.target.step.core import KnownSequences

@@ -1,0 +1,177 @@
+"""Builds the tokenizer that a GGUF file describes in its metadata, which has no tokenizer.json.
+
+Two kinds are known: `gpt2`, a BPE over bytes whose pre-tokenizer has a name (`pre_tokenizers.py`), and `llama`, a BPE
+as in SentencePiece, whose merges follow from the scores. Others are refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from outrider.engine.checkpoints.checkpoints import CheckpointError
+from outrider.engine.checkpoints.pre_tokenizers import PRE_TOKENIZERS
+
+log = logging.getLogger(__name__)
+
+_KEY = "tokenizer.ggml."
+_SPACE = "\u2581"
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
+"""Types of tokens that differ from ordinary ones."""
+_NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+"""GGUF's names of special tokens, and those of transformers."""
+_ENDS = ("eos", "eot", "eom")
+_DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}
+"""llama.cpp's, for a file of kind `llama` that names none."""
+_ORDER_IS_RANK = frozenset({"gemma", "gemma2", "gemma3"})
+"""Architectures whose scores do not follow the order in which tokens were merged; their order in the file does."""
+_NO_RSTRIP = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+class GgufTokenizer:
+    """The tokenizer of one file. Raises CheckpointError for a kind that is not known."""
+
+    def __init__(self, file: Path, fields: Mapping[str, Any]) -> None:
+        self._file = file
+        self._fields = fields
+        self._tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(self._get("tokens", []))]
+        if len(set(self._tokens)) != len(self._tokens) or not self._tokens:
+            raise self._error("tokens", "missing, or one twice")
+        self._types = self._get("token_type", [1] * len(self._tokens))
+
+    @classmethod
+    def read(cls, file: Path) -> GgufTokenizer:
+        from gguf import GGUFReader
+
+        return cls(file, {name: field.contents() for name, field in GGUFReader(file).fields.items()})
+
+    def build(self) -> Tokenizer:
+        kind = self._get("model", None)
+        if kind == "gpt2":
+            made = self._byte_level()
+        elif kind == "llama":
+            made = self._sentencepiece()
+        else:
+            raise self._error("model", f"{kind!r} is none of gpt2, llama")
+        self._add_tokens(made)
+        return made
+
+    def write(self, directory: Path) -> None:
+        """tokenizer.json, tokenizer_config.json and the chat templates; adds the ends of turns to
+        generation_config.json."""
+        from transformers import PreTrainedTokenizerFast
+
+        made = self.build()
+        names = {f"{ours}_token": self._tokens[i] for name, ours in _NAMES.items() for i in self._named(name)}
+        template = self._templates()
+        PreTrainedTokenizerFast(tokenizer_object=made, chat_template=template, **names).save_pretrained(directory)
+        # transformers may have added tokens.
+        made.save(str(directory / "tokenizer.json"))
+        self._write_ends(directory / "generation_config.json")
+
+    def _byte_level(self) -> Tokenizer:
+        name = self._get("pre", "")
+        if not name:
+            log.warning("%s names no pre-tokenizer; the default of llama.cpp is used", self._file.name)
+        rule = PRE_TOKENIZERS.get(name or "default")
+        if rule is None:
+            raise self._error("pre", f"{name!r} is no pre-tokenizer that is known here")
+        made = Tokenizer(models.BPE(self._vocabulary(), self._merges(), ignore_merges=rule.ignores_merges))
+        if rule.composes:
+            made.normalizer = normalizers.NFC()
+        splits = [pre_tokenizers.Split(Regex(one), behavior="isolated") for one in rule.splits]
+        bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_])
+        made.decoder = decoders.ByteLevel()
+        self._surround(made, adds_bos=rule.adds_bos)
+        return made
+
+    def _sentencepiece(self) -> Tokenizer:
+        [unknown] = self._named("unknown")
+        settings: dict[str, Any] = {"fuse_unk": True, "byte_fallback": True, "unk_token": self._tokens[unknown]}
+        bpe = models.BPE(self._vocabulary(), self._merges(), **settings)
+        made = Tokenizer(bpe)
+        prefixed = self._get("add_space_prefix", True)
+        spaces = normalizers.Replace(" ", _SPACE)
+        made.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces] if prefixed else [spaces])
+        steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefixed else steps)
+        self._surround(made, adds_bos=True)
+        return made
+
+    def _vocabulary(self) -> dict[str, int]:
+        return {self._spelled(i): i for i in range(len(self._tokens))}
+
+    def _spelled(self, token_id: int) -> str:
+        token = self._tokens[token_id]
+        # Gemma's files have runs of spaces as plain spaces.
+        blank = self._types[token_id] == _USER_DEFINED and self._get("model", "") == "llama" and not token.strip(" ")
+        return _SPACE * len(token) if blank else token
+
+    def _merges(self) -> list[tuple[str, str]]:
+        if (listed := self._get("merges", None)) is not None:
+            return [(merge[:at], merge[at + 1 :]) for merge in listed if (at := merge.index(" ", 1))]
+        if len(self._get("scores", [])) < len(self._tokens):
+            raise self._error("merges", "missing, and no scores from which they follow")
+        from transformers.tokenization_utils_base import generate_merges
+
+        vocabulary = self._vocabulary()
+        if self._fields.get("general.architecture") in _ORDER_IS_RANK:
+            ranks = {token: -i for token, i in vocabulary.items()}
+        else:
+            scores = self._get("scores", None)
+            ranks = {token: scores[i] for token, i in vocabulary.items()}
+        fixed = {_CONTROL, _UNUSED, _BYTE}
+        skipped = {token for token, i in vocabulary.items() if self._types[i] in fixed}
+        return [(left, right) for left, right in generate_merges(vocabulary, ranks, skip_tokens=skipped)]
+
+    def _surround(self, made: Tokenizer, *, adds_bos: bool) -> None:
+        """BOS before a text and EOS after it, where the file wants them."""
+        before = self._named("bos") if self._get("add_bos_token", adds_bos) else []
+        after = self._named("eos") if self._get("add_eos_token", False) else []
+        if not before and not after:
+            return
+        names = [self._tokens[i] for i in before], [self._tokens[i] for i in after]
+        first, second = ([*names[0], part, *names[1]] for part in ("$A", "$B"))
+        ids = [(self._tokens[i], i) for i in (*before, *after)]
+        made.post_processor = processors.TemplateProcessing(single=first, pair=[*first, *second], special_tokens=ids)
+
+    def _named(self, name: str) -> list[int]:
+        """The id of this special token, or nothing."""
+        default = _DEFAULT_IDS.get(name) if self._get("model", "") == "llama" else None
+        found = self._get(f"{name}_token_id", default)
+        return [] if found is None else [int(found)]
+
+    def _add_tokens(self, made: Tokenizer) -> None:
+        """Tokens that are found in a text whole, before it is split."""
+        named = {i for name in (*_ENDS, "bos", "padding") for i in self._named(name)}
+        special = [i for i, kind in enumerate(self._types) if kind in (_UNKNOWN, _CONTROL) or i in named]
+        # Phi 3's marks swallow the spaces after them. A GGUF file cannot say so.
+        phi3 = self._fields.get("general.architecture") == "phi3" and self._get("model", "") == "llama"
+        swallows = {i for i in special if phi3 and self._tokens[i] not in _NO_RSTRIP}
+        made.add_special_tokens([AddedToken(self._spelled(i), normalized=False, rstrip=i in swallows) for i in special])
+        others = [i for i, kind in enumerate(self._types) if kind == _USER_DEFINED and i not in named]
+        made.add_tokens([AddedToken(self._spelled(i), normalized=False) for i in others])
+
+    def _templates(self) -> str | dict[str, str] | None:
+        default = self._fields.get("tokenizer.chat_template")
+        prefix = "tokenizer.chat_template."
+        others = {key.removeprefix(prefix): text for key, text in self._fields.items() if key.startswith(prefix)}
+        return {"default": default, **others} if default and others else default
+
+    def _write_ends(self, file: Path) -> None:
+        ends = sorted({i for name in _ENDS for i in self._named(name)})
+        settings = json.loads(file.read_text()) if file.is_file() else {}
+        if ends:
+            file.write_text(json.dumps({**settings, "eos_token_id": ends}, indent=2) + "\n")
+
+    def _get(self, name: str, default: Any) -> Any:
+        return self._fields.get(_KEY + name, default)
+
+    def _error(self, name: str, message: str) -> CheckpointError:
+        return CheckpointError(str(self._file), f"{_KEY}{name}: {message}")

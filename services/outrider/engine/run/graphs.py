@@ -1,0 +1,135 @@
+"""CUDA graphs: a decoding or verifying step as one launch.
+
+A step of an 8B model is some three hundred kernels, each with a few microseconds of Python and driver time; replayed as
+a graph they cost only device time. Every bucket of `buckets.py` has its graph, and all share inputs and workspace. A
+step that fits none, mostly a prefill chunk, runs eagerly, and its kernels are long enough to hide their launches.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outrider.engine.attention import KVCache
+from outrider.engine.attention.paged import SMALL_SPAN, TritonAttention, TritonBatch
+from outrider.engine.models.decoder import Decoder
+from outrider.engine.run.buckets import Bucket, choose
+from outrider.engine.run.inputs import StepInputs
+from outrider.engine.run.step import Step
+from outrider.engine.run.taps import Taps
+
+log = logging.getLogger(__name__)
+
+# The first run compiles kernels and chooses algorithms, which must not happen while a graph is recorded.
+_WARM_UP_RUNS = 2
+
+
+Layers = tuple[int, ...]
+"""Those whose hidden states are taken, as in Taps. Each set has graphs of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphShape:
+    """Sizes that all graphs share."""
+
+    buckets: tuple[Bucket, ...]
+    logits_width: int
+    max_blocks: int
+    """KV blocks of the longest context."""
+    scratch_slot: int
+    """The slot that padding tokens are written to. No sequence uses it."""
+
+
+class GraphRunner:
+    """A graph for each bucket, captured when it is first needed or all at once by `capture_all`."""
+
+    def __init__(
+        self, decoder: Decoder, attention: TritonAttention, cache: KVCache, shape: GraphShape, device: torch.device
+    ) -> None:
+        self._decoder = decoder
+        self._attention = attention
+        self._cache = cache
+        self._buckets = shape.buckets
+        self._inputs = StepInputs(shape.buckets, attention.tile_queries, shape.max_blocks, shape.scratch_slot, device)
+        most = max(bucket.tokens for bucket in shape.buckets)
+        self._workspace = attention.workspace(most, cache)
+        self._logits = torch.zeros(most, shape.logits_width, dtype=torch.float32, device=device)
+        self._states: dict[Layers, Tensor] = {}
+        self._graphs: dict[tuple[Bucket, Layers], torch.cuda.CUDAGraph] = {}
+        # Graphs never run at the same time, so their intermediate tensors may share memory.
+        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        # One for all: cuBLAS keeps a workspace for each stream.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+    @property
+    def buckets(self) -> tuple[Bucket, ...]:
+        return self._buckets
+
+    def bucket_for(self, step: Step) -> Bucket | None:
+        """None when the step is to run eagerly."""
+        if not step.spans or step.longest > SMALL_SPAN:
+            return None
+        return choose(self._buckets, len(step.spans), step.num_tokens)
+
+    def run(self, step: Step, layers: Layers = ()) -> tuple[Tensor, Tensor] | None:
+        """float32 logits [wanted, width], and these layers' hidden states as Taps joins them, valid until the next run.
+
+        None when no graph fits.
+        """
+        bucket = self.bucket_for(step)
+        if bucket is None:
+            return None
+        graph = self._graphs.get((bucket, layers)) or self._capture(bucket, layers)
+        self._inputs.send(step)
+        graph.replay()
+        states = self._states[layers] if layers else self._logits[:0]
+        return self._logits[: len(step.wanted)], states[: len(step.tapped)]
+
+    def capture_all(self, layers: Layers = ()) -> None:
+        """Captures the largest first: the smaller ones then reuse its memory from the pool."""
+        started_s = time.monotonic()
+        for bucket in reversed(self._buckets):
+            if (bucket, layers) not in self._graphs:
+                self._capture(bucket, layers)
+        log.info("captured %d CUDA graphs in %.1f s", len(self._graphs), time.monotonic() - started_s)
+
+    def _capture(self, bucket: Bucket, layers: Layers) -> torch.cuda.CUDAGraph:
+        self._inputs.clear()
+        batch = self.batch(bucket)
+        stream = self._stream
+        assert stream is not None, "graphs are recorded on GPUs"
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_RUNS):
+                self.decode(bucket, batch, layers)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may call CUDA meanwhile; only this one's calls are recorded.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            self.decode(bucket, batch, layers)
+        self._graphs[bucket, layers] = graph
+        return graph
+
+    def batch(self, bucket: Bucket) -> TritonBatch:
+        """The bucket's attention, over the fixed inputs."""
+        views, tiles = self._inputs.views(bucket), self._inputs.tiles(bucket)
+        # A chain's masks hide nothing, and their bits are those without.
+        return self._attention.batch(views, self._cache, (tiles,), tree=True, workspace=self._workspace)
+
+    def decode(self, bucket: Bucket, batch: TritonBatch, layers: Layers) -> None:
+        """The computation that the bucket's graph records."""
+        views = batch.views
+        taps = Taps(layers, views["tapped"]) if layers else None
+        logits, _ = self._decoder.forward(views["token_ids"], views["positions"], views["wanted"], batch, taps)
+        self._logits[: bucket.tokens].copy_(logits)
+        if taps is not None:
+            states = taps.joined()
+            if layers not in self._states:
+                # In the first run, which is not recorded: this memory is not the graphs'.
+                self._states[layers] = states.new_zeros(len(self._logits), states.shape[1])
+            self._states[layers][: bucket.tokens].copy_(states)

@@ -1,0 +1,234 @@
+"""Quantized checkpoints of the field: written here as their formats say, served as the weights that they mean."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider.engine import CheckpointError, EngineConfig, Row, weights_revision
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels
+from outrider.engine.models.loader import load_engine
+from outrider.engine.models.memory import count_linear
+from outrider.local import Speculator
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tests.unit.engine.test_supported_models import MODELS, greedy, made
+
+PROMPT = [random.Random(i).randrange(3, 250) for i in range(60)]
+Written = tuple[dict[str, Tensor], Tensor]
+"""A layer's tensors, and the weight that they mean, [outputs, inputs]."""
+
+
+def packed(numbers: Tensor, bits: int) -> Tensor:
+    """[rows, columns] of unsigned numbers → words of 32 bits along the columns, the first in the lowest bits."""
+    rows, per_word = numbers.tolist(), 32 // bits
+    words = [
+        [
+            sum(number << bits * place for place, number in enumerate(row[at : at + per_word]))
+            for at in range(0, len(row), per_word)
+        ]
+        for row in rows
+    ]
+    return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+
+
+def drawn(rng: torch.Generator, bits: int, inputs: int, outputs: int) -> Tensor:
+    return torch.randint(0, 1 << bits, (inputs, outputs), generator=rng)
+
+
+def scales(rng: torch.Generator, *shape: int) -> Tensor:
+    return ((torch.rand(shape, generator=rng) + 0.5) * 0.06).half()
+
+
+def gptq(rng: torch.Generator, outputs: int, inputs: int, scheme: dict[str, Any]) -> Written:
+    bits, size = scheme["bits"], scheme["group_size"]
+    groups = 1 if size < 0 else inputs // size
+    numbers, scale = drawn(rng, bits, inputs, outputs), scales(rng, groups, outputs)
+    # Symmetric weights have the middle as zero. What is stored is one less.
+    least = torch.full((groups, outputs), (1 << bits - 1) - 1)
+    zeros = least if scheme["sym"] else torch.randint(0, (1 << bits) - 1, least.shape, generator=rng)
+    group = torch.arange(inputs) // (inputs // groups)
+    if scheme["desc_act"]:
+        group = group[torch.randperm(inputs, generator=rng)]
+    weight = torch.stack([(numbers[i] - (zeros[group[i]] + 1)) * scale[group[i]].float() for i in range(inputs)], 1)
+    tensors = {"qweight": packed(numbers.T, bits).T, "qzeros": packed(zeros, bits), "scales": scale}
+    return {**tensors, "g_idx": group.int()}, weight
+
+
+def awq(rng: torch.Generator, outputs: int, inputs: int, scheme: dict[str, Any]) -> Written:
+    groups = inputs // scheme["group_size"]
+    numbers, zeros, scale = drawn(rng, 4, inputs, outputs), drawn(rng, 4, groups, outputs), scales(rng, groups, outputs)
+
+    def words(values: Tensor) -> Tensor:
+        # The k-th number of a word is that of output 0, 2, 4, 6, 1, 3, 5, 7 of its eight.
+        order = [at + place for at in range(0, outputs, 8) for place in (0, 2, 4, 6, 1, 3, 5, 7)]
+        return packed(values[:, order], 4)
+
+    of = [i * groups // inputs for i in range(inputs)]
+    weight = torch.stack([(numbers[i] - zeros[of[i]]) * scale[of[i]].float() for i in range(inputs)], 1)
+    return {"qweight": words(numbers), "qzeros": words(zeros), "scales": scale}, weight
+
+
+def compressed(rng: torch.Generator, outputs: int, inputs: int, scheme: dict[str, Any]) -> Written:
+    form = scheme["config_groups"]["group_0"]["weights"]
+    bits, strategy = form["num_bits"], form["strategy"]
+    groups = inputs // form["group_size"] if strategy == "group" else 1
+    scale = scales(rng, 1 if strategy == "tensor" else outputs, groups).float()
+    spread = scale.repeat_interleave(inputs // groups, 1).expand(outputs, inputs)
+    if form["type"] == "float":
+        # Of mean size 1, so that the model is as loud as the others.
+        numbers = torch.randn(outputs, inputs, generator=rng).mul(4).to(torch.float8_e4m3fn)
+        return {"weight": numbers, "weight_scale": scale}, numbers.float() * spread
+    half = 1 << bits - 1
+    signed = drawn(rng, bits, outputs, inputs) - half
+    if scheme["format"] == "int-quantized":
+        return {"weight": signed.to(torch.int8), "weight_scale": scale * 0.05}, signed * spread * 0.05
+    tensors = {"weight_packed": packed(signed + half, bits), "weight_scale": scale}
+    tensors["weight_shape"] = torch.tensor([outputs, inputs])
+    if form["symmetric"]:
+        return tensors, signed * spread
+    zeros = drawn(rng, bits, outputs, groups) - half
+    tensors["weight_zero_point"] = packed((zeros + half).T, bits).T
+    return tensors, (signed - zeros.repeat_interleave(inputs // groups, 1)) * spread
+
+
+def gptq_scheme(bits: int = 4, group_size: int = 32, *, desc_act: bool = False, sym: bool = True) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group_size, "desc_act": desc_act, "sym": sym}
+
+
+def compressed_scheme(form: str, **weights: Any) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", **weights}
+    group = {"targets": ["Linear"], "weights": weights}
+    return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}}
+
+
+Write = Callable[[torch.Generator, int, int, dict[str, Any]], Written]
+SCHEMES: dict[str, tuple[Write, dict[str, Any]]] = {
+    "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}),
+    "gptq": (gptq, gptq_scheme()),
+    "gptq, one group": (gptq, gptq_scheme(group_size=-1)),
+    "gptq, order of activations": (gptq, gptq_scheme(group_size=16, desc_act=True)),
+    "gptq, asymmetric": (gptq, gptq_scheme(sym=False)),
+    "gptq, 8 bits": (gptq, gptq_scheme(8, desc_act=True, sym=False)),
+    "int4": (compressed, compressed_scheme("pack-quantized", num_bits=4, strategy="group", group_size=16)),
+    "int4, asymmetric": (
+        compressed,
+        compressed_scheme("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
+    ),
+    "int4, rows": (compressed, compressed_scheme("pack-quantized", num_bits=4)),
+    "int8": (compressed, compressed_scheme("int-quantized")),
+    "int8, groups": (compressed, compressed_scheme("int-quantized", strategy="group", group_size=32)),
+    "fp8": (compressed, compressed_scheme("float-quantized", type="float")),
+    "fp8, one scale": (compressed, compressed_scheme("float-quantized", type="float", strategy="tensor")),
+}
+
+
+@pytest.fixture(scope="module", params=SCHEMES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return written(tmp_path_factory.mktemp("model"), request.param)
+
+
+def written(directory: Path, name: str, kind: str = "qwen2") -> tuple[Path, Path]:
+    """A quantized checkpoint, and a plain one of the weights that it means."""
+    write, scheme = SCHEMES[name]
+    paths = [made(kind, MODELS[kind], directory / how) for how in ("quantized", "plain")]
+    rng = torch.Generator().manual_seed(1)
+    quantized, plain = (load_file(path / "model.safetensors") for path in paths)
+    for name in [name for name in quantized if name.endswith("_proj.weight")]:
+        tensors, weight = write(rng, *quantized.pop(name).shape, scheme)
+        layer = name.removesuffix(".weight")
+        quantized |= {f"{layer}.{end}": tensor.contiguous() for end, tensor in tensors.items()}
+        plain[name] = weight.contiguous()
+    for path, tensors in zip(paths, (quantized, plain), strict=True):
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((paths[0] / "config.json").read_text())
+    (paths[0] / "config.json").write_text(json.dumps({**config, "quantization_config": scheme}))
+    return paths[0], paths[1]
+
+
+def test_it_is_served_as_the_weights_that_its_format_means(
+    checkpoint: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    path, plain = checkpoint
+    with caplog.at_level(logging.INFO, "outrider"):
+        have_the_same_logits(path, plain)
+    lines = [record.message for record in caplog.records if record.message.startswith("weights in")]
+    assert len(lines) == 1
+    config = (path / "config.json").read_text()
+    assert ("kept in int8" in lines[0]) == ("int-quantized" in config and rows_of_int8(path))
+    assert json.loads(config)["quantization_config"]["quant_method"] in lines[0]
+
+
+@pytest.mark.parametrize("scheme", ["gptq", "int8"])
+def test_so_are_experts(scheme: str, tmp_path: Path) -> None:
+    have_the_same_logits(*written(tmp_path, scheme, "qwen3_moe"))
+
+
+def have_the_same_logits(path: Path, plain: Path) -> None:
+    engine = load_engine(path, EngineConfig(dtype="float32", num_blocks=64))
+    found = engine.forward([Row(engine.kv.open([]), PROMPT, len(PROMPT))])
+    with torch.inference_mode():
+        want = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)(torch.tensor([PROMPT])).logits[0]
+    assert float((found - want).abs().max() / want.abs().max()) < 1e-4
+
+
+def rows_of_int8(path: Path) -> bool:
+    return load_file(path / "model.safetensors")["model.layers.0.mlp.up_proj.weight_scale"].shape[1] == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_its_texts_are_the_same_with_and_without_drafts(checkpoint: tuple[Path, Path], dtype: str) -> None:
+    path, plain = checkpoint
+    speculator = Speculator(path, path, dtype=dtype)
+    prompts = [PROMPT[:n] for n in (1, 9, 30, 60)]
+    texts, drafted = (
+        [found.token_ids for found in speculator.generate(prompts, max_new_tokens=12, speculate=on)]
+        for on in (False, True)
+    )
+    assert drafted == texts
+    if dtype == "float32":
+        model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+        assert texts == [greedy(model, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
+
+
+def test_its_revision_is_another_one_where_its_scheme_is(checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+    path, _ = checkpoint
+    before, config = weights_revision(path), json.loads((path / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 7
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(path / "model.safetensors")
+    assert weights_revision(tmp_path) != before
+
+
+def test_rows_of_int8_run_on_the_kernels_as_they_are(tmp_path: Path) -> None:
+    try:
+        load_kernels("auto")
+    except KernelsMissing as error:
+        pytest.skip(str(error))
+    path, _ = written(tmp_path, "int8")
+    engine = load_engine(path, EngineConfig(execution="native", num_blocks=64))
+    plain = load_engine(made("qwen2", {}, tmp_path / "bfloat16"), EngineConfig(execution="native", num_blocks=64))
+    linear = count_linear(tmp_path / "plain").used
+    head = 384 * 64
+    assert 0.9 * (linear - head) < plain.weight_bytes - engine.weight_bytes < 1.1 * (linear - head)
+
+
+def test_a_layer_whose_tensors_do_not_fit_one_another_is_named(checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
+    path, _ = checkpoint
+    tensors = load_file(path / "model.safetensors")
+    layer = "model.layers.1.mlp.down_proj"
+    end = next(end for end in ("scales", "weight_scale") if f"{layer}.{end}" in tensors)
+    tensors[f"{layer}.{end}"] = torch.ones(3, 5, 2)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).symlink_to(path / name)
+    with pytest.raises(CheckpointError, match=rf"{layer}: its packed weights do not fit"):
+        load_engine(tmp_path, EngineConfig(dtype="float32", num_blocks=64))

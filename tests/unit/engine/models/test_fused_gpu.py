@@ -1,0 +1,59 @@
+"""Llama's relatives as GPUs run them, in Triton's interpreter: transformers' logits, from chunks and trees."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider.engine import EngineConfig, Row
+from outrider.engine.models.fused_gpu import GpuLlama
+from outrider.engine.models.loader import load_engine
+from transformers import AutoModelForCausalLM
+
+from tests.unit.engine.test_native_families import FAMILIES, drawn_vectors
+from tests.unit.engine.test_supported_models import made
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+FUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "phi3": ("phi3", {"sliding_window": 70, "head_dim": 96}),
+    "mistral": ("mistral", {"sliding_window": 70, "head_dim": 64}),
+    **{name: FAMILIES[name] for name in ("all biases", "qwen2", "qwen3", "qwen3 with biases")},
+}
+TEXT = [random.Random(i).randrange(3, 250) for i in range(30)]
+
+
+def config(execution: str) -> EngineConfig:
+    return EngineConfig(
+        dtype="float32", num_blocks=16, attention="triton", execution=execution, prefix_cache=False, max_context_len=128
+    )
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "qwen3" else pytest.param(name, marks=pytest.mark.slow) for name in FUSED]
+)
+def test_the_fused_execution_says_what_transformers_says(name: str, tmp_path: Path) -> None:
+    kind, settings = FUSED[name]
+    checkpoint = drawn_vectors(made(kind, {"pad_token_id": None, **settings}, tmp_path))
+    engine = load_engine(checkpoint, config("fused"))
+    assert isinstance(engine._decoder, GpuLlama)
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        want = model(torch.tensor([TEXT])).logits[0]
+    sequence = engine.kv.open([])
+    found = [engine.forward([Row(sequence, TEXT[:20], 20)]).clone(), engine.forward([Row(sequence, TEXT[20:24], 4)])]
+    torch.testing.assert_close(torch.cat(found), want[:24], atol=1e-4, rtol=1e-4)
+    # A tree: the text goes on in its second branch.
+    tree = engine.forward([Row(sequence, [TEXT[24], 9, *TEXT[25:27]], 4, parents=[-1, -1, 1])])
+    torch.testing.assert_close(tree[[0, 2, 3]], want[24:27], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["smollm3", "olmo2", "granite", "gemma", "phi3, a part rotated"])
+def test_relatives_with_more_than_the_kernels_do_are_not_fused(name: str, tmp_path: Path) -> None:
+    kind, settings = FAMILIES[name]
+    checkpoint = made(kind, {"pad_token_id": None, **settings}, tmp_path)
+    assert not isinstance(load_engine(checkpoint, config("auto"))._decoder, GpuLlama)
