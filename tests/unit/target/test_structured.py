@@ -24,7 +24,7 @@ from outrider.protocol.finish import Finish
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
-from outrider.target.grammars.matcher import MatcherAside, WaitAllowance
+from outrider.target.grammars.matcher import GrammarMatcher, MatcherAside, WaitAllowance
 from outrider.target.process import load
 from outrider.target.requests.events import Compiled, GrammarWork, Offered
 from outrider.target.requests.opening import Opening, Speculation
@@ -369,6 +369,54 @@ async def test_tenants_take_turns_with_the_compilers(tiny: Path) -> None:
         await compiler.compile_aside(choice, (), "other", lambda seconds: order.append("other"))
     assert order == ["other"] and not any(each.done() for each in held), "one tenant cannot take every thread"
     released.set()
+
+
+def test_the_masks_of_a_sequence_have_a_budget_which_grows_with_its_text(tiny: Path) -> None:
+    class Slow:
+        """A matcher of the library, each mask of which takes a while."""
+
+        def __init__(self, mask_s: float) -> None:
+            self.mask_s, self.now_s = mask_s, 0.0
+
+        def compute_bitmask(self) -> bytes:
+            self.now_s += self.mask_s
+            return b"\xff" * 48
+
+        def is_error(self) -> bool:
+            return False
+
+        def validate_tokens(self, ids: list[int]) -> int:
+            return len(ids)
+
+        def consume_tokens(self, ids: list[int]) -> bool:
+            return True
+
+    def masks(mask_s: float, tokens_each: int) -> int:
+        """Until there is none, 1000 at most."""
+        slow: Any = Slow(mask_s)
+        matcher = GrammarMatcher(slow, [EOS], thread_clock=lambda: slow.now_s)
+        for count in range(1000):
+            try:
+                matcher.allowed(())
+            except InvalidRequest as error:
+                assert error.field == "logits.grammar" and "masks take too long" in str(error)
+                return count
+            matcher.advance([5] * tokens_each)
+        return 1000
+
+    assert masks(0.03, 0) == 67, "two seconds, with the mask that goes beyond"
+    assert masks(0.02, 1) == 1000 == masks(0.3, 4)
+    assert masks(60.0, 1) == 1
+
+
+async def test_one_tenants_masks_leave_a_thread_to_the_others(compiler: GrammarCompiler) -> None:
+    released, turns = threading.Event(), compiler._mask_turns
+    try:
+        hostile = [turns.submit("hostile", released.wait) for _ in range(8)]
+        assert await asyncio.wait_for(asyncio.wrap_future(turns.submit("other", lambda: "a mask")), 60) == "a mask"
+        assert not any(one.done() for one in hostile)
+    finally:
+        released.set()
 
 
 class Aside:

@@ -152,8 +152,9 @@ class GrammarCompiler:
 
     @cached_property
     def _mask_turns(self) -> TenantTurns:
-        num_threads = max(1, min(_MAX_MASK_THREADS, len(os.sched_getaffinity(0)) // 2))
-        return TenantTurns(num_threads, "grammar masks", nice=_NICE)
+        # One tenant's masks leave a thread to the others.
+        num_threads = max(2, min(_MAX_MASK_THREADS, len(os.sched_getaffinity(0)) // 2))
+        return TenantTurns(num_threads, "grammar masks", most_per_tenant=num_threads - 1, nice=_NICE)
 
     def _prepare(self, grammar: str) -> None:
         with self._reading:

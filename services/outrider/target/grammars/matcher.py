@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 FIELD = "logits.grammar"
 _MEASURE_AFTER_S = 0.002
 _MEASURE_AFTER = 32
+_MASKS_S, _MASKS_S_PER_TOKEN = 2.0, 0.1
+"""Processor time that a sequence's masks may take at once, and for each token that is committed. Usual masks take well
+under a millisecond. The library bounds one by the states of its lexer: where expressions intersect, that was a second.
+"""
 Bits = bytes | None
 """A mask, as Grammar.allowed; None after a prefix that is not allowed itself."""
 
@@ -35,15 +39,20 @@ class GrammarMatcher(Grammar):
         matcher: LLMatcher,
         eos_token_ids: Collection[int],
         measured: Callable[[LLMatcher], None] = lambda matcher: None,
+        thread_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`measured`: called as the matcher's memory grows. Raises InvalidRequest where there is no more."""
+        """`measured`: called as the matcher's memory grows. Raises InvalidRequest where there is no more.
+        `thread_clock`: processor time of this thread, in seconds."""
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self._measured = measured
+        self._thread_clock = thread_clock
         self._unmeasured_s, self._num_unmeasured = 0.0, 0
+        self._left_s = _MASKS_S
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest where they break the grammar."""
+        self._left_s = min(_MASKS_S, self._left_s + _MASKS_S_PER_TOKEN * len(token_ids))
         ids = self._before_end(token_ids)
         if self._num_valid(ids) < len(ids):
             raise InvalidRequest(FIELD, "the committed tokens break it")
@@ -51,7 +60,10 @@ class GrammarMatcher(Grammar):
             raise _too_complex()
 
     def allowed(self, prefix: Sequence[int]) -> Bits:
-        started_s = time.perf_counter()
+        """Raises InvalidRequest where it reaches a limit: no mask can be broken off, but there are no more then."""
+        if self._left_s < 0:
+            raise InvalidRequest(FIELD, "is too complex: its masks take too long")
+        started_s = self._thread_clock()
         ids, matcher = self._before_end(prefix), self._matcher
         if len(ids) < len(prefix) or self._num_valid(ids) < len(ids):
             return None
@@ -62,7 +74,9 @@ class GrammarMatcher(Grammar):
         found = bytes(matcher.compute_bitmask())
         if matcher.is_error():
             raise _too_complex()
-        self._measure(time.perf_counter() - started_s)
+        took_s = self._thread_clock() - started_s
+        self._left_s -= took_s
+        self._measure(took_s)
         return found
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
