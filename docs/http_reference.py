@@ -17,7 +17,7 @@ from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import Body, ChatRequest, CompletionRequest
 from outrider.gateway.http.tokens import DetokenizeRequest, TokenizeRequest
 from outrider.protocol.identity import package_version
-from outrider.rpc.roles import ROUTES
+from outrider.rpc.access.roles import ROUTES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from http_responses import SCHEMAS, STREAMED, WHOLE

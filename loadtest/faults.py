@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import grpc
-from outrider.rpc.roles import bearer
+from outrider.rpc.access.roles import bearer
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2
 from outrider_controller.cli.clusters.contexts import operator_token
 

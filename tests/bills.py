@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from outrider.draft.report import DraftStats
-from outrider.metadata.ledger import TenantUsage
+from outrider.metadata.tenants.ledger import TenantUsage
 from outrider.target.requests.report import TargetStats
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from outrider.rpc.certificates import TlsFiles
-from outrider.rpc.roles import Role
+from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.roles import Role
 
 _LIFE = timedelta(hours=1)
 

@@ -26,10 +26,10 @@ from outrider.errors import Code
 from outrider.protocol.finish import Finish
 from outrider.protocol.identity import SPOKEN
 from outrider.protocol.tokenizers import chunks_of
-from outrider.rpc.certificates import TlsFiles
+from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.credentials import cluster_port
+from outrider.rpc.access.roles import RoleGuard
 from outrider.rpc.channel import Connect, create_channel
-from outrider.rpc.credentials import cluster_port
-from outrider.rpc.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import click
-from outrider.rpc.roles import Role
+from outrider.rpc.access.roles import Role
 from outrider.spawn import bound_to_us
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import click
-from outrider.rpc.roles import bearer
+from outrider.rpc.access.roles import bearer
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.ask.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
 

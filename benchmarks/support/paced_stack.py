@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 from outrider.metadata import MetadataStore
-from outrider.rpc.roles import INFER
+from outrider.rpc.access.roles import INFER
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec

@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from outrider.metadata.embedded import ServerCommand
+from outrider.metadata.connection.embedded import ServerCommand
 from outrider.spawn import bound_to_us
 
 _STARTUP_TIMEOUT_S = 10.0

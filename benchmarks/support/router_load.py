@@ -20,9 +20,9 @@ from typing import Any
 import grpc
 import psutil
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.rpc.certificates import TlsFiles
+from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.roles import Role
 from outrider.rpc.channel import connect_to
-from outrider.rpc.roles import Role
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import psutil
 import ray
 import ray.exceptions
-from outrider.rpc.roles import Role
+from outrider.rpc.access.roles import Role
 from outrider.telemetry.logging import configure_logging
 
 from outrider_controller.config import ControllerConfig, RayConfig, on_node

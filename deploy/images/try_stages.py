@@ -29,7 +29,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 
-from outrider.metadata.embedded import find_server
+from outrider.metadata.connection.embedded import find_server
 from outrider.testing.tiny import tiny_checkpoint
 
 FILE = Path(__file__).with_name("Dockerfile")

@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar
 from outrider.address import AUTO, check_advertised, check_listen, is_loopback, takes_all_interfaces
 from outrider.configuration import Option
 from outrider.metadata import MetadataStore
-from outrider.metadata.network import address_towards, has_host, is_elsewhere
-from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls
-from outrider.rpc.roles import Role
+from outrider.metadata.connection.network import address_towards, has_host, is_elsewhere
+from outrider.rpc.access.certificates import TlsFiles, check_plain, cluster_tls
+from outrider.rpc.access.roles import Role
 from outrider.telemetry.logging import check_log_format
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 

@@ -161,7 +161,8 @@ def test_controller_runs_the_command_line(environment: Path) -> None:
 
 @extra("embedded")
 def test_embedded_runs_a_server(environment: Path) -> None:
-    code = "import subprocess, time; from pathlib import Path; from outrider.metadata.embedded import ServerCommand\n"
+    code = "import subprocess, time; from pathlib import Path\n"
+    code += "from outrider.metadata.connection.embedded import ServerCommand\n"
     code += "command = ServerCommand.prepare(Path('redis')); server = subprocess.Popen(command.argv, stdout=2)\n"
     code += "while server.poll() is None and not command.answers(): time.sleep(0.01)\n"
     code += "print('answers' if command.answers() else 'ended'); server.terminate(); server.wait()"

@@ -22,8 +22,8 @@ from outrider.engine import EngineConfig
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.server import RunningGateway, running
 from outrider.metadata import MetadataStore
+from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import connect_to, create_channel
-from outrider.rpc.roles import ClusterSecret, Role, credential
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.target.config import TargetConfig

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import psutil
 import redis
-from outrider.metadata.tenants import DEFAULT_TENANT
+from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.rpc.v1 import control_pb2, generation_pb2, tenants_pb2
 from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.cli.ask.hardware import hardware

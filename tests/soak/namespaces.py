@@ -22,10 +22,10 @@ import click
 import grpc
 import httpx
 from outrider.local import Speculator
-from outrider.metadata.embedded import find_server
-from outrider.rpc.certificates import TlsFiles
+from outrider.metadata.connection.embedded import find_server
+from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.roles import Role, connections
 from outrider.rpc.channel import connect_to
-from outrider.rpc.roles import Role, connections
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc
 from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.certificates import Authority

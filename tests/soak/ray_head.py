@@ -21,7 +21,7 @@ import click
 import psutil
 from outrider.errors import OutriderError
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.metadata.embedded import find_server
+from outrider.metadata.connection.embedded import find_server
 from outrider.rpc.v1 import worker_pb2
 from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.cli.ask.hardware import hardware

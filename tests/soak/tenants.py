@@ -20,7 +20,7 @@ from outrider.errors import OutriderError, Overloaded
 from outrider.gateway.tenants.auth import KeyGuard
 from outrider.gateway.tenants.quota_keeper import QuotaKeeper
 from outrider.metadata import MetadataStore
-from outrider.rpc.roles import INFER, Access
+from outrider.rpc.access.roles import INFER, Access
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.exits import ExitCode
 from scipy import stats

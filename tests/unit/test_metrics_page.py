@@ -12,7 +12,7 @@ import pytest
 from outrider.draft.metrics import DraftMetrics
 from outrider.draft.report import DraftStats
 from outrider.gateway.generation.metrics import GatewayMetrics
-from outrider.metadata.counters import StoreCounters
+from outrider.metadata.connection.counters import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.report import TargetStats

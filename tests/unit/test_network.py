@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from outrider.metadata.directory import LeaseRecord, decode_lease
-from outrider.metadata.network import address_towards, own_network
+from outrider.metadata.connection.network import address_towards, own_network
+from outrider.metadata.workers.directory import LeaseRecord, decode_lease
 from outrider.rpc.v1 import control_pb2, worker_pb2
 from outrider_controller.control.config import ControlConfig, parse_arguments
 

@@ -16,8 +16,8 @@ from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2_grpc, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.process import SERVICE
-from outrider.vllm.engine import info_of
-from outrider.vllm.process import VllmServicer, _servicer, describe, load
+from outrider.vllm.target.engine import info_of
+from outrider.vllm.target.process import VllmServicer, _servicer, describe, load
 from outrider.worker import process
 from outrider.worker.process import RunningWorker
 

@@ -20,9 +20,9 @@ from outrider.target.requests.report import Committed, Report
 from outrider.vllm import plugin
 from outrider.vllm.coupling import Coupling
 from outrider.vllm.drafts import Decoding, DraftBook, Judged, Room
-from outrider.vllm.feed import Feed, client_id, opening_of
-from outrider.vllm.plugin_config import PluginConfig
 from outrider.vllm.scheduler import StepFacts
+from outrider.vllm.server.feed import Feed, client_id, opening_of
+from outrider.vllm.server.plugin_config import PluginConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from outrider.configuration import Nested, Option, load
 from outrider.process_config import ProcessConfig
-from outrider.rpc.roles import ClusterSecret, Role
+from outrider.rpc.access.roles import ClusterSecret, Role
 
 from outrider_controller.control.alerts.webhook import WebhookConfig
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from outrider.metadata import LeaseRecord
-from outrider.metadata.directory import Key
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import MAX_EVENTS, Event, EventKind
 from outrider.metadata.keys import role_name
-from outrider.metadata.lease import HEARTBEAT_S
+from outrider.metadata.workers.directory import Key
+from outrider.metadata.workers.lease import HEARTBEAT_S
 from outrider.protocol.pairs import unpaired
 from outrider.rpc.v1 import control_pb2
 from outrider.supervision import Backoff, keep_running

@@ -16,7 +16,7 @@ from outrider.protocol.limits import (
     MAX_STREAM_BYTES,
     MAX_WAIT_US,
 )
-from outrider.rpc.roles import ClusterSecret, Role
+from outrider.rpc.access.roles import ClusterSecret, Role
 
 _MIN_SALT_KEY_BYTES = 16
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from outrider.configuration import load
 from outrider.drafters import ModelConfig
-from outrider.rpc.roles import Role
+from outrider.rpc.access.roles import Role
 from outrider.worker.config import WorkerConfig
 
 

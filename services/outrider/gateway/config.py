@@ -15,8 +15,8 @@ from outrider.gateway.tokenizer.model import Parsers
 from outrider.gateway.tools.parsers.tool_calls import FORMATS
 from outrider.process_config import ProcessConfig
 from outrider.protocol.receipts import ReceiptKey
-from outrider.rpc.certificates import TlsFiles, check_plain, public_tls
-from outrider.rpc.roles import ClusterSecret, Role
+from outrider.rpc.access.certificates import TlsFiles, check_plain, public_tls
+from outrider.rpc.access.roles import ClusterSecret, Role
 
 _LEAVING_S = 5.0
 _AGE = 0.3

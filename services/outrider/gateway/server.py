@@ -34,10 +34,10 @@ from outrider.gateway.tokenizer.catalog import Catalog
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.identity import own_info
 from outrider.protocol.receipts import ReceiptKey
+from outrider.rpc.access.credentials import public_port
+from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.channel import connect_to
-from outrider.rpc.credentials import public_port
 from outrider.rpc.options import public_options
-from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
 from outrider.supervision import beside

@@ -5,8 +5,8 @@ here raises because of it, and a request that can be answered without Redis wait
 package imports redis, and only if a URL is given.
 """
 
-from outrider.metadata.directory import LeaseRecord
 from outrider.metadata.events import Event
 from outrider.metadata.store import MetadataStore
+from outrider.metadata.workers.directory import LeaseRecord
 
 __all__ = ["Event", "LeaseRecord", "MetadataStore"]

@@ -15,7 +15,7 @@ from outrider.metadata.keys import Keys
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from outrider.metadata.link import RedisLink
+    from outrider.metadata.connection.link import RedisLink
 
 # Short, because a killed leader delays its successor by this time. To lose the lease by a slow moment does no harm.
 LEADER_TTL_S = 3.0

@@ -10,13 +10,13 @@ from google.protobuf.message import DecodeError
 
 from outrider.metadata.keys import Keys
 from outrider.metadata.leader import LeaderLease
-from outrider.metadata.tenants import DEFAULT_TENANT, MAX_AUDIT_ENTRIES, unknown_tenant
+from outrider.metadata.tenants.tenants import DEFAULT_TENANT, MAX_AUDIT_ENTRIES, unknown_tenant
 from outrider.rpc.v1 import policy_pb2, tenants_pb2
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from outrider.metadata.link import RedisLink
+    from outrider.metadata.connection.link import RedisLink
 
 _EPOCH = b"epoch"
 # Most decisions in one command.

@@ -12,9 +12,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.cordons import CORDON_KEPT_S, CordonStore
-from outrider.metadata.counters import StoreCounters
-from outrider.metadata.directory import (
+from outrider.metadata.connection.counters import StoreCounters
+from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S
+from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_id, decode_event, encode_event
+from outrider.metadata.keys import ROLES, Keys
+from outrider.metadata.plans import PlanStore
+from outrider.metadata.tenants.ledger import LedgerStore
+from outrider.metadata.tenants.quota import QuotaStore
+from outrider.metadata.tenants.tenants import TenantStore
+from outrider.metadata.workers.cordons import CORDON_KEPT_S, CordonStore
+from outrider.metadata.workers.directory import (
     LEASE_TTL_S,
     Directory,
     Key,
@@ -23,21 +30,14 @@ from outrider.metadata.directory import (
     check_id,
     decode_lease,
 )
-from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_id, decode_event, encode_event
-from outrider.metadata.keys import ROLES, Keys
-from outrider.metadata.lease import Lease
-from outrider.metadata.ledger import LedgerStore
-from outrider.metadata.plans import PlanStore
-from outrider.metadata.prefix import MAX_LOOKUP_BLOCKS, PrefixMirror, chunks
-from outrider.metadata.quota import QuotaStore
-from outrider.metadata.tenants import TenantStore
-from outrider.metadata.timeouts import CALL_TIMEOUT_S
+from outrider.metadata.workers.lease import Lease
+from outrider.metadata.workers.prefix import MAX_LOOKUP_BLOCKS, PrefixMirror, chunks
 from outrider.rpc.v1 import worker_pb2
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from outrider.metadata.link import RedisLink
+    from outrider.metadata.connection.link import RedisLink
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class MetadataStore:
 
         Raises ValueError for another kind of URL; never for an unreachable server.
         """
-        from outrider.metadata.link import RedisLink
+        from outrider.metadata.connection.link import RedisLink
 
         counters = StoreCounters()
         try:

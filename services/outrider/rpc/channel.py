@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 
 from outrider.errors import DeadlineExceeded
-from outrider.rpc.certificates import TlsFiles
-from outrider.rpc.credentials import channel_credentials
+from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.credentials import channel_credentials
+from outrider.rpc.access.roles import Role
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, channel_options
-from outrider.rpc.roles import Role
 
 Connect = Callable[[str], grpc.aio.Channel]
 """Makes a channel to HOST:PORT, which connects when first used."""

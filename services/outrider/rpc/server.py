@@ -23,11 +23,11 @@ from typing import Any
 import grpc
 
 from outrider.address import check_listen
-from outrider.rpc.access import AccessInterceptor
+from outrider.rpc.access.guard import AccessInterceptor
+from outrider.rpc.access.roles import Guard, RoleGuard, check_declared
 from outrider.rpc.health import Health, add_health
 from outrider.rpc.interceptor import ErrorInterceptor, OnRefused
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, Options, server_options
-from outrider.rpc.roles import Guard, RoleGuard, check_declared
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from outrider.configuration import Option, load
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import KINDS
-from outrider.rpc.roles import Role
+from outrider.rpc.access.roles import Role
 from outrider.worker.config import WorkerConfig
 
 MAX_RANKS = 64

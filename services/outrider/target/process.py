@@ -32,8 +32,8 @@ from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.models.loader import load_engine
 from outrider.protocol.tokenizers import sha256_of
+from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.channel import connect_to
-from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig

@@ -2,5 +2,5 @@
 
 vLLM is imported in here and nowhere else, so nothing but a process that runs it needs it. Begin with `scheduler.py`
 and `drafts.py` (which tokens a step verifies) and `coupling.py` (which are accepted). None of the three knows a router:
-a target has them behind `machine.py`, and `vllm serve` behind `plugin.py` and `feed.py`.
+a target has them behind `target/`, and `vllm serve` behind `plugin.py` and `server/`.
 """

@@ -17,7 +17,7 @@ def main() -> int:
 
     try:
         versions.check()
-        from outrider.vllm.process import run
+        from outrider.vllm.target.process import run
 
         asyncio.run(run(config))
     except (versions.UnsupportedVersion, ValueError, OSError, RuntimeError) as error:

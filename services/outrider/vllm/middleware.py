@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from outrider.errors import InvalidRequest
-from outrider.vllm.plugin_config import CONFIG, MAX_DRAFT_TOKENS, TENANT, PluginConfig
+from outrider.vllm.server.plugin_config import CONFIG, MAX_DRAFT_TOKENS, TENANT, PluginConfig
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -16,21 +16,21 @@ from vllm.platforms import current_platform
 from outrider.drafting.source import make_sources
 from outrider.engine import CheckpointError, tokenizer_fingerprint
 from outrider.protocol.identity import own_info
-from outrider.rpc.certificates import TlsFiles
+from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import connect_to
-from outrider.rpc.roles import ClusterSecret, Role, credential
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits
 from outrider.vllm import versions
 from outrider.vllm.coupling import EXTRA, extra_args
-from outrider.vllm.feed import Feed
-from outrider.vllm.fixed_drafts import Reach
-from outrider.vllm.plugin_config import PluginConfig
-from outrider.vllm.pool_thread import PoolThread
-from outrider.vllm.router_link import RouterReach
 from outrider.vllm.scheduler import Scheduler as BaseScheduler
-from outrider.vllm.server_drafts import ServerDrafts
+from outrider.vllm.server.feed import Feed
+from outrider.vllm.server.fixed_drafts import Reach
+from outrider.vllm.server.plugin_config import PluginConfig
+from outrider.vllm.server.pool_thread import PoolThread
+from outrider.vllm.server.router_link import RouterReach
+from outrider.vllm.server.server_drafts import ServerDrafts
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from outrider.configuration import Option
 from outrider.engine import EngineConfig
 from outrider.model_names import hub_model, served_name
 from outrider.process_config import ProcessConfig
-from outrider.rpc.roles import ClusterSecret
+from outrider.rpc.access.roles import ClusterSecret
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry
 from outrider.collector import gc_frozen
 from outrider.metadata.keys import role_name
 from outrider.protocol.identity import own_info
-from outrider.rpc.credentials import cluster_port
-from outrider.rpc.roles import RoleGuard
+from outrider.rpc.access.credentials import cluster_port
+from outrider.rpc.access.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import worker_pb2
 from outrider.telemetry.logging import name_worker
@@ -34,8 +34,8 @@ from outrider.worker.streams import Streams
 from outrider.worker.watchdog import ending_hung_steps
 
 if TYPE_CHECKING:
-    from outrider.metadata.lease import Lease
     from outrider.metadata.store import MetadataStore
+    from outrider.metadata.workers.lease import Lease
 
 log = logging.getLogger(__name__)
 

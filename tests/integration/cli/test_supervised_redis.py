@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import ServerCommand
+from outrider.metadata.connection.embedded import ServerCommand
 from outrider.rpc.v1 import worker_pb2
 from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
 from outrider_controller.cli.up.supervisor import Supervisor

@@ -18,8 +18,8 @@ import pytest
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
+from outrider.rpc.access.roles import bearer
 from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2, tenants_pb2
 
@@ -182,7 +182,7 @@ async def test_a_tenant_over_its_quota_gets_429_and_the_stock_client_tries_again
 async def test_a_revoked_key_ends_its_streams_over_http_and_grpc_and_no_others(
     served: Served, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.rpc.revocation.RECHECK_S", 0.1)
+    monkeypatch.setattr("outrider.rpc.access.revocation.RECHECK_S", 0.1)
     await fill(store)
     await add(store, "short")
     going_on = asyncio.Event()

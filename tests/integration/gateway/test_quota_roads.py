@@ -14,8 +14,8 @@ import grpc
 import httpx
 import pytest
 from outrider.metadata import MetadataStore
+from outrider.rpc.access.roles import bearer
 from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import bearer
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tenants_pb2
 
 from benchmarks.support.redis_server import EmbeddedServer

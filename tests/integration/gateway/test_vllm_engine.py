@@ -16,8 +16,8 @@ import pytest
 from outrider.errors import Code, OutriderError
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.access.roles import CALLS
 from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import CALLS
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 from tokenizers import Tokenizer

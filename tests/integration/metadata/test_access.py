@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from outrider.metadata import MetadataStore
-from outrider.metadata.acl import KEYS, users
-from outrider.metadata.address import open_pool
-from outrider.metadata.embedded import find_server
-from outrider.metadata.ledger import TenantUsage
-from outrider.metadata.quota import Wanted
-from outrider.rpc.certificates import TlsFiles
+from outrider.metadata.connection.acl import KEYS, users
+from outrider.metadata.connection.address import open_pool
+from outrider.metadata.connection.embedded import find_server
+from outrider.metadata.tenants.ledger import TenantUsage
+from outrider.metadata.tenants.quota import Wanted
+from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError

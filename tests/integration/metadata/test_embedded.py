@@ -11,8 +11,8 @@ import psutil
 import pytest
 import redis
 from outrider.metadata import MetadataStore
-from outrider.metadata.embedded import ServerCommand
-from outrider.metadata.ledger import TenantUsage
+from outrider.metadata.connection.embedded import ServerCommand
+from outrider.metadata.tenants.ledger import TenantUsage
 from outrider.rpc.v1 import tenants_pb2
 
 from benchmarks.support.redis_server import EmbeddedServer

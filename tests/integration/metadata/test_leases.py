@@ -74,7 +74,7 @@ async def test_a_changed_load_is_seen(
     heartbeat_s: float,
     wake: bool,
 ) -> None:
-    monkeypatch.setattr("outrider.metadata.lease.HEARTBEAT_S", heartbeat_s)
+    monkeypatch.setattr("outrider.metadata.workers.lease.HEARTBEAT_S", heartbeat_s)
     load = worker_pb2.WorkerLoad()
 
     async def seen() -> bool:

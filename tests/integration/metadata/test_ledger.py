@@ -6,7 +6,7 @@ import pytest
 import redis
 from outrider.errors import Unavailable
 from outrider.metadata import MetadataStore
-from outrider.metadata.ledger import KEPT_HOURS, LedgerEntry, SourceSums, TenantUsage
+from outrider.metadata.tenants.ledger import KEPT_HOURS, LedgerEntry, SourceSums, TenantUsage
 
 from benchmarks.support.redis_server import EmbeddedServer
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from outrider.metadata import MetadataStore
-from outrider.metadata.quota import Granted, Wanted
+from outrider.metadata.tenants.quota import Granted, Wanted
 
 NONE = Wanted(0, 0, 0)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from outrider.errors import Conflict, NotFound, Unavailable
 from outrider.metadata import MetadataStore
-from outrider.metadata.tenants import DEFAULT_TENANT, MAX_KEYS_PER_TENANT, is_expired
+from outrider.metadata.tenants.tenants import DEFAULT_TENANT, MAX_KEYS_PER_TENANT, is_expired
 from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
 
 Tenant, Quota, ApiKey = tenants_pb2.Tenant, tenants_pb2.Quota, tenants_pb2.ApiKey

@@ -24,9 +24,9 @@ from outrider.target.requests.opening import Limits, Opening, Speculation, Stopp
 from outrider.target.requests.report import Committed, Report
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
-from outrider.vllm.fixed_drafts import Reach
-from outrider.vllm.router_link import RouterReach
-from outrider.vllm.server_drafts import ServerDrafts
+from outrider.vllm.server.fixed_drafts import Reach
+from outrider.vllm.server.router_link import RouterReach
+from outrider.vllm.server.server_drafts import ServerDrafts
 from outrider_controller.router.requests.service import running_router
 
 from tests.fakes import continuation, fake_info, next_token

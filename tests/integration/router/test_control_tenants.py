@@ -12,8 +12,8 @@ import pytest
 from outrider.errors import Code, OutriderError
 from outrider.metadata import MetadataStore
 from outrider.protocol.limits import MAX_TENANTS_AT_ONCE
+from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import ClusterSecret, Role, bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
 from outrider_controller.control.api.server import running_control

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 from outrider.metadata import MetadataStore
-from outrider.metadata.ledger import SourceSums, TenantUsage
+from outrider.metadata.tenants.ledger import SourceSums, TenantUsage
 from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.app import run
 from outrider_controller.cli.change.tenants_file import read_tenants

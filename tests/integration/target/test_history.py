@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from outrider.metadata.store import MetadataStore
+from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import ClusterSecret, Role, bearer
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider_controller.control.api.server import running_control

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.rpc.roles import ClusterSecret, Role
+from outrider.rpc.access.roles import ClusterSecret, Role
 
 from tests.unit.deploy.chart import (
     CASES,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.rpc.roles import Role, connections
+from outrider.rpc.access.roles import Role, connections
 
 from tests.unit.deploy.chart import RAY_MODES, Object, of_kind, profile, rendered
 from tests.unit.deploy.policies import ROLE, Peer, Ports, let_in, let_out, pods

@@ -12,7 +12,7 @@ from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import Body, ChatRequest, CompletionRequest, GenerationBody
-from outrider.rpc.roles import ROUTES
+from outrider.rpc.access.roles import ROUTES
 from outrider.rpc.v1 import generation_pb2
 
 from docs import http_reference

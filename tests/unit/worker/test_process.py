@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import cast
 
-from outrider.metadata.lease import Lease
+from outrider.metadata.workers.lease import Lease
 from outrider.rpc.server import ServerLife
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.config import TargetConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import grpc
 from outrider.errors import OutriderError
-from outrider.rpc.roles import bearer
+from outrider.rpc.access.roles import bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 

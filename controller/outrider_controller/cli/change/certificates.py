@@ -7,7 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import click
-from outrider.rpc.roles import Role
+from outrider.rpc.access.roles import Role
 
 from outrider_controller.cli.exits import CommandError, ExitCode
 

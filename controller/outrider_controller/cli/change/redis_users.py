@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 import click
-from outrider.metadata.acl import KEYS, users
+from outrider.metadata.connection.acl import KEYS, users
 
 from outrider_controller.private import make_private, write_whole
 

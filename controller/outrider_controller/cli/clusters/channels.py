@@ -11,9 +11,9 @@ import os
 from pathlib import Path
 
 import grpc
-from outrider.rpc.certificates import TlsFiles
+from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.roles import Role
 from outrider.rpc.channel import connect_to, create_channel
-from outrider.rpc.roles import Role
 
 from outrider_controller.cli.clusters import contexts
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
-from outrider.rpc.roles import Role, bearer
+from outrider.rpc.access.roles import Role, bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc, worker_pb2
 

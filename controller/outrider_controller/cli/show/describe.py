@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 import grpc
-from outrider.metadata.tenants import DEFAULT_TENANT
+from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, tenants_pb2, usage_pb2
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from outrider.masking import masked
 from outrider.protocol.receipts import ReceiptKey
-from outrider.rpc.roles import ClusterSecret, Role
+from outrider.rpc.access.roles import ClusterSecret, Role
 from outrider.user_cache import state_directory
 
 from outrider_controller.cli.clusters import contexts

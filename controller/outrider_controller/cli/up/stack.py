@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from outrider.metadata.embedded import ServerCommand
-from outrider.rpc.roles import ClusterSecret, Role
+from outrider.metadata.connection.embedded import ServerCommand
+from outrider.rpc.access.roles import ClusterSecret, Role
 from outrider.rpc.v1 import control_pb2
 from outrider.user_cache import cache_directory
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.errors import Unauthenticated
 from outrider.gateway.tenants.auth import KeyGuard
-from outrider.rpc.roles import ANYBODY, NO_ROLES, Access, Caller, Role, RoleGuard
+from outrider.rpc.access.roles import ANYBODY, NO_ROLES, Access, Caller, Role, RoleGuard
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ import asyncio
 
 import grpc
 from outrider.metadata import LeaseRecord
-from outrider.metadata.tenants import TenantStore
+from outrider.metadata.tenants.tenants import TenantStore
+from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import Connect
-from outrider.rpc.roles import ClusterSecret, Role, credential
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker

@@ -12,8 +12,8 @@ from outrider.errors import Code, InvalidRequest, OutriderError, Unavailable, Un
 from outrider.metadata import LeaseRecord
 from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.tokenizers import joined
+from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import Connect, create_channel
-from outrider.rpc.roles import ClusterSecret, Role, bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import router_pb2 as router

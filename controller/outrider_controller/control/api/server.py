@@ -16,9 +16,9 @@ from outrider.gateway.tenants.auth import KeyGuard
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.protocol.identity import own_info
+from outrider.rpc.access.credentials import cluster_port
+from outrider.rpc.access.roles import Role, RoleGuard
 from outrider.rpc.channel import connect_to
-from outrider.rpc.credentials import cluster_port
-from outrider.rpc.roles import Role, RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc, usage_pb2

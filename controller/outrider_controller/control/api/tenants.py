@@ -15,7 +15,7 @@ from hashlib import sha256
 from outrider.errors import InvalidRequest
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
-from outrider.metadata.tenants import AuditEntry, TenantStore
+from outrider.metadata.tenants.tenants import AuditEntry, TenantStore
 from outrider.protocol.limits import (
     MAX_DRAFT_TOKENS,
     MAX_MODEL_CHARS,
@@ -25,7 +25,7 @@ from outrider.protocol.limits import (
     MAX_WEIGHT,
 )
 from outrider.protocol.validate import check_weight
-from outrider.rpc.roles import current_caller
+from outrider.rpc.access.roles import current_caller
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import tenants_pb2 as tenants
 

@@ -6,10 +6,10 @@ import time
 
 from outrider.errors import InvalidRequest, NotFound
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.metadata.directory import MAX_ID_CHARS
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.keys import role_name
+from outrider.metadata.workers.directory import MAX_ID_CHARS
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import worker_pb2 as worker
 

@@ -14,8 +14,8 @@ import grpc
 from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.protocol.outbox import Outbox
+from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.channel import Connect, create_channel
-from outrider.rpc.roles import Role, credential
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import target_pb2_grpc

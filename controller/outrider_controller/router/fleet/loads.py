@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from outrider.metadata import LeaseRecord
-from outrider.metadata.lease import HEARTBEAT_S
+from outrider.metadata.workers.lease import HEARTBEAT_S
 from outrider.rpc.v1 import control_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
-from outrider.metadata.ledger import HOUR_S, SourceSums, TenantUsage
+from outrider.metadata.tenants.ledger import HOUR_S, SourceSums, TenantUsage
 from outrider.protocol.durations import clamp_us
 from outrider.protocol.limits import MAX_TREE_TOKENS
 from outrider.protocol.rounds import Round

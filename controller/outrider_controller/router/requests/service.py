@@ -24,11 +24,11 @@ from outrider.protocol.errors import to_route_error
 from outrider.protocol.identity import own_info
 from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.validate import check_label
+from outrider.rpc.access.credentials import cluster_port
+from outrider.rpc.access.roles import Role, RoleGuard
 from outrider.rpc.answers import let_end
 from outrider.rpc.channel import connect_to
-from outrider.rpc.credentials import cluster_port
 from outrider.rpc.interceptor import frames
-from outrider.rpc.roles import Role, RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import attach_pb2_grpc, router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router

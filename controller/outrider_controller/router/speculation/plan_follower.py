@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any, NoReturn
 
 import grpc
+from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import Connect, create_channel
-from outrider.rpc.roles import ClusterSecret, Role, bearer
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker

@@ -13,7 +13,7 @@ from outrider.gateway.http.errors import from_outrider
 from outrider.gateway.http.rate_limits import with_rate_limits
 from outrider.gateway.tenants.auth import default_tenant
 from outrider.gateway.tenants.quota_keeper import QuotaKeeper
-from outrider.rpc.roles import ANYBODY, ROUTES, Access, Caller, Guard, bearer_token, check_routes
+from outrider.rpc.access.roles import ANYBODY, ROUTES, Access, Caller, Guard, bearer_token, check_routes
 from outrider.rpc.v1 import tenants_pb2
 
 _CALLER = "outrider.caller"

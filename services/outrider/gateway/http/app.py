@@ -31,8 +31,8 @@ from outrider.gateway.http.openai.shapes import ChatShape, CompletionShape
 from outrider.gateway.http.reading import read_body
 from outrider.gateway.http.tokens import TokenEndpoints
 from outrider.gateway.tenants.auth import check_model, may_ask
-from outrider.rpc.revocation import while_admitted
-from outrider.rpc.roles import Caller, Guard
+from outrider.rpc.access.revocation import while_admitted
+from outrider.rpc.access.roles import Caller, Guard
 from outrider.telemetry.context import TraceContext
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ import grpc
 
 from outrider.errors import Unavailable
 from outrider.gateway.routers.router_stream import Credential, RouterStream
-from outrider.metadata.directory import LEASE_TTL_S
+from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S
 from outrider.metadata.store import MetadataStore
-from outrider.metadata.timeouts import CALL_TIMEOUT_S
+from outrider.metadata.workers.directory import LEASE_TTL_S
 from outrider.protocol.identity import protocol_problem
-from outrider.rpc.certificates import Version
+from outrider.rpc.access.certificates import Version
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import router_pb2_grpc, worker_pb2
 

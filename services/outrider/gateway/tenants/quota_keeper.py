@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 
 from outrider.errors import Overloaded
 from outrider.gateway.tenants.quotas import SLICE_S, Balance, Bucket, MeanTokens, Rate, Remaining, wait_s
-from outrider.metadata.quota import Granted, Wanted
 from outrider.metadata.store import MetadataStore
+from outrider.metadata.tenants.quota import Granted, Wanted
 from outrider.rpc.v1 import tenants_pb2, worker_pb2
 
 log = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ from outrider.gateway.vllm.requests import field_paths, logprobs_asked, to_gener
 from outrider.gateway.vllm.responses import EngineAnswer
 from outrider.gateway.vllm.tokenizer_files import zipped
 from outrider.protocol.identity import package_version
+from outrider.rpc.access.roles import current_caller
 from outrider.rpc.answers import write_within
 from outrider.rpc.channel import remaining_s
-from outrider.rpc.roles import current_caller
 from outrider.rpc.v1 import tenants_pb2
 from outrider.telemetry.context import TraceContext
 

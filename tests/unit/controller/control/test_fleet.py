@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from outrider.metadata import LeaseRecord
-from outrider.metadata.directory import Key
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import Event
+from outrider.metadata.workers.directory import Key
 from outrider.rpc.v1 import control_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.control.api.rows import worker_rows

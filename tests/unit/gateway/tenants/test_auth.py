@@ -11,8 +11,8 @@ import pytest
 from outrider.errors import OutriderError, Unavailable
 from outrider.gateway.tenants import auth
 from outrider.gateway.tenants.auth import KeyGuard, check_model
-from outrider.metadata.tenants import FoundKey
-from outrider.rpc.roles import INFER, METRICS, Access
+from outrider.metadata.tenants.tenants import FoundKey
+from outrider.rpc.access.roles import INFER, METRICS, Access
 from outrider.rpc.v1 import tenants_pb2
 
 _INFER = Access(scopes=frozenset({INFER}))

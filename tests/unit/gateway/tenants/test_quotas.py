@@ -12,7 +12,7 @@ import pytest
 from outrider.errors import Code, Overloaded
 from outrider.gateway.tenants.quota_keeper import QuotaKeeper
 from outrider.gateway.tenants.quotas import Balance, Bucket, MeanTokens, Rate
-from outrider.metadata.quota import Granted, Wanted
+from outrider.metadata.tenants.quota import Granted, Wanted
 from outrider.rpc.v1 import tenants_pb2
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from outrider.metadata.ledger import SourceSums, TenantUsage
+from outrider.metadata.tenants.ledger import SourceSums, TenantUsage
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.observe import usage

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from outrider.rpc.roles import Role, bearer
+from outrider.rpc.access.roles import Role, bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, generation_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import generation_pb2 as generation

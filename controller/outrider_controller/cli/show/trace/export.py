@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import click
-from outrider.rpc.roles import Role
+from outrider.rpc.access.roles import Role
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, trace_pb2
 
 from outrider_controller.cli.clusters.control import operator_channel

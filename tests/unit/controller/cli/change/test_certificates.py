@@ -6,8 +6,8 @@ import ssl
 from pathlib import Path
 
 from click.testing import CliRunner
-from outrider.rpc.certificates import cluster_tls, public_tls
-from outrider.rpc.roles import Role
+from outrider.rpc.access.certificates import cluster_tls, public_tls
+from outrider.rpc.access.roles import Role
 from outrider_controller.cli.app import cli
 
 

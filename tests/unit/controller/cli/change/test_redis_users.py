@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 
 from click.testing import CliRunner
-from outrider.metadata.acl import KEYS
+from outrider.metadata.connection.acl import KEYS
 from outrider_controller.cli.app import cli
 
 

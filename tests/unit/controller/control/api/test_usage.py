@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outrider.errors import InvalidRequest
-from outrider.metadata.ledger import LedgerEntry, TenantUsage
+from outrider.metadata.tenants.ledger import LedgerEntry, TenantUsage
 from outrider.rpc.v1 import usage_pb2 as usage
 from outrider_controller.control.api.usage import bill
 

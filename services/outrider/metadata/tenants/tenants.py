@@ -19,7 +19,7 @@ from outrider.rpc.v1 import control_pb2, tenants_pb2
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from outrider.metadata.link import RedisLink
+    from outrider.metadata.connection.link import RedisLink
 
 MAX_AUDIT_ENTRIES = 100_000
 MAX_KEYS_PER_TENANT = 16

@@ -27,9 +27,9 @@ from outrider.target.step.commit import Outcome
 from outrider.target.step.core import TargetCore
 from outrider.target.step.times import Timer
 from outrider.vllm.drafts import DraftBook, Judged
-from outrider.vllm.grammar import MaskedGrammar
-from outrider.vllm.opening import check_supported, request_of
-from outrider.vllm.sequence import FINISHES, VllmSequence, VllmSequences
+from outrider.vllm.target.grammar import MaskedGrammar
+from outrider.vllm.target.opening import check_supported, request_of
+from outrider.vllm.target.sequence import FINISHES, VllmSequence, VllmSequences
 from outrider.worker.events import SequenceKey
 from outrider.worker.report import Load
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace

@@ -16,8 +16,7 @@ from outrider.gateway.config import Limits
 from outrider.gateway.http.access import guarded
 from outrider.gateway.http.app import create_app
 from outrider.gateway.tenants.auth import KeyGuard
-from outrider.rpc.channel import create_channel
-from outrider.rpc.roles import (
+from outrider.rpc.access.roles import (
     CALLS,
     ROUTES,
     SERVERS,
@@ -31,6 +30,7 @@ from outrider.rpc.roles import (
     check_declared,
     connections,
 )
+from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
@@ -161,7 +161,7 @@ def test_every_service_has_a_server() -> None:
 
 
 def test_the_page_on_security_has_the_connections_of_the_table() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs/security.md").read_text()
+    page = (Path(__file__).resolve().parents[4] / "docs/security.md").read_text()
     names = {"control plane": Role.CONTROL, **{role.value: role for role in Role}}
     found = set()
     for line in page.partition("| from | to |")[2].partition("\n\n")[0].splitlines()[2:]:

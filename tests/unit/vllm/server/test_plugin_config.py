@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from outrider.vllm.plugin_config import PluginConfig
+from outrider.vllm.server.plugin_config import PluginConfig
 
 
 def config(**given: Any) -> PluginConfig:

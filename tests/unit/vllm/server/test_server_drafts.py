@@ -19,9 +19,9 @@ from outrider.target.requests.opening import Limits, Opening, Speculation, Stopp
 from outrider.target.requests.report import Committed, Report
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
-from outrider.vllm import fixed_drafts
-from outrider.vllm.fixed_drafts import Reach
-from outrider.vllm.server_drafts import ServerDrafts
+from outrider.vllm.server import fixed_drafts
+from outrider.vllm.server.fixed_drafts import Reach
+from outrider.vllm.server.server_drafts import ServerDrafts
 
 from tests.integration.target.test_server import ScriptedDraft
 

@@ -15,10 +15,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.errors import OutriderError
-from outrider.rpc.certificates import TlsFiles, check_plain, cluster_tls, public_tls
+from outrider.rpc.access.certificates import TlsFiles, check_plain, cluster_tls, public_tls
+from outrider.rpc.access.credentials import cluster_port, public_port
+from outrider.rpc.access.roles import CALLS, SERVERS, Role, RoleGuard, connections, current_caller
 from outrider.rpc.channel import connect_to, create_channel
-from outrider.rpc.credentials import cluster_port, public_port
-from outrider.rpc.roles import CALLS, SERVERS, Role, RoleGuard, connections, current_caller
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.telemetry.metrics import Handshakes

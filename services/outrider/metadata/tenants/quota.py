@@ -14,7 +14,7 @@ from outrider.metadata.keys import Keys
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from outrider.metadata.link import RedisLink
+    from outrider.metadata.connection.link import RedisLink
 
 RUNNING_TTL_S = 5
 _TTL_MS = 600_000

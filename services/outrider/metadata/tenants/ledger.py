@@ -16,7 +16,7 @@ from outrider.metadata.keys import Keys
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from outrider.metadata.link import RedisLink
+    from outrider.metadata.connection.link import RedisLink
 
 HOUR_S = 3600
 KEPT_HOURS = 90 * 24

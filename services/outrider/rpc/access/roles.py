@@ -182,14 +182,14 @@ def check_declared(services: Iterable[str]) -> None:
             continue
         for method in service.methods:
             if access_to(full := f"/{name}/{method.name}") is None:
-                raise Undeclared(f"{full}: rpc/roles.py does not say who may call it")
+                raise Undeclared(f"{full}: rpc/access/roles.py does not say who may call it")
 
 
 def check_routes(paths: Iterable[str]) -> None:
     """Raises Undeclared for an HTTP route that the table lacks."""
     for path in paths:
         if path not in ROUTES:
-            raise Undeclared(f"{path}: rpc/roles.py does not say who may ask for it")
+            raise Undeclared(f"{path}: rpc/access/roles.py does not say who may ask for it")
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.address import is_loopback
-from outrider.rpc.roles import Role
+from outrider.rpc.access.roles import Role
 
 Version = tuple[tuple[int, int], ...]
 # More than the message flights of any handshake.

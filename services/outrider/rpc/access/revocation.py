@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
-from outrider.rpc.roles import Caller
+from outrider.rpc.access.roles import Caller
 from outrider.supervision import beside
 
 RECHECK_S = 20.0

@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from outrider.metadata.directory import LeaseRecord
+from outrider.metadata.workers.directory import LeaseRecord
 from outrider.rpc.v1 import worker_pb2
 from outrider.supervision import Backoff, keep_running, stop
 

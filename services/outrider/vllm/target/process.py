@@ -19,8 +19,8 @@ from outrider.drafting.source import make_sources
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.tokenizers import sha256_of
+from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.channel import connect_to
-from outrider.rpc.roles import Role, credential
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
@@ -33,9 +33,9 @@ from outrider.target.requests.report import Report
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
 from outrider.vllm import versions
-from outrider.vllm.engine import VllmInfo, engine_args, info_of, make_core
-from outrider.vllm.machine import VllmMachine
-from outrider.vllm.metrics import VllmMetrics
+from outrider.vllm.target.engine import VllmInfo, engine_args, info_of, make_core
+from outrider.vllm.target.machine import VllmMachine
+from outrider.vllm.target.metrics import VllmMetrics
 from outrider.worker import process
 from outrider.worker.loop import StepLoop
 from outrider.worker.prefix_publisher import PrefixPublisher

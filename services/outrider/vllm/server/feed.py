@@ -22,7 +22,7 @@ from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason, DraftSource
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
-from outrider.metadata.tenants import DEFAULT_TENANT
+from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.finish import Finish
 from outrider.protocol.sequence_key import SequenceKey
@@ -38,10 +38,10 @@ from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Timer
 from outrider.vllm.coupling import coupled_params, extra_args
 from outrider.vllm.drafts import DraftBook, Judged
-from outrider.vllm.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
-from outrider.vllm.pool_thread import PoolThread
 from outrider.vllm.scheduler import StepFacts
-from outrider.vllm.sequence import FINISHES
+from outrider.vllm.server.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
+from outrider.vllm.server.pool_thread import PoolThread
+from outrider.vllm.target.sequence import FINISHES
 
 _NO_STEP, _NOTHING = StepFacts({}, {}, 0.0), Judged()
 _REQUEST_ID = re.compile(r"(?:\d+_)?(?:chatcmpl-(.*)|cmpl-(.*)-\d+|(.*))-[0-9a-f]{8}")

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 import grpc
 
 from outrider.errors import PermissionDenied
-from outrider.rpc.credentials import roles_of
+from outrider.rpc.access.credentials import roles_of
+from outrider.rpc.access.revocation import while_admitted
+from outrider.rpc.access.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
 from outrider.rpc.handlers import Behaviour, Context, wrapped
-from outrider.rpc.revocation import while_admitted
-from outrider.rpc.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
 
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
 

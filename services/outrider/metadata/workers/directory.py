@@ -13,7 +13,7 @@ from typing import TypeAlias
 from google.protobuf.message import DecodeError
 
 from outrider.address import check_address, is_loopback
-from outrider.metadata.network import own_network
+from outrider.metadata.connection.network import own_network
 from outrider.rpc.v1 import control_pb2, worker_pb2
 
 LEASE_TTL_S = 5.0

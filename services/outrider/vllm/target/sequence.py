@@ -19,7 +19,7 @@ from outrider.target.requests.report import TargetStats
 from outrider.target.step.core import KnownSequences
 from outrider.target.step.times import Timer
 from outrider.vllm.drafts import DraftBook
-from outrider.vllm.grammar import MaskedGrammar
+from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.worker.events import SequenceKey
 
 FINISHES = {None: Finish.NONE, FinishReason.STOP: Finish.STOP, FinishReason.LENGTH: Finish.LENGTH}

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outrider.metadata.keys import Keys
-from outrider.metadata.tenants import MAX_AUDIT_ENTRIES
+from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import control_pb2
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from outrider.metadata.link import RedisLink
+    from outrider.metadata.connection.link import RedisLink
 
 CORDON_KEPT_S = 86_400
 """How long a cordon is kept after the last read of the worker's lease: a worker that returns is still cordoned."""

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import grpc
 
-from outrider.rpc.certificates import TlsFiles
-from outrider.rpc.roles import Role
+from outrider.rpc.access.certificates import TlsFiles
+from outrider.rpc.access.roles import Role
 
 
 def cluster_port(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from outrider.target.requests.events import Event
-from outrider.vllm.server_drafts import ServerDrafts
+from outrider.vllm.server.server_drafts import ServerDrafts
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from outrider.telemetry.vllm_names import VLLM_NAMES
-from outrider.vllm.machine import VllmMachine
+from outrider.vllm.target.machine import VllmMachine
 
 _PREFIX = "vllm:"
 

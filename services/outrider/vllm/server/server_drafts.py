@@ -23,8 +23,8 @@ from outrider.target.requests.events import Adjusted, Event, Opened
 from outrider.target.requests.opening import Limits, Opening, Speculation
 from outrider.target.requests.report import Report
 from outrider.target.requests.wire import events_of, response_of
-from outrider.vllm.fixed_drafts import FixedDrafts, Reach
-from outrider.vllm.router_link import RouterLink, RouterReach
+from outrider.vllm.server.fixed_drafts import FixedDrafts, Reach
+from outrider.vllm.server.router_link import RouterLink, RouterReach
 
 _STREAM = 0
 """All sequences have keys of one stream."""

@@ -18,8 +18,8 @@ from vllm.v1.executor.abstract import Executor
 
 from outrider.engine import CheckpointError, EngineConfig
 from outrider.target.config import TargetConfig
-from outrider.vllm.grammar import Bitmasks
-from outrider.vllm.prefix import CachedPrefixes
+from outrider.vllm.target.grammar import Bitmasks
+from outrider.vllm.target.prefix import CachedPrefixes
 
 SCHEDULER = "outrider.vllm.scheduler.Scheduler"
 WORKER = "outrider.vllm.worker.Worker"

@@ -24,9 +24,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from outrider.errors import Unavailable
-from outrider.metadata.address import open_pool
-from outrider.metadata.counters import StoreCounters
-from outrider.metadata.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
+from outrider.metadata.connection.address import open_pool
+from outrider.metadata.connection.counters import StoreCounters
+from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S
 from outrider.supervision import stop
 
 logger = logging.getLogger(__name__)
