@@ -33,6 +33,7 @@ _COMMANDS = {
         "How much faster is an answer that the client knows but for some words?",
     ),
     "predicted": (f"{_SCENARIOS}.predicted", "predicted", "How near is `outrider compare drafts` to what is measured?"),
+    "what-if": (f"{_SCENARIOS}.what_if", "what_if", "How near is `outrider plan --what-if` to what a stack does?"),
     "repeats": (f"{_SCENARIOS}.repeats", "repeats", "How much faster are answers that are given again, with suffixes?"),
     "distilling": (f"{_SCENARIOS}.distilling", "distilling", "How many tokens does distill write and learn a second?"),
     "structured": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 
 import click
 from outrider.rpc.access.roles import Role
@@ -17,7 +18,7 @@ from outrider_controller.cli.show.trace.rows import trace_row
 
 # As long as the control plane gives each router.
 _TIMEOUT_S = 60.0
-KIND = "rounds"
+_KIND = "rounds"
 
 
 @click.command("export")
@@ -40,8 +41,14 @@ def export(requests: tuple[str, ...], control: str, tenant: str, model: str, tok
 
 
 async def _write(control: str, wanted: trace_pb2.ExportTracesRequest) -> None:
+    async for line in exported(control, wanted):
+        click.echo(line)
+
+
+async def exported(control: str, wanted: trace_pb2.ExportTracesRequest) -> AsyncIterator[str]:
+    """A line for each request. Raises CommandError."""
     request = control_pb2.ControlServiceExportTracesRequest(filter=wanted)
     async with operator_channel(Role.CONTROL, control) as channel:
         stub = control_pb2_grpc.ControlServiceStub(channel)
         async for answer in stub.ExportTraces(request, timeout=_TIMEOUT_S):
-            click.echo(json.dumps(document(KIND, trace_row(answer.trace))))
+            yield json.dumps(document(_KIND, trace_row(answer.trace)))

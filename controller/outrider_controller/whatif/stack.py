@@ -1,0 +1,372 @@
+"""One target, its drafts and a router in virtual time: the shipped workers, policy and plan, on texts that are known.
+
+Each stream sends its next request when the last one has ended. Every worker has a device of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from outrider.draft import events as draft_events
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import ModelConfig, ModelDrafter
+from outrider.drafting.source import DraftSource
+from outrider.protocol.durations import to_us
+from outrider.protocol.finish import Finish
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
+from outrider.protocol.rounds import Round
+from outrider.rpc.v1 import router_pb2 as router
+from outrider.rpc.v1 import sequence_pb2, worker_pb2
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.requests.events import Adjusted, Offered, Opened
+from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.report import Committed, Report
+from outrider.target.step.scheduler import Batching
+from outrider.target.step.worker import TargetWorker
+from outrider.worker.events import Closed, SequenceKey
+from outrider.worker.step_cost import StepCost
+
+from outrider_controller.autoscaler.evidence import own_drafts_of
+from outrider_controller.autoscaler.plan import TargetState
+from outrider_controller.plan_messages import draft_version
+from outrider_controller.router.config import PolicyConfig
+from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.speculation.controller import Setting, SpeculationController
+from outrider_controller.router.speculation.policy import Policy
+from outrider_controller.whatif.engine import Clock, KnownEngine, StepSeconds, draft_says, target_says
+from outrider_controller.whatif.loop import Loop, Process
+from outrider_controller.whatif.texts import Texts
+
+MODES = {
+    "off": router.SPECULATION_MODE_OFF,
+    "on": router.SPECULATION_MODE_ON,
+    "auto": router.SPECULATION_MODE_AUTO,
+}
+_MODEL = "target"
+_DRAFT = worker_pb2.WorkerInfo(model="draft", model_revision="replayed", draft_kind="model")
+_PLAN_EVERY_S = 1.0
+_DECISIONS_PER_STEP = 8
+_MIN_PRICE = 0.02
+_GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What takes how long, in seconds."""
+
+    target: StepSeconds
+    draft: StepSeconds
+    """A forward of the draft."""
+    way_s: float = 0.0005
+    """A message from the target to a draft, or back."""
+    beside_s: float = 0.0
+    """Between two steps of the target."""
+    between_s: float = 0.002
+    """From the end of a stream's request to the opening of its next one at the target."""
+    num_free: Callable[[int, int], int] = lambda rows, tokens: 0
+    """(sequences, tokens) of a target's step → how many more tokens it would run in the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What runs."""
+
+    times: Times
+    streams: int = 1
+    drafts: int = 1
+    """Draft workers of the target; 0: it drafts by its own sources alone."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    drafting: ModelConfig = field(default_factory=ModelConfig)
+    mode: str = "auto"
+    priced: bool = True
+    """Whether a drafted token has to be worth its row."""
+    sources: Callable[[Texts], Sequence[DraftSource]] = lambda texts: ()
+    """Those of the target's own process."""
+    max_batch_tokens: int = 512
+
+
+@dataclass(slots=True)
+class Ran:
+    """What came of a run, without its beginning."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    verified: int = 0
+    accepted: int = 0
+    gaps: list[tuple[float, int]] = field(default_factory=list)
+    """Of each commit after a request's first: seconds since the last one, and its tokens."""
+    draft_busy: float = 0.0
+    """Mean share of time in which the draft workers computed."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+    def per_token_s(self, share: float) -> float:
+        """A quantile of the time per token, each token counted once."""
+        each = sorted((gap / count, count) for gap, count in self.gaps)
+        left = share * sum(count for _, count in each)
+        for seconds, count in each:
+            left -= count
+            if left <= 0:
+                return seconds
+        return each[-1][0] if each else 0.0
+
+
+@dataclass(slots=True)
+class _Stream:
+    key: SequenceKey
+    request: Request
+    controller: SpeculationController
+    opening: Opening
+    draft: Process | None
+    committed_s: float = -1.0
+    """The last commit; negative before the first."""
+    asked: dict[int, float] = field(default_factory=dict)
+    """Committed length → when the draft was sent it."""
+    serial: int = 0
+    active: bool = False
+    answer_us: int = 0
+    rounds: int = 0
+
+
+class VirtualStack:
+    def __init__(self, texts: Texts, setup: Setup, seed: int = 0) -> None:
+        self._texts, self._setup, self._loop = texts, setup, Loop()
+        self._policy = Policy(setup.policy)
+        self._keys = itertools.count(1)
+        self._order = self._numbers(random.Random(seed))
+        self._streams: dict[SequenceKey, _Stream] = {}
+        self._price, self._sent_price, self._best_chance = 0.0, 0.0, 1.0
+        self._measuring, self._ran = False, Ran()
+        self._target = self._target_process()
+        self._drafts = [self._draft_process() for _ in range(setup.drafts)]
+
+    def run(self, seconds: float, settle_s: float) -> Ran:
+        """`settle_s`: of the time that is not counted, before it."""
+        # Each tensor is tiny: more threads would only wait for one another.
+        torch.set_num_threads(1)
+        for number in range(self._setup.streams):
+            # Not all at once: their prompts would be read in one step, again and again.
+            self._loop.at(0.01 * number, self._begin)
+        self._loop.at(_PLAN_EVERY_S, self._plan)
+        self._loop.run(settle_s)
+        self._measuring, busy_s = True, self._draft_busy_s
+        self._loop.run(settle_s + seconds)
+        self._ran.seconds = seconds
+        self._ran.draft_busy = (self._draft_busy_s - busy_s) / seconds / max(1, len(self._drafts))
+        return self._ran
+
+    @property
+    def _draft_busy_s(self) -> float:
+        return sum(process.busy_s for process in self._drafts)
+
+    def _numbers(self, chance: random.Random) -> Iterator[int]:
+        while True:
+            numbers = list(range(len(self._texts.texts)))
+            chance.shuffle(numbers)
+            yield from numbers
+
+    # -- workers
+
+    def _target_process(self) -> Process:
+        setup, clock = self._setup, Clock()
+        engine = KnownEngine(self._texts, target_says, setup.times.target, clock, setup.times.num_free)
+        info = engine.info
+        limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, 4096)
+        price: Callable[[StepCost], float] = (lambda cost: cost.price) if setup.priced else (lambda cost: 0.0)
+        batching = Batching(info.block_size, setup.max_batch_tokens)
+        worker = TargetWorker(engine, limits, batching, clock, price, setup.sources(self._texts))
+        return Process(self._loop, worker, clock, self._committed, setup.times.beside_s)
+
+    def _draft_process(self) -> Process:
+        clock = Clock()
+        engine = KnownEngine(self._texts, draft_says, self._setup.times.draft, clock)
+        worker = DraftWorker(ModelDrafter(engine, self._setup.drafting), 4096, clock)
+        return Process(self._loop, worker, clock, self._proposed)
+
+    # -- requests
+
+    def _begin(self) -> None:
+        number = next(self._order)
+        text, key = self._texts.texts[number], SequenceKey(1, next(self._keys))
+        request = self._request(str(key.sequence_id), number)
+        allowed = self._policy.allowance(request)
+        draft = self._emptiest() if allowed.max_draft_tokens else None
+        controller = SpeculationController(self._setup.policy, allowed)
+        record = self._policy.record(request.tenant, request.model, _DRAFT)
+        setting = controller.lost() if draft is None else controller.opened(MAX_DRAFT_TOKENS, record)
+        opening = Opening(
+            request.prompt,
+            _GREEDY,
+            VerificationMode.GREEDY,
+            Stopping(len(text.answer)),
+            speculation=_speculation(setting),
+            prediction=tuple(text.prediction),
+            request_id=request.request_id,
+            tenant=text.tenant,
+        )
+        stream = self._streams[key] = _Stream(key, request, controller, opening, draft)
+        now_s = self._loop.now_s
+        self._target.deliver(now_s, Opened(key, opening, now_s))
+        if draft is not None:
+            told = opening.for_drafts(opening.speculation.draft_limits(self._sent_price))
+            self._tell(stream, lambda at_s: draft_events.Opened(key, told, at_s))
+
+    def _request(self, name: str, number: int) -> Request:
+        return Request(
+            request_id=name,
+            tenant=self._texts.texts[number].tenant,
+            model=_MODEL,
+            prompt=self._texts.prompt(number),
+            resume=(),
+            sampling=sequence_pb2.Sampling(),
+            stopping=sequence_pb2.Stopping(),
+            seeded=True,
+            speculation=MODES[self._setup.mode],
+            max_draft_tokens=None,
+            cache_salt=b"",
+        )
+
+    def _emptiest(self) -> Process | None:
+        serving = [stream.draft for stream in self._streams.values()]
+        return min(self._drafts, key=lambda draft: sum(each is draft for each in serving), default=None)
+
+    def _tell(self, stream: _Stream, made: Callable[[float], Any]) -> None:
+        """Sends an event to the stream's draft."""
+        if stream.draft is not None:
+            at_s = self._loop.now_s + self._setup.times.way_s
+            stream.draft.deliver(at_s, made(at_s))
+
+    # -- what workers report
+
+    def _committed(self, report: Report) -> None:
+        for failed in [*report.failures, *report.refused_drafts]:
+            raise failed.error
+        self._price, self._best_chance = report.row_price, report.best_chance or 1.0
+        self._price_rows(report.row_price)
+        turns = -(-len(report.commits) // _DECISIONS_PER_STEP)
+        for committed in report.commits:
+            self._follow(self._streams[committed.key], committed, report.step_us, turns)
+
+    def _follow(self, stream: _Stream, committed: Committed, step_us: int, turns: int) -> None:
+        now_s, outcome, key = self._loop.now_s, committed.outcome, committed.key
+        finished = outcome.finish is not Finish.NONE
+        told = committed.base_len, tuple(outcome.token_ids)
+        self._tell(stream, lambda at_s: draft_events.Committed(key, *told, finished, at_s))
+        stream.asked[committed.base_len + len(told[1])] = now_s
+        done = _round(stream, committed, step_us)
+        self._measure(stream, done)
+        stream.committed_s, stream.active, stream.answer_us = now_s, False, 0
+        stream.rounds += 1
+        self._policy.own_drafts(stream.request, done, self._price)
+        if finished:
+            del self._streams[key]
+            self._tell(stream, lambda at_s: Closed(key))
+            self._loop.at(now_s + self._setup.times.between_s, self._begin)
+        elif stream.draft is not None:
+            if done.draft_active:
+                stream.controller.draft_active(done.answer_us)
+            decides = turns == 1 or (stream.rounds + key.sequence_id) % turns == 0
+            self._adjust(stream, stream.controller.committed(done, to_us(now_s), decides=decides))
+
+    def _measure(self, stream: _Stream, done: Round) -> None:
+        if not self._measuring:
+            return
+        self._ran.tokens += done.num_tokens
+        self._ran.rounds += 1
+        self._ran.verified += done.num_verified
+        self._ran.accepted += done.num_accepted
+        if stream.committed_s >= 0:
+            self._ran.gaps.append((self._loop.now_s - stream.committed_s, done.num_tokens))
+
+    def _proposed(self, report: Any) -> None:
+        for failed in report.failures:
+            raise failed.error
+        at_s = self._loop.now_s + self._setup.times.way_s
+        for proposed in report.proposals:
+            if (stream := self._streams.get(proposed.key)) is not None:
+                stream.serial += 1
+                tree = replace(proposed.tree, serial=stream.serial, epoch=proposed.epoch, seconds=proposed.compute_s)
+                self._target.deliver(at_s, Offered(proposed.key, tree, at_s))
+                self._loop.at(at_s, lambda it=stream, of=proposed: _answered(it, of, self._loop.now_s))  # type: ignore[misc]
+
+    # -- settings
+
+    def _adjust(self, stream: _Stream, setting: Setting | None) -> None:
+        if setting is None:
+            return
+        speculation = _speculation(setting)
+        limits = speculation.draft_limits(self._sent_price)
+        self._target.deliver(self._loop.now_s, Adjusted(stream.key, speculation))
+        self._tell(stream, lambda at_s: draft_events.Limited(stream.key, limits, at_s))
+
+    def _price_rows(self, price: float) -> None:
+        """As a target does: drafts are told of a price that has moved by a quarter."""
+        if max(price, self._sent_price, _MIN_PRICE) <= 1.25 * max(_MIN_PRICE, min(price, self._sent_price)):
+            return
+        self._sent_price = price
+        for stream in self._streams.values():
+            if stream.controller.sent.max_draft_tokens:
+                limits = _speculation(stream.controller.sent).draft_limits(price)
+                self._tell(stream, lambda at_s, it=stream, to=limits: draft_events.Limited(it.key, to, at_s))  # type: ignore[misc]
+
+    def _plan(self) -> None:
+        self._loop.at(self._loop.now_s + _PLAN_EVERY_S, self._plan)
+        if self._setup.mode != "auto":
+            return
+        known = frozenset({draft_version(_DRAFT)} if self._drafts else ())
+        states = {_MODEL: TargetState(known, self._price, self._best_chance)}
+        if own := self._policy.own_sources.get(_MODEL):
+            states[own_drafts_of(_MODEL)] = TargetState(frozenset(own))
+        if self._policy.replan(states, self._loop.now_s):
+            for stream in self._streams.values():
+                self._adjust(stream, stream.controller.allow(self._policy.allowance(stream.request)))
+
+
+def _speculation(setting: Setting) -> Speculation:
+    return Speculation(
+        setting.max_draft_tokens,
+        setting.max_wait_us,
+        setting.run_ahead_tokens,
+        setting.weight,
+        setting.max_own_draft_tokens,
+    )
+
+
+def _round(stream: _Stream, committed: Committed, step_us: int) -> Round:
+    outcome, times = committed.outcome, committed.times
+    return Round(
+        base_len=committed.base_len,
+        token_ids=[],
+        rejected=[],
+        num_tokens=len(outcome.token_ids),
+        num_drafted=outcome.num_drafted,
+        num_verified=outcome.num_verified,
+        num_accepted=outcome.num_accepted,
+        num_dropped=committed.num_dropped,
+        num_cached_tokens=0,
+        finish_reason=sequence_pb2.FINISH_REASON_UNSPECIFIED,
+        queue_us=to_us(times.queue_s),
+        wait_us=to_us(times.wait_s),
+        prefill_us=to_us(times.prefill_s),
+        verify_us=step_us,
+        draft_active=stream.active or bool(outcome.num_drafted),
+        answer_us=stream.answer_us,
+        draft_useful_us=to_us(committed.draft_useful_s),
+        sources=committed.sources,
+    )
+
+
+def _answered(stream: _Stream, proposed: Any, now_s: float) -> None:
+    """The target has received the draft's message."""
+    stream.active = True
+    asked_s = None if proposed.run_ahead else stream.asked.pop(proposed.tree.base_len, None)
+    if asked_s is not None:
+        stream.answer_us = to_us(now_s - asked_s)
