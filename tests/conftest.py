@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -19,6 +22,9 @@ NOBODY = "127.0.0.1:1"
 # What is costly to make again: converted models and compiled kernels.
 _KEPT = ("OUTRIDER_CACHE", "OUTRIDER_KERNELS")
 
+# An example takes as long as a machine with other work needs.
+hypothesis.settings.register_profile("outrider", deadline=None)
+hypothesis.settings.load_profile("outrider")
 # One core for a test's model leaves the other to the process it talks to.
 torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -37,6 +43,10 @@ for name in ("OUTRIDER_UP_HTTP_PORT", "OUTRIDER_UP_GRPC_PORT", "OUTRIDER_UP_CONT
 HERE = Path(__file__).parent
 
 
+# Until the tests begin, everything that is made stays: the collector would look through it again and again for nothing.
+gc.disable()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(running)
 
@@ -48,6 +58,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(tier)
         if tier == "soak":
             item.add_marker("slow")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+    # Otherwise what is freed when the interpreter ends would count as leaked.
+    atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(scope="session")

@@ -583,7 +583,7 @@ BASES: dict[type[GenerationBody], dict[str, Any]] = {
 names = st.sampled_from([name for kind in BASES for name in (*kind.model_fields, *kind.unserved)])
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([*BASES]), st.dictionaries(names, json_values, max_size=4))
 def test_any_json_is_either_understood_or_refused_by_name(kind: type[GenerationBody], fields: dict[str, Any]) -> None:
     try:
@@ -598,7 +598,7 @@ def test_any_json_is_either_understood_or_refused_by_name(kind: type[GenerationB
         assert generation.options.top_p > 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_without_a_crash(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:

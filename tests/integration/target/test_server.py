@@ -471,7 +471,8 @@ async def test_the_process_serves_and_drains_on_sigterm(tiny: Path) -> None:
     )
     assert process.stderr is not None
     lines: list[str] = []
-    async with asyncio.timeout(60):
+    # A start is some 6 s of processor time.
+    async with asyncio.timeout(110):
         while not lines or " serves " not in lines[-1]:
             line = (await process.stderr.readline()).decode()
             assert line, f"it ended: {lines}"

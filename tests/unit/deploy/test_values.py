@@ -144,7 +144,7 @@ def _random(mode: str, count: int) -> tuple[int, int, Counter[str]]:
     """Values that were drawn, those that were rendered, and how many of them made an object of a kind."""
     drawn, kinds = 0, Counter[str]()
 
-    @settings(max_examples=count, deadline=None, suppress_health_check=_QUIET, database=None)
+    @settings(max_examples=count, suppress_health_check=_QUIET, database=None)
     @given(whole_values(mode))
     def each(values: dict[str, Any]) -> None:
         nonlocal drawn

@@ -158,6 +158,7 @@ class Dying(DrafterSource):
         yield from super().poll()
 
 
+@pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("how", [pytest.param("alone", marks=pytest.mark.slow), "merged", "killed"])
 @pytest.mark.parametrize(
@@ -169,20 +170,20 @@ class Dying(DrafterSource):
         pytest.param("prefixed", "bytes", marks=pytest.mark.slow),
     ],
 )
-def test_forty_texts_are_those_of_the_target_alone(
-    models_by_name: dict[str, Path], target: str, draft: str, how: str, params: SamplingParams
+def test_texts_are_those_of_the_target_alone(
+    models_by_name: dict[str, Path], target: str, draft: str, how: str, params: SamplingParams, count: int
 ) -> None:
     path = models_by_name[target]
-    plain = answered(path, openings(path, 40, params, Speculation()))
+    plain = answered(path, openings(path, count, params, Speculation()))
     worker = DraftWorker(drafter_of(models_by_name[draft], path, TREES), 40)
     source: DraftSource = Dying(worker) if how == "killed" else DrafterSource(worker)
     merged = how == "merged"
     sources = [source, *(make_sources(NAMES) if merged else ())]
     expected = {each.sequence_id: tokens for each, tokens in plain.tokens.items()}
     liar: Drafter = Liar(expected, "beside") if merged else lambda sequence_id, tokens: ()
-    bench = answered(path, openings(path, 40, params, BOTH if merged else OWN), sources, liar)
-    assert bench.tokens == plain.tokens and len(bench.tokens) == 40
-    assert bench.worker.stats.of_source("model").num_drafted > 40
+    bench = answered(path, openings(path, count, params, BOTH if merged else OWN), sources, liar)
+    assert bench.tokens == plain.tokens and len(bench.tokens) == count
+    assert bench.worker.stats.of_source("model").num_drafted > count
     assert bool(bench.worker.stats.num_source_failures) is (how == "killed")
 
 

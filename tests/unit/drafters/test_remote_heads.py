@@ -163,6 +163,7 @@ class Recording(HeadDrafts):
             yield one, tree
 
 
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize(
     "how",
@@ -176,12 +177,12 @@ class Recording(HeadDrafts):
 @pytest.mark.parametrize(
     "kind", ["mtp", pytest.param("eagle3", marks=pytest.mark.slow), pytest.param("medusa", marks=pytest.mark.slow)]
 )
-def test_forty_texts_are_those_of_the_target_alone(
-    deep: Path, kind: str, how: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+def test_texts_are_those_of_the_target_alone(
+    deep: Path, kind: str, how: str, params: SamplingParams, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So little does a random head know that its drafts would end at once.
     monkeypatch.setattr("outrider.drafting.heads.text._MIN_JOINT", 0.0)
-    plain = alone(deep, wanted(40, params, Speculation()))
+    plain = alone(deep, wanted(count, params, Speculation()))
     made = remote(
         deep,
         random_head(kind, deep),
@@ -189,10 +190,10 @@ def test_forty_texts_are_those_of_the_target_alone(
         run_ahead=4 if how == "ahead" else 0,
         dies_at=6 if how == "killed" else 1 << 30,
     )
-    bench = answered(made, wanted(40, params, ASKED)).bench
-    assert bench.tokens == plain.tokens and len(bench.tokens) == 40
+    bench = answered(made, wanted(count, params, ASKED)).bench
+    assert bench.tokens == plain.tokens and len(bench.tokens) == count
     assert not made.errors and not bench.refused and not bench.worker.stats.num_source_failures
-    assert bench.worker.stats.of_source(kind).num_drafted > 40
+    assert bench.worker.stats.of_source(kind).num_drafted > count
     assert bool(made.ahead) is (how == "ahead" and kind != "medusa")
 
 

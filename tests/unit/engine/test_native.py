@@ -10,7 +10,7 @@ from typing import Protocol
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, save_draft_model
 from outrider.engine.models.loader import load_engine
@@ -21,8 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from tests.unit.engine.variants import slow_between
 
-@pytest.fixture(autouse=True, params=runnable_variants())
+
+@pytest.fixture(autouse=True, params=slow_between())
 def variant(request: pytest.FixtureRequest) -> str:
     """Every test by every variant that this CPU can run."""
     name: str = request.param

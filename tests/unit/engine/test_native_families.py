@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.models.loader import load_engine
 from outrider.engine.models.quantization import quantize
@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import greedy, made
+from tests.unit.engine.variants import slow_between
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BY_LAYER = {
@@ -75,6 +76,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 FLOAT32 = EngineConfig(dtype="float32", execution="fused", num_blocks=64, prefix_cache=False)
+# Of what differs outside the kernels each thing once: biases, windows in some layers, parts rotated, factors, norms.
+_PLAIN = ("qwen2, windows", "qwen3 with biases", "phi3, a part rotated", "granite", "gemma3")
+OUTSIDE_THE_KERNELS = pytest.mark.parametrize(
+    "checkpoint",
+    [name if name in _PLAIN else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES],
+    indirect=True,
+)
 PROMPT = [random.Random(i).randrange(3, 250) for i in range(100)]
 TREE = [50, 60, 51, 61, 70]
 PARENTS = [-1, 0, -1, 1, 2]
@@ -98,12 +106,7 @@ def drawn_vectors(path: Path) -> Path:
     return path
 
 
-# The best that runs here, and the one that any machine of today has.
-_QUICK = {*runnable_variants()[:1], "avx2"}
-_VARIANTS = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in runnable_variants()]
-
-
-@pytest.fixture(scope="module", params=_VARIANTS)
+@pytest.fixture(scope="module", params=slow_between())
 def variant(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     try:
@@ -130,6 +133,7 @@ def test_in_float32_its_logits_are_those_of_transformers(checkpoint: Path) -> No
     assert float((whole(engine) - want).abs().max()) < 1e-4 * float(want.abs().max())
 
 
+@OUTSIDE_THE_KERNELS
 def test_forty_greedy_texts_are_those_of_transformers(checkpoint: Path) -> None:
     rng = random.Random(5)
     prompts = [[rng.randrange(3, 250) for _ in range(rng.choice([1, 12, 90]))] for _ in range(40)]
@@ -165,6 +169,7 @@ def test_a_row_has_the_same_bits_in_every_shape_of_a_step(checkpoint: Path, vari
     has_the_same_bits(loaded(checkpoint, variant))
 
 
+@OUTSIDE_THE_KERNELS
 def test_in_float32_too(checkpoint: Path) -> None:
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
         pytest.skip("which shapes sum alike in torch is known of AVX-512 only")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import MAX_TREE_NODES, Engine, EngineConfig, EngineSequence, OutOfBlocks, Row
-from outrider.engine.backends.cpu import runnable_variants
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.engine.models.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
@@ -19,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import made
+from tests.unit.engine.variants import slow_between
 
 VOCAB = range(3, 300)
 CONTEXT = 256
@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "fused bfloat16",
         "fused float32",
         "fused windowed",
-        *(f"{v} {size}" for v in runnable_variants() for size in (16, 64)),
+        *slow_between(sizes=(16, 64)),
     ],
 )
 def engine(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:

@@ -66,7 +66,7 @@ def candidates(draw: st.DrawFn, seed: int) -> Candidate:
     return Candidate(params, mode, base_len, drafted, parents=parents)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), seed=st.integers(0, 10_000))
 def test_any_batch_is_judged_as_its_rows_are(data: st.DataObject, seed: int) -> None:
     batch = data.draw(st.lists(candidates(seed), min_size=1, max_size=4))
@@ -74,7 +74,7 @@ def test_any_batch_is_judged_as_its_rows_are(data: st.DataObject, seed: int) -> 
     assert verify_batched(logits, batch) == verify(logits, batch)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), seed=st.integers(0, 10_000), mapped=st.booleans())
 def test_any_rows_are_proposed_for_as_one_by_one(data: st.DataObject, seed: int, mapped: bool) -> None:
     rows = data.draw(st.integers(1, 5))
@@ -109,7 +109,7 @@ wide_sampling = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(wide_sampling, min_size=1, max_size=4), st.integers(0, 999), st.booleans(), st.sampled_from(CHOOSING))
 def test_a_wide_vocabulary_is_judged_as_row_by_row(
     params: list[SamplingParams], seed: int, ties: bool, mode: VerificationMode

@@ -73,7 +73,7 @@ def decode(options: LogitsOptions, mode: VerificationMode, params: SamplingParam
 
 @pytest.mark.parametrize("options", ASKED)
 @pytest.mark.parametrize(("mode", "params"), MODES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_no_draft_changes_the_text(
     options: LogitsOptions, mode: VerificationMode, params: SamplingParams, data: st.DataObject
@@ -89,7 +89,7 @@ def test_no_draft_changes_the_text(
 
 
 @pytest.mark.parametrize("options", ASKED)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(output=st.lists(st.integers(0, VOCAB - 1), max_size=12), cut=st.integers(0, 12))
 def test_a_drafted_prefix_counts_as_if_it_were_committed(options: LogitsOptions, output: list[int], cut: int) -> None:
     row = model(output)
@@ -128,7 +128,7 @@ def test_bad_words_are_those_of_transformers() -> None:
     assert torch.equal(processed(LogitsOptions(bad_words=words), output, model(output)), wanted)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     words=st.lists(st.lists(st.integers(5, 8), min_size=1, max_size=4).map(tuple), min_size=1, max_size=12),
     output=st.lists(st.integers(5, 8), min_size=1, max_size=6),
@@ -214,7 +214,7 @@ class Odd(Grammar):
         return len(token_ids)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_many_sequences_in_a_step_are_each_verified_as_alone_and_as_on_a_gpu(data: st.DataObject, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)

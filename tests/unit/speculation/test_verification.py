@@ -48,7 +48,7 @@ def decode(
 
 
 @pytest.mark.parametrize(("mode", "params"), FREE_MODES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_no_draft_changes_the_text(mode: VerificationMode, params: SamplingParams, data: st.DataObject) -> None:
     prompt = data.draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4))
@@ -189,7 +189,7 @@ def test_a_tree_whose_parents_come_after_their_children_is_refused(parents: list
         Candidate(GREEDY, VerificationMode.GREEDY, 0, [3] * len(parents), parents=parents)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(0, 10_000),
     st.floats(0.2, 3),
@@ -225,7 +225,7 @@ def test_the_support_is_the_textbook_s(seed: int, temperature: float, top_k: int
 
 
 @given(st.integers(0, 10_000), st.integers(1, 200))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_quantized_counts_always_form_a_distribution(seed: int, width: int) -> None:
     logits = torch.randn(width, generator=torch.Generator().manual_seed(seed)) * 8
     q = quantize(support(logits, SamplingParams()))  # DraftDistribution checks itself at birth

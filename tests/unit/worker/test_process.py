@@ -80,6 +80,7 @@ async def test_while_it_serves_the_collector_passes_over_what_was_there_before()
         asyncio.get_running_loop().call_soon(life.draining.set)
         yield RunningWorker(servicer, cast(ServerLife, life), None)
 
+    gc.unfreeze()
     before = gc.get_freeze_count()
     await serve_until_stopped(worker(), worker_pb2.WorkerInfo(), TargetConfig(model="any", listen="127.0.0.1:0"))
     assert frozen[0] > before == gc.get_freeze_count()

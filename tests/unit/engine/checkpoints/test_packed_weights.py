@@ -184,7 +184,19 @@ def rows_of_int8(path: Path) -> bool:
     return load_file(path / "model.safetensors")["model.layers.0.mlp.up_proj.weight_scale"].shape[1] == 1
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+# Each packing in float32, where the texts are also transformers'; in bfloat16 one of each way that weights are kept.
+_IN_BFLOAT16 = ("gptq", "int8", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "dtype"),
+    [
+        *((name, "float32") for name in SCHEMES),
+        *((name, "bfloat16") for name in _IN_BFLOAT16),
+        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in SCHEMES if name not in _IN_BFLOAT16),
+    ],
+    indirect=["checkpoint"],
+)
 def test_its_texts_are_the_same_with_and_without_drafts(checkpoint: tuple[Path, Path], dtype: str) -> None:
     path, plain = checkpoint
     speculator = Speculator(path, path, dtype=dtype)

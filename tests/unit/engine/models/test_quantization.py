@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,14 @@ def test_a_step_without_logits_runs(tiny: Path, quantization: str) -> None:
     assert engine.forward([Row(engine.kv.open([]), PROMPT, 0)]).shape == (0, 384)
 
 
-@pytest.mark.parametrize("target", ON_A_CPU)
-@pytest.mark.parametrize("draft", ["none", *ON_A_CPU])
+# Greedy: each target with a plain draft and with a draft of its kind.
+@pytest.mark.parametrize(
+    ("target", "draft"),
+    [
+        *((target, draft) for target in ON_A_CPU for draft in ("none", target)),
+        *(pytest.param(*mixed, marks=pytest.mark.slow) for mixed in itertools.permutations(ON_A_CPU, 2)),
+    ],
+)
 @pytest.mark.parametrize("params", [None, SamplingParams(temperature=0.8, seed=5)], ids=["greedy", "coupled"])
 def test_a_quantized_target_says_the_same_with_and_without_speculation(
     tiny: Path, target: str, draft: str, params: SamplingParams | None
