@@ -121,7 +121,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         await stack.enter_async_context(beside(_keep_current(core, life), "keep current"))
         if store is not None:
             await stack.enter_async_context(beside(quotas.run(), "quotas"))
-            lease = store.register(info, config.advertised(life.address), lambda: _load(core.admission))
+            lease = store.register(info, config.advertised(life.address), lambda: _load(core))
             await stack.enter_async_context(lease)
         name_worker(info.worker_id)
         log.info("serving gRPC on %s, HTTP on %s", life.address, http_address)
@@ -209,8 +209,9 @@ def _servicers(config: GatewayConfig, core: Generator) -> Iterator[tuple[str, Ca
         yield vllm_engine.SERVICE, partial(vllm_engine.add_to_server, engine)
 
 
-def _load(admission: Admission) -> worker_pb2.WorkerLoad:
-    return worker_pb2.WorkerLoad(num_running=admission.running, draining=admission.leaving)
+def _load(core: Generator) -> worker_pb2.WorkerLoad:
+    admission = core.admission
+    return worker_pb2.WorkerLoad(num_running=admission.running, draining=admission.leaving, beat_ms=1e3 * core.beat.s)
 
 
 async def _keep_current(core: Generator, life: ServerLife) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import click
-from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
+import grpc
+from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.plan import ON_ABOVE, TRY_BELOW, Reason
@@ -109,11 +110,34 @@ def _bound(name: str, value: str) -> float | int | None:
 def explain(tenant: str, control: str, output: str) -> None:
     """Say why TENANT's requests speculate or not, with the numbers, and what would change it."""
     answer = ask_control(control, lambda stub: stub.Explain(control_pb2.ExplainRequest(tenant=tenant)))
+    paced = ask_control(control, lambda stub: pacing_of(stub, tenant))
     if output == "text" and not answer.known:
         note(f"{tenant} has shown nothing yet: it begins as is usual")
     lines = [line for decision in answer.decisions for line in explained(tenant, decision)]
-    body = {"tenant": tenant, "known": answer.known, "targets": [decision_row(one) for one in answer.decisions]}
+    lines += paced_lines(tenant, paced) if paced is not None else []
+    targets = [decision_row(one) for one in answer.decisions]
+    body = {"tenant": tenant, "known": answer.known, "beats_ms": paced, "targets": targets}
     emit("explain", body, output, "\n".join(lines) or f"{tenant}: no router has reported a target yet")
+
+
+async def pacing_of(stub: Control, tenant: str) -> list[float] | None:
+    """The beats of the gateways, if the tenant's streams are paced; else None."""
+    try:
+        record = (await stub.GetTenant(control_pb2.GetTenantRequest(name=tenant))).tenant
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return None
+        raise
+    if record.pacing != tenants_pb2.PACING_CONSTANT:
+        return None
+    request = control_pb2.ListWorkersRequest(role=worker_pb2.WORKER_ROLE_GATEWAY)
+    return sorted(round(one.load.beat_ms, 1) for one in (await stub.ListWorkers(request)).workers)
+
+
+def paced_lines(tenant: str, beats_ms: Sequence[float]) -> Iterator[str]:
+    beat = f" {beats_ms[0]:g} to {beats_ms[-1]:g} ms" if beats_ms else ", the mean time per token"
+    yield f"{tenant}: streams are paced: a frame of constant size at each beat{beat}"
+    yield "  a token comes half a beat later on the average, and an answer ends at most one beat later"
 
 
 def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 from outrider_controller.cli.asking import Nouns, confirm, yes_option
 from outrider_controller.cli.change.certificates import create_certificates
 from outrider_controller.cli.change.redis_users import create_redis_users
-from outrider_controller.cli.change.tenants_file import read_tenants
+from outrider_controller.cli.change.tenants_file import PACINGS, read_tenants
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import emit, moment, named, note, print_rows
@@ -251,6 +251,7 @@ def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
         "models": list(tenant.models),
         **{name: getattr(quota, name) if quota.HasField(name) else None for name in QUOTAS},  # type: ignore[arg-type]
         "receipts": tenant.receipts,
+        "pacing": next(name for name, value in PACINGS.items() if value == tenant.pacing),
         "version": tenant.version,
     }
 

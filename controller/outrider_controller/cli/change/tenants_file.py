@@ -13,10 +13,20 @@ from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.exits import CommandError, ExitCode
 
 MAX_FILE_BYTES = 16 << 20
-_FIELDS = {"name": str, "models": list, "weight": float, "quota": dict, "speculation": dict, "receipts": bool}
+_FIELDS = {
+    "name": str,
+    "models": list,
+    "weight": float,
+    "quota": dict,
+    "speculation": dict,
+    "receipts": bool,
+    "pacing": str,
+}
 _QUOTA = {"requests_per_second": float, "tokens_per_minute": int, "concurrent_requests": int} | dict.fromkeys(
     ("burst_requests", "burst_tokens"), int
 )
+PACINGS = {"off": tenants_pb2.PACING_UNSPECIFIED, "constant": tenants_pb2.PACING_CONSTANT}
+_WORDS: dict[str, Mapping[str, int]] = {"pacing": PACINGS}
 _SPECULATION = {
     "max_draft_tokens": int,
     "max_wait_ms": int,
@@ -49,19 +59,33 @@ def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
 
 
 def _tenant(where: str, given: Any) -> tenants_pb2.Tenant:
-    fields = _mapping(where, given, _FIELDS)
+    fields = _mapping(where, _with_words(given), _FIELDS)
     _check_weight(where, fields)
     quota = _mapping(f"{where}.quota", fields.pop("quota", {}), _QUOTA)
     if "speculation" in fields:
         speculation = _mapping(f"{where}.speculation", fields.pop("speculation"), _SPECULATION)
         _check_weight(f"{where}.speculation", speculation)
         fields["speculation"] = tenants_pb2.SpeculationPolicy(**speculation)
+    for name in _WORDS.keys() & fields.keys():
+        fields[name] = _one_of(f"{where}.{name}", fields[name], _WORDS[name])
     for i, model in enumerate(fields.get("models", [])):
         _check_kind(f"{where}.models[{i}]", model, str)
     try:
         return tenants_pb2.Tenant(**fields, quota=tenants_pb2.Quota(**quota))
     except (ValueError, TypeError) as error:
         raise _refused(f"{where}: {error}") from None
+
+
+def _with_words(given: Any) -> Any:
+    """YAML 1.1 reads `off` as false."""
+    unquoted = {name: "off" for name in _WORDS if isinstance(given, dict) and given.get(name) is False}
+    return given | unquoted if unquoted else given
+
+
+def _one_of(where: str, given: str, known: Mapping[str, int]) -> int:
+    if given not in known:
+        raise _refused(f"{where}: {given[:80]!r} is none of {', '.join(known)}")
+    return known[given]
 
 
 def _mapping(where: str, given: Any, known: Mapping[str, type]) -> dict[str, Any]:

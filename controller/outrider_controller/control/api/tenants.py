@@ -161,6 +161,8 @@ def _check_tenant(where: str, tenant: tenants.Tenant) -> None:
     for i, model in enumerate(tenant.models):
         if not 1 <= len(model) <= MAX_MODEL_CHARS or not model.isprintable():
             raise InvalidRequest(f"{where}.models[{i}]", f"{model[:80]!r} is not the name of a model")
+    if tenant.pacing not in tenants.Pacing.values():
+        raise InvalidRequest(f"{where}.pacing", f"{tenant.pacing} is not a pacing")
     _check_speculation(f"{where}.speculation", tenant.speculation)
     quota = tenant.quota
     _check_bound(where, quota, "requests_per_second", _MAX_PER_SECOND)

@@ -20,6 +20,7 @@ from outrider.gateway.generation.context_length import check_room, max_new_token
 from outrider.gateway.generation.message_parser import parser_of
 from outrider.gateway.generation.metrics import GatewayMetrics, RequestObserver
 from outrider.gateway.generation.output import FinishReason, Output, Piece
+from outrider.gateway.generation.pacing import Beat
 from outrider.gateway.generation.requests import (
     ChatPrompt,
     Generation,
@@ -293,6 +294,7 @@ class Generator:
     quotas: QuotaKeeper = field(default_factory=QuotaKeeper)
     threads: TokenizerThreads = field(default_factory=TokenizerThreads)
     receipt_key: ReceiptKey = field(default_factory=ReceiptKey.make)
+    beat: Beat = field(default_factory=Beat)
 
     @property
     def problem(self) -> str:
@@ -442,6 +444,7 @@ class Generator:
                 observer.chunk(len(chunk.token_ids), chunk.finish, self.clock())
                 if chunk.finish:
                     job.span.finished(job.prepared.model.name, chunk.finish)
+                    self.beat.answered(chunk.finish.summary.mean_itl_ms / 1e3)
                 if chunk.token_ids or chunk.finish:
                     yield chunk
                 if chunk.finish:

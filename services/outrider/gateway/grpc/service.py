@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from outrider.errors import InvalidRequest, NotSupported
+from outrider.errors import InvalidRequest, NotSupported, OutriderError
 from outrider.gateway.generation.choices import Choices, start_choices
 from outrider.gateway.generation.generation import Chunk, Generator
 from outrider.gateway.generation.logits import LogitsChoice
+from outrider.gateway.generation.pacing import FRAME_BYTES, Pacer
 from outrider.gateway.generation.requests import (
     MAX_CHOICES,
     ChatPrompt,
@@ -35,7 +36,7 @@ from outrider.protocol.validate import check_token_ids
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.answers import write_within
 from outrider.rpc.channel import remaining_s
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2, tenants_pb2
 from outrider.telemetry.context import TraceContext
 
 SERVICE = "outrider.rpc.v1.GenerationService"
@@ -84,9 +85,33 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def StreamGenerate(  # type: ignore[override]
         self, request: generation_pb2.StreamGenerateRequest, context: Context
     ) -> None:
+        tenant = current_caller().tenant
         async with self._start(request.request, "request.", context) as choices:
+            if tenant is not None and tenant.pacing == tenants_pb2.PACING_CONSTANT:
+                await self._paced(choices, context)
+                return
             async for number, chunk in choices.chunks():
                 await write_within(context, _response(choices, number, chunk), self._send_timeout_s)
+
+    async def _paced(self, choices: Choices, context: Context) -> None:
+        unsent: list[tuple[int, Chunk]] = []
+
+        async def send() -> None:
+            await write_within(context, _frame(choices, unsent), self._send_timeout_s)
+
+        pacer, failed = Pacer(self._core.beat.s, send), None
+        async with pacer.beating():
+            try:
+                async for numbered_chunk in choices.chunks():
+                    pacer.check()
+                    unsent.append(numbered_chunk)
+            except OutriderError as error:
+                # Sent after the tokens before it.
+                failed = error
+        while unsent:
+            await pacer.beat()
+        if failed is not None:
+            raise failed
 
     async def GetReceiptKey(
         self, request: generation_pb2.GetReceiptKeyRequest, context: Context
@@ -137,6 +162,27 @@ def _field_paths(where: str) -> Iterator[None]:
         parent = "options." if re.split(r"[.\[]", name)[0] in _OPTIONS else ""
         error.field = f"{where}{parent}{name}"
         raise
+
+
+def _frame(choices: Choices, unsent: list[tuple[int, Chunk]]) -> generation_pb2.StreamGenerateResponse:
+    """Takes the chunks of the answer that comes first, and fills the message up. Their accepted tokens are not counted:
+    they do not come first in it.
+    """
+    if not unsent:
+        return padded(generation_pb2.StreamGenerateResponse(id=choices.id, model=choices.model))
+    first = unsent[0][0]
+    message = _response(choices, first, Chunk.join([chunk for number, chunk in unsent if number == first]))
+    unsent[:] = [each for each in unsent if each[0] != first]
+    message.num_accepted = 0
+    return padded(message)
+
+
+def padded(message: generation_pb2.StreamGenerateResponse) -> generation_pb2.StreamGenerateResponse:
+    """The message, with `padding` up to a multiple of FRAME_BYTES."""
+    # At least so much that its length takes two bytes, however much is added.
+    message.padding = bytes(128)
+    message.padding += bytes(-message.ByteSize() % FRAME_BYTES)
+    return message
 
 
 def _response(choices: Choices, number: int, chunk: Chunk) -> generation_pb2.StreamGenerateResponse:

@@ -33,6 +33,7 @@ from outrider.gateway.http.tokens import TokenEndpoints
 from outrider.gateway.tenants.auth import check_model, may_ask
 from outrider.rpc.access.revocation import while_admitted
 from outrider.rpc.access.roles import Caller, Guard
+from outrider.rpc.v1 import tenants_pb2
 from outrider.telemetry.context import TraceContext
 
 log = logging.getLogger(__name__)
@@ -88,7 +89,8 @@ class _Endpoint:
             body = parse(self.kind, await read_body(request, self.limits))
             answering, about = self._answering(body, request), {"tenant": tenant_of(request).name}
             if body.stream:
-                work = self._stream(body, answering, about, send)
+                paced = tenant_of(request).pacing == tenants_pb2.PACING_CONSTANT
+                work = self._stream(body, answering, about, send, paced=paced)
             else:
                 work = self._whole(body, answering, about, scope, send)
             await sse.while_connected(receive, work)
@@ -120,14 +122,16 @@ class _Endpoint:
         response = JSONResponse(data, headers={"x-request-id": choices.id})
         await response(scope, _nothing_to_receive, send)
 
-    async def _stream(self, body: GenerationBody, answering: Answering, about: dict[str, str], send: Send) -> None:
+    async def _stream(
+        self, body: GenerationBody, answering: Answering, about: dict[str, str], send: Send, *, paced: bool
+    ) -> None:
         """Errors before the headers have their own HTTP status; later ones are events in the stream."""
-        stream = sse.EventStream(send)
+        stream = sse.PacedStream(send, beat_s=self.core.beat.s) if paced else sse.EventStream(send)
         try:
             async with (
                 answering as choices,
                 aclosing(self.writer.events(choices, body)) as events,
-                stream.kept_open(choices.id),
+                stream.kept_open(choices),
             ):
                 about["request_id"] = choices.id
                 async for event in events:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from pydantic_core import to_json
@@ -14,6 +14,7 @@ from starlette.types import Receive, Send
 
 from outrider.gateway.generation.choices import Choices
 from outrider.gateway.generation.generation import Chunk
+from outrider.gateway.generation.pacing import FRAME_BYTES, Pacer
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.openai.bodies import usage
@@ -34,6 +35,7 @@ _HEADERS = [
 COMMENT = b": waiting\n\n"
 """A line that clients skip, and that keeps what lies between from taking the connection for dead."""
 COMMENT_EVERY_S = 15.0
+_LOGPROB_BYTES = 192
 OPEN_AFTER_S = 0.5
 """A refusal that takes less has its own status: the headers wait so long for the first event."""
 # Clients that split a stream by what Unicode takes for line ends break at these. JSON escapes all others.
@@ -95,9 +97,9 @@ class EventStream:
     """When anything was sent last."""
 
     @asynccontextmanager
-    async def kept_open(self, request_id: str) -> AsyncIterator[None]:
+    async def kept_open(self, choices: Choices) -> AsyncIterator[None]:
         """Within the block the headers are sent soon, and a comment whenever there was nothing to say for long."""
-        self._id = request_id
+        self._id = choices.id
         keeping = asyncio.create_task(self._keep_open())
         try:
             yield
@@ -132,6 +134,69 @@ class EventStream:
     async def _write(self, data: bytes) -> None:
         self._said_s = self.clock()
         await self.send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+@dataclass(slots=True)
+class PacedStream(EventStream):
+    """Events as a stream of bytes: each beat sends equally many. A comment fills the frame where there are fewer."""
+
+    beat_s: float = 0.0
+    frame_bytes: int = FRAME_BYTES
+    _pacer: Pacer = field(init=False)
+    _unsent: bytearray = field(default_factory=bytearray)
+    _begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Something is to be sent, or nothing will be."""
+
+    def __post_init__(self) -> None:
+        self._pacer = Pacer(self.beat_s, self._send_frame, self.clock, self.sleep)
+
+    @asynccontextmanager
+    async def kept_open(self, choices: Choices) -> AsyncIterator[None]:
+        """Within the block the headers are sent soon, and from then on a frame at each beat."""
+        self._id, self.frame_bytes = choices.id, _frame_bytes(choices)
+        async with self._pacer.beating():
+            try:
+                yield
+            finally:
+                self._begun.set()
+
+    async def say(self, data: bytes) -> None:
+        self._pacer.check()
+        self.num_events += 1
+        self._unsent += data
+        self._begun.set()
+
+    async def close(self) -> None:
+        await self._open()
+        while self._unsent:
+            await self._pacer.beat()
+        await EventStream.close(self)
+
+    async def _send_frame(self) -> None:
+        if not self.opened:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(OPEN_AFTER_S):
+                    await self._begun.wait()
+            if self._begun.is_set() and not self._unsent:
+                # It has failed, with a status of its own.
+                return
+            await self._open()
+        await self._write(take_frame(self._unsent, self.frame_bytes))
+
+
+def take_frame(unsent: bytearray, size: int) -> bytes:
+    """Takes `size` bytes from the front. If there are fewer, a comment or empty lines follow their last event."""
+    data = bytes(unsent[:size])
+    del unsent[:size]
+    missing = size - len(data)
+    return data + (b":%b\n\n" % (b" " * (missing - 3)) if missing >= 3 else b"\n" * missing)
+
+
+def _frame_bytes(choices: Choices) -> int:
+    """Room for a token of each answer, with its log probabilities."""
+    options = choices.answers[0].options
+    num_logprobs = (options.logprobs or 0) + 1 if options.shows_logprobs else 0
+    return len(choices.answers) * (FRAME_BYTES + _LOGPROB_BYTES * num_logprobs)
 
 
 async def events(choices: Choices, shape: Shape, asked: StreamOptions) -> AsyncGenerator[bytes, None]:

@@ -92,6 +92,8 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self, request: vllm.GenerateRequest, tenant: tenants_pb2.Tenant, answers: list[EngineAnswer], context: Context
     ) -> None:
         """Adds the running answers to `answers`."""
+        if request.stream and tenant.pacing == tenants_pb2.PACING_CONSTANT:
+            raise NotSupported("stream", "the tenant's streams are paced, and this protocol has no padding")
         asked = logprobs_asked(request.sampling_params)
         async with start_choices(
             self._core,

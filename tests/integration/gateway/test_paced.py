@@ -1,0 +1,136 @@
+"""Paced streams on every road: the same text, in frames of one size, also where the answer fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from openai import AsyncOpenAI
+from outrider.errors import InvalidRequest
+from outrider.gateway.generation.pacing import FRAME_BYTES
+from outrider.gateway.server import RunningGateway
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.metadata import MetadataStore
+from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tenants_pb2
+
+from benchmarks.support.redis_server import EmbeddedServer
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, saying
+
+TEXT = "What comes at an even beat tells nothing of how it was guessed."
+CHAT = "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 200},
+    CHAT: {"messages": [{"role": "user", "content": "a"}], "stream_options": {"include_usage": True}},
+    "/v1/responses": {"input": "a"},
+}
+
+
+@pytest.fixture
+async def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
+    return ScriptedRouter(saying([*tokenizer.encode(TEXT), 2], size=5, pause_s=0.002), max_context_len=4096)
+
+
+@pytest.fixture
+async def paced(gateway: OpenGateway, router: ScriptedRouter, tmp_path: Path) -> AsyncIterator[RunningGateway]:
+    with EmbeddedServer.start(tmp_path / "r") as server:
+        async with MetadataStore.connect(server.url, call_timeout_s=2.0) as store:
+            record = tenants_pb2.Tenant(name="default", pacing=tenants_pb2.PACING_CONSTANT)
+            await store.tenants.put([record], by="test")
+            engine = {"vllm_engine_model": MODEL} if find_spec("smg_grpc_proto") else {}
+            async with routing(router) as address, gateway(address, metadata_url=server.url, **engine) as running:
+                yield running
+
+
+async def body_of(running: RunningGateway, path: str) -> bytes:
+    body = {"model": MODEL, "stream": True, **BODIES[path]}
+    async with httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=30.0) as client:
+        return (await client.post(path, json=body)).content
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_stream_over_http_is_whole_frames_of_its_events(paced: RunningGateway, path: str) -> None:
+    body = await body_of(paced, path)
+    assert len(body) % FRAME_BYTES == 0
+    lines = [line.removeprefix("data: ") for line in body.decode().split("\n") if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    if path == "/v1/responses":
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == TEXT
+    else:
+        assert lines[-1] == "[DONE]"
+        choices = [choice for each in events for choice in each["choices"]]
+        assert "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices) == TEXT
+
+
+async def test_openais_client_reads_it(paced: RunningGateway) -> None:
+    client = AsyncOpenAI(base_url=f"http://{paced.http_address}/v1", api_key="x", max_retries=0)
+    stream = await client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": "a"}], stream=True, n=2
+    )
+    texts = ["", ""]
+    async for part in stream:
+        for choice in part.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [TEXT, TEXT]
+
+
+async def test_messages_over_grpc_have_one_size(paced: RunningGateway) -> None:
+    request = generation_pb2.GenerateRequest(model=MODEL, text="a")
+    async with create_channel(paced.grpc_address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        call = stub.StreamGenerate(generation_pb2.StreamGenerateRequest(request=request), timeout=30)
+        messages = [message async for message in call]
+    assert {message.ByteSize() for message in messages} == {FRAME_BYTES}
+    assert "".join(message.text for message in messages) == TEXT
+    assert messages[-1].finish_reason == "stop" and not any(message.num_accepted for message in messages)
+
+
+async def test_what_fails_before_and_after_the_first_token_is_told_as_ever(
+    paced: RunningGateway, router: ScriptedRouter
+) -> None:
+    async def fails(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        if router.script is late:
+            yield round_of([40, 41])
+        raise InvalidRequest("x", "no room")
+
+    async def late(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        async for each in fails(request):
+            yield each
+
+    router.script = fails
+    assert json.loads(await body_of(paced, CHAT))["error"]["message"] == "x: no room"
+    router.script = late
+    body = await body_of(paced, CHAT)
+    assert len(body) % FRAME_BYTES == 0 and b'"error"' in body
+    request, said = generation_pb2.GenerateRequest(model=MODEL, text="a"), list[int]()
+    async with create_channel(paced.grpc_address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            async for each in stub.StreamGenerate(generation_pb2.StreamGenerateRequest(request=request), timeout=30):
+                said += each.token_ids
+    assert "no room" in str(failed.value.details()) and said == [40, 41]
+
+
+async def test_a_protocol_without_padding_refuses_streams(paced: RunningGateway) -> None:
+    vllm = pytest.importorskip("smg_grpc_proto").vllm_engine_pb2
+    from smg_grpc_proto import vllm_engine_pb2_grpc
+
+    tokenized = vllm.TokenizedInput(original_text="a", input_ids=[40])
+    async with create_channel(paced.grpc_address) as channel:
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        for stream in (False, True):
+            request = vllm.GenerateRequest(request_id="1", tokenized=tokenized, stream=stream)
+            call = stub.Generate(request, timeout=30)
+            if not stream:
+                assert [message async for message in call]
+                continue
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
