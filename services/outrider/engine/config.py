@@ -34,7 +34,7 @@ class EngineConfig:
     max_context_len: int | None = None
     """Cap on positions. Not given: the model's own."""
     execution: str = "auto"
-    """How a step runs: native (our kernels, for bfloat16 Llamas and relatives on CPUs, weights int8 or not),
+    """How a step runs: native (our kernels, for bfloat16 Llamas and relatives on CPUs, weights int8, int4 or plain),
     fused (few, large operations, for Llamas, on CPUs relatives too), transformers (any decoder), or auto: the first of
     these that can."""
     require_native: bool = False

@@ -101,18 +101,21 @@ def test_logits_are_those_of_transformers_up_to_rounding(tmp_path: Path, load: L
     assert error(torch.cat(got), want) < 1.2 * error(rounded, want)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
 @pytest.mark.parametrize("shape", [{}, {"head_dim": 64, "hidden_size": 80}, {"head_dim": 80}], ids=str)
-def test_int8_weights_are_multiplied_as_they_are(tmp_path: Path, load: Load, shape: dict[str, int]) -> None:
+def test_quantized_weights_are_multiplied_as_they_are(
+    tmp_path: Path, load: Load, shape: dict[str, int], quantization: str
+) -> None:
     path = checkpoint(tmp_path, **shape)
-    engine, prompt = load(path, quantization="int8"), tokens(150)
+    engine, prompt = load(path, quantization=quantization), tokens(150)
     sequence = engine.kv.open([])
     # Parts of one strip, of two, and of so many that a panel is widened once for all.
     got = [engine.forward([Row(sequence, part, len(part))]) for part in (prompt[:120], prompt[120:131], prompt[131:])]
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
-    quantize(model, "int8")
+    quantize(model, quantization)
     with torch.inference_mode():
         want: Tensor = model.to(torch.float32)(torch.tensor([prompt])).logits[0]
-    theirs = load(path, "transformers", quantization="int8")
+    theirs = load(path, "transformers", quantization=quantization)
     rounded = theirs.forward([Row(theirs.kv.open([]), prompt, len(prompt))])
     assert error(torch.cat(got), want) < 1.2 * error(rounded, want)
     assert error(torch.cat(got), want) < 0.5 * error(reference(path, prompt), want)
@@ -142,7 +145,7 @@ def test_a_shipped_draft_runs_by_its_int8_weights(tmp_path: Path, load: Load) ->
 
 
 @pytest.mark.parametrize("head_dim", [16, 64])
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(
     tmp_path: Path, load: Load, quantization: str, head_dim: int
 ) -> None:
@@ -175,7 +178,7 @@ def test_ragged_rows_in_scattered_blocks_do_not_see_one_another(tmp_path: Path, 
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_threads_do_not_show(tmp_path: Path, load: Load, quantization: str) -> None:
     engine, prompt = load(checkpoint(tmp_path), quantization=quantization, prefix_cache=False), tokens(200)
     threads = torch.get_num_threads()

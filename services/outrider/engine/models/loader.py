@@ -143,7 +143,7 @@ def _settle_dtype(config: EngineConfig, settings: Any) -> EngineConfig:
 
     Raises CheckpointError when our kernels, or a variant of them, are required and not available.
     """
-    as_asked = config.execution not in ("auto", "native") or config.quantization not in ("none", "int8")
+    as_asked = config.execution not in ("auto", "native") or config.quantization not in cpu.NATIVE_QUANTIZATIONS
     if (config.device, config.dtype) != ("cpu", "bfloat16") or as_asked:
         return config
     try:

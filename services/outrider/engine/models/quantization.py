@@ -1,4 +1,4 @@
-"""Weight-only quantization of a loaded model's linear layers: int8, int4, fp8; by torchao, but for int8 on a CPU.
+"""Weight-only quantization of a loaded model's linear layers: int8, int4, fp8; by torchao on GPUs.
 
 Activations, norms, the embedding and the KV cache keep the engine's dtype. A head that shares the embedding's weights
 gets a quantized copy: a step reads the whole head, but only a few rows of the embedding.
@@ -9,6 +9,7 @@ order whatever the other rows: a token's logits have the same bits in every shap
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,11 +21,18 @@ INT4_GROUP = 32
 """Columns of a row that share a scale and a zero in int4."""
 # Rows per pack of torch's int4 kernels.
 _INT4_ROWS = 16
+# Each time the nearest numbers are taken and the grid is fitted to them. Further times change little.
+_GRID_FITS = 3
+_FITTED_WEIGHTS = 1 << 18
+# Of float16: its numbers below have fewer bits.
+_LEAST_SCALE = 2.0**-14
+# Far from those of weights that have both signs.
+_LARGEST_ZERO = 64
 # Compute capability of Ada, which with Hopper is the first to have fp8 products.
 _FIRST_WITH_FP8 = (8, 9)
 
 BYTES_PER_WEIGHT = {"int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP, "fp8": 1.0}
-"""Bytes per weight of a linear layer, including the scales of int4 groups; scales of rows are negligible."""
+"""Bytes per weight of a linear layer, including the scales and zeros of int4 groups; scales of rows are negligible."""
 
 
 def check(method: str, device: str) -> None:
@@ -38,7 +46,7 @@ def check(method: str, device: str) -> None:
         raise CheckpointError("quantization", "fp8 needs a GPU of compute capability 8.9 or more; on a CPU use int8")
     if method == "fp8" and torch.cuda.get_device_capability(kind) < _FIRST_WITH_FP8:
         raise CheckpointError("quantization", f"fp8 needs compute capability 8.9 or more, {device} has less; use int8")
-    if method == "int8" and kind.type == "cpu":
+    if kind.type == "cpu":
         return
     try:
         _torchao()
@@ -54,26 +62,20 @@ def quantize(model: nn.Module, method: str) -> None:
     """
     if method == "none":
         return
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    if method == "int8" and on_cpu:
-        _replace_linears(model)
-        return
     fits = _fits_int4 if method == "int4" else _is_linear
-    _torchao().quantize_(model, _config(method, on_cpu), filter_fn=fits)
+    if next(model.parameters()).device.type == "cpu":
+        _replace_linears(model, Int4Linear if method == "int4" else Int8Linear, fits)
+        return
+    _torchao().quantize_(model, _config(method), filter_fn=fits)
 
 
-def _config(method: str, on_cpu: bool) -> Any:
+def _config(method: str) -> Any:
     library = _torchao()
     if method == "int8":
         return library.Int8WeightOnlyConfig()
     if method == "fp8":
         return library.Float8WeightOnlyConfig()
-    if not on_cpu:
-        return library.Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
-    from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
-
-    # Fitting scales to the weights (Badri and Shaji 2023, half-quadratic quantization) costs seconds, once.
-    return PrototypeInt4WeightOnlyConfig(group_size=INT4_GROUP, int4_choose_qparams_algorithm="hqq")
+    return library.Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
 
 
 class Int8Linear(nn.Module):
@@ -115,11 +117,92 @@ def quantize_rows(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Ten
     return quantized, scale
 
 
-def _replace_linears(model: nn.Module) -> None:
+class Int4Linear(nn.Module):
+    """y = x · (scale * (q - zero))ᵀ with q from 0 to 15, and a scale and a zero for each group of a row's columns, on a
+    CPU."""
+
+    def __init__(self, numbers: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> None:
+        """numbers [rows, columns], of any integers; scale, zero [rows, groups], kept in float16; bias [rows]."""
+        super().__init__()
+        numbers = numbers.to(torch.uint8)
+        self.register_buffer("weight", numbers[:, ::2] | numbers[:, 1::2] << 4)
+        self.register_buffer("grid", torch.stack([scale.half(), zero.half()], -1))
+        self.group = numbers.shape[1] // scale.shape[1]
+        self.bias = bias
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Int4Linear:
+        """A quantized layer near to `linear`."""
+        return cls(*quantize_groups(linear.weight.detach(), INT4_GROUP), linear.bias)
+
+    weight: Tensor
+    """[rows, columns / 2]: of two numbers in a byte the first has the lower bits."""
+    grid: Tensor
+    """[rows, groups, 2] float16: scales and zeros."""
+    _packed: Tensor | None = None
+    """The weights in the order of torch's kernel, instead of `weight` from the first product on."""
+
+    def numbers(self) -> Tensor:
+        """[rows, columns]"""
+        return torch.stack([self.weight & 15, self.weight >> 4], -1).flatten(1)
+
+    def grids(self, group: int) -> Tensor:
+        """[rows, columns / group, 2] for a group that divides its own."""
+        return self.grid.repeat_interleave(self.group // group, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., columns] → [..., rows], by torch. Its kernel rounds scales and offsets to the dtype of x."""
+        if self._packed is None:
+            self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.numbers().int(), 1)
+            self.weight = self.weight[:, :0]
+        scale, zero = self.grid.float().unbind(-1)
+        # Its numbers are from -8 to 7, and it adds an offset.
+        grid = torch.stack([scale, (8 - zero) * scale], -1).transpose(0, 1).to(x.dtype).contiguous()
+        flat = x.reshape(-1, x.shape[-1])
+        out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(flat, self._packed, self.group, grid)
+        out = out.view(*x.shape[:-1], len(self.grid))
+        return out if self.bias is None else out + self.bias
+
+
+def quantize_groups(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[rows, columns] → numbers from 0 to 15 of the same shape, scales and zeros [rows, columns / group];
+    w ≈ (q - zero) * scale: rounded to nearest on a grid of least squares."""
+    # A few rows at a time, which the CPU's caches hold.
+    count = max(1, _FITTED_WEIGHTS // weight.shape[1])
+    parts = [_on_grids(weight[first : first + count], group) for first in range(0, len(weight), count)]
+    numbers, scale, zero = (torch.cat(part) for part in zip(*parts, strict=True))
+    return numbers, scale, zero
+
+
+def _on_grids(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    # Sums over the first of the dimensions are quicker.
+    w = weight.float().view(len(weight), -1, group).permute(2, 0, 1).contiguous()
+    mean, least = w.mean(0), w.amin(0).clamp_max(0)
+    scale = ((w.amax(0).clamp_min(0) - least) / 15).clamp_min(_LEAST_SCALE)
+    zero = -least / scale
+    q = _nearest(w, scale, zero)
+    for _ in range(_GRID_FITS):
+        centred = q - q.mean(0)
+        spread = centred.square().sum(0)
+        scale = torch.where(spread > 0, (centred * w).sum(0) / spread, scale)
+        # As they are kept: rounding them afterwards would shift a whole group.
+        scale = scale.clamp_min(_LEAST_SCALE).half().float()
+        zero = (q.mean(0) - mean / scale).clamp(-_LARGEST_ZERO, _LARGEST_ZERO).half().float()
+        q = _nearest(w, scale, zero)
+    return q.permute(1, 2, 0).reshape(weight.shape).to(torch.uint8), scale, zero
+
+
+def _nearest(w: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return (w / scale + zero).round().clamp(0, 15)
+
+
+def _replace_linears(
+    model: nn.Module, kind: type[Int8Linear | Int4Linear], fits: Callable[[nn.Module, str], bool]
+) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, Int8Linear.of(child))
+            if isinstance(child, nn.Linear) and fits(child, name):
+                setattr(parent, name, kind.of(child))
 
 
 def _is_linear(module: nn.Module, name: str) -> bool:

@@ -41,6 +41,9 @@ static bf16 to_bf16(float f) {
     return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
+// Of numbers that are not too small.
+static float from_half(half v) { return ldexpf((float)(0x400 + (v & 0x3ff)), (v >> 10 & 31) - 25) * (v >> 15 ? -1.f : 1.f); }
+
 static float value_of(act v) {
 #if PARTS == 1
     return from_bf16(v);
@@ -72,6 +75,27 @@ typedef struct {
     double plain[2 * OUTPUTS][INPUTS];  // as the kernels should see them, without scales
     double scale[2 * OUTPUTS];
 } Matrix;
+
+// Weights of 4 bits in groups of 32 or of 96 inputs, in the order of fours in the vector headers.
+static void fill_fours(Matrix *m, int count, int group) {
+    const int filled = (count + PANEL - 1) / PANEL * PANEL, each = LANES / WIDE_GROUP;
+    uint32_t *words = room((size_t)filled * INPUTS / 2);
+    half *grids = room((size_t)filled * (INPUTS / group) * 2 * sizeof *grids);
+    for (int o = 0; o < count; o++)
+        for (int k = 0; k < INPUTS; k++) {
+            const int panel = o / PANEL, z = o % PANEL / LANES, lane = o % LANES, q = (int)(8 + 8 * drawn()) & 15;
+            half *grid = grids + (size_t)(panel * (INPUTS / group) + k / group) * 2 * PANEL + o % PANEL;
+            if (k % group == 0) {
+                grid[0] = (half)(0x2400 + 0x100 * (int)(4 * drawn()));
+                grid[PANEL] = (half)(0x4600 + 0x80 * (int)(4 * drawn()));
+            }
+            m->plain[o][k] = (q - from_half(grid[PANEL])) * from_half(grid[0]);
+            m->scale[o] = 1;
+            const int word = ((panel * (INPUTS / 8) + k / 8) * COLUMNS + z) * LANES + lane % each * WIDE_GROUP + k % WIDE_GROUP;
+            words[word] |= (uint32_t)q << 4 * (k % 8 / WIDE_GROUP * WIDE_GROUP + lane / each);
+        }
+    m->packed = (Weights){.values = words, .grids = grids, .group = group};
+}
 
 // Outputs `count`, packed for a product of that kind; `how` as in linear.h.
 static void fill(Matrix *m, int count, int how) {
@@ -124,12 +148,15 @@ static double sum_of(const Matrix *m, const act *in, int o) {
     return sum * m->scale[o];
 }
 
-static void check_linear(int how, int kind, const char *name) {
+static void check_linear(int how, int group, int kind, const char *name) {
     static Matrix m;
     act *in = room(MAX_ROWS * INPUTS * sizeof *in);
     const size_t each = kind == GATE ? sizeof(act) : sizeof(float), size = OUTPUTS * each;
     char *alone = room(MAX_ROWS * size), *among = room(MAX_ROWS * size);
-    fill(&m, kind == GATE ? 2 * OUTPUTS : OUTPUTS, how);
+    if (how == FOUR)
+        fill_fours(&m, kind == GATE ? 2 * OUTPUTS : OUTPUTS, group);
+    else
+        fill(&m, kind == GATE ? 2 * OUTPUTS : OUTPUTS, how);
     for (int i = 0; i < MAX_ROWS * INPUTS; i++) set(in + i, drawn());
     for (int r = 0; r < MAX_ROWS; r++) run_linear(&m, in + r * INPUTS, 1, alone + r * size, kind);
     for (int rows = 1; rows <= MAX_ROWS; rows++) {
@@ -335,12 +362,14 @@ int main(void) {
         return 2;
     }
     check_numbers();
-    check_linear(PAIRS, STORE, "bfloat16");
-    check_linear(PAIRS, GATE, "gated bfloat16");
-    check_linear(EIGHT, STORE, "int8");
-    check_linear(EIGHT, GATE, "gated int8");
-    check_linear(ROUNDED, STORE, "int8 of rounded inputs");
-    check_linear(ROUNDED, GATE, "gated int8 of rounded inputs");
+    check_linear(PAIRS, 0, STORE, "bfloat16");
+    check_linear(PAIRS, 0, GATE, "gated bfloat16");
+    check_linear(EIGHT, 0, STORE, "int8");
+    check_linear(EIGHT, 0, GATE, "gated int8");
+    check_linear(ROUNDED, 0, STORE, "int8 of rounded inputs");
+    check_linear(ROUNDED, 0, GATE, "gated int8 of rounded inputs");
+    check_linear(FOUR, 32, STORE, "4 bits");
+    check_linear(FOUR, 96, GATE, "gated 4 bits");
     check_attention(64);
     check_attention(80);
     check_branches(64);

@@ -19,13 +19,11 @@ from outrider.engine.models.memory import (
     held_bytes,
     kv_blocks,
 )
-from outrider.engine.models.quantization import Int8Linear, check, quantize
+from outrider.engine.models.quantization import Int4Linear, Int8Linear, check, quantize
 from outrider.local import Pair
 from outrider.speculation import SamplingParams
 from torch import nn
 from transformers import AutoModelForCausalLM
-
-pytest.importorskip("torchao")
 
 ON_A_CPU = ["int8", "int4"]
 PROMPT = [40, 41, 42, 43, 40, 41, 42, 43, 40, 41, 90, 91, 92]
@@ -120,11 +118,43 @@ def test_int8_rows_are_within_half_a_step_of_their_weights() -> None:
     assert torch.allclose(quantized(x), expected, atol=1e-5)
 
 
+def restored(layer: Int4Linear) -> torch.Tensor:
+    grid = layer.grids(layer.group).repeat_interleave(layer.group, 1)
+    return (layer.numbers() - grid[..., 1].float()) * grid[..., 0].float()
+
+
+def test_int4_groups_are_nearer_to_their_weights_than_levels_from_least_to_largest() -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(128, 48).requires_grad_(False)
+    linear.weight[3, 32:64] = 25.0
+    quantized = Int4Linear.of(linear)
+    assert quantized.numbers().max() <= 15
+    w = linear.weight.view(48, -1, 32)
+    step = (w.amax(-1, keepdim=True) - w.amin(-1, keepdim=True)) / 15
+    plain = ((w - w.amin(-1, keepdim=True)) / step.clamp_min(1e-8)).round() * step + w.amin(-1, keepdim=True)
+    meant = restored(quantized)
+    assert (meant - linear.weight).norm() < 0.97 * (plain - w).norm()
+    assert torch.allclose(meant[3, 32:64], torch.tensor(25.0), rtol=1e-3)
+    x = torch.randn(3, 2, 128)
+    assert torch.allclose(quantized(x), x @ meant.T + linear.bias, atol=1e-5)
+
+
+def test_weights_that_are_on_a_grid_of_16_levels_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    q = torch.randint(0, 16, (32, 4, 32))
+    q[..., 0], q[..., 1] = 0, 15
+    linear = nn.Linear(128, 32).requires_grad_(False)
+    step = torch.rand(32, 4, 1) + 0.5
+    linear.weight.copy_(((q - 15 * torch.rand(32, 4, 1)) * step).flatten(1))
+    away = restored(Int4Linear.of(linear)) - linear.weight
+    assert float((away.view(32, 4, 32) / step).abs().max()) < 0.02
+
+
 def test_layers_that_int4_cannot_hold_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(48, 32), nn.Linear(64, 24), nn.Linear(64, 32)).requires_grad_(False)
     before = [layer.weight.data_ptr() for layer in model]
     quantize(model, "int4")
-    assert [type(layer.weight.data) is torch.Tensor for layer in model] == [True, True, False]
+    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear, Int4Linear]
     assert [layer.weight.data_ptr() for layer in model][:2] == before[:2]
 
 

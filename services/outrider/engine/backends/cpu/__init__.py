@@ -2,6 +2,7 @@
 
 from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, load_kernels, start_helpers
 from outrider.engine.backends.cpu.llama import (
+    NATIVE_QUANTIZATIONS,
     NativeAttention,
     NativeLlama,
     can_run_natively,
@@ -11,6 +12,7 @@ from outrider.engine.backends.cpu.llama import (
 from outrider.engine.backends.cpu.variants import multiplies_bfloat16, runnable_variants
 
 __all__ = [
+    "NATIVE_QUANTIZATIONS",
     "Kernels",
     "KernelsMissing",
     "NativeAttention",

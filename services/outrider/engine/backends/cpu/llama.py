@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, Layout, 
 from outrider.engine.config import EngineConfig
 from outrider.engine.kv.pages import zeros_in_large_pages
 from outrider.engine.models.families import Family, Layer, head_dim, why_no_relative
-from outrider.engine.models.quantization import Int8Linear
+from outrider.engine.models.quantization import Int4Linear, Int8Linear
 from outrider.engine.run.taps import Taps
 
 # As in llama/model.h.
@@ -29,11 +30,18 @@ _PAGE = 4096
 _LONG_STEP_TOKENS = 64
 """From this many tokens on a step is bound by computing rather than reading weights, and gains from every core."""
 
+NATIVE_QUANTIZATIONS = ("none", "int8", "int4")
+_FOUR_GROUP = 8
+"""Weights of 4 bits that lie in one word of 32."""
+
 _Pointer = ctypes.c_void_p
 
 
 class _Weights(ctypes.Structure):
-    _fields_ = [(name, _Pointer) for name in ("values", "scales", "sums", "bias")]
+    _fields_ = [
+        *((name, _Pointer) for name in ("values", "scales", "sums", "bias", "grids")),
+        ("group", ctypes.c_int64),
+    ]
 
 
 _VECTORS = (
@@ -91,7 +99,7 @@ def why_not_native(config: EngineConfig, model: Any = None) -> str | None:
         return f"execution is {config.execution}"
     if config.attention != "auto":
         return f"attention is {config.attention}"
-    if config.quantization not in ("none", "int8"):
+    if config.quantization not in NATIVE_QUANTIZATIONS:
         return f"they do not multiply {config.quantization}"
     if (config.device, config.dtype) != ("cpu", "bfloat16"):
         return f"they run bfloat16 on cpu, not {config.dtype} on {config.device}"
@@ -126,16 +134,20 @@ class _Linear:
 
     values: Tensor
     """[outputs / panel, inputs / group, panel, group], outputs padded with zeros; bfloat16, or int8 if there are
-    scales. Panel and group are the variant's."""
+    scales, or two of 4 bits in a byte if there are grids. Panel and group are the variant's."""
     scales: Tensor | None = None
     """[padded outputs] float32."""
     sums: Tensor | None = None
     """[padded outputs] int32: sum of each output's weights. If given, inputs are rounded to 8 bits too."""
     bias: Tensor | None = None
     """[padded outputs] float32."""
+    grids: Tensor | None = None
+    """[outputs / panel, inputs / grid_group, 2, panel] float16: scales and zeros."""
+    grid_group: int = 0
 
     def pointers(self) -> _Weights:
-        return _Weights(*map(_address, (self.values, self.scales, self.sums, self.bias)))
+        tensors = (self.values, self.scales, self.sums, self.bias, self.grids)
+        return _Weights(*map(_address, tensors), self.grid_group)
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -338,12 +350,9 @@ class _Packer:
     page."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        linears = [m for m in model.modules() if isinstance(m, nn.Linear | Int8Linear)]
         self._layout = layout
         # Each matrix is padded to whole panels, and begins at a page.
-        sizes = [
-            (m.weight.shape[0] + layout.panel) * m.weight.shape[1] * m.weight.element_size() + _PAGE for m in linears
-        ]
+        sizes = [(len(m) + layout.panel) * m.shape[1] * m.element_size() + _PAGE for m in _matrices(model)]
         self._bytes = zeros_in_large_pages(sum(sizes) + _PAGE, torch.uint8)
         self._used = -self._bytes.data_ptr() % _PAGE
 
@@ -369,8 +378,17 @@ class _Packer:
                 outputs = halves.transpose(0, 1).reshape(outputs.shape)
             return F.pad(outputs, (*[0, 0] * (outputs.ndim - 1), 0, -len(outputs) % panel))
 
-        weight = join([linear.weight.detach() for linear in linears])
         bias = join([_bias(linear) for linear in linears]) if any(x.bias is not None for x in linears) else None
+        if isinstance(linears[0], Int4Linear):
+            group = math.gcd(*(linear.group for linear in linears))
+            grids = join([linear.grids(group) for linear in linears])
+            return _Linear(
+                self._keep(self._fours(join([linear.numbers() for linear in linears]))),
+                bias=bias,
+                grids=self._keep(grids.view(-1, panel, *grids.shape[1:]).permute(0, 2, 3, 1)),
+                grid_group=group,
+            )
+        weight = join([linear.weight.detach() for linear in linears])
         in_int8 = isinstance(linears[0], Int8Linear)
         rounded = in_int8 and linears[0].rounds_inputs
         group = self._layout.code_group if rounded else self._layout.eight_group if in_int8 else 2
@@ -380,12 +398,29 @@ class _Packer:
         scales = join([linear.scale.float() for linear in linears])
         return _Linear(values, scales, weight.sum(1, dtype=torch.int32) if rounded else None, bias)
 
+    def _fours(self, numbers: Tensor) -> Tensor:
+        """[outputs, inputs] of 4 bits → bytes in the order of `fours` in llama/vector_avx512.h."""
+        pair, lanes, panel = self._layout.wide_group, self._layout.lanes, self._layout.panel
+        parts = (-1, panel // lanes, pair, lanes // pair, numbers.shape[1] // _FOUR_GROUP, _FOUR_GROUP // pair, pair)
+        # [panel, group of inputs, column, output, input of a pair, pair of inputs, half of the outputs]
+        in_words = numbers.view(parts).permute(0, 4, 1, 3, 6, 5, 2).flatten(5)
+        return in_words[..., ::2] | in_words[..., 1::2] << 4
+
     def _keep(self, values: Tensor) -> Tensor:
         """A copy in the packer's memory."""
         start, size = self._used, values.numel() * values.element_size()
         self._used += -(-size // _PAGE) * _PAGE
         kept = self._bytes[start : start + size].view(values.dtype).view(values.shape)
         return kept.copy_(values)
+
+
+def _matrices(model: nn.Module) -> Iterator[Tensor]:
+    """What is kept of each layer, by outputs."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear | Int8Linear | Int4Linear):
+            yield module.weight
+        if isinstance(module, Int4Linear):
+            yield module.grids(module.group).flatten(1)
 
 
 def _bias(linear: Any) -> Tensor:

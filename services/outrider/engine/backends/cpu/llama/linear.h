@@ -18,10 +18,14 @@ typedef struct {
     const float *units;
 } Linear;
 
-// Weights in bfloat16; in int8; in int8 with inputs rounded too; of a panel that was widened once for many rows.
-enum { PAIRS, EIGHT, ROUNDED, WIDENED };
+// Weights in bfloat16; in int8; in int8 with inputs rounded too; in 4 bits; of a panel that was widened once for many rows.
+enum { PAIRS, EIGHT, ROUNDED, FOUR, WIDENED };
 
 static int64_t panels_of(const Linear *l) { return (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL; }
+
+static int64_t panel_bytes(const Linear *l) {
+    return PANEL * l->inputs * (l->weights.grids ? 1 : l->weights.scales ? 2 : 4) / 2;
+}
 
 INLINE vec gated(vec gate, vec up, int gelu) {
     // SiLU is g / (1 + e^-g). GELU by tanh is g / (1 + e^-x) for this cubic x: 1 + tanh(y) = 2 / (1 + e^-2y).
@@ -72,7 +76,26 @@ INLINE weights weights_at(const void *panel, int how, int64_t k, int part, int c
     return wides((const wide *)panel + AT(k, part, column, WIDE_GROUP), part % WIDE_GROUP);
 }
 
+// FOUR_INPUTS inputs of a panel from k on, in the order of a widened panel.
+static void widen_block(const Linear *l, const void *values, int64_t panel, int64_t k, wide *to) {
+    const int64_t group = l->weights.group, size = FOUR_INPUTS * PANEL / 2;
+    const half *grid = l->weights.grids + (panel * (l->inputs / group) + k / group) * 2 * PANEL;
+    const char *from = (const char *)values + k * PANEL / 2;
+    for (int z = 0; z < COLUMNS; z++) {
+        ask(from + z * size / COLUMNS, size / COLUMNS);
+        if (k % group == 0) ask(grid + z * 2 * LANES, 2 * LANES * sizeof *grid);
+        const Grid of = grid_at(grid + LANES * z, grid + PANEL + LANES * z);
+        for (int i = 0; i < FOUR_INPUTS; i += FOUR_GROUP) {
+            const char *q = from + AT(i, 0, z, FOUR_GROUP) / 2;
+#pragma GCC unroll 8
+            for (int part = 0; part < FOUR_GROUP; part += WIDE_GROUP)
+                store_wide(to + AT(i + part, 0, z, WIDE_GROUP), fours(q, part, of));
+        }
+    }
+}
+
 INLINE void linear_strip(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int rows) {
+    _Alignas(LINE) wide block[FOUR_INPUTS * PANEL];
     const act *in = l->in + first * l->inputs;
     vec sum[STRIP][COLUMNS];
     for (int r = 0; r < rows; r++)
@@ -80,10 +103,12 @@ INLINE void linear_strip(const Linear *l, const void *values, int how, int64_t p
     for (int64_t k = 0; k < l->inputs; k += STEP) {
         if (how == PAIRS) ask((const bf16 *)values + k * PANEL, STEP * PANEL * 2);
         if (how == EIGHT) ask((const int8_t *)values + k * PANEL, STEP * PANEL);
+        if (how == FOUR && k % FOUR_INPUTS == 0) widen_block(l, values, panel, k, block);
 #pragma GCC unroll 4
         for (int part = 0; part < PARTS; part++) {
             weights w[COLUMNS];
-            for (int z = 0; z < COLUMNS; z++) w[z] = weights_at(values, how, k, part, z);
+            for (int z = 0; z < COLUMNS; z++)
+                w[z] = how == FOUR ? weights_at(block, WIDENED, k % FOUR_INPUTS, part, z) : weights_at(values, how, k, part, z);
             for (int r = 0; r < rows; r++) {
                 const inputs x = spread(in + r * l->inputs + k + part);
                 for (int z = 0; z < COLUMNS; z++) sum[r][z] = multiply(sum[r][z], x, w[z]);
@@ -148,7 +173,7 @@ static void round_row(const act *in, int64_t inputs, code *codes, float *unit) {
 static void linear_rows(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int64_t end) {
 #ifdef __AMX_BF16__
     if (how != ROUNDED && l->inputs % TILED_INPUTS == 0) {
-        tiled_rows(l, values, how == EIGHT, panel, first, end);
+        tiled_rows(l, values, how, panel, first, end);
         return;
     }
 #endif
@@ -156,11 +181,14 @@ static void linear_rows(const Linear *l, const void *values, int how, int64_t pa
 #define AS_PAIRS(n) linear_strip(l, values, PAIRS, panel, first, n)
 #define AS_EIGHT(n) linear_strip(l, values, EIGHT, panel, first, n)
 #define AS_ROUNDED(n) rounded_strip(l, values, panel, first, n)
+#define AS_FOUR(n) linear_strip(l, values, FOUR, panel, first, n)
 #define AS_WIDENED(n) linear_strip(l, values, WIDENED, panel, first, n)
         if (how == ROUNDED)
             WITH_ROWS(end - first, AS_ROUNDED)
         else if (how == EIGHT)
             WITH_ROWS(end - first, AS_EIGHT)
+        else if (how == FOUR)
+            WITH_ROWS(end - first, AS_FOUR)
         else if (how == WIDENED)
             WITH_ROWS(end - first, AS_WIDENED)
         else
@@ -168,12 +196,14 @@ static void linear_rows(const Linear *l, const void *values, int how, int64_t pa
 #undef AS_PAIRS
 #undef AS_EIGHT
 #undef AS_ROUNDED
+#undef AS_FOUR
 #undef AS_WIDENED
     }
 }
 
-INLINE void widen_panel(const void *values, int how, int64_t inputs, wide *to) {
-    for (int64_t k = 0; k < inputs; k += STEP) {
+INLINE void widen_panel(const Linear *l, const void *values, int how, int64_t panel, wide *to) {
+    for (int64_t k = 0; how == FOUR && k < l->inputs; k += FOUR_INPUTS) widen_block(l, values, panel, k, to + k * PANEL);
+    for (int64_t k = 0; how != FOUR && k < l->inputs; k += STEP) {
         if (how == PAIRS) ask((const bf16 *)values + k * PANEL, STEP * PANEL * 2);
         if (how == EIGHT) ask((const int8_t *)values + k * PANEL, STEP * PANEL);
         for (int part = 0; part < PARTS; part++)
@@ -203,19 +233,20 @@ static void round_part(const void *context, int64_t piece, int thread) {
 
 static void linear_panel(const Product *p, int64_t panel, int64_t first, int64_t end, int thread) {
     const Linear *l = p->linear;
-    const int64_t size = PANEL * l->inputs;
-    const int how = l->weights.sums ? ROUNDED : l->weights.scales ? EIGHT : PAIRS;
-    const char *values = (const char *)l->weights.values + panel * size * (how == PAIRS ? sizeof(bf16) : 1);
+    const int how = l->weights.grids ? FOUR : l->weights.sums ? ROUNDED : l->weights.scales ? EIGHT : PAIRS;
+    const char *values = (const char *)l->weights.values + panel * panel_bytes(l);
     // Once for all strips where multiplying takes the time. What is summed, and in which order, is the same.
     if (end - first <= 2 * STRIP || how == ROUNDED || (how == PAIRS && PARTS == 1)) {
         linear_rows(l, values, how, panel, first, end);
         return;
     }
-    wide *widened = p->panels + thread * size;
-    if (how == EIGHT)
-        widen_panel(values, EIGHT, l->inputs, widened);
+    wide *widened = p->panels + thread * PANEL * l->inputs;
+    if (how == FOUR)
+        widen_panel(l, values, FOUR, panel, widened);
+    else if (how == EIGHT)
+        widen_panel(l, values, EIGHT, panel, widened);
     else
-        widen_panel(values, PAIRS, l->inputs, widened);
+        widen_panel(l, values, PAIRS, panel, widened);
     linear_rows(l, widened, WIDENED, panel, first, end);
 }
 

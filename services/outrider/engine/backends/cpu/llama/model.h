@@ -4,7 +4,10 @@
 //   weights  [outputs / PANEL][inputs / group][PANEL][group]: a panel of outputs that are computed together, and of each
 //            so many neighbouring inputs as one load takes. Panels of gate and up alternate by PANEL / 2 outputs, so that
 //            their product is taken in registers. bfloat16, in pairs; or int8 with a scale for each output, in
-//            groups of EIGHT_GROUP, of CODE_GROUP where inputs are rounded to 8 bits as well.
+//            groups of EIGHT_GROUP, of CODE_GROUP where inputs are rounded to 8 bits as well; or 4 bits with a grid,
+//            in groups of FOUR_GROUP in 32 bits: see fours in the vector headers.
+//   grids    [outputs / PANEL][inputs / group][2][PANEL]: scales and zeros, w = (q - zero) * scale, in float16. A group
+//            has whole blocks of FOUR_INPUTS.
 //   keys     [kv_heads][tiles][head_dim / 2][16][2], bfloat16, a tile being 16 positions
 //   values   [kv_heads][tiles][8][head_dim][2]
 
@@ -15,14 +18,18 @@
 #define MAX_HEAD_DIM 256
 #define PART 16   // tokens that a thread takes at a time, in what is done token by token
 #define LINE 64   // bytes
+#define FOUR_INPUTS 32  // that are widened at a time, where weights have 4 bits
+#define FOUR_GROUP 8
 
 #define INLINE static inline __attribute__((always_inline))
 
 typedef struct {
-    const void *values;   // bfloat16, or int8 when there are scales
+    const void *values;   // bfloat16, or int8 when there are scales, or 4 bits when there are grids
     const float *scales;  // [outputs, filled up to whole panels]
     const int32_t *sums;  // [outputs, filled up] of each output's int8 weights, where inputs are rounded too
     const float *bias;    // [outputs, filled up], or none
+    const half *grids;    // or none
+    int64_t group;        // inputs that share a grid
 } Weights;
 
 typedef struct {
@@ -78,7 +85,7 @@ typedef struct {
 
 // What ../llama.py has to know of a variant.
 typedef struct {
-    int64_t panel, eight_group, code_group, act_bytes, wide_bytes, code_bytes;
+    int64_t panel, lanes, eight_group, code_group, wide_group, act_bytes, wide_bytes, code_bytes;
 } Layout;
 
 // e^x for x <= 0 within 2 - x ulp, exactly 1 at 0. Below -87 the result is not to be used.

@@ -5,8 +5,8 @@
 // the time of a call per matrix. Every sum runs in one order, whatever shares the step: a row's logits are the
 // same bits alone, in a batch, in a chunk, or among verified positions. Variants differ from one another in their bits.
 //
-// Activations between operations are float32. Weights, keys and values are bfloat16 or int8; where the CPU multiplies
-// bfloat16, what they are multiplied with is rounded to it, elsewhere they are widened. Sums are float32.
+// Activations between operations are float32. Keys and values are bfloat16, weights bfloat16, int8 or of 4 bits; where the
+// CPU multiplies bfloat16, both sides of a product are rounded to it, elsewhere they are widened. Sums are float32.
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -14,6 +14,7 @@
 #include <string.h>
 
 typedef uint16_t bf16;
+typedef uint16_t half;  // float16
 
 #if defined(__AVX512F__)
 #include "vector_avx512.h"
@@ -103,7 +104,7 @@ int outrider_granted(void) {
 }
 
 Layout outrider_layout(void) {
-    return (Layout){PANEL, EIGHT_GROUP, CODE_GROUP, sizeof(act), sizeof(wide), sizeof(code)};
+    return (Layout){PANEL, LANES, EIGHT_GROUP, CODE_GROUP, WIDE_GROUP, sizeof(act), sizeof(wide), sizeof(code)};
 }
 
 typedef struct {

@@ -61,8 +61,10 @@ static inline void finish_tiled(const Linear *l, float (*sum)[PANEL], int64_t pa
     }
 }
 
-INLINE void tiled_strip(const Linear *l, const void *values, int eight, int64_t panel, int64_t first, int64_t rows) {
+INLINE void tiled_strip(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int64_t rows) {
     const bf16 *in = l->in + first * l->inputs;
+    // Lines to ask for between two products; widening a block asks for its own.
+    const int64_t lines = how == FOUR ? 0 : how == EIGHT ? 1 : 2;
     _Alignas(LINE) bf16 block[TILED_INPUTS * PANEL];
     _Alignas(LINE) float sum[TILED_ROWS][PANEL];
     _tile_zero(0);
@@ -72,7 +74,12 @@ INLINE void tiled_strip(const Linear *l, const void *values, int eight, int64_t 
     for (int64_t k = 0; k < l->inputs; k += TILED_INPUTS) {
         const bf16 *w = (const bf16 *)values + k * PANEL;
         const char *now = (const char *)w;
-        if (eight) {
+        if (how == FOUR) {
+            w = block;
+            widen_block(l, values, panel, k, block);
+            written();
+        }
+        if (how == EIGHT) {
             w = block;
             now = (const char *)values + k * PANEL;
             for (int64_t i = 0; i < TILED_INPUTS * PANEL; i += 32)
@@ -82,8 +89,8 @@ INLINE void tiled_strip(const Linear *l, const void *values, int eight, int64_t 
         // A quarter of what is asked for between two products: all at once would leave memory idle while tiles are
         // multiplied.
 #define FETCH(quarter) \
-    for (int64_t at = (quarter) * (eight ? 1 : 2); at < ((quarter) + 1) * (eight ? 1 : 2); at++) \
-        for (int64_t n = 1; n <= BLOCKS; n++) ask_block(now, eight ? 32 : 64, n, at)
+    for (int64_t at = (quarter) * lines; at < ((quarter) + 1) * lines; at++) \
+        for (int64_t n = 1; n <= BLOCKS; n++) ask_block(now, 32 * lines, n, at)
         _tile_loadd(4, in + k, l->inputs * sizeof *in);
         FETCH(0);
         _tile_loadd(5, w, 4 * LINE);
@@ -113,7 +120,7 @@ typedef struct {
 } Coming;
 
 static Coming coming(const Linear *l, int64_t panel, int64_t first, int64_t end) {
-    const int64_t lines = PANEL * l->inputs * (l->weights.scales ? 1 : 2) / LINE;
+    const int64_t lines = panel_bytes(l) / LINE;
     const int64_t from = lines * first / l->rows, to = lines * end / l->rows;
     const int64_t turns = (end - first) / (2 * TILED_ROWS) * 2 * (l->inputs / TILED_INPUTS);
     if (panel + 1 == panels_of(l) || turns == 0) return (Coming){0};
@@ -153,22 +160,24 @@ static void tiled_pair(const Linear *l, const bf16 *values, int64_t panel, int64
     finish_tiled(l, sum, panel, first, 2 * TILED_ROWS);
 }
 
-static void tiled_rows(const Linear *l, const void *values, int eight, int64_t panel, int64_t first, int64_t end) {
+static void tiled_rows(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int64_t end) {
     Coming next = coming(l, panel, first, end);
     int64_t shaped = 0;
     for (; first < end; first += TILED_ROWS) {
         const int64_t rows = end - first < TILED_ROWS ? end - first : TILED_ROWS;
         if (rows != shaped) shape_tiles(shaped = rows, 0);
         // The first panel was asked for by nobody: its first strip does that, as a single one.
-        if (!eight && (panel || first) && end - first >= 2 * TILED_ROWS) {
+        if (how != EIGHT && how != FOUR && (panel || first) && end - first >= 2 * TILED_ROWS) {
             tiled_pair(l, values, panel, first, &next);
             first += TILED_ROWS;
             continue;
         }
-        if (eight)
-            tiled_strip(l, values, 1, panel, first, rows);
+        if (how == FOUR)
+            tiled_strip(l, values, FOUR, panel, first, rows);
+        else if (how == EIGHT)
+            tiled_strip(l, values, EIGHT, panel, first, rows);
         else
-            tiled_strip(l, values, 0, panel, first, rows);
+            tiled_strip(l, values, PAIRS, panel, first, rows);
     }
     _tile_release();
 }

@@ -11,6 +11,7 @@ typedef __m256i ivec;
 static inline vec v_zero(void) { return _mm256_setzero_ps(); }
 static inline vec v_splat(float x) { return _mm256_set1_ps(x); }
 static inline vec v_load(const float *from) { return _mm256_loadu_ps(from); }
+static inline ivec i_load(const int32_t *from) { return _mm256_loadu_si256((const void *)from); }
 static inline void v_store(float *to, vec v) { _mm256_storeu_ps(to, v); }
 static inline vec v_add(vec a, vec b) { return _mm256_add_ps(a, b); }
 static inline vec v_sub(vec a, vec b) { return _mm256_sub_ps(a, b); }
@@ -64,7 +65,19 @@ static inline void v_store_bf16(bf16 *to, vec v) {
     _mm_storeu_si128((void *)to, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)));
 }
 
+// Its exponent's bias is smaller by 112.
+static inline vec v_load_half(const half *from) {
+    const ivec bits = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)from));
+    const ivec size = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fff)), 13);
+    const ivec sign = _mm256_slli_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x8000)), 16);
+    return _mm256_or_ps(v_mul(_mm256_castsi256_ps(size), v_splat(0x1p112f)), _mm256_castsi256_ps(sign));
+}
+
 static inline vec v_from_integers(ivec v) { return _mm256_cvtepi32_ps(v); }
+
+static inline vec fourth(ivec v, int n) {
+    return v_from_integers(_mm256_and_si256(_mm256_srli_epi32(v, 4 * n), _mm256_set1_epi32(15)));
+}
 
 typedef float act;
 typedef vec weights;
@@ -86,6 +99,18 @@ static inline weights eights(const int8_t *from, int part) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
 }
 
+typedef struct {
+    vec scale, offset;
+} Grid;
+
+static inline Grid grid_at(const half *scales, const half *zeros) {
+    const vec s = v_load_half(scales);
+    return (Grid){s, v_mul(v_sub(v_zero(), s), v_load_half(zeros))};
+}
+
+static inline weights fours(const void *from, int part, Grid of) {
+    return v_fma(fourth(i_load(from), part), of.scale, of.offset);
+}
 static inline inputs spread(const act *from) { return v_splat(*from); }
 static inline vec multiply(vec sum, inputs x, weights w) { return v_fma(x, w, sum); }
 
@@ -121,6 +146,5 @@ static inline ivec spread_codes(const code *from) {
 
 static inline ivec count(ivec sum, ivec x, ivec w) { return _mm256_add_epi32(sum, _mm256_madd_epi16(x, w)); }
 static inline ivec i_zero(void) { return _mm256_setzero_si256(); }
-static inline ivec i_load(const int32_t *from) { return _mm256_loadu_si256((const void *)from); }
 static inline ivec i_sub(ivec a, ivec b) { return _mm256_sub_epi32(a, b); }
 static inline ivec i_times_code_zero(ivec v) { return (void)v, i_zero(); }

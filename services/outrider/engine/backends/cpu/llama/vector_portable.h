@@ -71,7 +71,17 @@ static inline void v_store_bf16(bf16 *to, vec v) {
     memcpy(to, &high, sizeof high);
 }
 
+// Its exponent's bias is smaller by 112.
+static inline vec v_load_half(const half *from) {
+    halves v;
+    memcpy(&v, from, sizeof v);
+    const uvec bits = __builtin_convertvector(v, uvec);
+    return (vec)((uvec)((vec)((bits & 0x7fff) << 13) * v_splat(0x1p112f)) | (bits & 0x8000) << 16);
+}
+
 static inline vec v_from_integers(ivec v) { return __builtin_convertvector(v, vec); }
+
+static inline vec fourth(ivec v, int n) { return v_from_integers(v >> 4 * n & i_splat(15)); }
 
 typedef float act;
 typedef vec weights;
@@ -97,6 +107,18 @@ static inline ivec eighth(const int8_t *from, int part) {
 }
 
 static inline weights eights(const int8_t *from, int part) { return v_from_integers(eighth(from, part)); }
+typedef struct {
+    vec scale, offset;
+} Grid;
+
+static inline Grid grid_at(const half *scales, const half *zeros) {
+    const vec s = v_load_half(scales);
+    return (Grid){s, v_mul(v_sub(v_zero(), s), v_load_half(zeros))};
+}
+
+static inline weights fours(const void *from, int part, Grid of) {
+    return v_fma(fourth(i_load(from), part), of.scale, of.offset);
+}
 static inline inputs spread(const act *from) { return v_splat(*from); }
 static inline vec multiply(vec sum, inputs x, weights w) { return v_fma(x, w, sum); }
 
