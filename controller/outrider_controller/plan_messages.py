@@ -68,12 +68,21 @@ def beliefs_from_proto(message: policy.TenantDecision) -> Iterator[Belief]:
 
 def report_to_proto(model: str, state: TargetState) -> policy.TargetReport:
     return policy.TargetReport(
-        model=model, drafts=sorted(state.drafts), row_price=state.price, best_chance=state.best_chance
+        model=model,
+        drafts=sorted(state.drafts),
+        candidates=sorted(state.candidates),
+        row_price=state.price,
+        best_chance=state.best_chance,
     )
 
 
 def reported_state(message: policy.TargetReport) -> TargetState:
-    return TargetState(frozenset(message.drafts), max(0.0, message.row_price), min(max(0.0, message.best_chance), 1.0))
+    return TargetState(
+        frozenset(message.drafts),
+        max(0.0, message.row_price),
+        min(max(0.0, message.best_chance), 1.0),
+        frozenset(message.candidates),
+    )
 
 
 def speculation_of(tenant: tenants.Tenant) -> tenants.SpeculationPolicy | None:

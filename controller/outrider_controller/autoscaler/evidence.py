@@ -63,6 +63,15 @@ class Evidence:
     missed: float = 0.0
     """Rounds for which this draft was planned but no worker was found, or the worker has sent nothing yet. They are not
     in `rounds`."""
+    requests: float = 0.0
+    """Requests that have ended, or have lost this draft. The sums below are over them, all their rounds included."""
+    request_tokens: float = 0.0
+    request_cost: float = 0.0
+    """In plain rounds: the rounds, the price of their drafted rows, and the waits for the draft."""
+    request_tokens_squared: float = 0.0
+    request_cost_squared: float = 0.0
+    request_tokens_cost: float = 0.0
+    """Sum of the products of their tokens and costs."""
 
     @property
     def starved(self) -> float:
@@ -90,6 +99,15 @@ class Evidence:
         self.verified += verified
         self.accepted += accepted
         self.draft_us += draft_us
+
+    def add_request(self, tokens: int, cost: float) -> None:
+        """Adds a request as a whole."""
+        self.requests += 1
+        self.request_tokens += tokens
+        self.request_cost += cost
+        self.request_tokens_squared += tokens * tokens
+        self.request_cost_squared += cost * cost
+        self.request_tokens_cost += tokens * cost
 
     def merge(self, other: Evidence) -> None:
         for each in fields(self):

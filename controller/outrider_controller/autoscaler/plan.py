@@ -16,6 +16,7 @@ import numpy as np
 
 from outrider_controller.autoscaler.belief import Z_80, Beliefs, Column, Estimate
 from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.rollout import Rollouts, Stage
 
 # A mode is left when the 80 % interval of the saving is on the other side. The gap between the two bounds, and a
 # minimum time in a mode, keep a tenant near the crossing from flapping.
@@ -62,6 +63,7 @@ class Reason(enum.StrEnum):
     """No live draft can serve this target."""
 
 
+_NO_ROLLOUTS: Rollouts = {}
 _REASONS = tuple(Reason)
 _CODE = {reason: code for code, reason in enumerate(_REASONS)}
 _HARD = [_CODE[reason] for reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF, Reason.LOAD, Reason.NO_DRAFT)]
@@ -116,6 +118,8 @@ class TargetState:
     """Price of a drafted row at the cheapest worker: the lowest probability of a token that is worth a row."""
     best_chance: float = 1.0
     """Probability of the likeliest first token that any draft proposes here."""
+    candidates: frozenset[str] = frozenset()
+    """Versions that live workers could draft with, but only for requests that a rollout gives them."""
 
 
 Fleet = Mapping[str, TargetState]
@@ -264,13 +268,16 @@ class Plan:
         )
 
 
-def plan(beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: float) -> Plan:
+def plan(
+    beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: float, rollouts: Rollouts = _NO_ROLLOUTS
+) -> Plan:
     """The next plan. `last` is the one in force, whose modes are left only with enough evidence."""
     estimate = beliefs.estimate()
     cells = beliefs.cells
-    live = _live(beliefs, fleet)
+    rolled = _Rolled(beliefs, fleet, rollouts)
+    live = _live(beliefs, fleet) | rolled.promoted
     was = _Before(beliefs, last)
-    best = _best(beliefs, estimate, live, was)
+    best = _best(beliefs, estimate, live, was, rolled.promoted)
     seen = np.bincount(beliefs.cell_of, weights=beliefs.column("seen"), minlength=len(cells))
     load = _too_dear(fleet, last, now_s)
     changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / _LATELY_S)
@@ -289,7 +296,7 @@ def plan(beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: fl
         changes=changes + (entered & (was.mode != _NEVER)),
         best=best,
         sent=np.where(np.abs(estimate.saving[best] - was.sent) > _MOVED, estimate.saving[best], was.sent),
-        share=_shares(beliefs, estimate, live, best, mode),
+        share=_shares(beliefs, estimate, live, best, mode, rolled.canary),
         load=load,
         _policies=policies,
         _fleet=fleet,
@@ -334,10 +341,28 @@ def _live(beliefs: Beliefs, fleet: Fleet) -> Column:
     return np.array(groups, dtype=bool)[beliefs.group_of]
 
 
-def _best(beliefs: Beliefs, estimate: Estimate, live: Column, was: _Before) -> Column:
-    """Per cell: the live pairing with the greatest saving. The previous one has an advantage."""
+class _Rolled:
+    """Per pairing, what the rollouts say of candidates."""
+
+    def __init__(self, beliefs: Beliefs, fleet: Fleet, rollouts: Rollouts) -> None:
+        self.canary = np.zeros(len(beliefs))
+        """Share of the requests that draft; 0 for a version that is no candidate on trial."""
+        self.promoted = np.zeros(len(beliefs), dtype=bool)
+        for number, (target, draft) in enumerate(beliefs.groups):
+            rollout = rollouts.get(draft)
+            if rollout is None or target not in fleet or draft not in fleet[target].candidates:
+                continue
+            for row in np.flatnonzero(beliefs.group_of == number):
+                if rollout.covers(beliefs.pairings[row].tenant):
+                    self.promoted[row] = rollout.stage is Stage.PROMOTED
+                    self.canary[row] = rollout.share if rollout.stage is Stage.RUNNING else 0.0
+
+
+def _best(beliefs: Beliefs, estimate: Estimate, live: Column, was: _Before, promoted: Column) -> Column:
+    """Per cell: the live pairing with the greatest saving. The previous one has an advantage, and so has a promoted
+    one: the test that it has passed sees smaller differences than the estimates do."""
     score = np.where(live, estimate.saving, estimate.saving - 1e6)
-    kept = was.best[was.best >= 0]
+    kept = np.union1d(was.best[was.best >= 0], np.flatnonzero(promoted))
     score[kept] += _BETTER + estimate.error[kept]
     order = np.lexsort((score, beliefs.cell_of))
     ends = np.cumsum(np.bincount(beliefs.cell_of, minlength=len(beliefs.cells))) - 1
@@ -383,7 +408,7 @@ def _overrule(
     mode[~has_draft], reason[~has_draft] = Mode.OFF, _CODE[Reason.NO_DRAFT]
 
 
-def _shares(beliefs: Beliefs, estimate: Estimate, live: Column, best: Column, mode: Column) -> Column:
+def _shares(beliefs: Beliefs, estimate: Estimate, live: Column, best: Column, mode: Column, canary: Column) -> Column:
     """Per pairing: its share of the tenant's requests. One draw serves trials, exploration and canaries."""
     cell_of = beliefs.cell_of
     others = live.copy()
@@ -393,6 +418,7 @@ def _shares(beliefs: Beliefs, estimate: Estimate, live: Column, best: Column, mo
     explored = np.minimum(_LOSS * estimate.tokens / gap, _MAX_TRIALS) / np.maximum(count[cell_of], 1.0)
     share = np.where(others, explored, 0.0)
     share[best] = 1.0 - np.bincount(cell_of, weights=share, minlength=len(mode))
+    share = share * (1.0 - np.bincount(cell_of, weights=canary, minlength=len(mode)))[cell_of] + canary
     loss = np.maximum(-estimate.saving[best], 0.05)
     trial = np.clip(_LOSS * estimate.tokens[best] / loss, _MIN_TRIALS, _MAX_TRIALS)
     wanted = np.select([mode == Mode.ON, mode == Mode.TRY], [1.0, trial], 0.0)

@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from outrider_controller.autoscaler.belief import Beliefs
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Decision, Fleet, Plan, TenantPolicy, plan
+from outrider_controller.autoscaler.rollout import Rollouts
 
 ANYBODY = ""
 """Tenant of the decision for tenants that have none yet: made from the mean of all tenants at the target."""
 
+_NO_ROLLOUTS: Rollouts = {}
 Belief = tuple[Pairing, Sequence[float]]
 """A pairing and its sums, in the order of `belief.STATE`."""
 
@@ -40,10 +42,12 @@ class Planner:
         self._resumed = {cell: one for cell, one in self._resumed.items() if cell.tenant not in tenants}
         return gone
 
-    def step(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet, now_s: float) -> dict[Cell, Decision]:
+    def step(
+        self, tenants: Mapping[str, TenantPolicy], fleet: Fleet, now_s: float, rollouts: Rollouts = _NO_ROLLOUTS
+    ) -> dict[Cell, Decision]:
         """Makes the next plan and returns the changed decisions. `tenants`: those with a policy of operators."""
         self._expect(tenants, fleet)
-        last, self.plan = self.plan, plan(self.beliefs, tenants, fleet, self.plan, now_s)
+        last, self.plan = self.plan, plan(self.beliefs, tenants, fleet, self.plan, now_s, rollouts)
         return dict(self.plan.changed(last))
 
     def decisions(self, tenant: str | None = None) -> dict[Cell, Decision]:
@@ -58,7 +62,7 @@ class Planner:
 
     def _expect(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet) -> None:
         """Expects each known tenant with every draft of its targets, and each tenant with a policy at every target."""
-        drafts = tuple((target, state.drafts) for target, state in fleet.items())
+        drafts = tuple((target, state.drafts | state.candidates) for target, state in fleet.items())
         if self._planned_for == (now := (drafts, frozenset(tenants), len(self.beliefs.cells))):
             return
         known: dict[str, set[str]] = {target: {ANYBODY, *tenants} for target in fleet}

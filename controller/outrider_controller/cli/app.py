@@ -32,6 +32,7 @@ _COMMANDS = {
     "apply": (f"{_PACKAGE}.change.tenants", "apply", "Make or change the tenants that a file lists."),
     "set": (f"{_PACKAGE}.change.speculation", "set_group", "Change a tenant's speculation or quota."),
     "explain": (f"{_PACKAGE}.change.speculation", "explain", "Say why a tenant's requests speculate or not."),
+    "rollout": (f"{_PACKAGE}.drafts.versions", "rollout_group", "Bring a draft's new version to requests."),
     "create": (f"{_PACKAGE}.change.tenants", "create", "Make an API key, certificates, or users of Redis."),
     "revoke": (f"{_PACKAGE}.change.tenants", "revoke", "Take an API key back."),
     "delete": (f"{_PACKAGE}.change.tenants", "delete", "Delete a tenant and its keys."),

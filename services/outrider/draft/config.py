@@ -22,6 +22,8 @@ class DraftConfig(WorkerConfig):
     head: str = ""
     """A draft head of `model`, a directory: EAGLE-3, MTP or Medusa. It drafts for targets that name the same head as
     `remote_head`, and reads what they send. Of `model` only embedding and vocabulary head are read."""
+    candidate: bool = False
+    """Draft only for requests that a rollout gives this version of the draft (`outrider rollout start`)."""
     drafting: ModelConfig = field(default_factory=ModelConfig)
     max_sequences: int = 256
     """Open sequences, beyond which opens are refused."""

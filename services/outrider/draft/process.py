@@ -20,6 +20,7 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, load_drafter
 from outrider.drafters.model import SOURCE
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
+from outrider.engine.checkpoints.draft_checkpoint import read_recipe
 from outrider.engine.checkpoints.fetching import directory
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
@@ -97,4 +98,6 @@ def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.Wo
         tokenizer_fingerprint=tokenizer_fingerprint(_target(config) or path),
         draft_kind="head" if config.head else SOURCE,
         max_draft_tokens=config.max_draft_tokens,
+        candidate=config.candidate,
+        recipe=read_recipe(_head(config) or path),
     )

@@ -43,6 +43,8 @@ class EventKind(enum.StrEnum):
     """Too few of a request's last verified tokens were accepted."""
     LEADER_CHANGED = "leader_changed"
     """Another control plane leads."""
+    ROLLOUT_CHANGED = "rollout_changed"
+    """A rollout of a draft was started or ended, by an operator or by its evidence."""
     TENANT_CHANGED = "tenant_changed"
     ALERT_RAISED = "alert_raised"
     ALERT_CLEARED = "alert_cleared"

@@ -48,6 +48,13 @@ class Keys:
         self.ledgers = f"{namespace}:ledgers"
         """Sorted set of HOUR:ROUTER of every ledger, each with its hour since 1970 as score."""
 
+        self.drafts = f"{namespace}:drafts"
+        """Hash: version of a draft → a serialized DraftVersion."""
+        self.rollouts = f"{namespace}:rollouts"
+        """Hash: version of a draft → a serialized Rollout."""
+        self.rollout_evidence = f"{namespace}:rolloutevidence"
+        """Hash: version of a draft → a serialized RolloutEvidence."""
+
     def tenant(self, name: str) -> str:
         """Hash: `record`, a serialized Tenant, and `version`, which counts its changes."""
         return f"{self.namespace}:tenant:{name}"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.metadata.connection.counters import StoreCounters
 from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S
+from outrider.metadata.drafts import DraftStore
 from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_id, decode_event, encode_event
 from outrider.metadata.keys import ROLES, Keys
 from outrider.metadata.plans import PlanStore
@@ -99,6 +100,7 @@ class MetadataStore:
         self.cordons = CordonStore(link, keys)
         self.ledger = LedgerStore(link, keys)
         self.plans = PlanStore(link, keys)
+        self.drafts = DraftStore(link, keys)
         self._link = link
         self._keys = keys
         self._directory = Directory()

@@ -121,6 +121,8 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
         "seconds": round(time.monotonic() - started, 1),
     }
     recipe = {"target_revision": revision, "config": _recipe(config), "measured": measured}
+    if config.start:
+        recipe["parent_revision"] = weights_revision(resolve(config.start))
     learner.save(config.out, config.target, recipe)
     measured |= _acceptance(config, target, corpus.held_out, progress)
     write_recipe(config.out, recipe)

@@ -34,7 +34,7 @@ async def test_who_leads_takes_a_higher_epoch_than_anybody_has_seen(store: Metad
 
 async def test_a_leader_tells_redis_again_what_operators_have_said(store: MetadataStore, raw: redis.Redis) -> None:
     async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store)
+        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
         off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF, by="operator")
         await store.plans.set_override("acme", off)
         await leader.tick()
@@ -47,7 +47,7 @@ async def test_what_operators_have_set_survives_a_memory_that_is_lost_while_it_i
     store: MetadataStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store)
+        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
         off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF, by="operator")
         await store.plans.set_override("acme", off)
         await leader.tick()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import pytest
@@ -28,6 +31,9 @@ from outrider.target.process import load
 from outrider.target.process import serve as serve_target
 from outrider.target.requests.service import TargetServicer
 from outrider.worker.process import RunningWorker
+from outrider_controller.cli.app import run
+from outrider_controller.control.api.server import running_control
+from outrider_controller.control.config import ControlConfig
 from outrider_controller.router.config import (
     AdmissionConfig,
     FailoverConfig,
@@ -41,6 +47,8 @@ from outrider_controller.router.requests.service import RunningRouter, running_r
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
 from tests.route_call import RouteCall
+
+T = TypeVar("T")
 
 CONFIG = RouterConfig(
     refresh_s=0.05,
@@ -216,3 +224,73 @@ async def _eventually(condition: Callable[[], bool], within_s: float = 5.0) -> N
 def eventually() -> Callable[..., Any]:
     """`await eventually(condition)`: returns once it holds, fails when it does not within 5 s."""
     return _eventually
+
+
+# -- commands, as somebody types them
+
+
+@dataclass(slots=True)
+class Cluster:
+    """It runs in a thread of its own, for commands run event loops of their own."""
+
+    fleet: Fleet
+    control: str
+    loop: asyncio.AbstractEventLoop
+
+    def within(self, work: Callable[[Fleet], Coroutine[Any, Any, T]]) -> T:
+        """The result of work in the cluster's loop."""
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work(self.fleet), self.loop)
+        return future.result(60)
+
+
+@asynccontextmanager
+async def _running(metadata_url: str) -> AsyncIterator[tuple[Fleet, str]]:
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            MetadataStore.connect(metadata_url, namespace=uuid4().hex, call_timeout_s=5.0)
+        )
+        life = await stack.enter_async_context(running_control(ControlConfig(), store))
+        yield Fleet(store, stack, num_workers=1), life.address
+
+
+@pytest.fixture
+def cluster(metadata_url: str) -> Iterator[Cluster]:
+    started, stop = threading.Event(), threading.Event()
+    made: list[Cluster] = []
+
+    async def serve() -> None:
+        async with _running(metadata_url) as (fleet, control):
+            made.append(Cluster(fleet, control, asyncio.get_running_loop()))
+            started.set()
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(60)
+    yield made[0]
+    stop.set()
+    thread.join()
+
+
+@pytest.fixture
+def outrider(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs a command that has to succeed; gives what it printed, as JSON where that was asked for."""
+
+    def command(*arguments: str, code: int = 0) -> Any:
+        capsys.readouterr()
+        assert run([*arguments, "--control", cluster.control]) == code
+        said = capsys.readouterr()
+        if code:
+            return said.err
+        return json.loads(said.out) if "json" in arguments else said.out
+
+    return command
+
+
+def soon(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+    give_up = threading.Event()
+    for _ in range(round(within_s / 0.05)):
+        if condition():
+            return
+        give_up.wait(0.05)
+    raise AssertionError(f"not within {within_s} s")

@@ -3,94 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
-from uuid import uuid4
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from typing import Any
 
-import pytest
-from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import tenants_pb2
 from outrider.rpc.v1.router_pb2 import SPECULATION_MODE_ON
-from outrider_controller.cli.app import run
-from outrider_controller.control.api.server import running_control
-from outrider_controller.control.config import ControlConfig
 
 from tests.fakes import FakeDraft, FakeTarget
-from tests.integration.router.conftest import Fleet
-
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Cluster:
-    """It runs in a thread of its own, for commands run event loops of their own."""
-
-    fleet: Fleet
-    control: str
-    loop: asyncio.AbstractEventLoop
-
-    def within(self, work: Callable[[Fleet], Coroutine[Any, Any, T]]) -> T:
-        """The result of work in the cluster's loop."""
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work(self.fleet), self.loop)
-        return future.result(60)
-
-
-@asynccontextmanager
-async def _running(metadata_url: str) -> AsyncIterator[tuple[Fleet, str]]:
-    async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(
-            MetadataStore.connect(metadata_url, namespace=uuid4().hex, call_timeout_s=5.0)
-        )
-        life = await stack.enter_async_context(running_control(ControlConfig(), store))
-        yield Fleet(store, stack, num_workers=1), life.address
-
-
-@pytest.fixture
-def cluster(metadata_url: str) -> Iterator[Cluster]:
-    started, stop = threading.Event(), threading.Event()
-    made: list[Cluster] = []
-
-    async def serve() -> None:
-        async with _running(metadata_url) as (fleet, control):
-            made.append(Cluster(fleet, control, asyncio.get_running_loop()))
-            started.set()
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert started.wait(60)
-    yield made[0]
-    stop.set()
-    thread.join()
-
-
-@pytest.fixture
-def outrider(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs a command that has to succeed; gives what it printed, as JSON where that was asked for."""
-
-    def command(*arguments: str, code: int = 0) -> Any:
-        capsys.readouterr()
-        assert run([*arguments, "--control", cluster.control]) == code
-        said = capsys.readouterr()
-        if code:
-            return said.err
-        return json.loads(said.out) if "json" in arguments else said.out
-
-    return command
-
-
-def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    give_up = threading.Event()
-    for _ in range(round(within_s / 0.05)):
-        if condition():
-            return
-        give_up.wait(0.05)
-    raise AssertionError(f"not within {within_s} s")
+from tests.integration.router.conftest import Cluster, Fleet, soon
 
 
 def test_a_worker_that_comes_and_one_that_is_stopped_are_events(cluster: Cluster, outrider: Callable[..., Any]) -> None:
@@ -108,7 +29,7 @@ def test_a_worker_that_comes_and_one_that_is_stopped_are_events(cluster: Cluster
         found = outrider("events", "--worker", worker_id, "-o", "json")["events"]
         return [event["kind"] for event in found]
 
-    eventually(lambda: told() == ["worker_joined", "worker_left"])
+    soon(lambda: told() == ["worker_joined", "worker_left"])
     line = outrider("events", "--worker", worker_id, "--kind", "worker_left").splitlines()
     assert len(line) == 1 and f"worker_left           worker_id={worker_id} address=127.0.0.1:" in line[0]
     assert outrider("events", "--limit", "0") == ""
@@ -167,7 +88,7 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
     assert (row["id"], row["tenant"], row["target"], row["draft"]) == ("long", "acme", target, draft)
     assert outrider("get", "sequences", "--worker", draft, "-o", "name") == "long\n"
     assert outrider("get", "sequences", "--tenant", "other", "-o", "name") == ""
-    eventually(lambda: outrider("get", "sequences", "-o", "json")["sequences"][0]["acceptance"] == 1.0)
+    soon(lambda: outrider("get", "sequences", "-o", "json")["sequences"][0]["acceptance"] == 1.0)
 
     described = outrider("describe", "worker", target, "-o", "json")
     assert described["worker"]["role"] == "target" and described["num_sequences"] == 1
@@ -193,7 +114,7 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
     found = outrider("top", "--interval", "0.5", "-o", "json")
     (tenant,) = found["tenants"]
     assert tenant["tenant"] == "acme" and tenant["tokens_per_s"] > 0 and tenant["acceptance"] == 1.0
-    eventually(lambda: outrider("top", "--interval", "0.2", "-o", "json")["tenants"][0]["mode"] == ["on"])
+    soon(lambda: outrider("top", "--interval", "0.2", "-o", "json")["tenants"][0]["mode"] == ["on"])
     by_worker = {one["worker"]: one for one in found["workers"]}
     assert by_worker[target]["tokens_per_s"] > 0 and by_worker[draft]["verified_per_s"] > 0
     assert "1 request under way, 2 workers" in outrider("top", "--interval", "0.2")
@@ -223,5 +144,5 @@ def test_a_text_that_is_always_guessed_raises_an_alert(cluster: Cluster, outride
         return "output_loops" in alerts()
 
     cluster.within(start)
-    eventually(raised)
+    soon(raised)
     assert alerts().count("output_loops") == 1

@@ -258,7 +258,7 @@ async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> No
     async with EventWriter(fleet.store).running() as events:
         store = fleet.store
         demand = Demand(CollectorRegistry())
-        parts = (store.plans, store.tenants, events, demand, store)
+        parts = (store.plans, store.tenants, events, demand, store, store.drafts)
         first, second = PlanLeader("a", *parts), PlanLeader("b", *parts)
         await first.tick()
         await second.tick()
@@ -312,7 +312,7 @@ async def test_a_leader_gives_way_when_only_it_is_cut_off_from_the_store(
 
     async with EventWriter(fleet.store).running() as events:
         store, now_s = fleet.store, [100.0]
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store)
+        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
         monkeypatch.setattr(leader._lease, "_clock", lambda: now_s[0])
         await leader.tick()
         follower = leader.follow()

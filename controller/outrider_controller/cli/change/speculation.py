@@ -14,6 +14,7 @@ from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.plan import ON_ABOVE, TRY_BELOW, Reason
 from outrider_controller.cli.change.tenants import QUOTAS, tenant_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
+from outrider_controller.cli.drafts.versions import rollout_lines, rollout_row
 from outrider_controller.cli.output import emit, moment, note
 from outrider_controller.cli.spans import span_option
 
@@ -116,7 +117,9 @@ def explain(tenant: str, control: str, output: str) -> None:
     lines = [line for decision in answer.decisions for line in explained(tenant, decision)]
     lines += paced_lines(tenant, paced) if paced is not None else []
     targets = [decision_row(one) for one in answer.decisions]
+    lines += [line for rollout in answer.rollouts for line in rollout_lines(rollout)]
     body = {"tenant": tenant, "known": answer.known, "beats_ms": paced, "targets": targets}
+    body["rollouts"] = [rollout_row(one) for one in answer.rollouts]
     emit("explain", body, output, "\n".join(lines) or f"{tenant}: no router has reported a target yet")
 
 

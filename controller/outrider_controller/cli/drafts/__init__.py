@@ -1,4 +1,4 @@
-"""Commands about drafts before a cluster runs: plan, distill, compare.
+"""Commands about drafts: plan, distill, compare, and the rollout of a new version.
 
 The work itself is in `outrider.training` and `outrider.comparison`. Begin with `distill`.
 """

@@ -14,6 +14,7 @@ from outrider.rpc.v1 import control_pb2, tenants_pb2, usage_pb2
 from outrider_controller.cli.asking import Nouns
 from outrider_controller.cli.change.tenants import KEY_COLUMNS, all_keys, key_row, tenant_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
+from outrider_controller.cli.drafts import versions
 from outrider_controller.cli.output import cell, emit, moment, named, table_lines
 from outrider_controller.cli.show.events import event_line, event_row
 from outrider_controller.cli.show.sequences import COLUMNS, MOST, acceptance, sequence_row
@@ -74,6 +75,18 @@ def tenant(name: str, control: str, output: str) -> None:
         }
 
     _show("tenant", ask_control(control, ask), output)
+
+
+@describe.command("draft")
+@click.argument("name")
+@control_options("text", "json", "yaml")
+def draft(name: str, control: str, output: str) -> None:
+    """Show a version of a draft: how it was made, what is accepted of it, and its rollout."""
+    found = versions.find(control, name)
+    body: dict[str, Any] = {"draft": {**versions.draft_row(found), "recipe": found.recipe or None}}
+    if found.HasField("rollout"):
+        body["draft"] |= {f"rollout_{name}": value for name, value in versions.rollout_row(found.rollout).items()}
+    _show("draft", body, output)
 
 
 @describe.command("key")

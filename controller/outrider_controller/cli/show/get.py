@@ -13,6 +13,7 @@ from outrider_controller.cli.change.tenants import get_keys, get_tenants
 from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.clusters import named as clusters
 from outrider_controller.cli.clusters.control import list_workers
+from outrider_controller.cli.drafts.versions import get_drafts
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import named, note, output_option, print_rows
 from outrider_controller.cli.show.audit import get_audit
@@ -86,6 +87,7 @@ def list_contexts(output: str) -> None:
 
 get.add_command(get_sequences)
 get.add_command(get_tenants)
+get.add_command(get_drafts)
 get.add_command(get_keys)
 get.add_command(get_usage)
 get.add_command(get_audit)

@@ -33,6 +33,7 @@ from outrider_controller.control.alerts.webhook import Webhook
 from outrider_controller.control.api.access import OperatorGuard
 from outrider_controller.control.api.events import EventFeed
 from outrider_controller.control.api.history import Histories
+from outrider_controller.control.api.releases import Releases
 from outrider_controller.control.api.routers import Routers
 from outrider_controller.control.api.speculation import Speculation
 from outrider_controller.control.api.tenants import Tenancy
@@ -66,7 +67,8 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._routers = routers
         self._workers = Workers(store, events)
         self._leader = leader
-        self._speculation = Speculation(store.plans, leader)
+        self._releases = Releases(store.drafts, store, events, leader.changed)
+        self._speculation = Speculation(store.plans, leader, self._releases)
         self._tenancy = Tenancy(store.tenants, events)
         self._histories = histories
         self._feed = EventFeed(store)
@@ -165,6 +167,17 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
             async for response in responses:
                 yield response
 
+    async def ListDrafts(self, request: control.ListDraftsRequest, context: Context) -> control.ListDraftsResponse:
+        return control.ListDraftsResponse(drafts=await self._releases.versions(request.draft))
+
+    async def StartRollout(
+        self, request: control.StartRolloutRequest, context: Context
+    ) -> control.StartRolloutResponse:
+        return control.StartRolloutResponse(rollout=await self._releases.start(request))
+
+    async def EndRollout(self, request: control.EndRolloutRequest, context: Context) -> control.EndRolloutResponse:
+        return control.EndRolloutResponse(rollout=await self._releases.end(request))
+
     async def GetUsage(self, request: usage_pb2.GetUsageRequest, context: Context) -> usage_pb2.GetUsageResponse:
         return await bill(self._store.ledger, request)
 
@@ -205,7 +218,7 @@ async def running_control(
             await stack.enter_async_context(beside(webhook.run(), "webhook"))
         report = AlertReport(events, webhook)
         demand = Demand(ops.registry)
-        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, report)
+        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, store.drafts, report)
         TenantMetrics(ops.registry, lambda: leader.planner)
         AlertMetrics(ops.registry, lambda: leader.announcements.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))

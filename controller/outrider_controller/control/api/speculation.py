@@ -11,6 +11,7 @@ from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import tenants_pb2 as tenants
 
+from outrider_controller.control.api.releases import Releases
 from outrider_controller.control.api.tenants import caller, check_name
 from outrider_controller.control.plan.leading import PlanLeader
 
@@ -24,9 +25,12 @@ class Overrides(Protocol):
 
 
 class Speculation:
-    def __init__(self, store: Overrides, leader: PlanLeader, wall_clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, store: Overrides, leader: PlanLeader, releases: Releases, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self._leader = leader
+        self._releases = releases
         self._wall_clock = wall_clock
 
     async def set(self, request: control.SetSpeculationRequest) -> tenants.SpeculationOverride:
@@ -56,4 +60,5 @@ class Speculation:
         """Raises InvalidRequest; Unavailable where another control plane leads and its decisions cannot be read."""
         check_name("tenant", tenant)
         decisions, known = await self._leader.explain(tenant)
-        return control.ExplainResponse(decisions=decisions, known=known)
+        rollouts = await self._releases.covering(tenant)
+        return control.ExplainResponse(decisions=decisions, known=known, rollouts=rollouts)

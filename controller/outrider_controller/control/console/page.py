@@ -97,6 +97,7 @@ class Console:
             "sequences": [_plain(one) for one in sequences.sequences],
             "num_sequences": sequences.num_sequences,
             "activities": [_plain(one) for one in activities.activities],
+            "rollouts": await self._rollouts(),
             "decisions": {tenant: await self._decisions(tenant) for tenant in tenants[:_NUM_TENANTS]},
             "events": [{"unix_ms": event.unix_ms, "kind": event.kind, "fields": event.fields} for event in events],
         }
@@ -108,6 +109,14 @@ class Console:
         except Unavailable:
             return []
         return [_plain(decision) for decision in explained.decisions]
+
+    async def _rollouts(self) -> list[dict[str, Any]]:
+        """None while the metadata store is away."""
+        try:
+            found = await self._api.ListDrafts(control.ListDraftsRequest(), None)
+        except Unavailable:
+            return []
+        return [_plain(one.rollout) for one in found.drafts if one.HasField("rollout")]
 
     async def _trace(self, query: Mapping[str, str]) -> dict[str, Any]:
         request = control.ControlServiceGetTraceRequest(request_id=query.get("request_id", ""))

@@ -74,5 +74,10 @@ class Followers(set[Follower]):
                 else:
                     prices = [price for price in (known.price, state.price) if price]
                     best = max(known.best_chance, state.best_chance)
-                    merged[model] = TargetState(known.drafts | state.drafts, min(prices, default=0.0), best)
+                    merged[model] = TargetState(
+                        known.drafts | state.drafts,
+                        min(prices, default=0.0),
+                        best,
+                        known.candidates | state.candidates,
+                    )
         return merged

@@ -61,10 +61,13 @@ class KeptPlan:
             raise not_leading()
         return kept
 
-    async def save_in_time(self, planner: Planner, epoch: int, now_s: float) -> None:
-        if now_s - self._saved_s >= _SAVE_EVERY_S:
+    async def save_in_time(self, planner: Planner, epoch: int, now_s: float) -> bool:
+        """Whether it was time."""
+        due = now_s - self._saved_s >= _SAVE_EVERY_S
+        if due:
             self._saved_s = now_s
             await self.save(planner, epoch)
+        return due
 
     async def save(self, planner: Planner, epoch: int) -> None:
         saving, self.unsaved = self.unsaved, set()

@@ -15,20 +15,23 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import NoReturn
 
+from outrider.errors import Unavailable
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.leader import LEADER_TTL_S
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.supervision import Backoff, keep_running
 
-from outrider_controller.autoscaler.evidence import model_of
+from outrider_controller.autoscaler.evidence import Cell, model_of
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.control.fleet import Leases
 from outrider_controller.control.plan.announcements import Announcements, Report
 from outrider_controller.control.plan.demand import Demand
+from outrider_controller.control.plan.draft_versions import DraftVersions
 from outrider_controller.control.plan.followers import Follower, Followers, not_leading
 from outrider_controller.control.plan.kept_plan import KeptPlan, Plans, messages
 from outrider_controller.control.plan.policies import TenantPolicies, Tenants
+from outrider_controller.control.plan.rollouts import ReleaseStore, RolloutLeader
 from outrider_controller.plan_messages import (
     draft_version,
     evidence_from_proto,
@@ -55,6 +58,7 @@ class PlanLeader:
         events: EventWriter,
         demand: Demand,
         leases: Leases,
+        releases: ReleaseStore,
         report: Report = lambda changes: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -70,6 +74,8 @@ class PlanLeader:
         self._planner = Planner()
         self._policies = TenantPolicies(plans, records)
         self._kept = KeptPlan(plans, leases)
+        self._versions = DraftVersions(releases, clock)
+        self._rollouts = RolloutLeader(releases, events, clock)
         self._planned_s = float("-inf")
         self._wake = asyncio.Event()
 
@@ -129,9 +135,15 @@ class PlanLeader:
         of_drafts = {pairing: one for pairing, one in evidence.items() if not model_of(pairing.target)[1]}
         self.announcements.alerts.learn(of_drafts)
         self._demand.learn(of_drafts)
+        self._versions.learn(of_drafts)
+        self._rollouts.learn(of_drafts, self._in_use)
         self._kept.unsaved.update(pairing.cell for pairing in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
         follower.busy, follower.reaches_store = message.busy, message.reaches_store
+
+    def _in_use(self, cell: Cell) -> str:
+        decision = self._planner.decisions_of([cell]).get(cell)
+        return "" if decision is None else decision.draft
 
     # -- operators
 
@@ -160,19 +172,28 @@ class PlanLeader:
             await self._take_over(epoch)
         if self.epoch:
             now_s = self._clock()
-            if await self._policies.read(now_s, self.epoch) or now_s - self._planned_s >= _PLAN_EVERY_S:
+            changed = await self._policies.read(now_s, self.epoch) | await self._rollouts.read(self.epoch)
+            if changed or now_s - self._planned_s >= _PLAN_EVERY_S:
                 self._planned_s = now_s
                 if self._policies.deleted:
                     await self._forget(self._policies.deleted)
                 self._plan(now_s)
-            self._demand.look(await _draft_workers(self._leases), [one.busy for one in self.followers], now_s)
-            await self._kept.save_in_time(self._planner, self.epoch, now_s)
+            drafts = await _draft_workers(self._leases)
+            self._versions.see(drafts)
+            self._demand.look(Counter(map(draft_version, drafts)), [one.busy for one in self.followers], now_s)
+            if await self._kept.save_in_time(self._planner, self.epoch, now_s):
+                await self._versions.save()
+                await self._rollouts.save()
+            with suppress(Unavailable):
+                await self._rollouts.decide()
 
     async def _take_over(self, epoch: int) -> None:
         if not self.epoch:
             planner = Planner()
             if not await self._kept.resume(planner, self._clock()):
                 return
+            await self._versions.resume()
+            await self._rollouts.resume()
             self._planner = planner
             self._policies.outdated()
             self._planned_s = float("-inf")
@@ -181,6 +202,8 @@ class PlanLeader:
             # A new epoch for a present leader: the store lost its data.
             self._kept.unsaved.update(self._planner.plan.cells)
             await self._policies.restore()
+            self._versions.lost()
+            await self._rollouts.restore()
         self.epoch = epoch
 
     @property
@@ -211,13 +234,11 @@ class PlanLeader:
             # No router has reported the fleet yet: a new leader keeps the old decisions.
             return
         before = self._planner.plan
-        changed = self._planner.step(self._policies.by_tenant(), states, now_s)
+        changed = self._planner.step(self._policies.by_tenant(), states, now_s, self._rollouts.stages)
         self._kept.unsaved.update(changed)
         self.followers.send(messages(self._planner, changed))
         self.announcements.decided(changed, before)
 
 
-async def _draft_workers(leases: Leases) -> Counter[str]:
-    """Live draft workers by draft version."""
-    drafts = [one.info for one in await leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]
-    return Counter(map(draft_version, drafts))
+async def _draft_workers(leases: Leases) -> list[worker.WorkerInfo]:
+    return [one.info for one in await leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]

@@ -102,7 +102,8 @@ class WorkerPicker:
         together: Mapping[str, int],
         version: str | None = None,
     ) -> DraftWorker | None:
-        """The best draft with room that can work with this target, preferably of this version.
+        """The best draft with room that can work with this target, preferably of this version, and a candidate of no
+        other.
 
         `together`: by draft, the number of this target's sequences that it drafts for.
         """
@@ -116,7 +117,8 @@ class WorkerPicker:
         wanted = {key: d for key, d in drafts.items() if draft_version(d.info) == version}
         best = await self._best(worker.WORKER_ROLE_DRAFT, wanted, prefix, together) if wanted else None
         if best is None:
-            best = await self._best(worker.WORKER_ROLE_DRAFT, drafts, prefix, together)
+            others = {key: d for key, d in drafts.items() if not d.info.candidate}
+            best = await self._best(worker.WORKER_ROLE_DRAFT, others, prefix, together)
         return drafts[best] if best is not None and drafts[best].leased else None
 
     def can_draft(self, draft: DraftWorker, target: TargetLink) -> bool:

@@ -108,6 +108,7 @@ class Dispatcher:
 
     def end(self, active: ActiveRequest, reason: sequence.CloseReason.ValueType) -> None:
         """Forgets the request, and closes its sequences."""
+        active.speculation.gain.ended()
         self.table.requests.pop(active, None)
         self.table.drop_target(active, reason)
         self.table.drop_draft(active)

@@ -23,7 +23,7 @@ def hand_over(fleet: Fleet, table: SequenceTable, lose_target: LoseTarget, now_u
             continue
         if (draft := fleet.drafts.get(worker_id)) is not None:
             for sequence_id in tuple(draft.open_sequences):
-                _release_draft(table, table.by_draft[sequence_id])
+                release_draft(table, table.by_draft[sequence_id], "draining")
         if (link := fleet.targets.get(worker_id)) is not None and now_unix_s * 1000 >= cordon.hand_over_unix_ms:
             for sequence_id in tuple(link.open_sequences):
                 active = table.by_target[sequence_id]
@@ -31,10 +31,11 @@ def hand_over(fleet: Fleet, table: SequenceTable, lose_target: LoseTarget, now_u
                     lose_target(active, "an operator drains it", Fault.LEAVING)
 
 
-def _release_draft(table: SequenceTable, active: ActiveRequest) -> None:
+def release_draft(table: SequenceTable, active: ActiveRequest, why: str) -> None:
+    """The request leaves its draft and looks for another."""
     table.set_speculation(active, active.speculation.lost())
     if active.draft is not None:
-        active.recorder.lost(active.draft.worker.info, "draining", now_us())
+        active.recorder.lost(active.draft.worker.info, why, now_us())
     table.release_draft(active)
     active.events.wake()
 

@@ -99,6 +99,35 @@ class DraftRecord:
 
 
 @dataclass(slots=True)
+class RequestCost:
+    """What one request has cost with its draft, whether that drafts or rests.
+
+    By counts and waits, not by the clock: two drafts are compared by few requests, and how long a round takes depends
+    on everything else that runs.
+    """
+
+    tokens: int = 0
+    rounds: int = 0
+    rows: float = 0.0
+    """Price of all drafted rows, in plain rounds."""
+    wait_us: int = 0
+    """For the draft."""
+    verify_us: int = 0
+
+    def add(self, done: Round, price: float) -> None:
+        """`price`: of a drafted row."""
+        self.tokens += done.num_tokens
+        self.rounds += 1
+        self.rows += price * done.num_drafted
+        self.wait_us += done.wait_us
+        self.verify_us += done.verify_us
+
+    @property
+    def plain_rounds(self) -> float:
+        return self.rounds + self.rows + self.rounds * self.wait_us / max(self.verify_us, 1)
+
+
+@dataclass(slots=True)
 class SpeculationGain:
     """The gain of drafting in one request, and whether its draft rests."""
 
@@ -118,6 +147,7 @@ class SpeculationGain:
     _num_rested: int = 0
     _tokens_rested: int = 0
     _measuring: bool = False
+    cost: RequestCost = field(default_factory=RequestCost)
 
     @property
     def saving(self) -> float:
@@ -132,6 +162,8 @@ class SpeculationGain:
 
     def begin(self, record: DraftRecord, known: float) -> None:
         """A draft was opened, or is allowed again."""
+        if record is not self.record:
+            self.ended()
         self.record, self.known = record, known if record.saving is None else max(0.0, min(known, record.saving))
         self._rest_tokens = FIRST_REST_TOKENS
         self._enter(resting=False)
@@ -169,6 +201,12 @@ class SpeculationGain:
             )
             if may_rest:
                 self._decide(record)
+
+    def ended(self) -> None:
+        """The request has ended, or another draft takes over: what it has cost as a whole is evidence too."""
+        if self.cost.tokens:
+            self.record.evidence.add_request(self.cost.tokens, self.cost.plain_rounds)
+        self.cost = RequestCost()
 
     def _in_time(self, count: int, rounds: int) -> bool:
         """False until its first proposal was verified, while it catches up; but for `_MAX_LATE_ROUNDS` at most."""

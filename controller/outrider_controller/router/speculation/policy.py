@@ -132,7 +132,7 @@ class Policy:
         return {
             pairing: record.take()
             for pairing, record in self._records.items()
-            if record.evidence.rounds or record.evidence.missed
+            if record.evidence.rounds or record.evidence.missed or record.evidence.requests
         }
 
     def follow(self, decisions: Mapping[Cell, Decision], beliefs: Iterable[Belief]) -> None:

@@ -20,6 +20,7 @@ from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.fleet.fleet import Fleet
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import now_us
+from outrider_controller.router.requests.draining import release_draft
 from outrider_controller.router.requests.sequences import ActiveRequest, DraftSequence, SequenceTable
 from outrider_controller.router.speculation.policy import Policy
 
@@ -54,6 +55,8 @@ class SettingsSender:
             if draft is None or active.draft is not draft:
                 continue
             speculation = active.speculation
+            if active.target is not None:
+                speculation.gain.cost.add(done, active.target.link.price.row)
             if done.draft_active:
                 speculation.draft_active(done.answer_us)
             decides = turns == 1 or (active.failover.rounds_here + draft.sequence_id) % turns == 0
@@ -70,11 +73,19 @@ class SettingsSender:
             request = active.request
             targets = request.model, own_drafts_of(request.model)
             if any(self.policy.decides(cells, request.tenant, target) for target in targets):
-                setting = active.speculation.allow(self.policy.allowance(request))
+                allowed = self.policy.allowance(request)
+                self._take_back(active, allowed.draft)
+                setting = active.speculation.allow(allowed)
                 if setting is not None:
                     self._table.set_speculation(active, setting)
                 if active.lacks_draft:
                     active.events.wake()
+
+    def _take_back(self, active: ActiveRequest, draft: str | None) -> None:
+        """The request leaves a candidate that its rollout gives it no more."""
+        if active.draft is None or not (info := active.draft.worker.info).candidate or draft_version(info) == draft:
+            return
+        release_draft(self._table, active, "rollout")
 
     def target_states(self) -> dict[str, TargetState]:
         """What a plan needs to know of the fleet, by model."""
@@ -87,10 +98,12 @@ class SettingsSender:
             attached = [t for t in fleet.attached.values() if t.info.model == model]
             prices = [t.price for t in (*fleet.live_targets(model), *attached)]
             known = [price for price in prices if now_s - price.at_s < _PRICE_S and price.best_chance]
+            fitting = [d.info for d in drafts if pairing_problem(target.info, d.info) is None]
             states[model] = TargetState(
-                frozenset(draft_version(d.info) for d in drafts if pairing_problem(target.info, d.info) is None),
+                frozenset(draft_version(info) for info in fitting if not info.candidate),
                 price=min((price.row for price in known), default=0.0),
                 best_chance=max((price.best_chance for price in known), default=1.0),
+                candidates=frozenset(draft_version(info) for info in fitting if info.candidate),
             )
             if sources := self.policy.own_sources.get(model):
                 # What a row costs is a part of their evidence.

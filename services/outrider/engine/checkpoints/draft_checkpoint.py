@@ -25,6 +25,8 @@ from outrider.engine.models.quantization import Int8Linear, quantize, quantize_r
 FORMAT = 1
 _WEIGHTS = "draft.safetensors"
 _SCALE = ".scale"
+_RECIPE = "recipe.json"
+MAX_RECIPE_CHARS = 4000
 
 
 def save_draft_model(
@@ -54,7 +56,16 @@ def save_draft_model(
 
 def write_recipe(directory: Path, recipe: dict[str, Any]) -> None:
     """recipe.json: how the draft was made, and what was measured."""
-    (directory / "recipe.json").write_text(json.dumps(recipe, indent=2, sort_keys=True) + "\n")
+    (directory / _RECIPE).write_text(json.dumps(recipe, indent=2, sort_keys=True) + "\n")
+
+
+def read_recipe(path: Path) -> str:
+    """The recipe of the draft at `path` as one line of JSON; empty if it has none, or one too long for a lease."""
+    try:
+        recipe = json.dumps(json.loads((path / _RECIPE).read_text()), sort_keys=True)
+    except (OSError, ValueError):
+        return ""
+    return recipe if len(recipe) <= MAX_RECIPE_CHARS else ""
 
 
 def load_draft_model(path: Path, dtype: torch.dtype, *, in_int8: bool = False) -> tuple[LlamaForCausalLM, Tensor]:

@@ -98,7 +98,7 @@ CALLS: dict[str, Access] = {
     **_service("DraftService", dict.fromkeys(("GetInfo", "Draft"), _roles(Role.TARGET))),
     **_service(
         "ControlService",
-        dict.fromkeys(("ListWorkers", "GetWorker", "ListActivities", "WatchEvents", "Explain"), _OBSERVE),
+        dict.fromkeys(("ListWorkers", "GetWorker", "ListActivities", "WatchEvents", "Explain", "ListDrafts"), _OBSERVE),
     ),
     **_service(
         "ControlService",
@@ -121,6 +121,8 @@ CALLS: dict[str, Access] = {
                 "GetTrace",
                 "ExportTraces",
                 "SetSpeculation",
+                "StartRollout",
+                "EndRollout",
             ),
             _OPERATE,
         ),

@@ -78,6 +78,13 @@ function why(decision) {
   return element("span", `${decision.reason}: ${speed} × plain (${lower} to ${upper})`, "why");
 }
 
+function saving(rollout) {
+  const seen = rollout.evidence;
+  if (seen?.saving === undefined) return "–";
+  const [saved, lower, upper] = [seen.saving, seen.lower, seen.upper].map((value) => number(value).toFixed(3));
+  return `${saved} (${lower} to ${upper})`;
+}
+
 function requestLink(sequence) {
   const link = element("button", sequence.request_id, "link");
   link.addEventListener("click", () => {
@@ -118,6 +125,15 @@ function draw(data) {
     ["tokens/s", (row) => (perSecond.has(row.id) ? perSecond.get(row.id).toFixed(0) : ""), true],
     ["address", (row) => row.address],
   ], data.workers);
+  fill(byId("rollouts"), [
+    ["draft", (row) => row.draft],
+    ["tenant", (row) => row.tenant || "all"],
+    ["state", (row) => String(row.state).replace("ROLLOUT_STATE_", "").toLowerCase().replace("_", " ")],
+    ["share", (row) => number(row.share).toFixed(2), true],
+    ["tokens", (row) => number(row.evidence?.candidate?.tokens).toFixed(0), true],
+    ["saving a token", saving, true],
+    ["why", (row) => element("span", row.reason, "why")],
+  ], data.rollouts);
   fill(byId("sequences"), [
     ["request", requestLink],
     ["tenant", (row) => row.tenant],

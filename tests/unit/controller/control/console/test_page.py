@@ -17,7 +17,7 @@ import pytest
 from outrider.errors import NotFound, Unavailable
 from outrider.metadata import Event
 from outrider.rpc.v1 import control_pb2 as control
-from outrider.rpc.v1 import policy_pb2, sequence_pb2, trace_pb2, worker_pb2
+from outrider.rpc.v1 import drafts_pb2, policy_pb2, sequence_pb2, trace_pb2, worker_pb2
 from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.token_bytes import TokenBytes
@@ -61,6 +61,13 @@ class ScriptedControl(ControlServiceServicer):
             tenant=request.tenant, target="large", mode=policy_pb2.PLAN_MODE_ON, reason="saves", saving=0.5, price=0.25
         )
         return control.ExplainResponse(decisions=[decision], known=True)
+
+    async def ListDrafts(self, request: Any, context: Any) -> control.ListDraftsResponse:
+        if not self.leads:
+            raise Unavailable("the metadata store does not answer")
+        evidence = drafts_pb2.RolloutEvidence(saving=0.03, lower=-0.01, upper=0.07)
+        rollout = drafts_pb2.Rollout(draft="new@1/model", state=drafts_pb2.ROLLOUT_STATE_RUNNING, evidence=evidence)
+        return control.ListDraftsResponse(drafts=[drafts_pb2.DraftVersion(version="new@1/model", rollout=rollout)])
 
     async def GetTrace(
         self, request: control.ControlServiceGetTraceRequest, context: Any
@@ -138,6 +145,7 @@ async def test_the_console_shows_the_rows_that_outrider_get_prints() -> None:
         status, data = await get(f"{url}/console/data")
     assert status == 200 and data["workers"] == worker_rows(WORKERS)
     assert data["decisions"]["shop"][0]["mode"] == "PLAN_MODE_ON"
+    assert data["rollouts"][0]["evidence"]["lower"] == -0.01
     assert [sequence["request_id"] for sequence in data["sequences"]] == ["r-1"]
     assert data["events"][0]["kind"] == "worker_joined"
 

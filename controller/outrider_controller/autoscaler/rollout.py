@@ -1,0 +1,132 @@
+"""Rollouts of drafts: whether a candidate saves more than the draft in use, by a test that may be looked at at any
+time. Pure: no I/O, no clock.
+
+A hash of its id gives each request to one of the two. What is compared are whole requests, because rounds of one
+request are alike: what they cost for each committed token, in plain rounds.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from outrider_controller.autoscaler.evidence import Evidence
+
+DEFAULT_SHARE, MAX_SHARE = 0.03, 0.5
+"""Of the requests that speculate. With the first, chance alone hardly ever takes a candidate above 5 % of them."""
+PROMOTE_ABOVE, UNDO_BELOW = 0.0, -0.02
+"""The bounds of the interval that end a rollout, in plain rounds for each committed token."""
+GIVE_UP_TOKENS = 200_000
+"""Tokens of the candidate's requests, after which a rollout ends without proof."""
+# The interval misses the true difference at any time with at most this probability.
+_ERROR = 0.05
+# Standard deviation of the differences that the test is most sensitive to.
+_EXPECTED = 0.05
+# Below this the estimated variance of the requests says too little.
+_MIN_REQUESTS = 20
+
+
+class Stage(enum.Enum):
+    RUNNING = 1
+    PROMOTED = 2
+    UNDONE = 3
+    GIVEN_UP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A candidate on its way to the requests of one tenant, or of all."""
+
+    draft: str
+    """The version."""
+    tenant: str
+    """Empty: all."""
+    share: float
+    stage: Stage
+
+    def covers(self, tenant: str) -> bool:
+        return self.tenant in ("", tenant)
+
+
+Rollouts = Mapping[str, Rollout]
+"""By draft version."""
+
+
+@dataclass(slots=True)
+class Arm:
+    """Sums over the ended requests of one of the two drafts."""
+
+    requests: float = 0.0
+    tokens: float = 0.0
+    cost: float = 0.0
+    """In plain rounds."""
+    tokens_squared: float = 0.0
+    cost_squared: float = 0.0
+    tokens_cost: float = 0.0
+
+    def add(self, news: Evidence) -> None:
+        self.requests += news.requests
+        self.tokens += news.request_tokens
+        self.cost += news.request_cost
+        self.tokens_squared += news.request_tokens_squared
+        self.cost_squared += news.request_cost_squared
+        self.tokens_cost += news.request_tokens_cost
+
+    @property
+    def token_cost(self) -> float:
+        """Plain rounds for each committed token."""
+        return self.cost / self.tokens
+
+    @property
+    def variance(self) -> float:
+        """Of `token_cost`, by the delta method for a ratio of sums over independent requests."""
+        each = self.token_cost
+        squares = self.cost_squared - 2 * each * self.tokens_cost + each * each * self.tokens_squared
+        return max(0.0, squares) / self.tokens**2 * self.requests / (self.requests - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What the candidate saves more than the other for each committed token, in plain rounds, with its interval."""
+
+    saving: float
+    lower: float
+    upper: float
+
+
+@dataclass(slots=True)
+class Trial:
+    """The evidence of one rollout."""
+
+    candidate: Arm = field(default_factory=Arm)
+    incumbent: Arm = field(default_factory=Arm)
+
+    def compare(self) -> Comparison | None:
+        """None while too few requests have ended.
+
+        The normal mixture SPRT, inverted: Johari, Pekelis and Walsh 2022, "Always Valid Inference", equation 14.
+        """
+        candidate, incumbent = self.candidate, self.incumbent
+        if min(candidate.requests, incumbent.requests) < _MIN_REQUESTS:
+            return None
+        saving = incumbent.token_cost - candidate.token_cost
+        # Never 0, or a few requests that cost the same would prove anything.
+        variance = max(candidate.variance + incumbent.variance, 1e-8)
+        mixed = variance + _EXPECTED**2
+        width = math.sqrt(2 * variance * mixed / _EXPECTED**2 * math.log(math.sqrt(mixed / variance) / _ERROR))
+        return Comparison(saving, saving - width, saving + width)
+
+    def verdict(self) -> tuple[Stage, str] | None:
+        """The stage that the rollout enters now, and why; None while it goes on."""
+        found = self.compare()
+        told = f"after {self.candidate.tokens:,.0f} tokens of the candidate"
+        if found is not None:
+            bounds = f"it saves {found.saving:+.3f} ({found.lower:+.3f} to {found.upper:+.3f}) plain rounds a token"
+            told = f"{bounds} {told}"
+            if found.lower > PROMOTE_ABOVE:
+                return Stage.PROMOTED, told
+            if found.upper < UNDO_BELOW:
+                return Stage.UNDONE, told
+        return (Stage.GIVEN_UP, told) if self.candidate.tokens >= GIVE_UP_TOKENS else None

@@ -1,0 +1,135 @@
+"""The operators' calls on drafts: list versions, start rollouts, end them. Each field is checked here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from outrider.errors import Conflict, InvalidRequest, NotFound
+from outrider.metadata import LeaseRecord
+from outrider.metadata.event_writer import EventWriter
+from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import drafts_pb2 as drafts
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.autoscaler.rollout import DEFAULT_SHARE, MAX_SHARE, Stage
+from outrider_controller.control.api.tenants import caller, check_name
+from outrider_controller.control.plan.draft_versions import named
+from outrider_controller.control.plan.rollouts import ReleaseStore, action, stage_of, tell
+from outrider_controller.plan_messages import draft_version
+
+
+class Leases(Protocol):
+    async def workers(self, role: worker.WorkerRole.ValueType | None = None) -> list[LeaseRecord]: ...
+
+
+class Releases:
+    """Keeps no state. Every call raises Unavailable while the store is away."""
+
+    def __init__(
+        self,
+        store: ReleaseStore,
+        leases: Leases,
+        events: EventWriter,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`changed` is called after a change."""
+        self._store = store
+        self._leases = leases
+        self._events = events
+        self._changed = changed
+        self._clock = clock
+
+    async def versions(self, draft: str = "") -> list[drafts.DraftVersion]:
+        """Raises NotFound and InvalidRequest for `draft`."""
+        versions, rollouts, evidence = await asyncio.gather(
+            self._store.versions(), self._store.rollouts(), self._store.evidence()
+        )
+        live = await self._live()
+        for one in versions:
+            one.num_workers = len(live.get(one.version, ()))
+            if (rollout := rollouts.get(one.version)) is not None:
+                one.rollout.CopyFrom(with_evidence(rollout, evidence))
+        if draft:
+            return [named(draft, versions)]
+        return sorted(versions, key=lambda one: (one.name, -one.first_seen_unix_ms))
+
+    async def covering(self, tenant: str) -> list[drafts.Rollout]:
+        """The rollouts that include the tenant's requests, by draft version."""
+        rollouts, evidence = await asyncio.gather(self._store.rollouts(), self._store.evidence())
+        found = [one for one in rollouts.values() if stage_of(one).covers(tenant)]
+        return [with_evidence(one, evidence) for one in sorted(found, key=lambda one: one.draft)]
+
+    async def start(self, request: control.StartRolloutRequest) -> drafts.Rollout:
+        share = request.share if request.HasField("share") else DEFAULT_SHARE
+        if not 0 < share <= MAX_SHARE:
+            raise InvalidRequest("share", f"{share:g} is not above 0 and at most {MAX_SHARE:g}")
+        if request.tenant:
+            check_name("tenant", request.tenant)
+        draft = named(request.draft, await self._store.versions()).version
+        await self._check_candidate(draft)
+        rollouts = await self._store.rollouts()
+        _check_shares(share, [one for one in rollouts.values() if one.draft != draft])
+        before, now_ms = rollouts.get(draft, drafts.Rollout()), round(self._clock() * 1000)
+        goes_on = before.state == drafts.ROLLOUT_STATE_RUNNING and before.tenant == request.tenant
+        rollout = drafts.Rollout(
+            draft=draft,
+            tenant=request.tenant,
+            share=share,
+            state=drafts.ROLLOUT_STATE_RUNNING,
+            reason="an operator started it",
+            by=caller(),
+            started_unix_ms=before.started_unix_ms if goes_on else now_ms,
+            changed_unix_ms=now_ms,
+        )
+        return await self._put(rollout, before)
+
+    async def end(self, request: control.EndRolloutRequest) -> drafts.Rollout:
+        """Raises NotFound for a draft that was never rolled out."""
+        draft = named(request.draft, await self._store.versions()).version
+        before, rollout = (await self._store.rollouts()).get(draft), drafts.Rollout()
+        if before is None:
+            raise NotFound(f"{draft} was never rolled out", reason="NO_ROLLOUT", field="draft")
+        rollout.CopyFrom(before)
+        rollout.state = drafts.ROLLOUT_STATE_PROMOTED if request.promote else drafts.ROLLOUT_STATE_UNDONE
+        rollout.reason, rollout.by = "an operator ended it", caller()
+        rollout.changed_unix_ms = round(self._clock() * 1000)
+        return await self._put(rollout, before)
+
+    async def _put(self, rollout: drafts.Rollout, before: drafts.Rollout) -> drafts.Rollout:
+        if not await self._store.put_rollout(rollout, action(rollout), before):
+            raise Conflict(f"the rollout of {rollout.draft} was changed meanwhile", reason="ROLLOUT_CHANGED")
+        tell(rollout, self._events)
+        self._changed()
+        return rollout
+
+    async def _check_candidate(self, draft: str) -> None:
+        live = (await self._live()).get(draft, [])
+        if not live:
+            raise InvalidRequest("draft", f"no worker runs {draft}", reason="NO_DRAFT")
+        if not all(info.candidate for info in live):
+            message = f"{draft} drafts for everybody: start its workers with --candidate"
+            raise InvalidRequest("draft", message, reason="NO_CANDIDATE")
+
+    async def _live(self) -> dict[str, list[worker.WorkerInfo]]:
+        found: dict[str, list[worker.WorkerInfo]] = {}
+        for record in await self._leases.workers(worker.WORKER_ROLE_DRAFT):
+            found.setdefault(draft_version(record.info), []).append(record.info)
+        return found
+
+
+def with_evidence(rollout: drafts.Rollout, evidence: dict[str, drafts.RolloutEvidence]) -> drafts.Rollout:
+    known = evidence.get(rollout.draft)
+    if known is not None and known.started_unix_ms == rollout.started_unix_ms:
+        rollout.evidence.CopyFrom(known)
+    return rollout
+
+
+def _check_shares(share: float, others: list[drafts.Rollout]) -> None:
+    taken = sum(one.share for one in others if stage_of(one).stage is Stage.RUNNING)
+    if share + taken > MAX_SHARE:
+        message = f"{share:g}, beside {taken:g} of other rollouts that run; at most {MAX_SHARE:g} together"
+        raise InvalidRequest("share", message)

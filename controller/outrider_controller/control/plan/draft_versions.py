@@ -1,0 +1,101 @@
+"""The registry of draft versions: the leading control plane adds each version that a draft worker's lease names, and
+what is accepted of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+from outrider.errors import InvalidRequest, NotFound
+from outrider.rpc.v1 import drafts_pb2 as drafts
+from outrider.rpc.v1 import worker_pb2 as worker
+
+from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.plan_messages import draft_version
+
+
+class VersionStore(Protocol):
+    """The part of the metadata store that keeps versions. `versions` raises Unavailable."""
+
+    async def versions(self) -> list[drafts.DraftVersion]: ...
+
+    async def put_versions(self, versions: Mapping[str, drafts.DraftVersion]) -> bool: ...
+
+
+class DraftVersions:
+    """All versions, by name. Only the leader writes them."""
+
+    def __init__(self, store: VersionStore, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._clock = clock
+        self._known: dict[str, drafts.DraftVersion] = {}
+        self._unsaved: set[str] = set()
+
+    async def resume(self) -> None:
+        """Continues from the former leader's. Raises Unavailable."""
+        self._known = {one.version: one for one in await self._store.versions()}
+        self._unsaved = set()
+
+    def lost(self) -> None:
+        """The store has lost its data: all are written again."""
+        self._unsaved = set(self._known)
+
+    def see(self, workers: Iterable[worker.WorkerInfo]) -> None:
+        for info in workers:
+            version = draft_version(info)
+            known = self._known.get(version)
+            if known is None:
+                self._known[version] = self._new(version, info)
+            elif known.candidate != info.candidate:
+                known.candidate = info.candidate
+            else:
+                continue
+            self._unsaved.add(version)
+
+    def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
+        for pairing, news in evidence.items():
+            if (known := self._known.get(pairing.draft)) is not None and news.verified:
+                known.num_verified += news.verified
+                known.num_accepted += news.accepted
+                self._unsaved.add(pairing.draft)
+
+    async def save(self) -> None:
+        saving, self._unsaved = self._unsaved, set()
+        if not await self._store.put_versions({version: self._known[version] for version in saving}):
+            self._unsaved |= saving
+
+    def _new(self, version: str, info: worker.WorkerInfo) -> drafts.DraftVersion:
+        return drafts.DraftVersion(
+            version=version,
+            name=info.model,
+            revision=info.model_revision,
+            kind=info.draft_kind,
+            recipe=info.recipe,
+            parent_revision=_parent(info.recipe),
+            first_seen_unix_ms=round(self._clock() * 1000),
+            candidate=info.candidate,
+        )
+
+
+def _parent(recipe: str) -> str:
+    try:
+        found = json.loads(recipe)
+    except ValueError:
+        return ""
+    parent = found.get("parent_revision", "") if isinstance(found, dict) else ""
+    return parent if isinstance(parent, str) else ""
+
+
+def named(draft: str, versions: Collection[drafts.DraftVersion]) -> drafts.DraftVersion:
+    """The version that an operator means. Raises NotFound, and InvalidRequest if there are several."""
+    found = [one for one in versions if one.version == draft] or [
+        one for one in versions if one.name == draft or ("@" in draft and one.version.startswith(draft))
+    ]
+    if not found:
+        raise NotFound(f"no draft {draft[:200]!r} was seen", reason="UNKNOWN_DRAFT", field="draft")
+    if len(found) > 1:
+        listed = ", ".join(sorted(one.version for one in found)[:4])
+        raise InvalidRequest("draft", f"{draft[:200]!r} are {len(found)} versions, name one: {listed}")
+    return found[0]

@@ -1,0 +1,104 @@
+"""Versions of drafts and their rollouts in Redis. The leading control plane writes versions and evidence; rollouts are
+changed by operators too, and every change of one also writes the audit stream in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from outrider.errors import Unavailable
+from outrider.metadata.keys import Keys
+from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
+from outrider.rpc.v1 import drafts_pb2
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from outrider.metadata.connection.link import RedisLink
+
+M = TypeVar("M", drafts_pb2.DraftVersion, drafts_pb2.Rollout, drafts_pb2.RolloutEvidence)
+
+# The second argument is the rollout that is replaced.
+_PUT_ROLLOUT = f"""
+if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+redis.call('XADD', KEYS[2], 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*', 'action', ARGV[4], 'name', ARGV[1],
+  'tenant', ARGV[5], 'share', ARGV[6], 'reason', ARGV[7], 'by', ARGV[8])
+return 1
+"""
+
+
+class DraftStore:
+    """Part of the metadata store. What cannot be parsed is left out."""
+
+    def __init__(self, link: RedisLink, keys: Keys) -> None:
+        self._link = link
+        self._keys = keys
+
+    async def versions(self) -> list[drafts_pb2.DraftVersion]:
+        """Raises Unavailable, as do `rollouts` and `evidence`."""
+        return list((await self._read(self._keys.drafts, drafts_pb2.DraftVersion)).values())
+
+    async def rollouts(self, epoch: int = 0) -> dict[str, drafts_pb2.Rollout]:
+        """By draft version. `epoch`: that of the leader that reads them. If Redis has another one it has lost its data,
+        and counts as unreachable."""
+        found = await self._read(self._keys.rollouts, drafts_pb2.Rollout)
+        # Read last: what was lost meanwhile is noticed.
+        if epoch and epoch != await self._epoch():
+            raise Unavailable("the metadata store has lost its data", reason="NO_METADATA", retry_after_s=1.0)
+        return found
+
+    async def evidence(self) -> dict[str, drafts_pb2.RolloutEvidence]:
+        return await self._read(self._keys.rollout_evidence, drafts_pb2.RolloutEvidence)
+
+    async def put_versions(self, versions: Mapping[str, drafts_pb2.DraftVersion]) -> bool:
+        """False while Redis is unreachable, as `put_evidence`."""
+        return await self._write(self._keys.drafts, versions)
+
+    async def put_evidence(self, evidence: Mapping[str, drafts_pb2.RolloutEvidence]) -> bool:
+        return await self._write(self._keys.rollout_evidence, evidence)
+
+    async def put_rollout(self, rollout: drafts_pb2.Rollout, action: str, instead_of: drafts_pb2.Rollout) -> bool:
+        """False, with nothing written, if another rollout is there than `instead_of`: an empty one stands for none.
+        Raises Unavailable."""
+        before = instead_of.SerializeToString(deterministic=True)
+        about = rollout.tenant, f"{rollout.share:g}", rollout.reason, rollout.by
+
+        async def work(redis: Redis) -> Any:
+            value = rollout.SerializeToString(deterministic=True)
+            keys = self._keys.rollouts, self._keys.audit
+            return await redis.eval(_PUT_ROLLOUT, len(keys), *keys, rollout.draft, before, value, action, *about)
+
+        return bool(await self._link.require(work))
+
+    async def _epoch(self) -> int:
+        async def work(redis: Redis) -> Any:
+            return await redis.get(self._keys.leader_epoch)
+
+        return int(await self._link.call_in_background(work) or 0)
+
+    async def _read(self, key: str, kind: type[M]) -> dict[str, M]:
+        async def work(redis: Redis) -> Any:
+            return await redis.hgetall(key)
+
+        found: dict[str, M] = {}
+        for name, value in (await self._link.require(work)).items():
+            try:
+                found[name.decode()] = kind.FromString(value)
+            except (DecodeError, UnicodeDecodeError):
+                continue
+        return found
+
+    async def _write(self, key: str, values: Mapping[str, M]) -> bool:
+        mapping: dict[Any, Any] = {name: value.SerializeToString() for name, value in values.items()}
+        if not mapping:
+            return True
+
+        async def work(redis: Redis) -> Any:
+            await redis.hset(key, mapping=mapping)
+            return True
+
+        return bool(await self._link.call_in_background(work))
