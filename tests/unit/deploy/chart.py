@@ -5,6 +5,7 @@ Both are imported where they are used, so that an environment from before them s
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -78,7 +79,12 @@ def rendered(values: Mapping[str, Any]) -> list[Object]:
 
 
 def rendered_as_given(values: Mapping[str, Any]) -> list[Object]:
-    texts: dict[str, str] = _chart().render(dict(values), name="demo", namespace="llm")
+    return copy.deepcopy(_objects(json.dumps(values)))
+
+
+@cache
+def _objects(values: str) -> list[Object]:
+    texts: dict[str, str] = _chart().render(json.loads(values), name="demo", namespace="llm")
     manifests = (text for path, text in texts.items() if not path.endswith("NOTES.txt"))
     return [found for text in manifests for found in yaml.load_all(text, Loader) if found]
 

@@ -31,4 +31,4 @@ def test_speculated_draws_follow_the_target(asked: Asked, mode: VerificationMode
     ],
 )
 def test_a_planted_fault_is_found(asked: Asked, fault: Fault) -> None:
-    assert not run_options_experiment(asked, VerificationMode.RATIO, draws=3_000, fault=fault).passed
+    assert not run_options_experiment(asked, VerificationMode.RATIO, draws=1_500, fault=fault).passed

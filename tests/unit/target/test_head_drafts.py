@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,23 @@ def wanted(params: SamplingParams, speculation: Speculation) -> list[Opening]:
     return [opening(p, max_new_tokens=30, params=params, speculation=speculation) for p in prompts(6)]
 
 
+@cache
+def plain_tokens(path: Path, params: SamplingParams) -> dict[SequenceKey, list[int]]:
+    """Of each text and its prompt, without drafts."""
+    return answered(path, wanted(params, Speculation()), ()).tokens
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("merged", [pytest.param(False, marks=pytest.mark.slow), True], ids=["alone", "merged"])
 @pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa", "knowing"])
 def test_texts_are_those_of_the_target_alone(deep: Path, kind: str, merged: bool, params: SamplingParams) -> None:
-    plain = answered(deep, wanted(params, Speculation()), ())
-    expected = {each.sequence_id: tokens for each, tokens in plain.tokens.items()}
+    plain = plain_tokens(deep, params)
+    expected = {each.sequence_id: tokens for each, tokens in plain.items()}
     head = knowing(deep, LAYERS) if kind == "knowing" else random_head(kind, deep)
     sources = [HeadDrafts(head), *(make_sources(NAMES) if merged else ())]
     what = wanted(params, BOTH if merged else ALONE)
     bench = answered(deep, what, sources, Liar(expected, "beside")) if merged else answered(deep, what, sources)
-    assert bench.tokens == plain.tokens
+    assert bench.tokens == plain
     assert bench.worker.stats.num_draft_tokens > 0 and not bench.worker.stats.num_source_failures
     # Tokens and the time between steps are counted under one name, the head's kind.
     counted = bench.worker.stats.sources[head.kind]
@@ -117,8 +124,8 @@ class Recording(HeadDrafts):
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
 def test_a_head_is_shown_the_state_of_every_committed_position(deep: Path, kind: str, params: SamplingParams) -> None:
     """Accepted branches and rejected tokens included: the states are those of one pass over the finished text."""
-    plain = answered(deep, wanted(params, Speculation()), ())
-    expected = {each.sequence_id: tokens for each, tokens in plain.tokens.items()}
+    plain = plain_tokens(deep, params)
+    expected = {each.sequence_id: tokens for each, tokens in plain.items()}
     source = Recording(random_head(kind, deep))
     bench = answered(deep, wanted(params, BOTH), [source, *make_sources(NAMES)], Liar(expected, "beside"))
     assert bench.worker.stats.num_accepted_tokens > 20
@@ -193,7 +200,7 @@ def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
         source = head_drafts(engine, deep, tmp_path, [5, 6, 7])
     assert "this medusa head guesses" in caplog.text and engine.kv.num_free_blocks == 64
     bench = answered(deep, wanted(GREEDY, ALONE), [source])
-    assert bench.tokens == answered(deep, wanted(GREEDY, Speculation()), ()).tokens
+    assert bench.tokens == plain_tokens(deep, GREEDY)
     save_file({"blocks.0.layers.0.weight": torch.randn(64, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"head: blocks\.0\.layers\.0\.weight: has the shape \[64, 32\]"):
         head_drafts(engine, deep, tmp_path, [5, 6, 7])
@@ -201,7 +208,7 @@ def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
 
 def test_a_preempted_text_is_read_again_from_where_it_is_recomputed(deep: Path) -> None:
     what = wanted(SAMPLED, ALONE)
-    expected = answered(deep, wanted(SAMPLED, Speculation()), ()).tokens
+    expected = plain_tokens(deep, SAMPLED)
     source = HeadDrafts(random_head("eagle3", deep))
     bench = Bench(deep, sources=[source], num_blocks=16, row_price=lambda cost: 0.0)
     for number, one in enumerate(what):

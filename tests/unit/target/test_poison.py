@@ -9,22 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import EngineConfig, Row
-from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.models.loader import load_engine
 from outrider.speculation import NotFinite, SamplingParams, VerificationMode
 from outrider.testing.tiny import tiny_checkpoint
 
+from tests.unit.engine.variants import slow_between
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, opening
 
 POISON = 370
 """Its embedding is infinite. No prompt here holds it but where that is meant."""
 NUM_BLOCKS = 24
 
-EXECUTIONS = [
-    *(pytest.param({"execution": "native", "native_variant": name}, id=name) for name in runnable_variants()),
-    pytest.param({"dtype": "float32", "execution": "fused"}, id="fused"),
-    pytest.param({"dtype": "float32", "execution": "transformers"}, id="transformers"),
-]
+IN_TORCH = ("fused", "transformers")
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +29,15 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("models") / "poisoned", infinite_token=POISON)
 
 
-@pytest.fixture(params=EXECUTIONS)
+@pytest.fixture(params=[*slow_between(), *IN_TORCH])
 def config(request: pytest.FixtureRequest) -> EngineConfig:
-    if variant := request.param.get("native_variant"):
-        try:
-            load_kernels(variant)
-        except KernelsMissing as error:
-            pytest.skip(str(error))
-    return EngineConfig(num_blocks=NUM_BLOCKS, **request.param)
+    if request.param in IN_TORCH:
+        return EngineConfig(num_blocks=NUM_BLOCKS, dtype="float32", execution=request.param)
+    try:
+        load_kernels(request.param)
+    except KernelsMissing as error:
+        pytest.skip(str(error))
+    return EngineConfig(num_blocks=NUM_BLOCKS, execution="native", native_variant=request.param)
 
 
 def prompt(count: int, seed: int = 0) -> list[int]:

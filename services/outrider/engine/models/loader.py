@@ -33,6 +33,9 @@ from outrider.engine.models.quantization import check as check_quantization
 
 log = logging.getLogger(__name__)
 
+_PROBED: dict[str, str | None] = {}
+"""Why the engine cannot run a model, by its config; None where it can."""
+
 
 def load_engine(path: Path | str, config: EngineConfig | None = None, host_bytes: int = 0) -> Engine:
     """Loads a checkpoint directory. Raises CheckpointError that names the fault.
@@ -106,7 +109,7 @@ def read_settings(path: Path) -> Any:
         raise CheckpointError(f"{path}/config.json", f"transformers cannot read it: {error}") from error
     if problem := _scheme_problem(config):
         raise CheckpointError(f"{path}/config.json", f"quantization_config: {problem}")
-    if problem := architecture_problem(config) or _probed(config):
+    if problem := architecture_problem(config) or _problem_of(config):
         raise CheckpointError(f"{path}/config.json", f"model_type {config.model_type}: {problem}")
     return config.get_text_config()
 
@@ -125,6 +128,14 @@ def _scheme_problem(config: Any) -> str | None:
     except Exception as error:  # of many kinds, for want of libraries and of devices
         return " ".join(str(error).split())
     return None
+
+
+def _problem_of(config: Any) -> str | None:
+    """Remembered: one process may load a model many times, as comparisons and tests do."""
+    stated = config.to_json_string(use_diff=False)
+    if stated not in _PROBED:
+        _PROBED[stated] = _probed(config)
+    return _PROBED[stated]
 
 
 def _probed(config: Any) -> str | None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, EngineSequence, Row
-from outrider.engine.backends.cpu import runnable_variants
 from outrider.engine.models.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from transformers import AutoModelForCausalLM
+
+from tests.unit.engine.variants import slow_between
 
 TEXT = [random.Random(i).randrange(3, 259) for i in range(40)]
 LAYERS = 3
@@ -24,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model"), layers=LAYERS)
 
 
-@pytest.fixture(scope="module", params=["transformers", "fused", *runnable_variants()])
+@pytest.fixture(scope="module", params=["transformers", "fused", *slow_between()])
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
     if request.param in ("transformers", "fused"):
         return load_engine(checkpoint, EngineConfig(dtype="float32", execution=request.param, num_blocks=32))
