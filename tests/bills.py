@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from outrider.draft.report import DraftStats
+from outrider.draft.events import DraftStats
 from outrider.metadata.tenants.ledger import TenantUsage
 from outrider.target.requests.report import TargetStats
 

@@ -23,8 +23,8 @@ import grpc
 from outrider.drafting.pool import DraftLeases, no_leases
 from outrider.drafting.tree import DraftTree
 from outrider.errors import Code
-from outrider.protocol.finish import Finish
 from outrider.protocol.identity import SPOKEN
+from outrider.protocol.sequence_key import Finish
 from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.access.credentials import cluster_port

@@ -16,7 +16,7 @@ import click
 from outrider.rpc.v1 import trace_pb2
 from outrider_controller.cli.drafts.what_if import question_of
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.show.trace.export import exported
+from outrider_controller.cli.show.trace.command import exported
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import Plan, StackConfig

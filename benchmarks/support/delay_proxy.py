@@ -18,7 +18,7 @@ import socket
 import sys
 from dataclasses import dataclass, field
 
-from outrider_controller.cli.up.priorities import go_first
+from outrider_controller.cli.up.stack import go_first
 
 _HOST = "127.0.0.1"
 # Above the priority of every Outrider process.

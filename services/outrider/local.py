@@ -25,8 +25,7 @@ from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.models.loader import load_engine
 from outrider.errors import OutriderError
-from outrider.protocol.finish import Finish
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Opened
 from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping

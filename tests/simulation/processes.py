@@ -10,8 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from outrider.draft.metrics import DraftMetrics
-from outrider.draft.service import DraftServicer
+from outrider.draft.service import DraftMetrics, DraftServicer
 from outrider.draft.wire import Limits as DraftLimits
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter

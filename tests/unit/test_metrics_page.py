@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from outrider.draft.metrics import DraftMetrics
-from outrider.draft.report import DraftStats
+from outrider.draft.events import DraftStats
+from outrider.draft.service import DraftMetrics
 from outrider.gateway.generation.metrics import GatewayMetrics
-from outrider.metadata.connection.counters import StoreCounters
+from outrider.metadata.connection.timeouts import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.report import TargetStats
@@ -22,8 +22,7 @@ from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.worker.gpus import NO_GPUS, GpuCollector
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.control.alerts.report import AlertMetrics, WebhookMetrics
-from outrider_controller.control.plan.demand import Demand
-from outrider_controller.control.plan.tenant_metrics import TenantMetrics
+from outrider_controller.control.plan.demand import Demand, TenantMetrics
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric

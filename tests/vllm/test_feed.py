@@ -11,8 +11,7 @@ from outrider.drafting.source import make_sources
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
-from outrider.protocol.finish import Finish
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Opening, Speculation

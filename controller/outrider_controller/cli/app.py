@@ -46,7 +46,7 @@ _COMMANDS = {
     "gateway": (f"{_PACKAGE}.foreground", "gateway", "Run one gateway in the foreground."),
     "controller": (f"{_PACKAGE}.foreground", "controller", "Run router and control plane in the foreground."),
     "completion": (f"{_PACKAGE}.completion", "completion", "Print a script that completes commands in a shell."),
-    "version": (f"{_PACKAGE}.version", "version_command", "Print the version."),
+    "version": (f"{_PACKAGE}.completion", "version_command", "Print the version."),
 }
 
 

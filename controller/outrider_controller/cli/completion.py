@@ -1,9 +1,14 @@
-"""outrider completion"""
+"""outrider completion, and outrider version"""
 
 from __future__ import annotations
 
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
 import click
 from click.shell_completion import get_completion_class
+
+from outrider_controller.cli.output import emit, output_option
 
 _VARIABLE = "_OUTRIDER_COMPLETE"
 
@@ -22,3 +27,21 @@ def completion(ctx: click.Context, shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(ctx.find_root().command, {}, "outrider", _VARIABLE).source())
+
+
+_OF_INTEREST = ("outrider", "torch", "transformers", "ray", "grpcio", "protobuf", "redis")
+
+
+@click.command("version")
+@output_option("text", "json")
+def version_command(output: str) -> None:
+    """Print the version; with -o json those of the main dependencies too."""
+    found = {name: _version(name) for name in _OF_INTEREST}
+    emit("version", {"python": platform.python_version(), "packages": found}, output, found["outrider"] or "unknown")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -16,10 +16,9 @@ from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
-from outrider.protocol.durations import to_us
-from outrider.protocol.finish import Finish
-from outrider.protocol.limits import MAX_DRAFT_TOKENS
+from outrider.protocol.limits import MAX_DRAFT_TOKENS, to_us
 from outrider.protocol.rounds import Round
+from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.speculation import SamplingParams, VerificationMode

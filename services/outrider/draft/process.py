@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from outrider.draft.config import DraftConfig
-from outrider.draft.metrics import DraftMetrics
-from outrider.draft.service import DraftServicer
+from outrider.draft.service import DraftMetrics, DraftServicer
 from outrider.draft.wire import Limits
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, load_drafter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from outrider.draft.report import DraftStats
+from outrider.draft.events import DraftStats
 from outrider.draft.sequences import OpenSequence
 from outrider.drafters import Drafter, DraftSequence
 from outrider.drafting.tree import DraftTree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.draft.report import Proposed
+from outrider.draft.events import Proposed
 from outrider.drafters import DraftSequence
 from outrider.drafting.tree import DraftTree
 from outrider.worker.events import SequenceKey

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from outrider.draft import events
-from outrider.draft.events import Event
-from outrider.draft.report import Proposed, Report
+from outrider.draft.events import Event, Proposed, Report
 from outrider.drafting.source import DraftLimits, Features, Opening
 from outrider.protocol.convert import (
     distribution_to_proto,
@@ -20,9 +19,8 @@ from outrider.protocol.convert import (
     sampling_from_proto,
     sampling_to_proto,
 )
-from outrider.protocol.durations import to_us
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_UINT32
+from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_UINT32, to_us
 from outrider.protocol.validate import check_label, check_opening
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode

@@ -10,14 +10,12 @@ from collections.abc import Callable
 from typing import assert_never
 
 from outrider.draft import events
-from outrider.draft.events import Event
-from outrider.draft.report import DraftStats, Proposed, Report
+from outrider.draft.events import DraftStats, Event, Proposed, Report
 from outrider.draft.rounds import DraftRounds, Outcome
 from outrider.draft.sequences import OpenSequence, OpenSequences
 from outrider.drafters import CommitMismatch, Drafter
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
-from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
-from outrider.worker.report import Failed, Load
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, Load, Refused, SequenceKey, StreamEnded
 
 # Run-ahead starts after this pause. On a single core the scheduler might otherwise run this thread for some
 # milliseconds before the one that sends the proposals just made.

@@ -10,7 +10,7 @@ from outrider.drafters.model import ModelDrafter
 from outrider.drafters.other_vocabulary import OtherVocabulary
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
 from outrider.engine import Engine, EngineConfig, tokenizer_fingerprint
-from outrider.engine.checkpoints.vocabulary import num_tokens
+from outrider.engine.checkpoints.tokenizer import num_tokens
 
 
 def load_drafter(

@@ -20,8 +20,7 @@ from torch import Tensor
 from outrider.drafters.sequence import DraftSequence, common_len
 from outrider.engine import CheckpointError
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.tokenizer import load_tokenizer
-from outrider.engine.checkpoints.vocabulary import num_tokens, tokenizer_of
+from outrider.engine.checkpoints.tokenizer import load_tokenizer, num_tokens, tokenizer_of
 from outrider.speculation import Proposal, SamplingParams, VerificationMode, propose
 from outrider.token_bytes import TokenBytes, UnsupportedDecoder
 

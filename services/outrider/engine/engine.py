@@ -26,6 +26,10 @@ from outrider.engine.run.taps import Taps
 if TYPE_CHECKING:
     from outrider.engine.run.graphs import GraphRunner
 
+from pathlib import Path
+
+from outrider.engine.checkpoints.checkpoints import weights_revision
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -185,3 +189,19 @@ class Engine:
         for row in rows:
             row.sequence.tokens.extend(row.token_ids[: row.num_chain_tokens])
             row.sequence.nodes = row.nodes
+
+
+def revision(path: Path, info: ModelInfo, quantization: str = "none") -> str:
+    """WEIGHTS/ARITHMETIC, as WorkerInfo.model_revision says."""
+    return f"{weights_revision(path, quantization)}/{arithmetic(info)}"
+
+
+def arithmetic(info: ModelInfo) -> str:
+    """dtype, the execution, and all that decides its rounding: CPU instructions, or the GPU."""
+    parts = [info.dtype, info.execution]
+    if torch.device(info.device).type == "cuda":
+        parts.append(torch.cuda.get_device_name(torch.device(info.device)).replace(" ", "-"))
+    elif not info.execution.startswith("native"):
+        # The execution of our kernels names their instructions; torch uses those that the CPU has.
+        parts.append(f"torch-{torch.backends.cpu.get_cpu_capability().lower()}")
+    return "-".join(parts)

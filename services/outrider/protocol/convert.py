@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.errors import InvalidRequest
+from outrider.options.logits import LogitsOptions
 from outrider.options.sampling import DraftDistribution, SamplingParams, VerificationMode
 from outrider.rpc.v1 import sequence_pb2
 
@@ -69,3 +70,37 @@ def distributions_from_proto(messages: Sequence[sequence_pb2.DraftDistribution])
 
 def distribution_to_proto(distribution: DraftDistribution) -> sequence_pb2.DraftDistribution:
     return sequence_pb2.DraftDistribution(token_ids=distribution.token_ids, counts=distribution.counts)
+
+
+def logits_from_proto(message: sequence_pb2.LogitsOptions, *, field: str = "logits") -> LogitsOptions:
+    """Raises InvalidRequest naming the field, such as `logits.biases`."""
+    if len(message.bias_token_ids) != len(message.biases):
+        counts = f"{len(message.biases)} for {len(message.bias_token_ids)} tokens"
+        raise InvalidRequest(f"{field}.biases", f"must be one per token, got {counts}")
+    try:
+        return LogitsOptions(
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            repetition_penalty=message.repetition_penalty,
+            logit_bias=tuple(zip(message.bias_token_ids, message.biases, strict=True)),
+            allowed_token_ids=tuple(message.allowed_token_ids),
+            bad_words=tuple(tuple(run.token_ids) for run in message.bad_words),
+            min_tokens=message.min_tokens,
+            grammar=message.grammar,
+        )
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{field}.{error.field}", error.message) from None
+
+
+def logits_to_proto(options: LogitsOptions) -> sequence_pb2.LogitsOptions:
+    return sequence_pb2.LogitsOptions(
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        bias_token_ids=[token_id for token_id, _ in options.logit_bias],
+        biases=[bias for _, bias in options.logit_bias],
+        allowed_token_ids=options.allowed_token_ids,
+        bad_words=[sequence_pb2.TokenRun(token_ids=word) for word in options.bad_words],
+        min_tokens=options.min_tokens,
+        grammar=options.grammar,
+    )

@@ -1,4 +1,4 @@
-"""The bounds of messages that depend on no model and no setting, for all senders and receivers."""
+"""The bounds of messages that depend on no model and no setting, and durations within them."""
 
 from __future__ import annotations
 
@@ -49,3 +49,13 @@ MAX_DROPPED_TOKENS = 1 << 14
 
 MAX_STREAM_BYTES = 1 << 20
 """Size at which a message on a stream of requests ends and the next begins."""
+
+
+def to_us(seconds: float) -> int:
+    """A duration as messages have it."""
+    return clamp_us(round(seconds * 1e6))
+
+
+def clamp_us(value_us: int) -> int:
+    """Clamps a duration to the range that messages allow."""
+    return value_us if 0 <= value_us <= MAX_DURATION_US else max(0, min(value_us, MAX_DURATION_US))

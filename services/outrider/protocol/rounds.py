@@ -7,11 +7,10 @@ read in many places, so each field is copied from the message once, here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
-from outrider.protocol import source_tokens
-from outrider.protocol.source_tokens import SourceTokens
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
@@ -103,7 +102,7 @@ class Round:
 
     def _take_sources(self, commit: sequence.Commit) -> None:
         if sources := commit.sources:
-            self.sources, self.token_sources = source_tokens.from_proto(sources), commit.token_sources[:]
+            self.sources, self.token_sources = sources_from_proto(sources), commit.token_sources[:]
             self.source = self.sources[0].source
         else:
             self.sources = (SourceTokens(self.source, False, self.num_drafted, self.num_verified, self.num_accepted),)
@@ -165,7 +164,7 @@ class Round:
             answer_compute_us=self.answer_compute_us,
             answer_tokens=self.answer_tokens,
             source=self.source,
-            sources=source_tokens.to_proto(self.sources),
+            sources=sources_to_proto(self.sources),
             token_sources=self.token_sources,
         )
         self._fill_timing(message.timing)
@@ -270,3 +269,28 @@ class RequestStats:
 
 
 _SUMS = tuple(each.name for each in fields(RequestStats) if each.name != "accepted_by_drafted")
+
+
+class SourceTokens(NamedTuple):
+    """A token that several sources propose counts for the one that gives it the greatest chance."""
+
+    source: str
+    own: bool
+    """The target made the draft itself, without a draft worker."""
+    num_drafted: int
+    """Tokens in the step, all branches of a tree included; each has a row of its own."""
+    num_verified: int
+    num_accepted: int
+    draft_us: int = 0
+    """Of an own source: time that it spent on these drafts."""
+
+
+def sources_to_proto(counts: Iterable[SourceTokens]) -> list[sequence.SourceTokens]:
+    return [sequence.SourceTokens(**one._asdict()) for one in counts]
+
+
+def sources_from_proto(messages: Iterable[sequence.SourceTokens]) -> tuple[SourceTokens, ...]:
+    return tuple(
+        SourceTokens(one.source, one.own, one.num_drafted, one.num_verified, one.num_accepted, one.draft_us)
+        for one in messages
+    )

@@ -1,7 +1,8 @@
-"""The name of one sequence in a process that several peers open sequences in."""
+"""The name of one sequence in a process that several peers open sequences in, and why a sequence has ended."""
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NamedTuple
 
 
@@ -10,3 +11,11 @@ class SequenceKey(NamedTuple):
 
     stream: int
     sequence_id: int
+
+
+class Finish(IntEnum):
+    """Values are those of outrider.rpc.v1.FinishReason."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2

@@ -10,15 +10,16 @@ from __future__ import annotations
 import functools
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, NoReturn, TypeAlias
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from outrider.errors import Code, InternalError, InvalidRequest, OutriderError, make_error
 from outrider.rpc.handlers import Behaviour, Context, Deserializer, Handler, wrapped
-from outrider.rpc.known_fields import check_known
 from outrider.rpc.status import abort
 
 logger = logging.getLogger(__name__)
@@ -130,3 +131,27 @@ async def _answer(context: Context, error: Exception, method: str) -> NoReturn:
 def frames(error: Exception) -> str:
     """The lines of code where it was raised, without any values."""
     return "".join(traceback.format_list(traceback.extract_tb(error.__traceback__))).rstrip()
+
+
+def check_known(message: Message, path: str = "") -> None:
+    """Raises InvalidRequest with the path in the request, and the unknown number."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        number = unknown[0].field_number
+        raise InvalidRequest(path or "request", f"field number {number} is not known here", reason="UNKNOWN_FIELD")
+    for field, value in message.ListFields():
+        for name, inner in _messages(field, value):
+            check_known(inner, f"{path}.{name}" if path else name)
+
+
+def _messages(field: FieldDescriptor, value: Any) -> Iterable[tuple[str, Message]]:
+    """The messages in one field, with their names."""
+    if field.message_type is None:
+        return ()
+    if field.message_type.GetOptions().map_entry:
+        if field.message_type.fields_by_name["value"].message_type is None:
+            return ()
+        return [(f"{field.name}[{key}]", inner) for key, inner in value.items()]
+    if field.is_repeated:
+        return [(f"{field.name}[{index}]", inner) for index, inner in enumerate(value)]
+    return [(field.name, value)]

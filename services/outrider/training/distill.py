@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outrider.drafting.heads import TargetParts, load_head
 from outrider.drafting.heads.loading import is_head
-from outrider.engine import CheckpointError, EngineConfig, resolve, tokenizer_fingerprint, weights_revision
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row, resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
 from outrider.engine.checkpoints.fetching import directory
@@ -25,7 +26,6 @@ from outrider.training.loop import Learner, LoopConfig, Training
 from outrider.training.plain_student import PlainLearner
 from outrider.training.shards import Corpus, Sample
 from outrider.training.student import ModelLearner, StudentConfig, commonest_tokens
-from outrider.training.teacher import check_teacher
 
 # What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
 _PROMPTS, _ANSWER_TOKENS = 64, 64
@@ -203,3 +203,25 @@ def _plain(value: Any) -> Any:
         # Paths are no part of the recipe.
         return {key: _plain(item) for key, item in value.items() if not isinstance(item, Path)}
     return list(value) if isinstance(value, tuple) else value
+
+
+_TOKENS = 24
+# bfloat16, or a head in 8 bits, moves logits by less than a hundredth of their length.
+_TOLERANCE = 0.03
+
+
+def check_teacher(engine: Engine, head: Tensor, path: Path) -> None:
+    """A corpus keeps the head's inputs, and training multiplies them by `head` [vocab, width]. Raises CheckpointError
+    when that is not what the target says: its logits may be scaled, capped or shifted, or its head be another."""
+    sequence = engine.kv.open([])
+    ids = [7 * number % engine.info.vocab_size for number in range(1, _TOKENS + 1)]
+    logits, hidden = engine.forward_with_hidden([Row(sequence, ids, len(ids))])
+    difference = torch.inf
+    if hidden.shape[-1] == head.shape[-1] and logits.shape[-1] == head.shape[0]:
+        difference = float((hidden.float() @ head.float().T - logits).norm() / logits.norm())
+    engine.kv.close(sequence)
+    # Not a number is no agreement either.
+    if not difference < _TOLERANCE:
+        raise CheckpointError(
+            str(path), "its logits are not its last hidden state times its vocabulary head: no draft can be distilled"
+        )

@@ -25,9 +25,8 @@ from outrider.drafting.heads.tensors import settings_of
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
 from outrider.engine.models.quantization import quantize_rows
-from outrider.training.layers import read_layers
 from outrider.training.shards import Sample
-from outrider.training.student import Scores, StudentConfig, TeacherHead, compare, mixed_precision
+from outrider.training.student import Scores, StudentConfig, TeacherHead, compare, mixed_precision, read_layers
 
 KINDS = ("mtp", "eagle3", "medusa")
 _STEPS = 3

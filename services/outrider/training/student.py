@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -224,3 +225,25 @@ def _agreed(guess: Tensor, target: Tensor, hidden: Tensor, head: TeacherHead, an
         best = (hidden[same] @ head.full.T).amax(-1) if head.full is not head.rows else None
         inside = (hidden[same] @ head.rows.T).amax(-1)
     return int(same.sum()) if best is None else int((inside >= best).sum())
+
+
+def read_layers(target: Path, numbers: Sequence[int]) -> tuple[list[dict[str, Tensor]], Tensor]:
+    """The tensors of each layer, by their names in it, and the final norm. Raises CheckpointError."""
+    found: dict[str, Tensor] = {}
+    wanted = tuple(f"layers.{number}." for number in numbers)
+    for file in sorted(target.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as stored:
+            for name in stored.keys():  # noqa: SIM118 - safe_open is no mapping
+                short = name.removeprefix("model.")
+                if short == "norm.weight" or short.startswith(wanted):
+                    found[short] = stored.get_tensor(name)
+    layers = []
+    for number in numbers:
+        prefix = f"layers.{number}."
+        layer = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+        if not layer:
+            raise CheckpointError(f"{target}", f"no tensors model.{prefix}*: only Llama-like targets are known")
+        layers.append(layer)
+    if "norm.weight" not in found:
+        raise CheckpointError(f"{target}", "no tensor model.norm.weight: only Llama-like targets are known")
+    return layers, found["norm.weight"]

@@ -1,9 +1,9 @@
-"""Events from outside a worker of either kind. Applied in order, between two steps."""
+"""What reaches a worker of either kind, applied in order between two steps, and what it reports after each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from outrider.errors import OutriderError
@@ -52,3 +52,43 @@ def translated(key: SequenceKey, translate: Callable[[], E]) -> E | Refused:
 
 
 WorkerEvent = Closed | StreamEnded | Refused | DrainStarted | DrainExpired
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A sequence that ended by a fault, or a message that was refused."""
+
+    key: SequenceKey
+    error: Exception
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerReport:
+    """One turn of the loop: a step, or only what was found before one. May be empty."""
+
+    failures: list[Failed] = field(default_factory=list)
+    prefix_added: list[bytes] = field(default_factory=list)
+    """Hashes of the blocks that became findable in the prefix cache."""
+    prefix_removed: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The worker's load after the last step."""
+
+    num_running: int = 0
+    """On a target, sequences that hold KV; on a draft, those that are not paused."""
+    num_waiting: int = 0
+    """On a target, sequences that wait for KV; on a draft, those that catch up before their next proposal."""
+    num_free_blocks: int = 0
+    num_sequences: int = 0
+    """All open sequences."""
+    draining: bool = False
+    prefill_token_ns: int = 0
+    row_ns: int = 0
+    """Nanoseconds that one more prompt token, and one more row, add to a step. 0 while unknown."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is open, and nothing will be."""
+        return self.draining and not self.num_sequences

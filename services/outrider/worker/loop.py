@@ -13,10 +13,9 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from outrider.engine import DeviceLost
-from outrider.worker.events import WorkerEvent
+from outrider.worker.events import Load, WorkerEvent
 from outrider.worker.faults import WholeStepFailed
 from outrider.worker.inbox import Inbox
-from outrider.worker.report import Load
 from outrider.worker.watchdog import end_broken
 
 log = logging.getLogger(__name__)

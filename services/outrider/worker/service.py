@@ -12,9 +12,8 @@ from contextlib import suppress
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from outrider.rpc.v1 import worker_pb2
-from outrider.worker.events import DrainExpired, DrainStarted, StreamEnded, WorkerEvent
+from outrider.worker.events import DrainExpired, DrainStarted, Load, StreamEnded, WorkerEvent, WorkerReport
 from outrider.worker.loop import Deliver, StepLoop, StepMachine, Steps
-from outrider.worker.report import Load, WorkerReport
 from outrider.worker.streams import Streams
 
 log = logging.getLogger(__name__)

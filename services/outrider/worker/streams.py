@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from outrider.errors import Overloaded
-from outrider.rpc.answers import GRACE_S, stop_writing, write_answers
+from outrider.rpc.streams import GRACE_S, stop_writing, write_answers
 
 A = TypeVar("A")
 

@@ -182,7 +182,7 @@ async def test_a_tenant_over_its_quota_gets_429_and_the_stock_client_tries_again
 async def test_a_revoked_key_ends_its_streams_over_http_and_grpc_and_no_others(
     served: Served, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.rpc.access.revocation.RECHECK_S", 0.1)
+    monkeypatch.setattr("outrider.rpc.access.guard.RECHECK_S", 0.1)
     await fill(store)
     await add(store, "short")
     going_on = asyncio.Event()

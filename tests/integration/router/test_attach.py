@@ -15,8 +15,7 @@ from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
 from outrider.errors import OutriderError
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol.finish import Finish
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
 from outrider.target.requests.events import Adjusted, Event, Offered

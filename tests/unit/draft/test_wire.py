@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from outrider.draft import events
-from outrider.draft.report import Proposed, Report
+from outrider.draft.events import Proposed, Report
 from outrider.draft.wire import Limits, events_of, responses_of
 from outrider.drafting.source import DraftLimits
 from outrider.drafting.tree import DraftTree
@@ -14,8 +14,7 @@ from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
-from outrider.worker.events import Closed, Refused, SequenceKey
-from outrider.worker.report import Failed
+from outrider.worker.events import Closed, Failed, Refused, SequenceKey
 
 LIMITS = Limits(max_context_len=16, max_draft_tokens=8)
 

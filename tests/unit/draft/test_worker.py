@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from outrider.draft.events import Committed, Event, Limited, Opened
-from outrider.draft.report import Report
+from outrider.draft.events import Committed, Event, Limited, Opened, Report
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, DraftSequence
 from outrider.drafting.source import DraftLimits, Opening

@@ -21,8 +21,7 @@ from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.drafting.tree import DraftTree
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
-from outrider.protocol.finish import Finish
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.speculation import SamplingParams, VerificationMode

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider.gateway.tokenizer.bounds import max_bytes_per_token
-from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
+from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens, max_bytes_per_token
 from outrider.gateway.tokenizer.template import ChatTemplate
 from outrider.testing.tiny import tiny_tokenizer
 from outrider.token_bytes import TokenBytes

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from outrider.errors import InvalidRequest
 from outrider.rpc.channel import create_channel
-from outrider.rpc.known_fields import check_known
+from outrider.rpc.interceptor import check_known
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, generation_pb2, generation_pb2_grpc, tenants_pb2

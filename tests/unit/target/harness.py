@@ -11,15 +11,14 @@ from outrider.drafting.source import DraftSource
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig
 from outrider.engine.models.loader import load_engine
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Event, Offered, Opened
 from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.requests.report import Committed, Report
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
-from outrider.worker.events import Closed, SequenceKey, StreamEnded
-from outrider.worker.report import Failed
+from outrider.worker.events import Closed, Failed, SequenceKey, StreamEnded
 from outrider.worker.step_cost import StepCost
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.speculation import LogitsOptions, VerificationMode
 from outrider.target.requests.opening import Opening, Speculation
 

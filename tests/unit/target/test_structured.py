@@ -20,7 +20,7 @@ from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler

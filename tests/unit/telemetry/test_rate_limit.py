@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from outrider.telemetry.logging import configure_logging
-from outrider.telemetry.rate_limit import RateLimit
+from outrider.telemetry.logging import RateLimit, configure_logging
 
 
 class Clock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
-from outrider.protocol.source_tokens import SourceTokens
+from outrider.protocol.rounds import SourceTokens
 from outrider.target.requests.opening import Speculation
 from outrider.target.step.by_source import tokens_by_source
 from outrider.vllm.drafts import Decoding, DraftBook, Room

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.worker.events import DrainStarted, SequenceKey, StreamEnded, WorkerEvent
-from outrider.worker.report import Failed, Load, WorkerReport
+from outrider.worker.events import DrainStarted, Failed, Load, SequenceKey, StreamEnded, WorkerEvent, WorkerReport
 
 
 class FakeMachine:

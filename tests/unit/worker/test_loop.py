@@ -10,10 +10,9 @@ import time
 import pytest
 from outrider.engine import DeviceLost
 from outrider.telemetry.logging import configure_logging
-from outrider.worker.events import DrainStarted, StreamEnded
+from outrider.worker.events import DrainStarted, StreamEnded, WorkerReport
 from outrider.worker.faults import WholeStepFailed
 from outrider.worker.loop import StepLoop
-from outrider.worker.report import WorkerReport
 
 from .fake_machine import FakeMachine
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from outrider.errors import Overloaded
 from outrider.rpc.v1 import worker_pb2
-from outrider.worker.events import SequenceKey, WorkerEvent
-from outrider.worker.report import Failed, WorkerReport
+from outrider.worker.events import Failed, SequenceKey, WorkerEvent, WorkerReport
 from outrider.worker.service import WorkerServicer
 
 from .fake_machine import FakeMachine

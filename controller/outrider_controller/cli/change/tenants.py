@@ -13,8 +13,7 @@ import click
 from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.cli.asking import Nouns, confirm, yes_option
-from outrider_controller.cli.change.certificates import create_certificates
-from outrider_controller.cli.change.redis_users import create_redis_users
+from outrider_controller.cli.change.certificates import create_certificates, create_redis_users
 from outrider_controller.cli.change.tenants_file import PACINGS, read_tenants
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.exits import ExitCode

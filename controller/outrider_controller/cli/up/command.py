@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from outrider.configuration import ConfigError, read_mapping
 from outrider.masking import masked
 from outrider.protocol.receipts import ReceiptKey
 from outrider.rpc.access.roles import ClusterSecret, Role
@@ -20,13 +21,29 @@ from outrider.user_cache import state_directory
 from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, emit, note, output_option
-from outrider_controller.cli.up.configured import options_from_file
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig
 from outrider_controller.cli.up.stack_options import run_async, stack_options
 from outrider_controller.cli.up.supervisor import Supervisor
 from outrider_controller.control.api.rows import worker_rows
 from outrider_controller.private import make_private, write_whole
+
+
+def options_from_file(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
+    """Makes what the file says the defaults of the command. Raises UsageError that names the file and the option."""
+    if file is None:
+        return
+    options = context.command.params
+    names = {name.lstrip("-").replace("-", "_"): option.name for option in options for name in option.opts}
+    try:
+        given = read_mapping(file)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    for name in given:
+        if name not in names or names[name] == parameter.name:
+            raise click.UsageError(f"{name}: is no option ({file})")
+    context.default_map = {str(names[name]): value for name, value in given.items()}
+
 
 _ACTORS = ("router", "control")
 

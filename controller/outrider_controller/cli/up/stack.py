@@ -16,8 +16,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import psutil
 from outrider.metadata.connection.embedded import ServerCommand
 from outrider.rpc.access.roles import ClusterSecret, Role
 from outrider.rpc.v1 import control_pb2
@@ -28,7 +29,6 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.up.cores import Cores
 from outrider_controller.cli.up.models import checked, fetched, located
 from outrider_controller.cli.up.ports import Ports
-from outrider_controller.cli.up.priorities import keep_first
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
 from outrider_controller.cli.up.stack_config import Plan, Planner, StackConfig
 from outrider_controller.private import make_private
@@ -234,3 +234,46 @@ def _make_run_dir(wanted: Path | None) -> Path:
         runs.chmod(0o700)
         wanted = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     return make_private(wanted.expanduser().resolve())
+
+
+_DRAFT, _ROUTER = 2, 1
+_ROUTER_TITLE = "ray::Router"
+_PERIOD_S = 5.0
+
+
+async def keep_first(processes: Mapping[str, ManagedProcess]) -> NoReturn:
+    """Until cancelled: of those that serve, and of what is started in their place."""
+    while True:
+        await put_first(processes)
+        await asyncio.sleep(_PERIOD_S)
+
+
+async def put_first(processes: Mapping[str, ManagedProcess]) -> None:
+    # Loading is not short: what starts does it like all others.
+    for name, process in processes.items():
+        if process.serving and name.startswith("draft-"):
+            go_first(process.pid, _DRAFT)
+        elif process.serving and name == "controller":
+            for pid in await asyncio.to_thread(_routers, process.pid):
+                go_first(pid, _ROUTER)
+
+
+def go_first(pid: int, priority: int) -> bool:
+    """All threads of the process, and those that they start from now on. False where the system does not permit it."""
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread), os.SCHED_FIFO, os.sched_param(priority))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _routers(controller: int) -> list[int]:
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(controller).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if " ".join(child.cmdline()).startswith(_ROUTER_TITLE):
+                    found.append(child.pid)
+    return found

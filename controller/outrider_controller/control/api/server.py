@@ -43,11 +43,10 @@ from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.console.page import Console
 from outrider_controller.control.console.vocabulary import Vocabulary
 from outrider_controller.control.fleet import FleetWatch
-from outrider_controller.control.plan.demand import Demand
+from outrider_controller.control.plan.demand import Demand, TenantMetrics
 from outrider_controller.control.plan.follow import SERVICE as POLICY_SERVICE
 from outrider_controller.control.plan.follow import PolicyServicer
 from outrider_controller.control.plan.leading import PlanLeader
-from outrider_controller.control.plan.tenant_metrics import TenantMetrics
 
 log = logging.getLogger(__name__)
 

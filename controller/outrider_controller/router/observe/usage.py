@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import NoReturn, Protocol
 
 from outrider.metadata.tenants.ledger import HOUR_S, SourceSums, TenantUsage
-from outrider.protocol.durations import clamp_us
-from outrider.protocol.limits import MAX_TREE_TOKENS
+from outrider.protocol.limits import MAX_TREE_TOKENS, clamp_us
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.supervision import beside

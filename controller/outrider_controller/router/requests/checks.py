@@ -8,7 +8,7 @@ import secrets
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
-from outrider.protocol import logits_options, logprobs
+from outrider.protocol import convert, logprobs
 from outrider.protocol.convert import sampling_from_proto
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_MODEL_CHARS, MAX_REVISION_CHARS, MAX_TENANT_WEIGHT
 from outrider.protocol.validate import check_label, check_prediction, check_stopping, check_token_ids, check_weight
@@ -142,7 +142,7 @@ def _expected_tokens(message: router.RouteRequest) -> int:
 def _logits(message: router.RouteRequest, vocab_size: int) -> sequence.LogitsOptions | None:
     if not message.HasField("logits"):
         return None
-    logits_options.from_proto(message.logits).check_vocabulary(vocab_size, "logits.")
+    convert.logits_from_proto(message.logits).check_vocabulary(vocab_size, "logits.")
     return message.logits
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.protocol.finish import Finish
 from outrider.protocol.limits import (
     MAX_DRAFT_TOKENS,
     MAX_DROPPED_TOKENS,
@@ -16,6 +15,7 @@ from outrider.protocol.limits import (
     MAX_TREE_TOKENS,
 )
 from outrider.protocol.rounds import RequestStats, Round
+from outrider.protocol.sequence_key import Finish
 
 
 class BadReply(Exception):

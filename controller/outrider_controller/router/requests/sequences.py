@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol import logprobs
-from outrider.protocol.durations import clamp_us
+from outrider.protocol.limits import clamp_us
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence

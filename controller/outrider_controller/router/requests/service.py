@@ -26,10 +26,10 @@ from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.validate import check_label
 from outrider.rpc.access.credentials import cluster_port
 from outrider.rpc.access.roles import Role, RoleGuard
-from outrider.rpc.answers import let_end
 from outrider.rpc.channel import connect_to
 from outrider.rpc.interceptor import frames
 from outrider.rpc.server import ServerLife, create_server, serving
+from outrider.rpc.streams import let_end
 from outrider.rpc.v1 import attach_pb2_grpc, router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.tree import DraftTree
-from outrider.protocol.durations import clamp_us
+from outrider.protocol.limits import clamp_us
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
 # Drafts not yet verified that are remembered. Between two commits a draft should never send more.

@@ -13,8 +13,7 @@ from outrider.drafting.source import CloseReason, DraftLimits, Features, Opening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
-from outrider.protocol.durations import clamp_us
-from outrider.protocol.limits import MAX_UINT32
+from outrider.protocol.limits import MAX_UINT32, clamp_us
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import sequence_pb2
 

@@ -9,9 +9,9 @@ from outrider.errors import InvalidRequest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.structured import Grammatical
-from outrider.gateway.tools.thought_grammar import after_thought
+from outrider.gateway.tools.tool_grammar import after_thought
 from outrider.options.logits import MAX_BAD_WORDS, LogitsOptions
-from outrider.protocol import logits_options
+from outrider.protocol import convert
 from outrider.protocol.limits import MAX_UINT32
 from outrider.rpc.v1 import sequence_pb2
 
@@ -66,14 +66,14 @@ class LogitsChoice:
         if not self:
             return None
         if self.exact is not None:
-            logits_options.from_proto(self.exact).check_vocabulary(vocab_size, "logits.")
+            convert.logits_from_proto(self.exact).check_vocabulary(vocab_size, "logits.")
             return self.exact
         options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
         options.check_vocabulary(vocab_size)
         if self.structured is not None:
             grammar = after_thought(self.structured.to_grammar(tokenizer), tokenizer, thought)
             options = replace(options, grammar=grammar)
-        return logits_options.to_proto(options)
+        return convert.logits_to_proto(options)
 
     def client_field(self, field: str | None) -> str | None:
         """The client's name for the field that a router or target calls `field`."""

@@ -31,7 +31,7 @@ from outrider.gateway.http.openai.shapes import ChatShape, CompletionShape
 from outrider.gateway.http.reading import read_body
 from outrider.gateway.http.tokens import TokenEndpoints
 from outrider.gateway.tenants.auth import check_model, may_ask
-from outrider.rpc.access.revocation import while_admitted
+from outrider.rpc.access.guard import while_admitted
 from outrider.rpc.access.roles import Caller, Guard
 from outrider.rpc.v1 import tenants_pb2
 from outrider.telemetry.context import TraceContext

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
 import h11
+
+# h11 reads requests, but exports no way to see the lines of a head or a trailer as they came.
+from h11._receivebuffer import ReceiveBuffer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,7 +23,6 @@ from uvicorn.server import ServerState
 
 from outrider.gateway.config import Limits
 from outrider.gateway.http.errors import HttpError
-from outrider.gateway.http.framing import StrictConnection
 
 MAX_HEAD_BYTES = 16_384
 
@@ -175,3 +178,39 @@ class Connection(H11Protocol):
 def _stop(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
+
+
+_LENIENT_LINE = re.compile(rb"(?<!\r)\n|\r(?!\n)|\r\n[ \t]")
+"""A line feed or a carriage return alone (RFC 9112, 2.2), and a folded field (5.2)."""
+
+
+class StrictConnection(h11.Connection):
+    """The server's side of one connection. `next_event` raises RemoteProtocolError also for lenient requests."""
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_head_bytes)
+        self._receive_buffer = _StrictLines()
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            _check_length(event)
+        return event
+
+
+class _StrictLines(ReceiveBuffer):
+    """Refuses heads and trailers with lines that only lenient servers read."""
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        before = bytes(self)
+        lines = super().maybe_extract_lines()
+        if lines is not None and _LENIENT_LINE.search(before[: len(before) - len(self)]):
+            raise h11.LocalProtocolError("a line that does not end in CR LF, or a folded one")
+        return lines
+
+
+def _check_length(request: h11.Request) -> None:
+    """The body's length is given once (RFC 9112, 6.1)."""
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version < b"1.1"):
+        raise h11.RemoteProtocolError("transfer-encoding with content-length, or in HTTP/1.0")

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
+import json
 import time
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,13 +26,13 @@ from outrider.errors import Conflict, NotSupported
 from outrider.gateway.generation.choices import start_choices
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.tenants.auth import check_model, default_tenant
+from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.vllm.requests import field_paths, logprobs_asked, to_generations
 from outrider.gateway.vllm.responses import EngineAnswer
-from outrider.gateway.vllm.tokenizer_files import zipped
 from outrider.protocol.identity import package_version
 from outrider.rpc.access.roles import current_caller
-from outrider.rpc.answers import write_within
 from outrider.rpc.channel import remaining_s
+from outrider.rpc.streams import write_within
 from outrider.rpc.v1 import tenants_pb2
 from outrider.telemetry.context import TraceContext
 
@@ -191,3 +194,27 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
 
 def _tenant() -> tenants_pb2.Tenant:
     return current_caller().tenant or default_tenant()
+
+
+def zipped(tokenizer: ModelTokenizer) -> bytes:
+    """tokenizer.json, tokenizer_config.json with the chat templates, and generation_config.json with the EOS tokens."""
+    templates = tokenizer.template.sources
+    template = (
+        templates.get("default")
+        if len(templates) < 2
+        else [{"name": name, "template": text} for name, text in templates.items()]
+    )
+    files = {
+        "tokenizer.json": tokenizer.tokenizer.to_str(),
+        "tokenizer_config.json": json.dumps(
+            {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.template.variables}
+            | ({"chat_template": template} if template else {})
+        ),
+        "generation_config.json": json.dumps({"eos_token_id": list(tokenizer.eos_token_ids)}),
+    }
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, text in files.items():
+            # A fixed date, so that equal files have equal hashes.
+            packed.writestr(zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0)), text, zipfile.ZIP_DEFLATED)
+    return archive.getvalue()

@@ -1,20 +1,21 @@
-"""Checks every call against the table in `roles` and may refuse it. The server's guard identifies the caller."""
+"""Checks every call against the table in `roles`, refuses it, or ends it later when its key is revoked."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 import grpc
 
-from outrider.errors import PermissionDenied
+from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
 from outrider.rpc.access.credentials import roles_of
-from outrider.rpc.access.revocation import while_admitted
 from outrider.rpc.access.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
 from outrider.rpc.handlers import Behaviour, Context, wrapped
+from outrider.supervision import beside
 
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
 
@@ -81,3 +82,36 @@ def _admitted(admit: Admit, behaviour: Behaviour) -> Behaviour:
             return await behaviour(request, context)
 
     return admitted
+
+
+RECHECK_S = 20.0
+
+
+@asynccontextmanager
+async def while_admitted(caller: Caller) -> AsyncIterator[None]:
+    """Cancels the block and raises Unauthenticated or PermissionDenied at the first check that the caller fails."""
+    if caller.check is None:
+        yield
+        return
+    refusals: list[Exception] = []
+    try:
+        async with asyncio.timeout(None) as ended, beside(_recheck(caller, ended, refusals), "recheck key"):
+            yield
+    except TimeoutError:
+        if not ended.expired():
+            raise
+        raise refusals[0] from None
+
+
+async def _recheck(caller: Caller, ended: asyncio.Timeout, refusals: list[Exception]) -> None:
+    while caller.check is not None:
+        await asyncio.sleep(RECHECK_S)
+        try:
+            await caller.check()
+        except (Unauthenticated, PermissionDenied) as refusal:
+            refusals.append(refusal)
+            ended.reschedule(asyncio.get_running_loop().time())
+            return
+        except Unavailable:
+            # The store is away: what was known last holds.
+            continue

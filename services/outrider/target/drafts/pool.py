@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from outrider.drafting.pool import DraftLeases, PoolDrafts, PoolListener, Vocabulary
 from outrider.drafting.source import CloseReason
 from outrider.errors import OutriderError
-from outrider.protocol.durations import clamp_us
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.finish import Finish
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.limits import clamp_us
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered, Opened

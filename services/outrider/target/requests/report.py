@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 
 from outrider.drafting.source import KINDS, Features
 from outrider.options.logprobs import TokenLogprobs
-from outrider.protocol.source_tokens import SourceTokens
+from outrider.protocol.rounds import SourceTokens
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
-from outrider.worker.events import SequenceKey
-from outrider.worker.report import Failed, WorkerReport
+from outrider.worker.events import Failed, SequenceKey, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ from typing import Any
 from outrider.drafting.source import DraftAssignment
 from outrider.errors import NotSupported
 from outrider.options.logprobs import LogprobsOptions
-from outrider.protocol import convert, logits_options, logprobs, source_tokens
-from outrider.protocol.durations import to_us
+from outrider.protocol import convert, logprobs
 from outrider.protocol.errors import to_sequence_error
+from outrider.protocol.limits import to_us
+from outrider.protocol.rounds import sources_to_proto
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, Event, Opened
 from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
@@ -54,7 +55,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         committed=tuple(message.committed_token_ids),
         speculation=speculation_of(message.speculation, limits),
         salt=message.cache_salt,
-        logits=logits_options.from_proto(message.logits) if message.HasField("logits") else None,
+        logits=convert.logits_from_proto(message.logits) if message.HasField("logits") else None,
         logprobs=_logprobs(message),
         prediction=tuple(message.predicted_token_ids),
         request_id=message.request_id,
@@ -159,4 +160,4 @@ def _sources(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) 
     if not committed.num_branch_tokens and [one[:2] for one in sources] == [told]:
         return {}
     token_sources = committed.token_sources if len(sources) > 1 else ()
-    return {"sources": source_tokens.to_proto(sources), "token_sources": token_sources}
+    return {"sources": sources_to_proto(sources), "token_sources": token_sources}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafting.tree import ROOT, DraftTree
-from outrider.protocol.durations import to_us
-from outrider.protocol.source_tokens import SourceTokens
+from outrider.protocol.limits import to_us
+from outrider.protocol.rounds import SourceTokens
 
 
 def judged(draft: DraftTree, path: Sequence[int], num_verified: int) -> list[tuple[int, int]]:

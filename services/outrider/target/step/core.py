@@ -23,8 +23,7 @@ from outrider.target.requests.report import Report, TargetStats
 from outrider.target.step.accounting import StepAccounting, SteppedRow
 from outrider.target.step.calibration import Fit
 from outrider.target.step.times import Timer
-from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
-from outrider.worker.report import Failed
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, Refused, SequenceKey, StreamEnded
 from outrider.worker.watchdog import StepPace
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from functools import partial
 
 from outrider.drafting.source import DraftSource, Features
 from outrider.engine import Engine, OutOfBlocks
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits
@@ -25,8 +25,8 @@ from outrider.target.step.scheduler import Batching, Plan, PlannedRow, plan
 from outrider.target.step.sequence import PromptReport, TargetSequence
 from outrider.target.step.sequences import OpenSequences
 from outrider.target.step.verify import Verified, kv_of, verify_rows
+from outrider.worker.events import Load
 from outrider.worker.faults import check_engine
-from outrider.worker.report import Load
 from outrider.worker.step_cost import StepCost
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
 

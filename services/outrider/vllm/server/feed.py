@@ -24,8 +24,7 @@ from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol.finish import Finish
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.protocol.validate import check_label
 from outrider.rpc.v1 import sequence_pb2
 from outrider.target.drafts.own_drafts import OwnDrafts

@@ -14,8 +14,7 @@ from outrider.drafting.pool import DraftLeases
 from outrider.drafting.source import CloseReason
 from outrider.metadata import LeaseRecord
 from outrider.protocol.errors import from_sequence_error
-from outrider.protocol.finish import Finish
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2, target_pb2, worker_pb2
 from outrider.supervision import until_first_ends
 from outrider.target.drafts.pool import PooledDrafts

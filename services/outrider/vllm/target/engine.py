@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vllm.config import KVEventsConfig
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
@@ -17,9 +18,9 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 
 from outrider.engine import CheckpointError, EngineConfig
+from outrider.prefix import block_hashes
 from outrider.target.config import TargetConfig
 from outrider.vllm.target.grammar import Bitmasks
-from outrider.vllm.target.prefix import CachedPrefixes
 
 SCHEDULER = "outrider.vllm.scheduler.Scheduler"
 WORKER = "outrider.vllm.worker.Worker"
@@ -163,3 +164,52 @@ def _arithmetic(core: EngineCore, version: str, dtype: str) -> str:
     if (ranks := config.parallel_config.tensor_parallel_size) > 1:
         parts.append(f"tp{ranks}")
     return "-".join(parts)
+
+
+class CachedPrefixes:
+    """Takes the place of vLLM's publisher of KV events. Our names of the blocks by vLLM's."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._names: dict[Any, bytes] = {}
+        self._changes: dict[bytes, bool] = {}
+
+    def publish(self, batch: Any) -> None:
+        for event in batch.events:
+            match event:
+                case BlockStored():
+                    self._changes.update(dict.fromkeys(self._stored(event), True))
+                case BlockRemoved():
+                    self._changes.update(dict.fromkeys(self._removed(event.block_hashes), False))
+                case AllBlocksCleared():
+                    self._changes.update(dict.fromkeys(self._removed(list(self._names)), False))
+
+    def shutdown(self) -> None: ...
+
+    def get_publisher_config(self) -> None: ...
+
+    def take(self) -> tuple[list[bytes], list[bytes]]:
+        """The names added and removed since the last call."""
+        changes, self._changes = self._changes, {}
+        return [name for name, held in changes.items() if held], [name for name, held in changes.items() if not held]
+
+    def _stored(self, event: BlockStored) -> list[bytes]:
+        if event.block_size != self._block_size or event.lora_name is not None:
+            return []
+        parent = None
+        if event.parent_block_hash is not None and (parent := self._names.get(event.parent_block_hash)) is None:
+            return []
+        names = block_hashes(event.token_ids, self._block_size, _salt(event), parent=parent)
+        self._names.update(zip(event.block_hashes, names, strict=True))
+        return names
+
+    def _removed(self, hashes: Iterable[Any]) -> Iterator[bytes]:
+        for one in hashes:
+            if (name := self._names.pop(one, None)) is not None:
+                yield name
+
+
+def _salt(event: BlockStored) -> bytes:
+    """The tenant's salt, which vLLM mixes into the first block of a prompt."""
+    extra = (event.extra_keys or [None])[0]
+    return bytes.fromhex(extra[0]) if extra else b""

@@ -30,8 +30,7 @@ from outrider.vllm.drafts import DraftBook, Judged
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of
 from outrider.vllm.target.sequence import FINISHES, VllmSequence, VllmSequences
-from outrider.worker.events import SequenceKey
-from outrider.worker.report import Load
+from outrider.worker.events import Load, SequenceKey
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
 
 log = logging.getLogger(__name__)

@@ -6,12 +6,16 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from vllm.config import VllmConfig
 from vllm.v1.engine.core import EngineCore
+from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from outrider.checkpoint_files import end_tokens
 from outrider.drafting.pool import no_leases
@@ -32,10 +36,10 @@ from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Report
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.vllm import versions
 from outrider.vllm.target.engine import VllmInfo, engine_args, info_of, make_core
 from outrider.vllm.target.machine import VllmMachine
-from outrider.vllm.target.metrics import VllmMetrics
 from outrider.worker import process
 from outrider.worker.loop import StepLoop
 from outrider.worker.prefix_publisher import PrefixPublisher
@@ -149,3 +153,26 @@ def _servicer(
         credential=credential(config.secret, Role.TARGET),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
     )
+
+
+_PREFIX = "vllm:"
+
+
+class VllmMetrics(Collector):
+    """What vLLM's scheduler says of itself: its metrics lie in the registry of the process.
+
+    Those that every target reports under vLLM's names are left out, for they would appear twice.
+    """
+
+    def __init__(self, config: VllmConfig, machine: VllmMachine) -> None:
+        self._logger = PrometheusStatLogger(config)
+        self._machine = machine
+        self._taken = frozenset(VLLM_NAMES.values())
+
+    def collect(self) -> Iterator[Metric]:
+        if (stats := self._machine.scheduler_stats) is not None:
+            self._machine.scheduler_stats = None
+            self._logger.record(stats, None)
+        for metric in REGISTRY.collect():
+            if metric.name.startswith(_PREFIX) and metric.name not in self._taken:
+                yield metric

@@ -12,7 +12,7 @@ from vllm.v1.engine.core import EngineCore
 
 from outrider.drafting.tree import DraftTree
 from outrider.options.logprobs import TokenLogprobs
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Grammar
 from outrider.target.requests.opening import Opening, Speculation
 from outrider.target.requests.report import TargetStats

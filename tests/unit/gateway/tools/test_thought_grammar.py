@@ -8,8 +8,7 @@ import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer, Parsers
 from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.structured import Grammatical, Structured
-from outrider.gateway.tools.thought_grammar import after_thought
-from outrider.gateway.tools.tool_grammar import FreeCalls
+from outrider.gateway.tools.tool_grammar import FreeCalls, after_thought
 from outrider.gateway.tools.tools import ToolUse
 
 from tests.integration.gateway.scripted_router import tiny_tokenizer_bytes

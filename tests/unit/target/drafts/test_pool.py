@@ -13,7 +13,7 @@ from outrider.drafting.pool import DraftLeases
 from outrider.drafting.source import Features
 from outrider.errors import Code
 from outrider.metadata import LeaseRecord
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.drafts.pool import PooledDrafts
@@ -23,8 +23,7 @@ from outrider.target.requests.report import Committed, Report
 from outrider.target.requests.wire import events_of
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
-from outrider.worker.events import SequenceKey
-from outrider.worker.report import Failed
+from outrider.worker.events import Failed, SequenceKey
 
 from tests.simulation.network import Host, Network
 from tests.simulation.virtual_time import VirtualLoop, run_virtually

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
 from outrider.target.requests.events import Opened
@@ -16,8 +16,7 @@ from outrider.target.requests.report import Committed, Report
 from outrider.target.requests.wire import events_of, response_of
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
-from outrider.worker.events import Refused
-from outrider.worker.report import Failed
+from outrider.worker.events import Failed, Refused
 
 from tests.unit.target.harness import Bench, key, opening
 

@@ -9,9 +9,8 @@ import pytest
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import KINDS, make_sources
 from outrider.drafting.tree import DraftTree
-from outrider.protocol.finish import Finish
-from outrider.protocol.rounds import Round
-from outrider.protocol.source_tokens import SourceTokens
+from outrider.protocol.rounds import Round, SourceTokens
+from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.opening import Speculation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
 from outrider.target.step.commit import Outcome, apply_stop_conditions
 

@@ -13,7 +13,7 @@ import pytest
 from outrider.drafting.tree import DraftTree
 from outrider.engine import DeviceLost, Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
-from outrider.protocol.finish import Finish
+from outrider.protocol.sequence_key import Finish
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.requests.events import DraftRefused, Offered, Opened
 from outrider.target.requests.opening import Opening, Speculation

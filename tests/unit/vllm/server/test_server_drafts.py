@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from outrider.drafting.source import CloseReason
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol.finish import Finish
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2_grpc

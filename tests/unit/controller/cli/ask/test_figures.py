@@ -9,9 +9,8 @@ import pytest
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import router_pb2 as router
 from outrider_controller.cli.ask.client import Answer
-from outrider_controller.cli.ask.demo import make_report
+from outrider_controller.cli.ask.demo import Painter, make_report
 from outrider_controller.cli.ask.figures import Figures
-from outrider_controller.cli.ask.painting import Painter
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import columns, table_lines
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from outrider_controller.cli.up.priorities import go_first, put_first
 from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
+from outrider_controller.cli.up.stack import go_first, put_first
 
 WITH_A_THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(flush=True)"
 

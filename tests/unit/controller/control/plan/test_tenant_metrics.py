@@ -6,7 +6,7 @@ import pytest
 from outrider_controller.autoscaler.evidence import Evidence, Pairing
 from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.control.plan.tenant_metrics import MAX_TENANTS, TenantMetrics
+from outrider_controller.control.plan.demand import MAX_TENANTS, TenantMetrics
 from prometheus_client import CollectorRegistry
 
 FLEET = {"m": TargetState(price=0.1, drafts=frozenset({"d"}))}
