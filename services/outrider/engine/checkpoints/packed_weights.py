@@ -1,7 +1,7 @@
 """Quantized checkpoints of the field, AWQ, GPTQ and compressed-tensors, as plain weights. Reads files; makes no model.
 
-What a layer packs into several tensors becomes its `weight`, once, while the checkpoint is loaded. Rows of int8 with a
-scale each stay as they are on a CPU, where our kernels multiply them.
+What a layer packs into several tensors becomes its `weight`, once, while the checkpoint is loaded. What our kernels for
+CPUs multiply stays as it is: rows of int8 with a scale each, and up to 4 bits in groups of a multiple of 32.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from outrider.engine.checkpoints.checkpoints import CheckpointError
+from outrider.engine.models.quantization import INT4_GROUP, Int4Linear, Int8Linear
 
 log = logging.getLogger(__name__)
 
 Parts = Mapping[str, Tensor]
 """The tensors of one layer, by the end of their name."""
+
+Kept = Int8Linear | Int4Linear
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Of eight outputs in a word, where each lies: AutoAWQ's kernels interleave them."""
@@ -33,44 +36,98 @@ class Plain:
 
     state: dict[str, Tensor]
     """By name, in the dtype that the engine wants."""
-    int8: dict[str, tuple[Tensor, Tensor]]
-    """int8 rows and a scale for each, by the name of their layer; empty unless all layers are such."""
+    kept: dict[str, Kept]
+    """Layers that stay as they are, by name."""
 
 
-def read(path: Path, scheme: Mapping[str, Any], dtype: torch.dtype, *, keep_int8: bool) -> Plain:
-    """All tensors of a checkpoint without `engine_fault`. Raises CheckpointError that names a tensor."""
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """w = (number - zero) * scale"""
+
+    numbers: Tensor
+    """[outputs, inputs], from 0 on."""
+    scales: Tensor
+    """[outputs, groups]; so are zeros."""
+    zeros: Tensor
+    stated: Tensor | None = None
+    """[inputs]: the group of each. Not given: they are in order."""
+
+    def __post_init__(self) -> None:
+        if self.scales.ndim != 2 or self.scales.shape != self.zeros.shape:
+            raise ValueError(f"scales of {tuple(self.scales.shape)} and zeros of {tuple(self.zeros.shape)}")
+
+    @property
+    def group(self) -> Tensor:
+        if self.stated is not None:
+            return self.stated.long()
+        inputs, groups = self.numbers.shape[1], self.scales.shape[1]
+        return torch.arange(inputs) // -(-inputs // groups)
+
+    def weight(self) -> Tensor:
+        """[outputs, inputs]"""
+        group = self.group
+        return (self.numbers - self.zeros[:, group]) * self.scales[:, group]
+
+    def in_int4(self) -> Int4Linear | None:
+        """Nothing is lost, or it is None."""
+        inputs, size = self.numbers.shape[1], self.numbers.shape[1] // self.scales.shape[1]
+        in_order = torch.equal(self.group, torch.arange(inputs) // size)
+        if size % INT4_GROUP or len(self.scales) != len(self.numbers) or not in_order or int(self.numbers.max()) > 15:
+            return None
+        exact = torch.equal(self.scales.half().float(), self.scales)
+        return Int4Linear(self.numbers, self.scales, self.zeros) if exact else None
+
+
+def read(path: Path, scheme: Mapping[str, Any], dtype: torch.dtype, *, keep: tuple[type[Kept], ...]) -> Plain:
+    """All tensors of a checkpoint without `engine_fault`. Raises CheckpointError that names a tensor.
+
+    keep: the kinds of layers that may stay as they are.
+    """
     state: dict[str, Tensor] = {}
-    int8: dict[str, tuple[Tensor, Tensor]] = {}
+    kept: dict[str, Kept] = {}
     unpack = _READERS[scheme["quant_method"]]
     for layer, parts in _layers(path):
         if not _PACKED & parts.keys():
             state.update((f"{layer}.{end}", tensor) for end, tensor in parts.items())
             continue
         try:
-            state[f"{layer}.weight"] = unpack(parts, scheme).to(dtype)
+            found = unpack(parts, scheme)
+            state[f"{layer}.weight"] = (found.weight() if isinstance(found, _Levels) else found).to(dtype)
+            same = found.in_int4() if isinstance(found, _Levels) else _int8_rows(parts)
         except (KeyError, ValueError, RuntimeError, IndexError) as error:
             raise CheckpointError(str(path), f"{layer}: its packed weights do not fit one another: {error}") from error
         if "bias" in parts:
             state[f"{layer}.bias"] = parts["bias"]
-        if _is_int8_rows(parts):
-            int8[layer] = parts["weight"], parts["weight_scale"].view(-1)
-    # Layers whose inputs are the same are joined by the kernels: all of them are int8, or none.
-    others = {name for name, _ in _layers_of(state) if name.endswith("_proj")} - int8.keys()
-    kept = int8 if keep_int8 and not others else {}
+        if isinstance(same, keep):
+            kept[layer] = same
+    _drop_mixed(kept, {name for name, _ in _layers_of(state) if name.endswith("_proj")})
     widened = f"widened to {str(dtype).removeprefix('torch.')}, and take the memory and time of plain weights"
-    log.info("weights in %s are %s", scheme["quant_method"], "kept in int8" if kept else widened)
+    names = {Int8Linear: "kept in int8", Int4Linear: "kept in int4"}
+    kinds = sorted({names[type(layer)] for layer in kept.values()})
+    log.info("weights in %s are %s", scheme["quant_method"], " and ".join(kinds) or widened)
     return Plain(state, kept)
+
+
+def _drop_mixed(kept: dict[str, Kept], projections: set[str]) -> None:
+    """Layers whose inputs are the same are joined by the kernels: all of a module are of one kind."""
+    kinds: dict[str, set[type]] = {}
+    for name in projections:
+        kinds.setdefault(name.rpartition(".")[0], set()).add(type(kept.get(name)))
+    for name in projections & kept.keys():
+        if len(kinds[name.rpartition(".")[0]]) > 1:
+            del kept[name]
 
 
 _PACKED = {"qweight", "weight_packed", "weight_scale"}
 """Parts that only packed layers have."""
 
 
-def _is_int8_rows(parts: Parts) -> bool:
+def _int8_rows(parts: Parts) -> Int8Linear | None:
     weight, scale = parts.get("weight"), parts.get("weight_scale")
     if weight is None or scale is None or "weight_zero_point" in parts:
-        return False
-    return weight.dtype == torch.int8 and scale.numel() == len(weight)
+        return None
+    rows = weight.dtype == torch.int8 and scale.numel() == len(weight)
+    return Int8Linear(weight, scale.view(-1)) if rows else None
 
 
 def _layers(path: Path) -> Iterator[tuple[str, Parts]]:
@@ -102,46 +159,42 @@ def _unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
     return numbers.movedim(-1, dim + 1).flatten(dim, dim + 1)
 
 
-def _gptq(parts: Parts, scheme: Mapping[str, Any]) -> Tensor:
-    """[outputs, inputs]; packed along the inputs, each of which names its group."""
+def _gptq(parts: Parts, scheme: Mapping[str, Any]) -> _Levels:
+    """Packed along the inputs, each of which names its group."""
     bits = scheme["bits"]
     numbers, scales = _unpacked(parts["qweight"], bits, 0), parts["scales"].float()
     zeros = _unpacked(parts["qzeros"], bits, 1)[:, : scales.shape[1]]
     if scheme.get("checkpoint_format", "gptq") == "gptq":
         # The first version of the format stores one less.
         zeros = zeros + 1
-    inputs = len(numbers)
-    group = parts["g_idx"].long() if "g_idx" in parts else torch.arange(inputs) // -(-inputs // len(scales))
-    return ((numbers - zeros[group]) * scales[group]).T.contiguous()
+    return _Levels(numbers.T, scales.T, zeros.T, parts.get("g_idx"))
 
 
-def _awq(parts: Parts, scheme: Mapping[str, Any]) -> Tensor:
-    """[outputs, inputs]; packed along the outputs."""
+def _awq(parts: Parts, scheme: Mapping[str, Any]) -> _Levels:
+    """Packed along the outputs."""
     numbers, zeros = (_ordered(_unpacked(parts[name], 4, 1)) for name in ("qweight", "qzeros"))
-    scales = parts["scales"].float()
-    group = torch.arange(len(numbers)) // -(-len(numbers) // len(scales))
-    return ((numbers - zeros[group]) * scales[group]).T.contiguous()
+    return _Levels(numbers.T, parts["scales"].float().mT, zeros.T)
 
 
 def _ordered(numbers: Tensor) -> Tensor:
     return numbers.view(len(numbers), -1, 8)[..., list(_AWQ_ORDER)].reshape(numbers.shape)
 
 
-def _compressed(parts: Parts, scheme: Mapping[str, Any]) -> Tensor:
+def _compressed(parts: Parts, scheme: Mapping[str, Any]) -> _Levels | Tensor:
     """[outputs, inputs]"""
-    if "weight_packed" not in parts:
-        weight, zeros = parts["weight"], parts.get("weight_zero_point")
-    else:
+    scales, zeros = parts["weight_scale"].float(), parts.get("weight_zero_point")
+    if "weight_packed" in parts:
         outputs, inputs = parts["weight_shape"].tolist()
         bits = 32 // -(-inputs // parts["weight_packed"].shape[1])
-        half = 1 << bits - 1
-        weight = _unpacked(parts["weight_packed"], bits, 1)[:, :inputs] - half
-        zeros = parts.get("weight_zero_point")
-        zeros = None if zeros is None else _unpacked(zeros, bits, 0)[:outputs] - half
-    numbers = weight.float()
+        numbers = _unpacked(parts["weight_packed"], bits, 1)[:, :inputs]
+        scales = scales if scales.ndim > 1 else scales.view(-1, 1)
+        middle = torch.full_like(scales, 1 << bits - 1)
+        zeros = middle if zeros is None else _unpacked(zeros, bits, 0)[:outputs]
+        return _Levels(numbers, scales, zeros, parts.get("weight_g_idx"))
+    weight = parts["weight"].float()
     if zeros is not None:
-        numbers = numbers - _spread(zeros.float(), parts, numbers)
-    return numbers * _spread(parts["weight_scale"].float(), parts, numbers)
+        weight = weight - _spread(zeros.float(), parts, weight)
+    return weight * _spread(scales, parts, weight)
 
 
 def _spread(values: Tensor, parts: Parts, like: Tensor) -> Tensor:
@@ -155,7 +208,7 @@ def _spread(values: Tensor, parts: Parts, like: Tensor) -> Tensor:
     return of_row.repeat_interleave(columns, 1)[:, : like.shape[1]]
 
 
-_READERS: dict[str, Callable[[Parts, Mapping[str, Any]], Tensor]] = {
+_READERS: dict[str, Callable[[Parts, Mapping[str, Any]], _Levels | Tensor]] = {
     "awq": _awq,
     "gptq": _gptq,
     "compressed-tensors": _compressed,

@@ -19,7 +19,7 @@ from outrider.engine.models.decoder import Decoder, TransformersDecoder
 from outrider.engine.models.families import head_dim
 from outrider.engine.models.fused import FusedLlama, can_fuse
 from outrider.engine.models.fused_gpu import GpuLlama, can_fuse_on_gpu
-from outrider.engine.models.quantization import Int8Linear, quantize
+from outrider.engine.models.quantization import Int4Linear, Int8Linear, quantize
 from outrider.engine.run.buckets import make_buckets
 from outrider.engine.run.graphs import GraphRunner, GraphShape
 
@@ -94,7 +94,8 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tu
     if cpu.runs_natively(config) and cpu.can_run_natively(model, config.block_size):
         kernels = cpu.load_kernels(config.native_variant)
         return cpu.NativeLlama(kernels, model, context, config.prefill_threads), cpu.NativeAttention(kernels)
-    if wanted == "auto" and (config.quantization != "none" or any(isinstance(m, Int8Linear) for m in model.modules())):
+    quantized = any(isinstance(m, Int8Linear | Int4Linear) for m in model.modules())
+    if wanted == "auto" and (config.quantization != "none" or quantized):
         # Fused execution joins and repacks plain weights.
         wanted = "transformers"
     attention = _attention(model.config.get_text_config(), config)

@@ -28,7 +28,7 @@ from outrider.engine.models.decoder import register_attention
 from outrider.engine.models.fused import keep_to_vector_code
 from outrider.engine.models.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
 from outrider.engine.models.probe import attention_problem, on_meta
-from outrider.engine.models.quantization import BYTES_PER_WEIGHT, Int8Linear
+from outrider.engine.models.quantization import BYTES_PER_WEIGHT, Int4Linear, Int8Linear
 from outrider.engine.models.quantization import check as check_quantization
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
         # The kernels take the weights in int8, as they are stored: half the bytes to read.
         draft, token_map = load_draft_model(path, dtype, in_int8=cpu.runs_natively(config))
         return draft.to(config.device), token_map.to(config.device)
-    from_pretrained, int8 = _loading(path, config)
+    from_pretrained, kept = _loading(path, config)
     try:
         loaded, report = from_pretrained(
             output_loading_info=True,
@@ -208,24 +208,28 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
     if problem is not None:
         raise CheckpointError(f"{path}/config.json", f"model_type {loaded.config.model_type}: {problem}")
     modules = dict(loaded.named_modules())
-    for name, (weight, scale) in int8.items():
+    for name, layer in kept.items():
         # transformers joins experts to one module, which stays plain.
         if isinstance(linear := modules.get(name), nn.Linear):
-            loaded.set_submodule(name, Int8Linear(weight, scale, linear.bias))
+            layer.bias = linear.bias
+            loaded.set_submodule(name, layer)
     return loaded.to(config.device), None
 
 
-def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict[str, tuple[Tensor, Tensor]]]:
-    """transformers' loading of the checkpoint, and the layers that stay in int8."""
+def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict[str, packed_weights.Kept]]:
+    """transformers' loading of the checkpoint, and the layers that stay as they are."""
     stated = checkpoints.read_config(path).get("quantization_config") or {}
     if stated.get("quant_method") not in READ_HERE:
         return partial(AutoModelForCausalLM.from_pretrained, path), {}
     settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
     del settings.quantization_config
     dtype: torch.dtype = getattr(torch, config.dtype)
-    plain = packed_weights.read(path, stated, dtype, keep_int8=config.device == "cpu")
+    keep: tuple[type[packed_weights.Kept], ...] = (Int8Linear,) if config.device == "cpu" else ()
+    if cpu.why_not_native(config, settings.get_text_config()) is None:
+        keep = (Int8Linear, Int4Linear)
+    plain = packed_weights.read(path, stated, dtype, keep=keep)
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-    return partial(kind.from_pretrained, None, config=settings, state_dict=plain.state), plain.int8
+    return partial(kind.from_pretrained, None, config=settings, state_dict=plain.state), plain.kept
 
 
 def _context_len(path: Path, settings: Any, configured: int | None) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.engine import CheckpointError, EngineConfig, Row, weights_revision
-from outrider.engine.backends.cpu import KernelsMissing, load_kernels
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
 from outrider.engine.models.loader import load_engine
 from outrider.engine.models.memory import count_linear
 from outrider.local import Speculator
@@ -220,17 +220,76 @@ def test_its_revision_is_another_one_where_its_scheme_is(checkpoint: tuple[Path,
     assert weights_revision(tmp_path) != before
 
 
-def test_rows_of_int8_run_on_the_kernels_as_they_are(tmp_path: Path) -> None:
+@pytest.fixture(params=runnable_variants())
+def variant(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
     try:
-        load_kernels("auto")
+        load_kernels(name)
     except KernelsMissing as error:
         pytest.skip(str(error))
-    path, _ = written(tmp_path, "int8")
-    engine = load_engine(path, EngineConfig(execution="native", num_blocks=64))
-    plain = load_engine(made("qwen2", {}, tmp_path / "bfloat16"), EngineConfig(execution="native", num_blocks=64))
-    linear = count_linear(tmp_path / "plain").used
-    head = 384 * 64
-    assert 0.9 * (linear - head) < plain.weight_bytes - engine.weight_bytes < 1.1 * (linear - head)
+    return name
+
+
+def native(path: Path, variant: str, quantization: str = "none") -> Engine:
+    settings = {"native_variant": variant, "quantization": quantization, "num_blocks": 64}
+    return load_engine(path, EngineConfig(execution="native", **settings))
+
+
+def logits(engine: Engine) -> Tensor:
+    return engine.forward([Row(engine.kv.open([]), PROMPT, len(PROMPT))])
+
+
+KEPT = {
+    "awq": 5,
+    "gptq": 5,
+    "gptq, one group": 4,
+    "gptq, asymmetric": 5,
+    "int4, asymmetric": 5,
+    "int4, rows": 4,
+    "int8": 8,
+}
+"""Bits of a weight of the schemes that the kernels multiply as they are, without scales of rows."""
+
+
+@pytest.mark.parametrize("scheme", KEPT)
+def test_what_the_kernels_multiply_stays_as_it_is(scheme: str, variant: str, tmp_path: Path) -> None:
+    path, plain = written(tmp_path, scheme)
+    engine, widened = native(path, variant), native(plain, variant)
+    linear = count_linear(plain).used - 384 * 64  # without the head
+    saved = (widened.weight_bytes - engine.weight_bytes) * 8 / linear
+    assert 16 - KEPT[scheme] - 1.6 < saved <= 16 - KEPT[scheme] + 0.1
+
+
+@pytest.mark.parametrize("scheme", [scheme for scheme in KEPT if scheme != "int8"])
+def test_four_bits_say_what_the_weights_that_they_mean_say(scheme: str, variant: str, tmp_path: Path) -> None:
+    path, plain = written(tmp_path, scheme)
+    found, widened = logits(native(path, variant)), logits(native(plain, variant))
+    if variant in ("amx", "avx512-bf16"):
+        # Where bfloat16 is multiplied, weights are rounded to it in the kernel as they are in a plain checkpoint.
+        assert torch.equal(found, widened)
+        return
+    with torch.inference_mode():
+        exact = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)(torch.tensor([PROMPT])).logits[0]
+    assert (found - exact).norm() < (widened - exact).norm()
+
+
+@pytest.mark.parametrize("scheme", ["gptq, order of activations", "gptq, 8 bits", "int4", "fp8"])
+def test_what_they_do_not_multiply_is_widened(scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, plain = written(tmp_path, scheme)
+    with caplog.at_level(logging.INFO, "outrider"):
+        assert torch.equal(logits(native(path, "auto")), logits(native(plain, "auto")))
+    assert any("widened to bfloat16" in record.message for record in caplog.records)
+
+
+def test_a_module_with_a_plain_layer_is_widened_and_the_others_stay(tmp_path: Path, variant: str) -> None:
+    path, plain = written(tmp_path, "gptq")
+    tensors, meant = (load_file(directory / "model.safetensors") for directory in (path, plain))
+    layer = "model.layers.0.self_attn.k_proj"
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(layer)}
+    tensors |= {name: meant[name] for name in meant if name.startswith(layer)}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    found, widened = logits(native(path, variant)), logits(native(plain, variant))
+    assert float((found - widened).norm() / widened.norm()) < 0.02
 
 
 def test_a_layer_whose_tensors_do_not_fit_one_another_is_named(checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
