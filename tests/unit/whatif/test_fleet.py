@@ -1,0 +1,65 @@
+"""The mean field of a fleet agrees with arithmetic where that is possible, and its plan turns off what does not pay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from outrider_controller.whatif.fleet import Day, Draft, Simulation
+from outrider_controller.whatif.machines import H100, LLAMA_1B, LLAMA_8B, LLAMA_70B, Machine
+
+from benchmarks.scenarios.fleet import a_day
+
+TARGET = Machine(LLAMA_70B, H100, 4)
+
+
+def day(acceptance: float, *, rate: float = 600_000.0, tenants: int = 40, hours: int = 3) -> Day:
+    return Day(
+        target=TARGET,
+        target_price=10.0,
+        token_s=0.020,
+        drafts=[Draft("1B", Machine(LLAMA_1B, H100), 2.5, np.full(tenants, acceptance), batch=64)],
+        weights=np.full(tenants, 1 / tenants),
+        rates=[rate] * hours,
+    )
+
+
+def test_a_step_that_waits_for_memory_reads_the_weights() -> None:
+    machine = Machine(LLAMA_8B, H100, context=0)
+    assert machine.step_s(1, 1) == pytest.approx(2 * 8.03e9 / (0.75 * 3.35e12) + 32 * 5e-6)
+    assert machine.step_s(1, 1 + machine.num_free(1, 1)) == machine.step_s(1, 1)
+    assert machine.step_s(1, 400) > machine.step_s(1, 1)
+
+
+def test_plain_targets_are_as_many_as_keep_the_promise() -> None:
+    hour = next(Simulation(day(0.0)).run())
+    # A target of n sequences brings n tokens in each step; n + 1 would take longer than is promised, or not fit.
+    each = 600_000 / hour.plain_targets
+    fits = max(n for n in range(1, 257) if TARGET.step_s(n, n) <= 0.020)
+    assert each == pytest.approx(fits / TARGET.step_s(fits, fits), rel=0.03)
+
+
+def test_drafts_that_are_never_right_are_only_tried() -> None:
+    *_, last = Simulation(day(0.01)).run()
+    assert 0 < last.drafting < 0.1
+    # A plan lets trials cost a hundredth of the time.
+    assert last.token_s <= 1.015 * 0.020
+
+
+def test_drafts_that_are_right_save_targets_and_more_so_the_better_they_are() -> None:
+    good, better = ([*Simulation(day(acceptance)).run()][-1] for acceptance in (0.6, 0.85))
+    assert good.drafting > 0.9
+    assert better.targets < good.targets < good.plain_targets
+    assert better.saving > good.saving > 0
+    assert good.cost == good.targets * 10.0 + good.drafts["1B"] * 2.5
+
+
+def test_a_promise_that_no_target_can_keep_is_refused() -> None:
+    with pytest.raises(ValueError, match="token_s"):
+        next(Simulation(replace(day(0.5), token_s=0.001)).run())
+
+
+def test_the_fleet_of_the_benchmark_needs_its_targets_at_the_peak() -> None:
+    found = max(hour.plain_targets for hour in Simulation(a_day(100, 50, 0.020, 2.5, 0.6)).run())
+    assert found == pytest.approx(100, abs=3)
