@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from outrider.configuration import Option, load
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import KINDS
 from outrider.rpc.access.roles import Role
+from outrider.samples import MAX_BYTES, MAX_DAYS, Cipher, SampleStore, read_cipher
 from outrider.worker.config import WorkerConfig
 
 MAX_RANKS = 64
 ENGINES = ("outrider", "vllm")
 GRAMMAR_BYTES = 256 << 20
-MIN_GRAMMAR_BYTES = 1 << 20
+MIN_GRAMMAR_BYTES = MIN_SAMPLES_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,14 @@ class TargetConfig(WorkerConfig):
     remote_head: str = ""
     """A draft head for this model that draft workers hold (`outrider draft --head`): they are sent what it reads
     of the hidden states, one vector a token."""
+    samples: str = ""
+    """Directory for samples of tenants that consent to them (`samples` in the tenant's record). Empty: none is kept."""
+    samples_bytes: int = MAX_BYTES
+    """Most bytes of all samples. Above it, those with the highest acceptance are removed first."""
+    samples_days: float = MAX_DAYS
+    """Days after which a sample is removed."""
+    samples_key: Annotated[Cipher | None, Option("samples_key_file", read=read_cipher, secret=True)] = None
+    """A file with the key that encrypts samples: 32 random bytes in URL-safe base64 (Fernet)."""
     tensor_parallel: int = 1
     """With engine vllm: processes that divide the model among themselves; on GPUs one each."""
 
@@ -55,11 +65,13 @@ class TargetConfig(WorkerConfig):
             raise ValueError("vllm_args: need engine vllm")
         if self.tensor_parallel > 1 and self.runs_on != "vllm":
             raise ValueError("tensor_parallel: needs engine vllm")
-        for name in ("head", "remote_head"):
+        for name in ("head", "remote_head", "samples"):
             if getattr(self, name) and self.runs_on != "outrider":
                 raise ValueError(f"{name}: needs engine outrider")
         if self.head and self.remote_head:
             raise ValueError("remote_head: not together with head")
+        if not (self.samples_bytes >= MIN_SAMPLES_BYTES and self.samples_days > 0):
+            raise ValueError(f"samples: at least {MIN_SAMPLES_BYTES} bytes and more than 0 days")
         bound = self.engine.max_batch_tokens
         if self.max_sequences > bound:
             # Each decoding sequence takes at least one token of every step.
@@ -74,6 +86,12 @@ class TargetConfig(WorkerConfig):
             raise ValueError(f"tensor_parallel: must be in 1..{MAX_RANKS}, got {self.tensor_parallel}")
         if self.tensor_parallel > 1 and ":" in self.engine.device:
             raise ValueError(f"device: {self.engine.device!r} names one device, tensor_parallel wants several")
+
+    @property
+    def sample_store(self) -> SampleStore | None:
+        if not self.samples:
+            return None
+        return SampleStore(Path(self.samples), self.samples_key, self.samples_bytes, self.samples_days)
 
     @property
     def lookup_names(self) -> list[str]:

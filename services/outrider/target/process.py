@@ -43,6 +43,7 @@ from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.samples import SampleRecorder
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker import process
@@ -159,13 +160,16 @@ def _servicer(
         num_blocks=info.num_blocks,
         max_sequences=config.max_sequences,
         max_draft_tokens=config.max_draft_tokens,
+        samples=bool(config.samples),
         grammars=GrammarCompiler(
             resolve(config.model), info.vocab_size, engine.info.eos_token_ids, most_bytes=config.grammar_bytes
         ),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
     sources: list[DraftSource] = [*_head(config, engine), *make_sources(config.lookup_names)]
-    worker = TargetWorker(engine, limits, batching, time.monotonic, sources=sources)
+    kept = config.sample_store
+    samples = SampleRecorder(kept, info.model_revision) if kept is not None else None
+    worker = TargetWorker(engine, limits, batching, time.monotonic, sources=sources, samples=samples)
     return TargetServicer(
         worker,
         info,

@@ -19,7 +19,7 @@ from outrider.engine import Engine, EngineSequence, Row
 from outrider.engine.run.taps import HEAD_INPUT
 from outrider.training.conversation import ChatFormat, Conversation
 from outrider.training.shards import Sample, count_samples, list_shards, save_shard, stored_tokens
-from outrider.training.texts import Answered, Message, prompt_ids
+from outrider.training.texts import Answered, Message, Sampled, prompt_ids
 
 _SHARD_TOKENS = 40_000
 _TOP = 256
@@ -46,7 +46,7 @@ class CorpusConfig:
     seed: int = 0
     prompts: tuple[tuple[Message, ...], ...] = ()
     """The target answers these, at most four times, in the place of conversations that it begins itself."""
-    samples: tuple[Answered, ...] = ()
+    samples: tuple[Answered | Sampled, ...] = ()
     """Answers that exist: the target only reads them, once."""
     taps: tuple[int, ...] = ()
     """Layers whose states are kept too, numbered as in the engine's Taps."""
@@ -138,10 +138,15 @@ def _prompted(
         yield Conversation.answering(chat, prompt_ids(tokenizer, prompt), max_len, limit, temperature)
 
 
-def _text(chat: ChatFormat, tokenizer: Any, sample: Answered, max_len: int) -> Conversation:
+def _text(chat: ChatFormat, tokenizer: Any, sample: Answered | Sampled, max_len: int) -> Conversation:
     """A conversation that is complete: its tokens are run, and none is chosen."""
-    answer = [*tokenizer.encode(sample.answer, add_special_tokens=False), chat.end][: max_len // 2]
-    text = Conversation.answering(chat, prompt_ids(tokenizer, sample.messages), max_len, len(answer), 0.0)
+    if isinstance(sample, Sampled):
+        prompt, answer = list(sample.prompt), list(sample.answer)
+    else:
+        prompt = prompt_ids(tokenizer, sample.messages)
+        answer = [*tokenizer.encode(sample.answer, add_special_tokens=False), chat.end]
+    answer = answer[: max_len // 2]
+    text = Conversation.answering(chat, prompt, max_len, len(answer), 0.0)
     text.answer_spans = [(len(text.token_ids), len(text.token_ids) + len(answer))]
     text.token_ids.extend(answer)
     text.finished = True

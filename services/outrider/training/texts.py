@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from outrider.samples import SampleStore
+
 Message = dict[str, Any]
 Read = TypeVar("Read")
 
@@ -18,6 +20,24 @@ class Answered:
 
     messages: tuple[Message, ...]
     answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A request that a target has recorded, in its token ids."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+def read_recorded(store: SampleStore, tenant: str) -> list[Sampled]:
+    """The lowest acceptance first. Raises ValueError where there is no sample with text, or one cannot be read."""
+    found = [
+        Sampled(tuple(record["prompt"]), tuple(record["output"])) for record in store.read(tenant) if "prompt" in record
+    ]
+    if not found:
+        raise ValueError(f"{store.directory}: no samples of {tenant} with their text")
+    return found
 
 
 def read_prompts(file: Path) -> list[tuple[Message, ...]]:

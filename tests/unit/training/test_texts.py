@@ -10,10 +10,11 @@ import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.models.loader import load_engine
+from outrider.samples import SampleStore
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.shards import Corpus, Sample, list_shards, read_corpus
-from outrider.training.texts import read_prompts, read_samples
+from outrider.training.texts import read_prompts, read_recorded, read_samples
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -123,3 +124,19 @@ def test_a_sample_without_an_answer_is_refused_by_its_number(tmp_path: Path) -> 
     file = lines(tmp_path / "samples.jsonl", {"prompt": "a", "answer": "b"}, {"prompt": "a"})
     with pytest.raises(ValueError, match="line 2: messages: must be a list"):
         read_samples(file)
+
+
+def test_requests_that_a_target_recorded_are_read_by_their_token_ids(engine: Engine, tmp_path: Path) -> None:
+    store, recorded = SampleStore(tmp_path / "samples"), [([40, 41, 42], [50, 51, 2]), ([60, 61], [70, 71, 72])]
+    for acceptance, (prompt, output) in zip((0.9, 0.1), recorded, strict=True):
+        store.write("a", acceptance, {"prompt": prompt, "output": output})
+    store.write("a", 0.0, {"verified": {"ngram": 3}})
+    store.write("b", 0.0, {"prompt": [1], "output": [2]})
+    asked = read_recorded(store, "a")
+    assert [(list(one.prompt), list(one.answer)) for one in asked] == recorded[::-1], "the lowest acceptance first"
+    samples = corpus(engine, tmp_path / "corpus", CorpusConfig(samples=tuple(asked)))
+    assert sorted(sample.token_ids.tolist() for sample in samples) == sorted(p + o for p, o in recorded)
+    for sample in samples:
+        assert sample.answers.sum() == 3
+    with pytest.raises(ValueError, match="no samples of c"):
+        read_recorded(store, "c")

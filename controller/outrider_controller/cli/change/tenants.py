@@ -14,7 +14,7 @@ from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.cli.asking import Nouns, confirm, yes_option
 from outrider_controller.cli.change.certificates import create_certificates, create_redis_users
-from outrider_controller.cli.change.tenants_file import PACINGS, read_tenants
+from outrider_controller.cli.change.tenants_file import PACINGS, SAMPLES, read_tenants
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import emit, moment, named, note, print_rows
@@ -140,7 +140,7 @@ def revoke_key(key_id: str, yes: bool, control: str, output: str) -> None:
 
 @click.group("delete", cls=Nouns)
 def delete() -> None:
-    """Delete tenants, or what targets remember of their texts."""
+    """Delete tenants, or what targets remember or record of their texts."""
 
 
 @delete.command("tenant")
@@ -165,12 +165,30 @@ def delete_history(tenant: str, yes: bool, control: str, output: str) -> int:
     Running requests are not remembered either. Exit code 5 when a target did not answer: repeat it then.
     """
     confirm(f"Erase what targets remember of the texts of {tenant}?", yes)
-    request = control_pb2.DeleteHistoryRequest(tenant=tenant)
+    return _erase(control, control_pb2.DeleteHistoryRequest(tenant=tenant), "texts", output)
+
+
+@delete.command("samples")
+@click.argument("tenant")
+@yes_option
+@control_options("text", "json", "yaml")
+def delete_samples(tenant: str, yes: bool, control: str, output: str) -> int:
+    """Erase the samples of TENANT on every target's volume, with what `outrider distill` keeps beside them.
+
+    Running requests are not recorded either. Later ones are, unless the tenant's record says `samples: off`.
+    Exit code 5 when a target did not answer: repeat it then.
+    """
+    confirm(f"Erase all samples of {tenant}?", yes)
+    return _erase(control, control_pb2.DeleteHistoryRequest(tenant=tenant, samples=True), "samples", output)
+
+
+def _erase(control: str, request: control_pb2.DeleteHistoryRequest, what: str, output: str) -> int:
     erased = ask_control(control, lambda stub: stub.DeleteHistory(request))
     away = list(erased.unreachable_targets)
-    row = {"tenant": tenant, "num_texts": erased.num_texts, "unreachable_targets": away}
-    left = f"; did not answer, and may remember more: {', '.join(away)}" if away else ""
-    emit("deleted_history", row, output, f"{tenant}: {erased.num_texts} texts erased{left}")
+    row = {"tenant": request.tenant, f"num_{what}": erased.num_texts, "unreachable_targets": away}
+    left = f"; did not answer, and may have more: {', '.join(away)}" if away else ""
+    kind = "deleted_history" if what == "texts" else f"deleted_{what}"
+    emit(kind, row, output, f"{request.tenant}: {erased.num_texts} {what} erased{left}")
     return ExitCode.UNAVAILABLE if away else ExitCode.OK
 
 
@@ -251,6 +269,7 @@ def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
         **{name: getattr(quota, name) if quota.HasField(name) else None for name in QUOTAS},  # type: ignore[arg-type]
         "receipts": tenant.receipts,
         "pacing": next(name for name, value in PACINGS.items() if value == tenant.pacing),
+        "samples": next(name for name, value in SAMPLES.items() if value == tenant.samples),
         "version": tenant.version,
     }
 

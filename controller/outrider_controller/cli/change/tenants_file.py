@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.configuration import ConfigError, read_mapping
 from outrider.protocol.limits import MAX_TENANTS_AT_ONCE, MIN_WEIGHT
-from outrider.rpc.v1 import tenants_pb2
+from outrider.rpc.v1 import sequence_pb2, tenants_pb2
 
 from outrider_controller.cli.exits import CommandError, ExitCode
 
@@ -21,12 +21,18 @@ _FIELDS = {
     "speculation": dict,
     "receipts": bool,
     "pacing": str,
+    "samples": str,
 }
 _QUOTA = {"requests_per_second": float, "tokens_per_minute": int, "concurrent_requests": int} | dict.fromkeys(
     ("burst_requests", "burst_tokens"), int
 )
 PACINGS = {"off": tenants_pb2.PACING_UNSPECIFIED, "constant": tenants_pb2.PACING_CONSTANT}
-_WORDS: dict[str, Mapping[str, int]] = {"pacing": PACINGS}
+SAMPLES = {
+    "off": sequence_pb2.SAMPLE_CONSENT_UNSPECIFIED,
+    "acceptance": sequence_pb2.SAMPLE_CONSENT_ACCEPTANCE,
+    "text": sequence_pb2.SAMPLE_CONSENT_TEXT,
+}
+_WORDS: dict[str, Mapping[str, int]] = {"pacing": PACINGS, "samples": SAMPLES}
 _SPECULATION = {
     "max_draft_tokens": int,
     "max_wait_ms": int,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import click
+from outrider.samples import SampleStore, read_cipher
 from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.drafts.time_left import TimeLeft
@@ -19,9 +21,11 @@ from outrider_controller.cli.up.models import DEFAULT_TARGET, shipped_draft
 if TYPE_CHECKING:
     from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig
+    from outrider.training.texts import Answered, Sampled
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command("distill")
@@ -38,6 +42,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--prompts", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts that the target answers."
 )
 @click.option("--samples", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts with answers to learn.")
+@click.option("--from-samples", "tenant", default="", metavar="TENANT", help="Requests of it that targets recorded.")
+@click.option(
+    "--samples-dir", type=_DIRECTORY, default=None, metavar="DIR", help="Where, as in the targets' --samples."
+)
+@click.option("--samples-key-file", type=_FILE, default=None, metavar="FILE", help="As the targets' option.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
@@ -51,13 +60,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def distill(out: Path, json_file: Path | None, **given: Any) -> int:
     """Make a draft for a target, and write it to OUT.
 
-    The target writes conversations, user's part included, from short and long openings of many kinds; with --prompts it
-    answers yours, and with --samples it reads answers that exist. A student of a few of its layers then learns the
-    target's full distribution over them. The target then answers prompts that were kept back, and its verifier counts
-    what it accepts of the draft, and of the draft that is shipped for it, at temperatures 0 and 0.8. Hours on two cores
-    with the defaults; --corpus-tokens and --train-tokens say how many. A line on stderr every 30 s says how much is
-    done, and how long the rest will take. Ctrl-C keeps the corpus and what was learned, and the same command goes on
-    from there.
+    The target writes conversations, user's part included, from short and long openings of many kinds; with
+    --prompts it answers yours, and with --samples it reads answers that exist. With --from-samples it reads
+    requests of a tenant that targets have recorded; the corpus then lies beside them, so that it is erased with
+    them. A student of a few of its layers then learns the target's full distribution over them. The target then
+    answers prompts that were kept back, and its verifier counts what it accepts of the draft, and of the draft that
+    is shipped for it, at temperatures 0 and 0.8. Hours on two cores with the defaults; --corpus-tokens and --train-
+    tokens say how many. A line on stderr every 30 s says how much is done, and how long the rest will take. Ctrl-C
+    keeps the corpus and what was learned, and the same command goes on from there.
     """
     from outrider.engine import CheckpointError
     from outrider.training.distill import run
@@ -92,6 +102,9 @@ def _config(
     head_tokens: int | None,
     prompts: Path | None,
     samples: Path | None,
+    tenant: str,
+    samples_dir: Path | None,
+    samples_key_file: Path | None,
     device: str,
     threads: int,
     seed: int,
@@ -100,10 +113,16 @@ def _config(
     """Of the command's options. Raises UsageError, ValueError."""
     from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig
-    from outrider.training.texts import read_prompts, read_samples
+    from outrider.training.texts import read_prompts, read_recorded, read_samples
 
-    if prompts and samples:
-        raise click.UsageError("--samples: not together with --prompts")
+    if sum(map(bool, (prompts, samples, tenant))) > 1:
+        raise click.UsageError("give one of --prompts, --samples and --from-samples")
+    if bool(tenant) is not bool(samples_dir):
+        raise click.UsageError("--from-samples and --samples-dir belong together")
+    learnt: Sequence[Answered | Sampled] = read_samples(samples) if samples else ()
+    if samples_dir is not None:
+        store = SampleStore(samples_dir, read_cipher(samples_key_file) if samples_key_file else None)
+        learnt, work_dir = read_recorded(store, tenant), work_dir or store.of(tenant) / f"distill-{kind}"
     config = DistillConfig(
         out=out,
         work=work_dir or _work(target_model, kind, prompts or samples),
@@ -117,7 +136,7 @@ def _config(
         seed=seed,
         corpus=CorpusConfig(
             prompts=tuple(read_prompts(prompts)) if prompts else (),
-            samples=tuple(read_samples(samples)) if samples else (),
+            samples=tuple(learnt),
             seed=seed,
         ),
     )

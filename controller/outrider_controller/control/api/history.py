@@ -1,4 +1,4 @@
-"""Erases what targets have learnt from a tenant's texts."""
+"""Erases what targets have learnt from a tenant's texts, or recorded of them."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ class Histories:
         self._connect = connect
         self._credential = credential(secret, Role.CONTROL)
 
-    async def delete(self, tenant: str) -> control.DeleteHistoryResponse:
+    async def delete(self, asked: control.DeleteHistoryRequest) -> control.DeleteHistoryResponse:
         """Raises InvalidRequest, and Unavailable when the audit entry cannot be written: then nothing is erased."""
+        tenant = asked.tenant
         check_name("tenant", tenant)
-        await self._store.note("delete history", tenant, by=caller())
+        await self._store.note(f"delete {'samples' if asked.samples else 'history'}", tenant, by=caller())
+        request = target_pb2.EraseHistoryRequest(tenant=tenant, samples=asked.samples)
         targets = await self._leases.workers(worker.WORKER_ROLE_TARGET)
-        erased = await asyncio.gather(*(self._erase(target, tenant) for target in targets))
+        erased = await asyncio.gather(*(self._erase(target, request) for target in targets))
         away = [target.info.worker_id for target, count in zip(targets, erased, strict=True) if count is None]
         return control.DeleteHistoryResponse(num_texts=sum(filter(None, erased)), unreachable_targets=sorted(away))
 
-    async def _erase(self, target: LeaseRecord, tenant: str) -> int | None:
+    async def _erase(self, target: LeaseRecord, request: target_pb2.EraseHistoryRequest) -> int | None:
         """How many texts the target has forgotten; None when it does not answer."""
-        request = target_pb2.EraseHistoryRequest(tenant=tenant)
         async with self._connect(target.address) as channel:
             try:
                 stub = target_pb2_grpc.TargetServiceStub(channel)

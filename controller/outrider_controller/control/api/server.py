@@ -137,7 +137,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def DeleteHistory(
         self, request: control.DeleteHistoryRequest, context: Context
     ) -> control.DeleteHistoryResponse:
-        return await self._histories.delete(request.tenant)
+        return await self._histories.delete(request)
 
     async def ListKeys(self, request: control.ListKeysRequest, context: Context) -> control.ListKeysResponse:
         return await self._tenancy.keys(request)

@@ -27,6 +27,7 @@ from outrider.protocol.limits import (
 from outrider.protocol.validate import check_weight
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.v1 import control_pb2 as control
+from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import tenants_pb2 as tenants
 
 MAX_MODELS = 64
@@ -163,6 +164,8 @@ def _check_tenant(where: str, tenant: tenants.Tenant) -> None:
             raise InvalidRequest(f"{where}.models[{i}]", f"{model[:80]!r} is not the name of a model")
     if tenant.pacing not in tenants.Pacing.values():
         raise InvalidRequest(f"{where}.pacing", f"{tenant.pacing} is not a pacing")
+    if tenant.samples not in sequence.SampleConsent.values():
+        raise InvalidRequest(f"{where}.samples", f"{tenant.samples} is not a consent")
     _check_speculation(f"{where}.speculation", tenant.speculation)
     quota = tenant.quota
     _check_bound(where, quota, "requests_per_second", _MAX_PER_SECOND)

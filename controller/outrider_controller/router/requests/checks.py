@@ -52,6 +52,7 @@ class Request:
     """So many of `resume` came with the client's request, and no call has committed them."""
     billed: int | None = None
     """Tokens billed as prompt; None: the prompt's."""
+    samples: sequence.SampleConsent.ValueType = sequence.SAMPLE_CONSENT_UNSPECIFIED
 
     @property
     def begins_at(self) -> int:
@@ -95,6 +96,8 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
     check_label("tenant", message.tenant)
     if len(message.resume_revision) > MAX_REVISION_CHARS:
         raise InvalidRequest("resume_revision", f"must have at most {MAX_REVISION_CHARS} characters")
+    if message.samples not in sequence.SampleConsent.values():
+        raise InvalidRequest("samples", f"{message.samples} is not a consent")
     sampling_from_proto(message.sampling)
     check_stopping(message.stopping.max_new_tokens, message.stopping.stop_token_ids, info.vocab_size)
     _check_tokens(message, info)
@@ -125,6 +128,7 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
         prediction=tuple(message.predicted_token_ids),
         num_resumed_by_client=message.num_resumed_by_client,
         billed=message.billed_prompt_tokens if message.HasField("billed_prompt_tokens") else None,
+        samples=message.samples,
     )
 
 

@@ -328,6 +328,7 @@ def open_message(
         draft=draft,
         request_id=request.request_id,
         tenant=request.tenant,
+        samples=request.samples,
     )
 
 

@@ -174,6 +174,7 @@ class _Job:
             predicted_token_ids=self.prediction.token_ids,
             billed_prompt_tokens=self.prompt_tokens,
             num_resumed_by_client=len(self.generation.resume_token_ids),
+            samples=self.tenant.samples,
         )
 
     @property

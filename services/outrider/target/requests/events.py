@@ -61,11 +61,12 @@ class DraftRefused:
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What was learnt from a tenant's texts is to be forgotten."""
+    """What was learnt from a tenant's texts is to be forgotten; with `samples`, what was recorded of them."""
 
     tenant: str
+    samples: bool
     done: Callable[[int], None]
-    """Called on the step thread with the number of texts that were forgotten."""
+    """Called on a thread of the worker with the number of texts that were forgotten."""
 
 
 TargetEvent = Opened | Compiled | GrammarWork | Offered | Adjusted | DraftRefused | Erased

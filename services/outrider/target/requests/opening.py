@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.drafting import source as drafting
 from outrider.drafting.source import DraftLimits
 from outrider.errors import InvalidRequest
-from outrider.options.logprobs import LogprobsOptions
+from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
 from outrider.protocol.validate import check_label, check_opening, check_prediction
 from outrider.speculation import Grammar, LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.step.calibration import min_chance
+
+SAMPLED_TOP = 8
+"""Likeliest tokens that a sample has at each position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,8 @@ class Limits:
     """Draft positions verified in one step."""
     grammars: GrammarCompiler | None = None
     """None when structured output is not served."""
+    samples: bool = False
+    """Whether samples are recorded, where a tenant consents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,14 @@ class Stopping:
     stop_token_ids: frozenset[int] = frozenset()
 
 
+class SampleConsent(enum.IntEnum):
+    """What may be recorded of a sequence; the values are those of the message."""
+
+    OFF = 0
+    ACCEPTANCE = 1
+    TEXT = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Opening:
     """Everything a target needs to take over a sequence at any point of its life."""
@@ -107,6 +122,20 @@ class Opening:
     """The output that the client expects, in large part."""
     request_id: str = ""
     tenant: str = ""
+    samples: SampleConsent = SampleConsent.OFF
+
+    @property
+    def num_top(self) -> int | None:
+        """Likeliest tokens to compute at each position; None: no log probabilities."""
+        asked = None if self.logprobs is None else self.logprobs.num_top
+        return asked if self.samples is not SampleConsent.TEXT else max(asked or 0, SAMPLED_TOP)
+
+    def asked_logprobs(self, found: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
+        """Those that the request asks for, of those that were computed."""
+        if self.logprobs is None or self.num_top == self.logprobs.num_top:
+            return found if self.logprobs is not None else ()
+        n = self.logprobs.num_top
+        return [TokenLogprobs(one.logprob, one.top_token_ids[:n], one.top_logprobs[:n]) for one in found]
 
     @property
     def log_fields(self) -> dict[str, str]:

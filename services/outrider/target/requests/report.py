@@ -42,6 +42,8 @@ class Committed:
     """For a head on draft workers: of the last token before the commit, and of the accepted ones."""
     token_sources: Sequence[int] = ()
     """For each accepted token, then for each rejected one: the place of its source in `sources`."""
+    top: Sequence[TokenLogprobs] = ()
+    """For samples: one per token of the outcome, as computed."""
     chances: bytes = b""
     """For the same tokens: the chance that the source gave each, in 255ths."""
 

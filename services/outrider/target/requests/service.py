@@ -98,7 +98,7 @@ class TargetServicer(
         def done(count: int) -> None:
             self._event_loop.call_soon_threadsafe(erased.set_result, count)
 
-        self.post(Erased(request.tenant, done))
+        self.post(Erased(request.tenant, request.samples, done))
         return target_pb2.EraseHistoryResponse(num_texts=await erased)
 
     # The generated type knows generators only.

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from outrider.drafting.source import DraftAssignment
-from outrider.errors import NotSupported
+from outrider.errors import InvalidRequest, NotSupported
 from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol import convert, logprobs
 from outrider.protocol.errors import to_sequence_error
@@ -20,7 +20,7 @@ from outrider.protocol.limits import to_us
 from outrider.protocol.rounds import sources_to_proto
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, Event, Opened
-from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.opening import Limits, Opening, SampleConsent, Speculation, Stopping
 from outrider.target.requests.report import Committed, Report
 from outrider.worker.events import Closed, SequenceKey, translated
 
@@ -60,11 +60,19 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         prediction=tuple(message.predicted_token_ids),
         request_id=message.request_id,
         tenant=message.tenant,
+        samples=_consent(message) if limits.samples else SampleConsent.OFF,
     )
     opening.check(limits)
     if opening.compiling and limits.grammars is None:
         raise NotSupported("logits.grammar", "structured output is not served by this target")
     return opening
+
+
+def _consent(message: sequence_pb2.OpenSequence) -> SampleConsent:
+    try:
+        return SampleConsent(message.samples)
+    except ValueError:
+        raise InvalidRequest("samples", f"{message.samples} is not a consent") from None
 
 
 def _logprobs(message: sequence_pb2.OpenSequence) -> LogprobsOptions | None:

@@ -20,6 +20,7 @@ from outrider.target.requests import events
 from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits, Opening, Speculation
 from outrider.target.requests.report import Report, TargetStats
+from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
 from outrider.target.step.calibration import Fit
 from outrider.target.step.times import Timer
@@ -103,6 +104,7 @@ class TargetCore(ABC, Generic[S]):
         pace: StepPace,
         clock: Clock,
         sources: Sequence[DraftSource] = (),
+        samples: SampleRecorder | None = None,
     ) -> None:
         """`sources`: those of drafts that are made in this process."""
         self.stats = accounting.stats
@@ -113,6 +115,7 @@ class TargetCore(ABC, Generic[S]):
         self._limits = limits
         self._clock = clock
         self._own_drafts = OwnDrafts(sources, self.stats)
+        self._samples = samples
         self._report = Report()
 
     @abstractmethod
@@ -126,6 +129,8 @@ class TargetCore(ABC, Generic[S]):
     def take_report(self) -> Report:
         """What happened since the last call. May be empty."""
         report, self._report = self._report, Report()
+        if self._samples is not None:
+            self._samples.note(report)
         report.row_price = self._accounting.row_price
         report.best_chance = self._accounting.calibration.best(Fit())
         report.prefix_added, report.prefix_removed = map(list, self._prefix_changes())
@@ -149,7 +154,7 @@ class TargetCore(ABC, Generic[S]):
                     sequence.adjust(event.speculation)
                     self._own_drafts.limit(event.key, event.speculation)
             case events.Erased():
-                event.done(self._own_drafts.erase(event.tenant))
+                self._erase(event)
             case Closed():
                 if self._sequences.find(event.key) is not None:
                     self._remove(event.key)
@@ -181,7 +186,17 @@ class TargetCore(ABC, Generic[S]):
             self._fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
         else:
             self._own_drafts.open(key, event.opening)
+            if self._samples is not None:
+                self._samples.open(key, event.opening)
             self._start(event)
+
+    def _erase(self, event: events.Erased) -> None:
+        if not event.samples:
+            event.done(self._own_drafts.erase(event.tenant))
+        elif self._samples is None:
+            event.done(0)
+        else:
+            self._samples.erase(event.tenant, event.done)
 
     def _offer(self, event: events.Offered | events.DraftRefused) -> None:
         if (sequence := self._sequences.find(event.key)) is None:

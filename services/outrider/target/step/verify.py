@@ -116,7 +116,7 @@ def _candidate(row: PlannedRow) -> Candidate:
         q=draft.q,
         parents=draft.parents,
         processor=sequence.processor,
-        num_top=None if sequence.opening.logprobs is None else sequence.opening.logprobs.num_top,
+        num_top=sequence.opening.num_top,
     )
 
 

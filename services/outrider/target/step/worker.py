@@ -16,6 +16,7 @@ from outrider.speculation import Verdict
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetStats
+from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
 from outrider.target.step.by_source import chances_of, judged, tokens_by_source
 from outrider.target.step.choice import Pricing
@@ -46,13 +47,14 @@ class TargetWorker(TargetCore[TargetSequence]):
         clock: Clock,
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
         sources: Sequence[DraftSource] = (),
+        samples: SampleRecorder | None = None,
     ) -> None:
         """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs.
-        `sources`: those of drafts that are made in this process."""
+        `sources`: those of drafts that are made in this process. `samples`: None where nothing may be recorded."""
         stats = TargetStats()
         pace = StepPace(batching.max_batch_tokens, MIN_S if engine.info.device == "cpu" else MIN_ON_GPU_S)
         super().__init__(
-            OpenSequences(engine.kv, stats), StepAccounting(stats, row_price), limits, pace, clock, sources
+            OpenSequences(engine.kv, stats), StepAccounting(stats, row_price), limits, pace, clock, sources, samples
         )
         self._engine = engine
         self._batching = batching
@@ -170,7 +172,8 @@ class TargetWorker(TargetCore[TargetSequence]):
             times=sequence.timer.take(),
             num_prompt_tokens=prompt.num_tokens,
             num_cached_tokens=prompt.num_cached_tokens or 0,
-            logprobs=verdict.logprobs[: len(outcome.token_ids)],
+            logprobs=sequence.opening.asked_logprobs(verdict.logprobs[: len(outcome.token_ids)]),
+            top=verdict.logprobs[: len(outcome.token_ids)],
             prompt_logprobs=prompt.logprobs,
             num_branch_tokens=len(draft) - draft.depth,
             draft_useful_s=sum(map(draft.seconds_of, accepted)),

@@ -1,0 +1,111 @@
+"""Records samples of a target's sequences. A thread writes them, so that no step waits for the disk."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from outrider.options.logprobs import TokenLogprobs
+from outrider.protocol.sequence_key import SequenceKey
+from outrider.samples import SampleStore
+from outrider.target.requests.opening import Opening, SampleConsent
+from outrider.target.requests.report import Committed, Report
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Sample:
+    """A sequence under way."""
+
+    opening: Opening
+    output: list[int] = field(default_factory=list)
+    top: list[TokenLogprobs] = field(default_factory=list)
+    accepted: Counter[str] = field(default_factory=Counter)
+    """By source; next, those verified."""
+    verified: Counter[str] = field(default_factory=Counter)
+
+    def add(self, committed: Committed) -> None:
+        self.output += committed.outcome.token_ids
+        self.top += committed.top
+        for one in committed.sources:
+            self.accepted[one.source] += one.num_accepted
+            self.verified[one.source] += one.num_verified
+
+    @property
+    def acceptance(self) -> float:
+        return self.accepted.total() / max(1, self.verified.total())
+
+    def record(self, revision: str) -> dict[str, Any]:
+        opening = self.opening
+        found: dict[str, Any] = {
+            "unix_s": round(time.time()),
+            "model_revision": revision,
+            "temperature": opening.params.temperature,
+            "prompt_tokens": len(opening.prompt),
+            "output_tokens": len(self.output),
+            "accepted": dict(self.accepted),
+            "verified": dict(self.verified),
+        }
+        if opening.samples is SampleConsent.TEXT:
+            found["prompt"] = [*opening.prompt, *opening.committed]
+            found["output"] = self.output
+            found["top_token_ids"] = [each.top_token_ids for each in self.top]
+            found["top_logprobs"] = [[round(p, 3) for p in each.top_logprobs] for each in self.top]
+        return found
+
+
+class SampleRecorder:
+    """Called by the step thread."""
+
+    def __init__(self, store: SampleStore, revision: str) -> None:
+        self._store = store
+        self._revision = revision
+        self._samples: dict[SequenceKey, _Sample] = {}
+        self._work = SimpleQueue[Callable[[], None] | None]()
+        self._thread = Thread(target=self._run, name="samples", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def open(self, key: SequenceKey, opening: Opening) -> None:
+        if opening.samples is not SampleConsent.OFF:
+            self._samples[key] = _Sample(opening)
+
+    def note(self, report: Report) -> None:
+        """Adds what was committed; records those that have ended and had drafts verified."""
+        for committed in report.commits:
+            if (sample := self._samples.get(committed.key)) is not None:
+                sample.add(committed)
+        for key, _ in report.removed:
+            if (sample := self._samples.pop(key, None)) is not None and sample.verified:
+                record = sample.record(self._revision)
+                self._work.put(partial(self._store.write, sample.opening.tenant, sample.acceptance, record))
+
+    def erase(self, tenant: str, done: Callable[[int], None]) -> None:
+        """Nothing of a sequence that runs now is recorded either. `done` is called with the number of records."""
+        running = [key for key, sample in self._samples.items() if sample.opening.tenant == tenant]
+        for key in running:
+            del self._samples[key]
+        # After all that was put before.
+        self._work.put(lambda: done(self._store.erase(tenant)))
+
+    def close(self) -> None:
+        """Returns once everything is written."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception as error:
+                # Its traceback may have a record.
+                log.error("samples could not be written or erased: %s", type(error).__name__)
