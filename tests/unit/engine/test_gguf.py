@@ -11,8 +11,11 @@ import torch
 from gguf import GGMLQuantizationType
 from outrider.checkpoint_files import end_tokens
 from outrider.engine import EngineConfig, Row, resolve
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.models.loader import load_engine
-from transformers import AutoTokenizer
+from outrider.engine.models.memory import count_linear
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from benchmarks.support.llama_gguf import write_gguf
 
@@ -44,6 +47,33 @@ def test_a_gguf_file_says_what_its_checkpoint_says(
         tiny
     ).encode("Hello, world")
     assert end_tokens(converted) == (2,)
+
+
+def test_q4_0_keeps_its_bits_and_means_what_transformers_reads(tiny: Path, tmp_path: Path) -> None:
+    file = write_gguf(tiny, tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_0)
+    stored = load_file(resolve(file) / "model.safetensors")
+    as_read = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=file.name, quantization_config=as_read, dtype=torch.float32
+    )
+    layers = {name: weight for name, weight in model.state_dict().items() if "_proj." in name}
+    for name, weight in layers.items():
+        numbers = torch.stack([stored[f"{name}_packed"] >> place & 15 for place in range(0, 32, 4)], -1).flatten(1)
+        scale = stored[f"{name}_scale"].float().repeat_interleave(32, 1)
+        assert torch.equal((numbers - 8) * scale, weight), name
+    assert not layers.keys() & stored.keys()
+
+
+def test_q4_0_runs_on_the_kernels_in_four_bits(tiny: Path, tmp_path: Path) -> None:
+    try:
+        load_kernels("auto")
+    except KernelsMissing as error:
+        pytest.skip(str(error))
+    file = write_gguf(tiny, tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_0)
+    engines = [load_engine(path, EngineConfig(execution="native", num_blocks=8)) for path in (resolve(file), tiny)]
+    four, plain = (engine.weight_bytes for engine in engines)
+    linear = count_linear(tiny).stored
+    assert linear * (16 - 5 - 1.5) / 8 < plain - four <= linear * (16 - 5) / 8
 
 
 def test_it_is_converted_once(tiny: Path, tmp_path: Path) -> None:

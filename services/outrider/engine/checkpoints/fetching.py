@@ -262,6 +262,7 @@ def _convert_gguf(file: Path, made: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GgufConfig
 
+    from outrider.engine.checkpoints.gguf_fours import keep_fours
     from outrider.engine.checkpoints.gguf_tokenizer import GgufTokenizer
     from outrider.engine.models.architectures import tensors_problem
 
@@ -280,6 +281,7 @@ def _convert_gguf(file: Path, made: Path) -> None:
         if problem := tensors_problem(report):
             raise CheckpointError(str(file), problem)
         model.save_pretrained(made)
+        keep_fours(file, made)
         tokenizer.write(made)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise CheckpointError(str(file), f"transformers cannot convert it: {error}") from error
