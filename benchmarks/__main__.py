@@ -35,6 +35,11 @@ _COMMANDS = {
     "predicted": (f"{_SCENARIOS}.predicted", "predicted", "How near is `outrider compare drafts` to what is measured?"),
     "what-if": (f"{_SCENARIOS}.what_if", "what_if", "How near is `outrider plan --what-if` to what a stack does?"),
     "fleet": (f"{_SCENARIOS}.fleet", "fleet", "What would a day of 1,000 targets and 10,000 tenants cost and save?"),
+    "vocabularies": (
+        f"{_SCENARIOS}.vocabularies",
+        "vocabularies",
+        "How much is right of what a model with another tokenizer drafts?",
+    ),
     "repeats": (f"{_SCENARIOS}.repeats", "repeats", "How much faster are answers that are given again, with suffixes?"),
     "distilling": (f"{_SCENARIOS}.distilling", "distilling", "How many tokens does distill write and learn a second?"),
     "structured": (
