@@ -28,6 +28,7 @@ _RUNS: tuple[_Run, ...] = (
     ("ratio", True, "NONE"),
     ("coupled", True, "NONE"),
     ("ANY", True, "NONE"),
+    ("MERGED", True, "NONE"),
     ("CROSSING", True, "NONE"),
     ("BORDERLINE", True, "NONE"),
     ("PRICED", True, "NONE"),
@@ -46,6 +47,7 @@ _RUNS: tuple[_Run, ...] = (
 )
 _PAIRS = {
     "ANY": "ratio, two workers",
+    "MERGED": "ratio, all sources",
     "CROSSING": "ratio, a match that changes",
     "BORDERLINE": "ratio, barely in time",
     "PRICED": "ratio, rows have a price",
@@ -67,8 +69,8 @@ def distribution(draws: int, modes: tuple[str, ...], json_file: Path | None) -> 
 
     Draws tokens from a model of 24 tokens whose distribution is known, and compares: total variation and chi-square,
     over every context: of the functions that draft and verify, and of a draft worker and a target worker that talk to
-    each other. Then with penalties and masks. Then plants
-    nine faults that engines have had; the comparison must find each.
+    each other, alone and beside every kind of source that a target has. Then with penalties and masks. Then plants nine
+    faults that engines have had; the comparison must find each.
     """
     try:
         import benchmarks.support.distribution  # noqa: F401

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from outrider.engine import Engine, EngineConfig, ModelInfo
+from outrider.drafting.heads.interface import Memory
+from outrider.engine import HEAD_INPUT, Engine, EngineConfig, ModelInfo
 from outrider.engine.attention import KVCache, RowSpan
 from torch import Tensor
 
@@ -26,6 +27,8 @@ class _ChainDecoder:
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any, taps: Any = None
     ) -> tuple[Tensor, Tensor]:
         self.num_forwards += 1
+        if taps is not None:
+            taps.take(HEAD_INPUT, token_ids[:, None].float())
         return self.table[token_ids[rows]], torch.empty(0)
 
 
@@ -53,3 +56,27 @@ class ChainEngine(Engine):
     @property
     def num_forwards(self) -> int:
         return self._chain.num_forwards
+
+
+@dataclass(slots=True)
+class ChainHead:
+    """A draft head for a ChainEngine: it needs the last token only, and says what another table says."""
+
+    table: Tensor
+    kind: str = "mtp"
+    taps: tuple[int, ...] = ()
+    token_map: Tensor | None = None
+    recurrent: bool = True
+    lookahead: int = 1
+
+    def features(self, states: Tensor) -> Tensor:
+        return states
+
+    def forward(self, token_ids: Tensor, features: Tensor, positions: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        hidden = token_ids[..., None].float()
+        # A memory counts the positions that it is shown.
+        memory.attend(0, *[hidden[:, None]] * 3)
+        return hidden, hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.table[hidden[..., 0].long()]

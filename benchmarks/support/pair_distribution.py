@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,9 +20,13 @@ import torch
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafters.model import SOURCE as MODEL
 from outrider.drafters.rounds import Chain
+from outrider.drafting.heads import HeadDrafts
 from outrider.drafting.lookup import LookupDrafts
 from outrider.drafting.lookup.ngram import NAME as NGRAM
 from outrider.drafting.lookup.ngram import NgramConfig, NgramLookup
+from outrider.drafting.lookup.prediction import predictions
+from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts
+from outrider.drafting.source import DraftSource
 from outrider.drafting.tree import DraftTree
 from outrider.protocol.convert import sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
@@ -32,7 +36,7 @@ from outrider.target.step.choice import Pricing
 from outrider.target.step.sequence import TargetSequence
 from torch import Tensor
 
-from benchmarks.support.chain_model import ChainEngine
+from benchmarks.support.chain_model import ChainEngine, ChainHead
 from benchmarks.support.distribution import SAMPLING, DistributionResult, Fault, Models, compare_counts
 from benchmarks.support.timed_pair import TimedPair, Timing
 
@@ -73,6 +77,8 @@ class _Conditions:
     """Prices of a drafted row, drawn at random for each step."""
     first_only: bool = False
     """Whether only the first choice is counted: later ones have other conditions."""
+    all_sources: bool = False
+    """Whether suffixes, predictions and a head of the target's draft too."""
 
 
 def _any(chance: random.Random) -> _Conditions:
@@ -86,6 +92,11 @@ def _any(chance: random.Random) -> _Conditions:
         forward=chance.choice((0.02, 0.25)),
         way=chance.choice((0.1, 1.0, 3.0)),
     )
+
+
+def _merged(chance: random.Random) -> _Conditions:
+    """A draft worker, and every kind of source in the target: lookups of three kinds, and a head."""
+    return replace(_any(chance), all_sources=True)
 
 
 def _crossing(chance: random.Random) -> _Conditions:
@@ -114,6 +125,7 @@ class Conditions(enum.Enum):
     """The kinds of conditions."""
 
     ANY = enum.member(_any)
+    MERGED = enum.member(_merged)
     CROSSING = enum.member(_crossing)
     BORDERLINE = enum.member(_borderline)
     PRICED = enum.member(_priced)
@@ -182,6 +194,8 @@ def run_pair_experiment(
 class _Texts:
     counts: np.ndarray[Any, np.dtype[np.float64]] = field(default_factory=lambda: np.zeros((VOCAB, VOCAB + 1, VOCAB)))
     """[last token, token that followed the same tokens earlier, next token]: the second is an n-gram match."""
+    history: History = field(default_factory=lambda: History(SuffixConfig(min_match=2, max_match=8, context=8)))
+    """What earlier texts said, for suffixes."""
     num_texts: int = 0
     num_verified: int = 0
     num_accepted: int = 0
@@ -198,7 +212,11 @@ class _Texts:
         self.num_texts += 1
         chance = random.Random(self.num_texts)
         given: _Conditions = conditions.value(chance)
-        pair, opening = _pair(models, given, chance), _opening(self.num_texts, given)
+        more = [SuffixDrafts(self.history), predictions(), HeadDrafts(ChainHead(models.draft))]
+        # Not always all: one that is the best everywhere would hide the others.
+        some = [source for source in more if given.all_sources and chance.random() < 0.5]
+        pair = _pair(models, given, chance, some)
+        opening = _opening(self.num_texts, given, _prediction(chance) if given.all_sources else ())
         text = [*given.prompt, *(token_id for token_ids in pair.answer(opening) for token_id in token_ids)]
         self._count(text, len(given.prompt), given.first_only)
         self.num_verified += pair.stats.num_verified_tokens
@@ -223,7 +241,7 @@ def _logits(chances: dict[int, dict[int, float]]) -> Tensor:
     return table
 
 
-def _pair(models: Models, given: _Conditions, chance: random.Random) -> TimedPair:
+def _pair(models: Models, given: _Conditions, chance: random.Random, more: Sequence[DraftSource]) -> TimedPair:
     target, draft = _engine(models.target), _engine(models.draft)
     drafter = ModelDrafter(draft, ModelConfig(min_confidence=given.min_confidence))
     config = NgramConfig(min_match=2, max_match=2)
@@ -232,19 +250,20 @@ def _pair(models: Models, given: _Conditions, chance: random.Random) -> TimedPai
         step=lambda: chance.choice(given.steps), forward=lambda: given.forward, way=lambda: given.way * chance.random()
     )
     price = lambda cost: chance.choice(given.row_prices)  # noqa: E731
-    return TimedPair(target, drafter, lambda: draft.num_forwards, timing, row_price=price, sources=[lookups])
+    return TimedPair(target, drafter, lambda: draft.num_forwards, timing, row_price=price, sources=[lookups, *more])
 
 
 def _engine(table: Tensor) -> ChainEngine:
     return ChainEngine(table, num_blocks=_TEXT_TOKENS // 16 + 8, max_context_len=_TEXT_TOKENS + 64)
 
 
-def _opening(number: int, given: _Conditions) -> sequence_pb2.OpenSequence:
+def _opening(number: int, given: _Conditions, prediction: Sequence[int]) -> sequence_pb2.OpenSequence:
     # Noise depends on seed and position, so every text needs another seed.
     sampling = sampling_to_proto(replace(SAMPLING, seed=number, top_p=1.0))
     return sequence_pb2.OpenSequence(
         sequence_id=number,
         prompt_token_ids=given.prompt,
+        predicted_token_ids=prediction,
         sampling=sampling,
         mode=sequence_pb2.VERIFICATION_MODE_RATIO,
         stopping=sequence_pb2.Stopping(max_new_tokens=_TEXT_TOKENS, stop_token_ids=[_STOP]),
@@ -256,6 +275,11 @@ def _opening(number: int, given: _Conditions) -> sequence_pb2.OpenSequence:
             max_wait_us=round(1e6 * given.max_wait_s),
         ),
     )
+
+
+def _prediction(chance: random.Random) -> list[int]:
+    """Some way on from the choice."""
+    return [chance.choice((_AGAIN, _ANYWHERE)), *range(chance.randrange(_CHOICE), _WAY), _AGAIN, *range(_WAY)]
 
 
 def _history(chance: random.Random) -> list[int]:

@@ -19,13 +19,14 @@ QUICK = 1_000
     [
         (Conditions.CROSSING, QUICK // 2),
         (Conditions.PRICED, QUICK // 2),
+        (Conditions.MERGED, QUICK // 2),
         *(pytest.param(conditions, 20_000, marks=pytest.mark.slow) for conditions in Conditions),
     ],
 )
 def test_what_two_workers_say_together_follows_the_target(conditions: Conditions, draws: int) -> None:
     result = run_pair_experiment(draws=draws, conditions=conditions)
     assert result.passed, result
-    assert 0.8 < result.accepted < 1
+    assert 0.7 < result.accepted < 1
 
 
 @pytest.mark.parametrize(
