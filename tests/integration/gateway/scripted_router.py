@@ -214,7 +214,7 @@ async def routing(router: ScriptedRouter, address: str = "127.0.0.1:0") -> Async
         yield life.address
 
 
-async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+async def until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Waits for a fact about another party that tells nobody. Raises TimeoutError."""
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110

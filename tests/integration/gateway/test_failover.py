@@ -149,7 +149,7 @@ async def test_when_no_router_goes_on_the_wait_is_bounded_and_ends_unavailable(
             await collect(started.grpc_address)
     error = from_rpc_error(caught.value)
     assert (error.code, error.reason) == (Code.UNAVAILABLE, "ROUTERS_FAILED")
-    assert 0.8 <= time.monotonic() - began_s < 5
+    assert 0.8 <= time.monotonic() - began_s < 30
     # Pauses grow, so that a router in trouble is not hammered.
     assert len(router.requests) < 12
 

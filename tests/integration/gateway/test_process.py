@@ -47,7 +47,7 @@ async def serving_at(child: Process) -> str:
 
 async def test_sigterm_finishes_the_running_stream_and_exits_0(tiny: Path, tokenizer: ModelTokenizer) -> None:
     ids = [*tokenizer.encode(TEXT), 2]
-    router = ScriptedRouter(saying(ids, pause_s=0.05))
+    router = ScriptedRouter(saying(ids, pause_s=0.2))
     async with (
         routing(router) as address,
         process("--listen-http", "127.0.0.1:0", "--router", address) as child,
@@ -57,9 +57,9 @@ async def test_sigterm_finishes_the_running_stream_and_exits_0(tiny: Path, token
             stream = await client.completions.create(model=MODEL, prompt=CANARY, max_tokens=100, stream=True)
             text = (await anext(aiter(stream))).choices[0].text
             child.send_signal(signal.SIGTERM)
-            await asyncio.sleep(0.2)
             async with httpx.AsyncClient() as http:
-                assert (await http.get(f"http://{http_address}/health")).status_code == 503
+                while (await http.get(f"http://{http_address}/health")).status_code != 503:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
             text += "".join([chunk.choices[0].text async for chunk in stream])
         assert await asyncio.wait_for(child.wait(), 45) == 0
         assert child.stderr is not None

@@ -61,7 +61,7 @@ def info() -> Callable[..., worker_pb2.WorkerInfo]:
 def eventually() -> Callable[..., Awaitable[float]]:
     """Waits until the condition holds; returns how long that took, in seconds."""
 
-    async def wait(condition: Callable[[], Awaitable[bool]], timeout_s: float = 5.0) -> float:
+    async def wait(condition: Callable[[], Awaitable[bool]], timeout_s: float = 60.0) -> float:
         start_s = time.monotonic()
         while not await condition():
             assert time.monotonic() - start_s < timeout_s, f"not within {timeout_s} s"

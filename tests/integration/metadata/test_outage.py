@@ -22,7 +22,8 @@ TARGET = worker_pb2.WORKER_ROLE_TARGET
 HASHES = [bytes([i]) * 16 for i in range(4)]
 
 # 50 ms, and what the scheduler of a busy machine may add; well under what background work waits.
-BOUND_S = 0.5
+# Of what would last for ever, on a machine with other work.
+BOUND_S = 5.0
 
 Info = Callable[..., worker_pb2.WorkerInfo]
 Eventually = Callable[..., Awaitable[float]]
@@ -111,7 +112,7 @@ async def test_a_hung_server_costs_one_bounded_wait_and_then_none(
             for _ in range(1000):
                 assert await ids(reader) == ["t1"]
             # At a second each they would take a quarter of an hour.
-            assert time.monotonic() - start_s < 10
+            assert time.monotonic() - start_s < 100
             await eventually(lambda: is_available(reader, False))
         finally:
             os.kill(server.pid, signal.SIGCONT)
@@ -145,7 +146,7 @@ async def test_a_server_that_lost_its_data_does_not_make_workers_vanish(
             assert await ids(reader) == ["t1"]
             return await reader.lookup_prefix(TARGET, HASHES, ["t1"]) == {"t1": 4}
 
-        await eventually(restored, 2)
+        await eventually(restored)
 
 
 async def test_keys_of_another_type_are_refusals_not_an_outage(

@@ -214,7 +214,7 @@ async def _register(fleet: Fleet, info: worker_pb2.WorkerInfo, running: RunningW
     fleet.num_workers += 1
 
 
-async def _eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
+async def _eventually(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
@@ -222,7 +222,7 @@ async def _eventually(condition: Callable[[], bool], within_s: float = 5.0) -> N
 
 @pytest.fixture
 def eventually() -> Callable[..., Any]:
-    """`await eventually(condition)`: returns once it holds, fails when it does not within 5 s."""
+    """`await eventually(condition)`: returns once it holds, fails when it does not within 60 s."""
     return _eventually
 
 

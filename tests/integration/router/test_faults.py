@@ -169,7 +169,7 @@ async def test_a_target_that_is_healthy_and_silent_is_given_up_in_the_end(fleet:
     assert tokens(rounds) == truth(60)
     assert rounds[-1].metrics.num_target_failovers == 1
     # Its next step would have come after 60 s.
-    assert time.monotonic() - started_s < 20
+    assert time.monotonic() - started_s < 50
 
 
 async def test_a_request_that_breaks_every_target_is_tried_on_three_and_then_rejected(fleet: Fleet) -> None:
@@ -248,7 +248,7 @@ async def test_without_any_target_left_the_request_waits_a_bounded_time(fleet: F
     with pytest.raises(OutriderError) as caught:
         await collect(fleet.call(fleet.request(PROMPT, 100)), 10, kill)
     assert caught.value.code is Code.UNAVAILABLE
-    assert 0.25 < time.monotonic() - started_s < 10
+    assert 0.25 < time.monotonic() - started_s < 30
 
 
 async def test_the_only_target_is_waited_for_by_running_answers_and_by_new_requests(

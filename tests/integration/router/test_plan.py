@@ -55,7 +55,7 @@ def show(router: RunningRouter, draft: Any, saving: float, rounds: int = 200, te
     record.evidence.add_rounds(rounds=rounds, tokens=2 * rounds, saved=saving * rounds)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
