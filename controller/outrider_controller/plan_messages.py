@@ -133,6 +133,7 @@ def decision_to_proto(cell: Cell, decision: Decision, beliefs: Iterable[Belief])
         belief=best or policy.PairingEvidence(tenant=cell.tenant, target=cell.target, draft=decision.draft),
         other_beliefs=evidence.values(),
         changes=decision.changes,
+        shadows=[policy.DraftShare(draft=draft, share=share) for draft, share in decision.shadow_shares],
     )
 
 
@@ -149,6 +150,7 @@ def decision_from_proto(message: policy.TenantDecision, *, clock_s: float = 0.0)
         draft=message.belief.draft,
         price=message.price,
         changes=message.changes,
+        shadow_shares=tuple((share.draft, share.share) for share in message.shadows),
     )
 
 

@@ -68,10 +68,6 @@ class Evidence:
     request_tokens: float = 0.0
     request_cost: float = 0.0
     """In plain rounds: the rounds, the price of their drafted rows, and the waits for the draft."""
-    request_tokens_squared: float = 0.0
-    request_cost_squared: float = 0.0
-    request_tokens_cost: float = 0.0
-    """Sum of the products of their tokens and costs."""
 
     @property
     def starved(self) -> float:
@@ -105,9 +101,6 @@ class Evidence:
         self.requests += 1
         self.request_tokens += tokens
         self.request_cost += cost
-        self.request_tokens_squared += tokens * tokens
-        self.request_cost_squared += cost * cost
-        self.request_tokens_cost += tokens * cost
 
     def merge(self, other: Evidence) -> None:
         for each in fields(self):

@@ -150,15 +150,25 @@ class Decision:
     price: float = 0.0
     changes: float = 0.0
     """Changes of mode, halved every ten minutes."""
+    shadow_shares: tuple[tuple[str, float], ...] = ()
+    """Share of requests that each candidate follows as a shadow."""
 
     def draft_for(self, request_id: str) -> str | None:
         """The draft version of one request, or None for plain decoding. The same on every router."""
-        point = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) / 2**64
-        for draft, share in self.draft_shares:
-            if point < share:
-                return draft
-            point -= share
-        return None
+        return _drawn(request_id, b"", self.draft_shares)
+
+    def shadow_for(self, request_id: str) -> str | None:
+        """The candidate that follows one request, whatever drafts for it."""
+        return _drawn(request_id, b"shadow", self.shadow_shares)
+
+
+def _drawn(request_id: str, purpose: bytes, shares: tuple[tuple[str, float], ...]) -> str | None:
+    point = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8, person=purpose).digest()) / 2**64
+    for draft, share in shares:
+        if point < share:
+            return draft
+        point -= share
+    return None
 
 
 @dataclass(slots=True)
@@ -180,6 +190,8 @@ class Plan:
     """The pairing of the draft that most requests get."""
     share: Column = field(default_factory=lambda: np.zeros(0))
     """Per pairing: its share of the tenant's requests."""
+    shadow: Column = field(default_factory=lambda: np.zeros(0))
+    """Per pairing: the share of the tenant's requests that it follows."""
     sent: Column = field(default_factory=lambda: np.zeros(0))
     """The saving that followers of the plan were last sent."""
     load: dict[str, float] = field(default_factory=dict)
@@ -237,7 +249,7 @@ class Plan:
             changed[:known] |= np.array([a is not b and a != b for a, b in pairs], dtype=bool)
             moved = np.ones(len(self.share), dtype=bool)
             old = len(last.share)
-            moved[:old] = ~_alike(self.share[:old], last.share)
+            moved[:old] = ~_alike(self.share[:old], last.share) | (self.shadow[:old] != last.shadow)
             changed[self._cell_of[moved]] = True
         for number in np.flatnonzero(changed):
             yield self.cells[number], self._decision(int(number))
@@ -265,6 +277,7 @@ class Plan:
             draft=self._drafts[best],
             price=state.price if state is not None else 0.0,
             changes=float(self.changes[number]),
+            shadow_shares=tuple((self._drafts[r], float(s)) for r in self._rows[number] if (s := self.shadow[r]) > 0),
         )
 
 
@@ -297,6 +310,7 @@ def plan(
         best=best,
         sent=np.where(np.abs(estimate.saving[best] - was.sent) > _MOVED, estimate.saving[best], was.sent),
         share=_shares(beliefs, estimate, live, best, mode, rolled.canary),
+        shadow=rolled.shadow,
         load=load,
         _policies=policies,
         _fleet=fleet,
@@ -347,6 +361,7 @@ class _Rolled:
     def __init__(self, beliefs: Beliefs, fleet: Fleet, rollouts: Rollouts) -> None:
         self.canary = np.zeros(len(beliefs))
         """Share of the requests that draft; 0 for a version that is no candidate on trial."""
+        self.shadow = np.zeros(len(beliefs))
         self.promoted = np.zeros(len(beliefs), dtype=bool)
         for number, (target, draft) in enumerate(beliefs.groups):
             rollout = rollouts.get(draft)
@@ -355,7 +370,8 @@ class _Rolled:
             for row in np.flatnonzero(beliefs.group_of == number):
                 if rollout.covers(beliefs.pairings[row].tenant):
                     self.promoted[row] = rollout.stage is Stage.PROMOTED
-                    self.canary[row] = rollout.share if rollout.stage is Stage.RUNNING else 0.0
+                    runs = rollout.stage is Stage.RUNNING
+                    self.canary[row], self.shadow[row] = (rollout.share, rollout.shadow_share) if runs else (0.0, 0.0)
 
 
 def _best(beliefs: Beliefs, estimate: Estimate, live: Column, was: _Before, promoted: Column) -> Column:

@@ -1,8 +1,9 @@
 """Rollouts of drafts: whether a candidate saves more than the draft in use, by a test that may be looked at at any
 time. Pure: no I/O, no clock.
 
-A hash of its id gives each request to one of the two. What is compared are whole requests, because rounds of one
-request are alike: what they cost for each committed token, in plain rounds.
+A hash of its id gives each request to one of the two. What is compared is what whole requests cost for each committed
+token, in plain rounds. The sample is a report: all requests of one router that have ended in one second. Rounds of one
+request are alike, and so are requests that run side by side, for they wait for the same worker.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ GIVE_UP_TOKENS = 200_000
 _ERROR = 0.05
 # Standard deviation of the differences that the test is most sensitive to.
 _EXPECTED = 0.05
-# Below this the estimated variance of the requests says too little.
-_MIN_REQUESTS = 20
+MIN_REPORTS = 20
+"""With fewer of either draft their estimated variance says too little."""
 
 
 class Stage(enum.Enum):
@@ -45,6 +46,8 @@ class Rollout:
     """Empty: all."""
     share: float
     stage: Stage
+    shadow_share: float = 0.0
+    """Share of all other requests that it follows without drafting."""
 
     def covers(self, tenant: str) -> bool:
         return self.tenant in ("", tenant)
@@ -56,7 +59,7 @@ Rollouts = Mapping[str, Rollout]
 
 @dataclass(slots=True)
 class Arm:
-    """Sums over the ended requests of one of the two drafts."""
+    """Sums over the ended requests of one of the two drafts. The squares and products are over their reports."""
 
     requests: float = 0.0
     tokens: float = 0.0
@@ -65,14 +68,20 @@ class Arm:
     tokens_squared: float = 0.0
     cost_squared: float = 0.0
     tokens_cost: float = 0.0
+    reports: float = 0.0
 
     def add(self, news: Evidence) -> None:
+        """Adds one report."""
+        if not news.requests:
+            return
+        tokens, cost = news.request_tokens, news.request_cost
+        self.reports += 1
         self.requests += news.requests
-        self.tokens += news.request_tokens
-        self.cost += news.request_cost
-        self.tokens_squared += news.request_tokens_squared
-        self.cost_squared += news.request_cost_squared
-        self.tokens_cost += news.request_tokens_cost
+        self.tokens += tokens
+        self.cost += cost
+        self.tokens_squared += tokens * tokens
+        self.cost_squared += cost * cost
+        self.tokens_cost += tokens * cost
 
     @property
     def token_cost(self) -> float:
@@ -81,10 +90,10 @@ class Arm:
 
     @property
     def variance(self) -> float:
-        """Of `token_cost`, by the delta method for a ratio of sums over independent requests."""
+        """Of `token_cost`, by the delta method for a ratio of sums over independent reports."""
         each = self.token_cost
         squares = self.cost_squared - 2 * each * self.tokens_cost + each * each * self.tokens_squared
-        return max(0.0, squares) / self.tokens**2 * self.requests / (self.requests - 1)
+        return max(0.0, squares) / self.tokens**2 * self.reports / (self.reports - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +113,15 @@ class Trial:
     incumbent: Arm = field(default_factory=Arm)
 
     def compare(self) -> Comparison | None:
-        """None while too few requests have ended.
+        """None while there are too few reports.
 
         The normal mixture SPRT, inverted: Johari, Pekelis and Walsh 2022, "Always Valid Inference", equation 14.
         """
         candidate, incumbent = self.candidate, self.incumbent
-        if min(candidate.requests, incumbent.requests) < _MIN_REQUESTS:
+        if min(candidate.reports, incumbent.reports) < MIN_REPORTS:
             return None
         saving = incumbent.token_cost - candidate.token_cost
-        # Never 0, or a few requests that cost the same would prove anything.
+        # Never 0, or a few reports of the same cost would prove anything.
         variance = max(candidate.variance + incumbent.variance, 1e-8)
         mixed = variance + _EXPECTED**2
         width = math.sqrt(2 * variance * mixed / _EXPECTED**2 * math.log(math.sqrt(mixed / variance) / _ERROR))

@@ -87,5 +87,8 @@ class DraftStats:
     """Drafts that a commit contradicted."""
     num_unknown: int = 0
     """Messages about sequences that are not open: late, or never opened."""
+    num_shadow_verified: int = 0
+    """Tokens that were compared and not proposed, up to the first that differs from what was committed."""
+    num_shadow_accepted: int = 0
     num_failed: int = 0
     num_round_failures: int = 0

@@ -42,6 +42,11 @@ class DraftServicer(
     ) -> draft_pb2.DraftServiceGetInfoResponse:
         return draft_pb2.DraftServiceGetInfoResponse(info=self.info, load=self.load_message())
 
+    def load_message(self) -> worker_pb2.WorkerLoad:
+        load, stats = super().load_message(), self.stats
+        load.num_shadow_verified, load.num_shadow_accepted = stats.num_shadow_verified, stats.num_shadow_accepted
+        return load
+
     # The generated type knows generators only.
     async def Draft(  # type: ignore[override]
         self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Any

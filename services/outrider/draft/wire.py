@@ -81,6 +81,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         max_new_tokens=message.stopping.max_new_tokens,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,
+        shadow=message.shadow,
         log_fields={"request_id": message.request_id, "tenant": message.tenant},
     )
     for field, value in opening.log_fields.items():

@@ -13,6 +13,7 @@ from outrider.draft import events
 from outrider.draft.events import DraftStats, Event, Proposed, Report
 from outrider.draft.rounds import DraftRounds, Outcome
 from outrider.draft.sequences import OpenSequence, OpenSequences
+from outrider.draft.shadow import Shadow
 from outrider.drafters import CommitMismatch, Drafter
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, Load, Refused, SequenceKey, StreamEnded
@@ -110,6 +111,10 @@ class DraftWorker:
         if isinstance(outcome, Exception):
             self._fail(found.key, outcome)
             return
+        if found.shadow is not None:
+            found.shadow.propose(outcome)
+            self._sequences.answered(found, may_run_ahead=False)
+            return
         num_tokens = outcome.depth
         compute_s, found.compute_s = found.compute_s, 0.0
         self._propose(found.proposed(outcome, found.since_s, compute_s))
@@ -142,7 +147,8 @@ class DraftWorker:
         elif len(self._sequences) >= self._max_sequences:
             self._fail(key, Overloaded(f"all {self._max_sequences} sequences are taken"))
         else:
-            found = OpenSequence(key, self._drafter.open(event.opening))
+            shadow = Shadow() if event.opening.shadow else None
+            found = OpenSequence(key, self._drafter.open(event.opening), shadow)
             self._sequences.add(found)
             self._sequences.make_due(found, event.received_s)
 
@@ -157,12 +163,18 @@ class DraftWorker:
         except InvalidRequest as error:
             self._fail(event.key, error)
             return
+        if found.shadow is not None:
+            verified, accepted = found.shadow.commit(event.base_len, event.token_ids)
+            self.stats.num_shadow_verified += verified
+            self.stats.num_shadow_accepted += accepted
+            # The next proposal is made when this one is decided.
+            due = found.shadow.proposal is None
         self.stats.num_diverged += found.sequence.epoch - epoch
         if event.finished:
             # Releases the sequence's KV.
             self._remove(event.key)
             self._sequences.finish(event.key)
-        elif due or event.token_ids:
+        elif due or (event.token_ids and found.shadow is None):
             self._sequences.make_due(found, event.received_s)
 
     def _limit(self, found: OpenSequence, event: events.Limited) -> None:

@@ -177,18 +177,18 @@ async def start_real(fleet: Fleet, tiny: Path, metadata_url: str) -> StartReal:
     """Starts two targets with these lookups, and, if wanted, a draft with their weights: its guesses are good."""
     common: dict[str, Any] = {"metadata_url": "", "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
 
-    async def start(lookups: str = "", *, draft: bool = True) -> Fleet:
+    async def start(lookups: str = "", *, draft: bool = True, candidate: bool = False) -> Fleet:
         for _ in range(2):
             config = TargetConfig(**common, model_name="tiny", lookups=lookups)
             engine, info = load(config)
             running = await fleet.stack.enter_async_context(serve_target(config, engine, info))
             # In the namespace of this test, which a configured URL does not name.
-            leases = running.servicer.drafts.pool.links._leases
+            leases = running.servicer.drafts.pool.leases
             leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
             fleet.targets.append(running.servicer)
             await _register(fleet, info, running)
-        if draft:
-            draft_config = DraftConfig(**common)
+        for more in [{}] * draft + [{"candidate": True, "model_name": "new"}] * candidate:
+            draft_config = DraftConfig(**common, **more)
             drafter = load_drafter(draft_config, tiny)
             info = describe(draft_config, tiny, drafter)
             running_draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))

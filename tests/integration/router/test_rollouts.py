@@ -7,10 +7,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason
 from outrider_controller.plan_messages import draft_version
+from outrider_controller.router.config import PolicyConfig
 
 from tests.fakes import FakeDraft, FakeTarget
-from tests.integration.router.conftest import Cluster, Fleet, soon
+from tests.integration.router.conftest import Cluster, Fleet, StartReal, soon
 
 Outrider = Callable[..., Any]
 
@@ -32,7 +37,8 @@ async def started(fleet: Fleet, *, old: float = 0.8, new: float = 0.8, step_s: f
         await fleet.draft(FakeDraft(accuracy=old, model="old")),
         await fleet.draft(FakeDraft(accuracy=new, model="new", candidate=True)),
     )
-    await fleet.start()
+    # Requests that insist wait so long for a draft: less than a step.
+    await fleet.start(policy=PolicyConfig(max_wait_us=round(5e5 * step_s)))
     return drafts
 
 
@@ -50,6 +56,8 @@ def stages(outrider: Outrider) -> dict[str, str]:
 
 def test_a_candidate_drafts_for_nobody_until_a_rollout_gives_it_requests(cluster: Cluster, outrider: Outrider) -> None:
     drafts = cluster.within(started)
+    # Whatever drafts save on this machine.
+    outrider("set", "speculation", "t", "on")
     cluster.within(lambda fleet: ask(fleet, 30))
     assert drafts.num_opens == (30, 0)
     soon(lambda: stages(outrider) == {"new": "candidate", "old": "released"})
@@ -78,7 +86,7 @@ def test_a_candidate_drafts_for_nobody_until_a_rollout_gives_it_requests(cluster
     assert "promoted" in outrider("rollout", "promote", "new")
     soon(lambda: drafts.num_opens[1] > 0 and stages(outrider)["new"] == "promoted")
     actions = [entry["action"] for entry in outrider("get", "audit", "-o", "json")["audit"]]
-    assert actions == ["promote rollout", "undo rollout", "start rollout"]
+    assert actions == ["promote rollout", "undo rollout", "start rollout", "set speculation"]
 
 
 def test_requests_under_way_leave_a_candidate_that_is_taken_back(cluster: Cluster, outrider: Outrider) -> None:
@@ -112,10 +120,11 @@ def test_requests_under_way_leave_a_candidate_that_is_taken_back(cluster: Cluste
     cluster.within(stop)
 
 
+@pytest.mark.slow
 def test_a_much_worse_candidate_is_undone_by_its_evidence_and_a_much_better_one_promoted(
     cluster: Cluster, outrider: Outrider
 ) -> None:
-    drafts = cluster.within(lambda fleet: started(fleet, old=0.6, new=0.05))
+    drafts = cluster.within(lambda fleet: started(fleet, old=0.6, new=0.05, step_s=0.02))
     soon(lambda: "new" in stages(outrider))
     # Whatever drafts save on this machine.
     outrider("set", "speculation", "t", "on")
@@ -127,7 +136,7 @@ def test_a_much_worse_candidate_is_undone_by_its_evidence_and_a_much_better_one_
         asked[0] += 40
         return stages(outrider)["new"] != "running"
 
-    soon(ended, within_s=60)
+    soon(ended, within_s=50)
     rollout = outrider("rollout", "status", "new", "-o", "json")["rollout"]
     assert (rollout["state"], rollout["by"], rollout["tenant"]) == ("undone", "control", "t")
     assert rollout["interval"][1] < -0.02 and rollout["candidate_tokens"] <= 20_000
@@ -137,5 +146,54 @@ def test_a_much_worse_candidate_is_undone_by_its_evidence_and_a_much_better_one_
 
     drafts.new.accuracy = 0.98
     outrider("rollout", "start", "new", "--share", "0.3")
-    soon(ended, within_s=60)
+    soon(ended, within_s=50)
     assert stages(outrider)["new"] == "promoted", outrider("rollout", "status", "new")
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 3}])
+async def test_a_shadow_is_sent_what_is_committed_and_nothing_of_it_is_verified(
+    start_real: StartReal, eventually: Callable[..., Any], sampling: dict[str, Any]
+) -> None:
+    """The candidate has the target's weights, so that it foretells the text."""
+    fleet = await start_real(draft=False, candidate=True)
+    assert fleet.router is not None
+    policy, candidate = fleet.router.dispatcher.policy, fleet.drafts[0]
+    wanted = {"sampling": sequence.Sampling(top_p=1, **sampling), "seeded": "seed" in sampling, "model": "tiny"}
+    before = await fleet.ask(fleet.request(**wanted))
+    assert not candidate.load_message().num_shadow_verified
+
+    version = draft_version(candidate.info)
+    policy.follow({Cell("t", "tiny"): Decision(Mode.OFF, Reason.NO_DRAFT, shadow_shares=((version, 1.0),))}, [])
+    async with asyncio.timeout(60):
+        while not (load := candidate.load_message()).num_shadow_verified:
+            answer = await fleet.ask(fleet.request(**wanted))
+            assert answer.token_ids == before.token_ids and answer.metrics.num_verified_tokens == 0
+    assert load.num_shadow_accepted >= 0.9 * load.num_shadow_verified
+    unseeded = sequence.Sampling(temperature=0.8, top_p=1)
+    await eventually(lambda: not candidate.load_message().num_sequences)
+    counted = candidate.load_message().num_shadow_verified
+    await fleet.ask(fleet.request(**{**wanted, "sampling": unseeded, "seeded": False}))
+    assert candidate.load_message().num_shadow_verified == counted
+
+
+def test_what_a_shadow_counts_stands_in_the_registry(cluster: Cluster, outrider: Outrider) -> None:
+    drafts = cluster.within(started)
+    soon(lambda: "new" in stages(outrider))
+    told = outrider("rollout", "start", "new", "--share", "0", "--shadow", "1")
+    assert "shadow   of 100.0% of the requests" in told
+
+    def followed() -> bool:
+        cluster.within(lambda fleet: ask(fleet, 10))
+        return any(opening.shadow for opening in drafts.new.opens)
+
+    soon(followed)
+    assert all(opening.shadow for opening in drafts.new.opens)
+    drafts.new.load.num_shadow_verified, drafts.new.load.num_shadow_accepted = 200, 150
+
+    def acceptance() -> float | None:
+        rows = outrider("get", "drafts", "-o", "json")["drafts"]
+        return next(row["shadow_acceptance"] for row in rows if row["name"] == "new")
+
+    soon(lambda: acceptance() == 0.75)
+    assert "--share" in outrider("rollout", "start", "new", "--share", "0.9", code=2)
+    assert "needs a shadow_share" in outrider("rollout", "start", "new", "--share", "0", code=2)

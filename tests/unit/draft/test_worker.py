@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from outrider.draft.events import Committed, Event, Limited, Opened, Report
+from outrider.draft.shadow import Shadow
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, DraftSequence
 from outrider.drafting.source import DraftLimits, Opening
@@ -22,9 +23,11 @@ ONE, TWO = SequenceKey(1, 1), SequenceKey(1, 2)
 PROMPT = (20, 21, 22, 23, 20, 21)
 
 
-def opened(key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3) -> Opened:
+def opened(
+    key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3, *, shadow: bool = False
+) -> Opened:
     params = SamplingParams(temperature=0)
-    opening = Opening(prompt, params, VerificationMode.GREEDY, limits=DraftLimits(max_draft_tokens))
+    opening = Opening(prompt, params, VerificationMode.GREEDY, limits=DraftLimits(max_draft_tokens), shadow=shadow)
     return Opened(key, opening, received_s=1.0)
 
 
@@ -276,3 +279,25 @@ def test_what_sequences_took_of_the_rounds_is_all_their_time_and_a_closed_one_te
     assert proposed + sum(share_s for _, share_s in rest) == pytest.approx(worker.stats.busy_s)
     [first, second] = reports[0].proposals
     assert first.share_s == second.share_s > 0
+
+
+def test_a_shadow_proposes_nothing_and_counts_what_would_have_been_accepted(worker: DraftWorker) -> None:
+    def counted() -> tuple[int, int]:
+        return worker.stats.num_shadow_verified, worker.stats.num_shadow_accepted
+
+    # It would propose 22, 23, 20.
+    assert not turn(worker, opened(ONE, shadow=True)).proposals
+    assert not turn(worker, committed(ONE, 6, 22)).proposals and counted() == (0, 0)
+    assert not turn(worker, committed(ONE, 7, 23, 99)).proposals and counted() == (3, 2)
+    # Nothing that it knows follows 99; after 20 and 21 it would propose what came last: 22, 23, 99.
+    turn(worker, committed(ONE, 9, 20, 21))
+    assert not turn(worker, committed(ONE, 11, 22, 23, 99)).proposals and counted() == (6, 5)
+    assert not worker.take_report().failures
+
+
+def test_a_shadow_that_has_missed_a_commit_counts_nothing_of_it() -> None:
+    shadow = Shadow()
+    shadow.propose(DraftTree(6, (1, 2)))
+    assert shadow.commit(7, [1]) == (0, 0) and shadow.proposal is None
+    shadow.propose(DraftTree(6, (1, 2, 3), parents=(-1, 0, -1)))
+    assert shadow.commit(6, [3, 9]) == (1, 1)

@@ -8,14 +8,21 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, drafts_pb2
 
-from outrider_controller.autoscaler.rollout import DEFAULT_SHARE, GIVE_UP_TOKENS, MAX_SHARE, PROMOTE_ABOVE, UNDO_BELOW
+from outrider_controller.autoscaler.rollout import (
+    DEFAULT_SHARE,
+    GIVE_UP_TOKENS,
+    MAX_SHARE,
+    MIN_REPORTS,
+    PROMOTE_ABOVE,
+    UNDO_BELOW,
+)
 from outrider_controller.cli.clusters.control import ask_control, control_options
 from outrider_controller.cli.output import emit, moment, named
 from outrider_controller.cli.show.sequences import acceptance
 from outrider_controller.cli.show.watching import list_options, show_rows
 
 _TABLE = ("name", "kind", "stage", "workers", "acceptance", "revision", "first_seen")
-_WIDE = (*_TABLE, "verified_tokens", "parent_revision", "version")
+_WIDE = (*_TABLE, "verified_tokens", "shadow_acceptance", "shadow_tokens", "parent_revision", "version")
 
 
 @click.command("drafts")
@@ -42,6 +49,7 @@ def find(control: str, draft: str) -> drafts_pb2.DraftVersion:
 
 def draft_row(one: drafts_pb2.DraftVersion) -> dict[str, Any]:
     state = state_of(one.rollout) if one.HasField("rollout") else "candidate"
+    shadowed = sum(count.num_verified for count in one.shadow.values())
     return {
         "name": one.name,
         "kind": one.kind,
@@ -49,6 +57,8 @@ def draft_row(one: drafts_pb2.DraftVersion) -> dict[str, Any]:
         "workers": one.num_workers,
         "acceptance": acceptance(round(one.num_verified), round(one.num_accepted)),
         "verified_tokens": round(one.num_verified),
+        "shadow_acceptance": acceptance(shadowed, sum(count.num_accepted for count in one.shadow.values())),
+        "shadow_tokens": shadowed,
         "revision": one.revision,
         "parent_revision": one.parent_revision or None,
         "first_seen": moment(one.first_seen_unix_ms / 1000),
@@ -73,19 +83,26 @@ def rollout_group() -> None:
 @click.option("--tenant", default="", help="Only for this tenant's requests; else for everybody's.")
 @click.option(
     "--share",
-    type=click.FloatRange(0, MAX_SHARE, min_open=True),
+    type=click.FloatRange(0, MAX_SHARE),
     default=DEFAULT_SHARE,
     show_default=True,
     metavar="PART",
-    help="Of the requests that speculate, those for which it drafts.",
+    help="Of the requests that speculate, those for which it drafts; 0 only with --shadow.",
+)
+@click.option(
+    "--shadow",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    metavar="PART",
+    help="Of all requests, those that it follows: what it would propose is compared and never verified.",
 )
 @control_options("text", "json", "yaml")
-def start(draft: str, tenant: str, share: float, control: str, output: str) -> None:
+def start(draft: str, tenant: str, share: float, shadow: float, control: str, output: str) -> None:
     """Let DRAFT, a candidate, draft for a share of the requests until its evidence has decided.
 
     While it runs, another --share changes the share and keeps the evidence. DRAFT: a name, or NAME@REVISION.
     """
-    request = control_pb2.StartRolloutRequest(draft=draft, tenant=tenant, share=share)
+    request = control_pb2.StartRolloutRequest(draft=draft, tenant=tenant, share=share, shadow_share=shadow)
     _show(ask_control(control, lambda stub: stub.StartRollout(request)).rollout, output)
 
 
@@ -137,6 +154,7 @@ def rollout_row(rollout: drafts_pb2.Rollout) -> dict[str, Any]:
         "draft": rollout.draft,
         "tenant": rollout.tenant or None,
         "share": rollout.share,
+        "shadow_share": rollout.shadow_share,
         "state": state_of(rollout),
         "saving": round(evidence.saving, 4) if known else None,
         "interval": [round(evidence.lower, 4), round(evidence.upper, 4)] if known else None,
@@ -155,11 +173,13 @@ def rollout_lines(rollout: drafts_pb2.Rollout) -> Iterator[str]:
     row = rollout_row(rollout)
     whom = f"tenant {row['tenant']}" if row["tenant"] else "all tenants"
     yield f"rollout of {row['draft']}: {row['state'].replace('_', ' ')}, {row['share']:.1%} of the requests of {whom}"
+    if rollout.shadow_share:
+        yield f"  shadow   of {rollout.shadow_share:.1%} of the requests, see `outrider get drafts -o wide`"
     yield f"  why      {row['reason']} ({row['by']}, {row['changed']})"
     yield f"  seen     {row['candidate_tokens']:,} tokens in {row['candidate_requests']:,} requests of the candidate"
     yield f"  beside   {row['incumbent_tokens']:,} tokens in {row['incumbent_requests']:,} requests of the draft in use"
     if row["interval"] is None:
-        yield "  saves    unknown: at least 20 requests of each have to end"
+        yield f"  saves    unknown: requests of both have to end in at least {MIN_REPORTS} seconds"
     else:
         low, high = row["interval"]
         yield f"  saves    {row['saving']:+.3f} plain rounds a token ({low:+.3f} to {high:+.3f}, 95 % at all times)"

@@ -65,8 +65,12 @@ class Releases:
 
     async def start(self, request: control.StartRolloutRequest) -> drafts.Rollout:
         share = request.share if request.HasField("share") else DEFAULT_SHARE
-        if not 0 < share <= MAX_SHARE:
-            raise InvalidRequest("share", f"{share:g} is not above 0 and at most {MAX_SHARE:g}")
+        if not 0 <= share <= MAX_SHARE:
+            raise InvalidRequest("share", f"{share:g} is not from 0 to {MAX_SHARE:g}")
+        if not 0 <= request.shadow_share <= 1:
+            raise InvalidRequest("shadow_share", f"{request.shadow_share:g} is not from 0 to 1")
+        if not share + request.shadow_share:
+            raise InvalidRequest("share", "0 needs a shadow_share above 0")
         if request.tenant:
             check_name("tenant", request.tenant)
         draft = named(request.draft, await self._store.versions()).version
@@ -79,6 +83,7 @@ class Releases:
             draft=draft,
             tenant=request.tenant,
             share=share,
+            shadow_share=request.shadow_share,
             state=drafts.ROLLOUT_STATE_RUNNING,
             reason="an operator started it",
             by=caller(),

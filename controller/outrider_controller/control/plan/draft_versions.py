@@ -5,10 +5,11 @@ what is accepted of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from outrider.errors import InvalidRequest, NotFound
+from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
@@ -42,17 +43,20 @@ class DraftVersions:
         """The store has lost its data: all are written again."""
         self._unsaved = set(self._known)
 
-    def see(self, workers: Iterable[worker.WorkerInfo]) -> None:
-        for info in workers:
+    def see(self, workers: Collection[LeaseRecord]) -> None:
+        """All live draft workers."""
+        ids = {one.info.worker_id for one in workers}
+        for info, load in ((one.info, one.load) for one in workers):
             version = draft_version(info)
-            known = self._known.get(version)
-            if known is None:
-                self._known[version] = self._new(version, info)
-            elif known.candidate != info.candidate:
-                known.candidate = info.candidate
-            else:
-                continue
-            self._unsaved.add(version)
+            known = self._known.setdefault(version, drafts.DraftVersion())
+            before = known.SerializeToString(deterministic=True)
+            if not known.version:
+                known.CopyFrom(self._new(version, info))
+            known.candidate = info.candidate
+            if load.num_shadow_verified:
+                _keep_count(known, info.worker_id, load, ids)
+            if known.SerializeToString(deterministic=True) != before:
+                self._unsaved.add(version)
 
     def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
         for pairing, news in evidence.items():
@@ -77,6 +81,16 @@ class DraftVersions:
             first_seen_unix_ms=round(self._clock() * 1000),
             candidate=info.candidate,
         )
+
+
+def _keep_count(known: drafts.DraftVersion, worker_id: str, load: worker.WorkerLoad, live: Collection[str]) -> None:
+    """Takes a worker's count as a shadow. Those that have left are added up under the empty name."""
+    count = known.shadow[worker_id]
+    count.num_verified, count.num_accepted = load.num_shadow_verified, load.num_shadow_accepted
+    for gone in [one for one in known.shadow if one and one not in live]:
+        known.shadow[""].num_verified += known.shadow[gone].num_verified
+        known.shadow[""].num_accepted += known.shadow[gone].num_accepted
+        del known.shadow[gone]
 
 
 def _parent(recipe: str) -> str:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from outrider.errors import Unavailable
+from outrider.metadata import LeaseRecord
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.leader import LEADER_TTL_S
@@ -227,7 +228,8 @@ class PlanLeader:
                 self._plan(now_s)
             drafts = await _draft_workers(self._leases)
             self._versions.see(drafts)
-            self._demand.look(Counter(map(draft_version, drafts)), [one.busy for one in self.followers], now_s)
+            live = Counter(draft_version(one.info) for one in drafts)
+            self._demand.look(live, [one.busy for one in self.followers], now_s)
             if await self._kept.save_in_time(self._planner, self.epoch, now_s):
                 await self._versions.save()
                 await self._rollouts.save()
@@ -287,5 +289,5 @@ class PlanLeader:
         self.announcements.decided(changed, before)
 
 
-async def _draft_workers(leases: Leases) -> list[worker.WorkerInfo]:
-    return [one.info for one in await leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]
+async def _draft_workers(leases: Leases) -> list[LeaseRecord]:
+    return [one for one in await leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]

@@ -130,8 +130,8 @@ class RolloutLeader:
 
 def stage_of(rollout: drafts.Rollout) -> Rollout:
     """What the plan needs of it. An unknown state of a later release counts as undone."""
-    known = {stage.value: stage for stage in Stage}
-    return Rollout(rollout.draft, rollout.tenant, rollout.share, known.get(rollout.state, Stage.UNDONE))
+    stage = {stage.value: stage for stage in Stage}.get(rollout.state, Stage.UNDONE)
+    return Rollout(rollout.draft, rollout.tenant, rollout.share, stage, rollout.shadow_share)
 
 
 def action(rollout: drafts.Rollout) -> str:

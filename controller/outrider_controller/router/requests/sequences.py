@@ -219,15 +219,26 @@ class SequenceTable:
 
     # -- opening
 
-    def open(self, active: ActiveRequest, link: TargetLink, draft: DraftWorker | None, setting: Setting) -> None:
-        """Opens the request on a target, which opens it at the draft."""
+    def open(
+        self,
+        active: ActiveRequest,
+        link: TargetLink,
+        draft: DraftWorker | None,
+        setting: Setting,
+        shadow: DraftWorker | None = None,
+    ) -> None:
+        """Opens the request on a target, which opens it at the draft and at a candidate that only follows it."""
         if not link.up:
             active.events.wake()
             return
         sequence_id, at_us = next(self._ids), now_us()
         self._opened(active, link, sequence_id, at_us)
         assignment = self._assign(active, draft, at_us) if draft is not None else None
-        link.outbox.open(open_message(active, sequence_id, _speculation(setting), assignment))
+        message = open_message(active, sequence_id, _speculation(setting), assignment)
+        if shadow is not None:
+            # Nothing of it is kept here: the target ends it with its own sequence.
+            message.shadow_draft.CopyFrom(_assignment(shadow, next(self._ids)))
+        link.outbox.open(message)
         active.timer.opened(at_us)
 
     def adopt(self, active: ActiveRequest, link: TargetLink, sequence_id: int) -> None:
@@ -260,9 +271,7 @@ class SequenceTable:
         self.by_draft[opened.sequence_id] = active
         draft.open_sequences.add(opened.sequence_id)
         active.recorder.opened(draft.info, at_us)
-        return sequence.DraftAssignment(
-            worker_id=draft.worker_id, address=draft.address, sequence_id=opened.sequence_id
-        )
+        return _assignment(draft, opened.sequence_id)
 
     def set_speculation(self, active: ActiveRequest, setting: Setting) -> None:
         """Sends a setting to the target, which passes the draft's part on."""
@@ -303,6 +312,10 @@ class SequenceTable:
         """The target closes the draft's sequence and decodes without a draft."""
         if self.drop_draft(active) is not None and active.target is not None:
             active.target.link.outbox.set_draft(target_pb2.SetDraft(sequence_id=active.target.sequence_id))
+
+
+def _assignment(draft: DraftWorker, sequence_id: int) -> sequence.DraftAssignment:
+    return sequence.DraftAssignment(worker_id=draft.worker_id, address=draft.address, sequence_id=sequence_id)
 
 
 def open_message(

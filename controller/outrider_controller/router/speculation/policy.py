@@ -113,6 +113,11 @@ class Policy:
             return replace(allowed, max_draft_tokens=0)
         return allowed
 
+    def shadow(self, request: Request) -> str | None:
+        """The version of a candidate that follows the request, if one does."""
+        decision = self.decision(request.tenant, request.model)
+        return None if decision.policy.speculation is Setting.OFF else decision.shadow_for(request.request_id)
+
     def _own_drafts_pay(self, request: Request) -> bool:
         """By their own evidence, whatever drafts elsewhere save."""
         decision = self.decision(request.tenant, own_drafts_of(request.model))

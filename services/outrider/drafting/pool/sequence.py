@@ -46,6 +46,8 @@ class PooledSequence:
     answer_us: int = 0
     answer_compute_us: int = 0
     answer_tokens: int = 0
+    shadow: bool = False
+    """It only follows, and answers nothing."""
     share_us: int = 0
     """Draft time not yet reported to the router."""
 
@@ -76,7 +78,9 @@ class PooledSequence:
             max_context_len=vocabulary.max_context_len,
             max_positions=limits.capacity,
         )
-        opened = cls(link, sequence_id, committed_len, limits, validator, reads_features)
+        opened = cls(
+            link, sequence_id, committed_len, limits, validator, reads_features=reads_features, shadow=opening.shadow
+        )
         # First what may fail: a link names only sequences that are open on it.
         link.outbox.open(open_message(sequence_id, opening, limits))
         link.keys[sequence_id] = key
@@ -107,7 +111,7 @@ class PooledSequence:
 
     def _asked(self, committed_len: int, now_us: int) -> None:
         self.log.asked(committed_len, now_us)
-        if self.limits.max_draft_tokens:
+        if self.limits.max_draft_tokens and not self.shadow:
             self.link.asked()
 
     def take(self, draft: sequence_pb2.Draft, now_us: int) -> DraftTree:
@@ -172,6 +176,7 @@ def open_message(sequence_id: int, opening: Opening, limits: DraftLimits) -> seq
         cache_salt=opening.salt,
         request_id=opening.log_fields.get("request_id", ""),
         tenant=opening.log_fields.get("tenant", ""),
+        shadow=opening.shadow,
     )
 
 

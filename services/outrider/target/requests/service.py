@@ -71,7 +71,7 @@ class TargetServicer(
     async def __aexit__(self, *exception: object) -> None:
         for task in self._compiling:
             task.cancel()
-        await self.drafts.pool.links.stop()
+        await self.drafts.stop()
         await super().__aexit__(*exception)
 
     def step_limit_s(self, most_s: float) -> float:

@@ -56,7 +56,7 @@ class ServerDrafts:
         try:
             await until_first_ends(self.fixed.run(), *router)
         finally:
-            await self.pooled.pool.links.stop()
+            await self.pooled.stop()
 
     def open(self, key: SequenceKey, opening: Opening, announced: sequence_pb2.OpenSequence | None = None) -> None:
         """`announced`: what a router is sent, if one shall follow it."""
