@@ -40,6 +40,11 @@ _COMMANDS = {
         "vocabularies",
         "How much is right of what a model with another tokenizer drafts?",
     ),
+    "gpu-pairs": (
+        f"{_SCENARIOS}.gpu_pairs",
+        "gpu_pairs",
+        "What would run-ahead, waiting, trees and lookups be worth on GPUs? Computed.",
+    ),
     "repeats": (f"{_SCENARIOS}.repeats", "repeats", "How much faster are answers that are given again, with suffixes?"),
     "distilling": (f"{_SCENARIOS}.distilling", "distilling", "How many tokens does distill write and learn a second?"),
     "structured": (

@@ -1,0 +1,48 @@
+"""The computed pairs take the time that their data sheets say, and texts are corrected as far as is asked."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from outrider_controller.whatif.stack import VirtualStack
+from outrider_controller.whatif.texts import Text, Texts
+
+from benchmarks.scenarios.gpu_pairs import AHEAD, ARMS, IN_STEP, PAIRS, PLAIN
+from benchmarks.support.known_texts import corrected
+
+RIGHT, WRONG = 7, 8
+
+
+def texts(share: float) -> Texts:
+    chance = random.Random(2)
+    guess = {True: [(RIGHT, 0.9)], False: [(WRONG, 0.3)]}
+    made = [Text([1] * 20, [RIGHT] * 80, [guess[chance.random() < share] for _ in range(80)]) for _ in range(20)]
+    return Texts(made, 64)
+
+
+def share_right(found: Texts) -> float:
+    guesses = [guess for text in found.texts for guess in text.guesses]
+    return sum(guess[0][0] == RIGHT for guess in guesses) / len(guesses)
+
+
+def test_guesses_are_corrected_as_far_as_is_asked() -> None:
+    assert share_right(corrected(texts(0.4), 0.75)) == pytest.approx(0.75, abs=0.03)
+    assert share_right(corrected(texts(0.8), 0.5)) == share_right(texts(0.8)), "none is made wrong"
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_a_plain_token_takes_a_step_and_the_host(pair) -> None:  # type: ignore[no-untyped-def]
+    ran = VirtualStack(texts(0.5), PLAIN.setup(pair, 0.0, 1)).run(2.0, 0.5)
+    assert ran.tokens_per_s == pytest.approx(1 / (pair.target.step_s(1, 1) + 0.0003), rel=0.03)
+
+
+def test_a_draft_that_is_mostly_right_and_far_away_is_worth_running_ahead() -> None:
+    far = [
+        VirtualStack(texts(0.97), arm.setup(PAIRS[1], 0.01, 1)).run(4.0, 1.0).tokens_per_s for arm in (IN_STEP, AHEAD)
+    ]
+    assert far[1] > far[0]
+
+
+def test_every_arm_has_a_name_of_its_own() -> None:
+    assert len({arm.name for arm in (PLAIN, *ARMS)}) == len(ARMS) + 1
