@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 import psutil
-from outrider_controller.cli.ask.client import Answer
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.client import GatewayAnswer
+from outrider_controller.cli.ask.figures import AnswerFigures
 
 from benchmarks.support.progress import Progress
 
@@ -25,13 +25,13 @@ class Sample:
     """One prompt, answered by one arm."""
 
     token_ids: tuple[int, ...]
-    figures: Figures
+    figures: AnswerFigures
     stolen: float = 0.0
     """Share of this machine's processor time that its host gave to other machines (steal)."""
 
     @classmethod
-    def of(cls, answer: Answer) -> Sample:
-        return cls(tuple(answer.token_ids), Figures.of([answer]))
+    def of(cls, answer: GatewayAnswer) -> Sample:
+        return cls(tuple(answer.token_ids), AnswerFigures.of([answer]))
 
 
 Ask = Callable[[str, int], Awaitable[Sample]]
@@ -72,9 +72,9 @@ async def _with_steal(ask: Ask, prompt: str, max_tokens: int) -> Sample:
     return replace(sample, stolen=passed.get("steal", 0.0) / all_s if all_s else 0.0)
 
 
-def total(samples: Sequence[Sample]) -> Figures:
+def total(samples: Sequence[Sample]) -> AnswerFigures:
     """Sums over the samples."""
-    return Figures(*map(sum, zip(*(astuple(sample.figures) for sample in samples), strict=True)))
+    return AnswerFigures(*map(sum, zip(*(astuple(sample.figures) for sample in samples), strict=True)))
 
 
 def summary(samples: Sequence[Sample]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
-from outrider.configuration import Setting, default_text, settings
+from outrider.configuration import ConfigOption, default_text, settings
 from outrider.draft.config import DraftConfig
 from outrider.gateway.config import GatewayConfig
 from outrider.target.config import TargetConfig
@@ -66,7 +66,7 @@ def _rows(cls: type[Any]) -> Iterator[str]:
             yield f"| `{setting.name}` | {_default(setting)} | {_escaped(setting.doc())} |"
 
 
-def _default(setting: Setting) -> str:
+def _default(setting: ConfigOption) -> str:
     if setting.default is MISSING:
         return "required"
     text = default_text(setting)

@@ -38,7 +38,7 @@ from outrider.speculation import Q_TOTAL
 from outrider.target.drafts.pool import PooledDrafts
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.requests.wire import events_of
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
@@ -356,7 +356,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             self.num_steps += 1
             stream.pending.step_us = round(self.step_s * 1e6)
             stats = self.drafts.take_report(
-                Report(commits=[_committed(number, *one) for one in zip(commits, serials, strict=True)])
+                TargetReport(commits=[_committed(number, *one) for one in zip(commits, serials, strict=True)])
             )
             for commit in commits:
                 if found := stats.get(SequenceKey(number, commit.sequence_id)):

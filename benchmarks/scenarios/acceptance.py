@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, by_category, count_option, max_tokens_option, mean
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
 
-Measured = dict[str, dict[str, Figures]]
+Measured = dict[str, dict[str, AnswerFigures]]
 """Kind of drafts → category → figures."""
 _WORKERS = {"draft worker": 1, "lookups": 0}
 """Kind of drafts → draft workers. Targets look up beside a draft worker too."""
@@ -57,7 +57,7 @@ async def _acceptance(
 ) -> int:
     measured: Measured = {}
 
-    def amend(plan: Plan, ports: Ports) -> Plan:
+    def amend(plan: StackPlan, ports: Ports) -> StackPlan:
         """Raises the router's limit: a client cannot ask for more than its router allows."""
         most = ("--max-draft-tokens", str(options["max_draft_tokens"])) if "max_draft_tokens" in options else ()
         return replace(plan, controller=replace(plan.controller, argv=(*plan.controller.argv, *most)))
@@ -65,7 +65,7 @@ async def _acceptance(
     for kind, drafts in _WORKERS.items():
         async with Stack(replace(config, drafts=drafts), note, amend) as stack:
             answered = await answers(stack.gateway_grpc, stack.config.model, prompts, kind, speculation="on", **options)
-            measured[kind] = {c: Figures.of(found) for c, found in by_category(prompts, answered).items()}
+            measured[kind] = {c: AnswerFigures.of(found) for c, found in by_category(prompts, answered).items()}
     show(table(list(_rows(measured))))
     return finish("acceptance", {"kinds": _kinds(measured), "num_prompts": len(prompts), "options": options}, json_file)
 
@@ -87,7 +87,7 @@ def _row(name: str, figures: Mapping[str, Mapping[str, float]]) -> Row:
     return row
 
 
-def _means(figures: dict[str, Figures]) -> dict[str, float]:
+def _means(figures: dict[str, AnswerFigures]) -> dict[str, float]:
     """Means over the categories, with equal weights."""
     return {
         "acceptance": round(mean([f.acceptance for f in figures.values()]), 4),

@@ -15,12 +15,12 @@ from typing import Any
 import click
 import psutil
 from outrider.rpc.v1 import generation_pb2
-from outrider_controller.cli.ask.client import Answer, Gateway
+from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks import report
@@ -71,7 +71,7 @@ def dead_engine(streams: int, json_file: Path | None) -> int:
     return run_async(_dead_engine(streams, json_file))
 
 
-def _amended(plan: Plan, ports: Ports) -> Plan:
+def _amended(plan: StackPlan, ports: Ports) -> StackPlan:
     first, *others = plan.targets
     python, flag, _, *flags = first.argv
     argv = (python, flag, "benchmarks.support.failing_target", *flags)
@@ -107,8 +107,8 @@ def _request(model: str, number: int) -> generation_pb2.GenerateRequest:
 
 
 def _report(
-    expected: Sequence[Answer],
-    answers: Sequence[Answer],
+    expected: Sequence[GatewayAnswer],
+    answers: Sequence[GatewayAnswer],
     pauses_s: Sequence[float],
     ended_s: float,
     stolen_s: float,

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 from outrider.engine.config import NATIVE_VARIANTS
-from outrider_controller.cli.ask.client import Answer
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.client import GatewayAnswer
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig
@@ -35,7 +35,7 @@ class Comparison:
     dtype: str
     against: str
     num_prompts: int
-    different: list[tuple[int, Answer, Answer]]
+    different: list[tuple[int, GatewayAnswer, GatewayAnswer]]
     """Prompt's number, plain answer, other answer."""
     acceptance: float
     required: bool = True
@@ -96,7 +96,7 @@ async def _exactness(
 async def _float32(config: StackConfig, prompts: list[Prompt], max_tokens: int, concurrency: int) -> list[Comparison]:
     async with Stack(config, note) as stack:
 
-        async def ask(label: str, speculation: str, options: dict[str, Any]) -> list[Answer]:
+        async def ask(label: str, speculation: str, options: dict[str, Any]) -> list[GatewayAnswer]:
             return await _ask(stack, prompts, f"float32, {label}", speculation, max_tokens, concurrency, options)
 
         greedy, greedy_on = await ask("greedy, off", "off", _GREEDY), await ask("greedy, on", "on", _GREEDY)
@@ -120,7 +120,7 @@ async def _ask(
     max_tokens: int,
     concurrency: int,
     options: dict[str, Any],
-) -> list[Answer]:
+) -> list[GatewayAnswer]:
     return await answers(
         stack.gateway_grpc,
         stack.config.model,
@@ -134,7 +134,13 @@ async def _ask(
 
 
 def compare(
-    mode: str, dtype: str, against: str, plain: Sequence[Answer], other: Sequence[Answer], *, required: bool = True
+    mode: str,
+    dtype: str,
+    against: str,
+    plain: Sequence[GatewayAnswer],
+    other: Sequence[GatewayAnswer],
+    *,
+    required: bool = True,
 ) -> Comparison:
     """Compares texts and token ids by prompt."""
     different = [
@@ -142,7 +148,7 @@ def compare(
         for number, (a, b) in enumerate(zip(plain, other, strict=True))
         if a.text != b.text or a.token_ids != b.token_ids
     ]
-    acceptance = Figures.of(other).acceptance
+    acceptance = AnswerFigures.of(other).acceptance
     return Comparison(mode, dtype, against, len(plain), different, acceptance, required)
 
 

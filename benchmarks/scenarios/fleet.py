@@ -29,7 +29,7 @@ _MAX_S, _MAX_MIB = 60.0, 2048.0
 _GPUS = 4
 _CONTEXT = 1155
 """Mean of ContextTokens there."""
-_MOST_SEQUENCES = 256
+_MAX_SEQUENCES = 256
 
 
 @click.command("fleet")
@@ -85,13 +85,13 @@ def a_day(targets: int, tenants: int, token_s: float, price_h100: float, price_l
     target = Machine(LLAMA_70B, H100, _GPUS, _CONTEXT)
     # The most that a target brings in plain steps which take no longer, and so its part of the peak.
     fits = next(
-        n for n in range(1, _MOST_SEQUENCES) if n == _MOST_SEQUENCES - 1 or target.step_s(n + 1, n + 1) > token_s
+        n for n in range(1, _MAX_SEQUENCES) if n == _MAX_SEQUENCES - 1 or target.step_s(n + 1, n + 1) > token_s
     )
     peak = targets * fits / target.step_s(fits, fits)
     return Day(
         target=target,
         token_s=token_s,
-        most_sequences=_MOST_SEQUENCES,
+        most_sequences=_MAX_SEQUENCES,
         target_price=_GPUS * price_h100,
         drafts=[
             Draft("1B on L4", Machine(LLAMA_1B_INT8, L4, context=_CONTEXT), price_l4, small, batch=8),

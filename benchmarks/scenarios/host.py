@@ -15,7 +15,7 @@ from benchmarks.report import Row, finish, show, table
 
 if TYPE_CHECKING:
     from outrider.target.requests.opening import Opening
-    from outrider.target.requests.report import Report
+    from outrider.target.requests.report import TargetReport
     from outrider.target.step.worker import TargetWorker
     from outrider.worker.loop import StepLoop
 
@@ -64,11 +64,11 @@ def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
 
     lengths: dict[SequenceKey, int] = {}
 
-    def deliver(report: Report) -> None:
+    def deliver(report: TargetReport) -> None:
         for commit in report.commits:
             lengths[commit.key] = commit.base_len + len(commit.outcome.token_ids)
 
-    loop: StepLoop[object, Report] = StepLoop(_worker(rows), deliver)  # type: ignore[arg-type]
+    loop: StepLoop[object, TargetReport] = StepLoop(_worker(rows), deliver)  # type: ignore[arg-type]
     keys = [SequenceKey(1, number) for number in range(rows)]
     loop.turn([Opened(key, _opening(name, number), 0.0) for number, key in enumerate(keys)])
     while len(lengths) < rows:

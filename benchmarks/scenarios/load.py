@@ -17,7 +17,7 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.arms import turns
@@ -173,7 +173,7 @@ async def _measure(
 
 @asynccontextmanager
 async def _stack(line_file: Path) -> AsyncIterator[Stack]:
-    def amend(plan: Plan, ports: Ports) -> Plan:
+    def amend(plan: StackPlan, ports: Ports) -> StackPlan:
         return replace(plan, targets=unpriced_targets(plan.targets, line_file))
 
     async with Stack(StackConfig(pin=True), note, amend) as stack:

@@ -14,8 +14,8 @@ import click
 import jsonschema
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.structured import Structured
-from outrider_controller.cli.ask.client import Answer, Gateway
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig
@@ -36,8 +36,8 @@ class Found:
 
     ends: Counter[str] = field(default_factory=Counter)
     """valid, invalid, cut off; and different, if the text without speculation differs."""
-    structured: list[Answer] = field(default_factory=list)
-    free: list[Answer] = field(default_factory=list)
+    structured: list[GatewayAnswer] = field(default_factory=list)
+    free: list[GatewayAnswer] = field(default_factory=list)
 
 
 @click.command("structured")
@@ -94,7 +94,7 @@ async def _structured(schemas: list[Any], refused: int, max_tokens: int, json_fi
             report(len(found.structured), "")
 
         await asyncio.gather(*map(ask, schemas))
-    acceptance = {name: Figures.of(answers).acceptance for name, answers in _by_kind(found).items()}
+    acceptance = {name: AnswerFigures.of(answers).acceptance for name, answers in _by_kind(found).items()}
     counts = ", ".join(f"{name}: {count}" for name, count in sorted(found.ends.items()))
     shares = "; ".join(f"{name} {share:.3f}" for name, share in acceptance.items())
     show(f"{len(schemas)} schemas ({refused} more are not supported): {counts}", f"acceptance: {shares}")
@@ -103,7 +103,7 @@ async def _structured(schemas: list[Any], refused: int, max_tokens: int, json_fi
     return finish("structured", body, json_file)
 
 
-def _by_kind(found: Found) -> dict[str, list[Answer]]:
+def _by_kind(found: Found) -> dict[str, list[GatewayAnswer]]:
     return {"schema": found.structured, _FREE: found.free}
 
 

@@ -19,7 +19,7 @@ from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.show.trace.command import exported
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 from outrider_controller.cli.up.stack_options import run_async
 from outrider_controller.whatif.forecast import Fleet
 from outrider_controller.whatif.recorded import Recording
@@ -143,7 +143,7 @@ def _row(recording: Recording, setting: Setting, measured: Sequence[_Measured], 
 
 @asynccontextmanager
 async def _stack(line_file: Path) -> AsyncIterator[Stack]:
-    def amend(plan: Plan, ports: Ports) -> Plan:
+    def amend(plan: StackPlan, ports: Ports) -> StackPlan:
         return delayed(replace(plan, targets=unpriced_targets(plan.targets, line_file)), ports)
 
     # Without cached prefixes: each prompt is asked in every setting.

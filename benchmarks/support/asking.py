@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from outrider.rpc.access.roles import bearer
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.ask.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
+from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, GatewayAnswer, apply_prompt
 
 from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import Prompt
@@ -61,7 +61,7 @@ async def answers(
     seed: Numbered | None = None,
     keys: Sequence[str] = (),
     **options: Any,
-) -> list[Answer]:
+) -> list[GatewayAnswer]:
     """One answer per prompt, in their order. `seed`: makes a seed from the prompt's number; `keys`: API keys, one for
     each prompt. Raises CommandError.
     """
@@ -72,7 +72,7 @@ async def answers(
     async with AsyncExitStack() as stack:
         gateways = {key: await stack.enter_async_context(Keyed(address, key)) for key in dict.fromkeys(keys)}
 
-        async def ask(number: int, prompt: Prompt) -> Answer:
+        async def ask(number: int, prompt: Prompt) -> GatewayAnswer:
             nonlocal done
             more = {"seed": seed(number)} if seed else {}
             request = make_request(model, prompt.text, speculation, **options, **more)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.up.stack_config import StackConfig
 from outrider_controller.router.config import PolicyConfig
 
@@ -63,7 +63,7 @@ def _answer(prompt: str, max_tokens: int) -> Sample:
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     started_s = time.monotonic()
     [answer] = pair.answer([token_ids], max_tokens, speculate=True)
-    figures = Figures(
+    figures = AnswerFigures(
         tokens=len(answer.token_ids),
         seconds=answer.last_s - started_s,
         decode_tokens=len(answer.token_ids) - 1,

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafters.model import SOURCE as MODEL
-from outrider.drafters.rounds import Chain
+from outrider.drafters.rounds import DraftChain
 from outrider.drafting.heads import HeadDrafts
 from outrider.drafting.lookup import LookupDrafts
 from outrider.drafting.lookup.ngram import NAME as NGRAM
@@ -137,8 +137,8 @@ def _planted(fault: Fault) -> Iterator[None]:
     planted: dict[Fault, list[tuple[Any, str, Any]]] = {
         Fault.MATCH_TAKES_OVER: [(Pricing, "offered", _match_where_it_begins_the_same)],
         Fault.LENGTH_FOLLOWS_THE_DRAW: [
-            (Chain, "_num_worth_drawing", lambda chain, joint, peak: chain.wanted),
-            (Chain, "ended", property(_ended_by_what_was_drawn)),
+            (DraftChain, "_num_worth_drawing", lambda chain, joint, peak: chain.wanted),
+            (DraftChain, "ended", property(_ended_by_what_was_drawn)),
         ],
         Fault.PRICED_BY_THE_DRAW: [
             (Calibration, "_mean", _chance_of_what_was_drawn),
@@ -163,7 +163,7 @@ def _match_where_it_begins_the_same(pricing: Pricing, sequence: TargetSequence) 
     return None if drawn is None else drawn.upto(sequence.max_depth)
 
 
-def _ended_by_what_was_drawn(chain: Chain) -> bool:
+def _ended_by_what_was_drawn(chain: DraftChain) -> bool:
     tokens = chain.token_ids
     unlikely = bool(tokens) and (tokens[-1] in chain.stop_token_ids or chain.joint < chain.min_confidence)
     return unlikely or len(tokens) >= chain.wanted

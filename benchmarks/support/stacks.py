@@ -17,7 +17,7 @@ from outrider.model_names import served_name
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan
+from outrider_controller.cli.up.stack_config import StackPlan
 
 from benchmarks.support.delay_proxy import set_round_trip
 
@@ -65,7 +65,7 @@ async def replace_drafts(stack: Stack, model: str, change: str = "") -> None:
     await stack.assembled()
 
 
-def delayed(plan: Plan, ports: Ports) -> Plan:
+def delayed(plan: StackPlan, ports: Ports) -> StackPlan:
     """All connections to workers go through a proxy that can add to the round trip: `added_round_trip`."""
     listens: list[str] = []
 

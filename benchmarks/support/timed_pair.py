@@ -24,7 +24,7 @@ from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target.requests import wire as target_wire
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, Report, TargetStats
+from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import SequenceKey
@@ -65,14 +65,14 @@ class TimedPair:
     _to_target: deque[tuple[float, Event]] = field(default_factory=deque)
     _validators: dict[int, DraftValidator] = field(default_factory=dict)
     _limits: Limits = field(init=False)
-    _draft_limits: draft_wire.Limits = field(init=False)
+    _draft_limits: draft_wire.ProposalLimits = field(init=False)
     _target_worker: TargetWorker = field(init=False)
     _draft_worker: DraftWorker = field(init=False)
 
     def __post_init__(self) -> None:
         info, most = self.target.info, self.max_draft_tokens
         self._limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
-        self._draft_limits = draft_wire.Limits(info.max_context_len, most)
+        self._draft_limits = draft_wire.ProposalLimits(info.max_context_len, most)
         clock = lambda: self._now  # noqa: E731
         batching = Batching(info.block_size)
         self._target_worker = TargetWorker(self.target, self._limits, batching, clock, self.row_price, self.sources)
@@ -183,7 +183,7 @@ class TimedPair:
                 )
 
 
-def _checked(report: Report) -> Report:
+def _checked(report: TargetReport) -> TargetReport:
     for failed in [*report.failures, *report.refused_drafts]:
         raise failed.error
     return report

@@ -86,7 +86,7 @@ class Actor:
 
 
 # Ray names the processes after these classes.
-class Router(Actor):
+class RouterActor(Actor):
     serve = staticmethod(router_process)
 
 
@@ -205,7 +205,7 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
     with _local_ray(config.ray, len(routers) + len(controls)):
         supervised = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
         # Routers first: when all have died, requests wait for the routers but need no plan.
-        actors = [supervised(Router).remote(_definite(one), log_path) for one in routers]
+        actors = [supervised(RouterActor).remote(_definite(one), log_path) for one in routers]
         actors += [supervised(ControlPlane).remote(_definite(one), log_path) for one in controls]
         addresses = addresses_of(actors, config.ray.start_timeout_s)
         controller = Controller(tuple(addresses[: len(routers)]), tuple(addresses[len(routers) :]), tuple(actors))

@@ -19,7 +19,7 @@ import ray
 import ray.exceptions
 from outrider.protocol.identity import package_version
 
-from outrider_controller.actors import ControlPlane, Router, StartError, addresses_of
+from outrider_controller.actors import ControlPlane, RouterActor, StartError, addresses_of
 from outrider_controller.config import ControllerConfig
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class ClusterController:
     def resize(self, num_routers: int) -> None:
         """Starts routers, or drains surplus ones. Blocks. Raises StartError."""
         names = [self._name(f"router-{number}") for number in range(num_routers)]
-        actors = [self._actor(Router, self._router, f"router-{number}") for number in range(num_routers)]
+        actors = [self._actor(RouterActor, self._router, f"router-{number}") for number in range(num_routers)]
         for address in addresses_of(actors, self._start_timeout_s)[self.num_routers :]:
             log.info("router at %s", address)
         self.num_routers = num_routers
@@ -91,7 +91,7 @@ class ClusterController:
     def _name(self, what: str) -> str:
         return f"{what}-{self._digest}"
 
-    def _actor(self, kind: type[Router] | type[ControlPlane], config: object, what: str) -> Any:
+    def _actor(self, kind: type[RouterActor] | type[ControlPlane], config: object, what: str) -> Any:
         options = {"name": self._name(what), "lifetime": "detached", "get_if_exists": True}
         supervised = ray.remote(num_cpus=_CPUS, max_restarts=-1, max_task_retries=0)(kind)
         return supervised.options(**options, scheduling_strategy="SPREAD").remote(config, at_node=True)

@@ -12,16 +12,16 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.belief import STATE
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import Belief
 
 _SUMS = tuple(each.name for each in fields(Evidence))
 _MODES = {Mode.OFF: policy.PLAN_MODE_OFF, Mode.TRY: policy.PLAN_MODE_TRY, Mode.ON: policy.PLAN_MODE_ON}
 _MODE_OF = {value: mode for mode, value in _MODES.items()}
 SETTINGS = {
-    Setting.AUTO: tenants.SPECULATION_SETTING_AUTO,
-    Setting.ON: tenants.SPECULATION_SETTING_ON,
-    Setting.OFF: tenants.SPECULATION_SETTING_OFF,
+    TenantSetting.AUTO: tenants.SPECULATION_SETTING_AUTO,
+    TenantSetting.ON: tenants.SPECULATION_SETTING_ON,
+    TenantSetting.OFF: tenants.SPECULATION_SETTING_OFF,
 }
 _SETTING_OF = {value: setting for setting, value in SETTINGS.items()}
 _REASONS = frozenset(Reason)
@@ -102,7 +102,7 @@ def tenant_policy(
     record = record or tenants.SpeculationPolicy()
     override = override or tenants.SpeculationOverride()
     return TenantPolicy(
-        speculation=_SETTING_OF.get(override.setting, Setting.AUTO),
+        speculation=_SETTING_OF.get(override.setting, TenantSetting.AUTO),
         until_s=override.until_unix_ms / 1000 + clock_s if override.until_unix_ms else math.inf,
         override_draft_tokens=override.max_draft_tokens if override.HasField("max_draft_tokens") else None,
         max_draft_tokens=record.max_draft_tokens if record.HasField("max_draft_tokens") else None,

@@ -42,7 +42,7 @@ OTHER_ENGINE = "use --engine vllm"
 """The way to models that run, but not in the engine of this package."""
 
 
-class Fault(NamedTuple):
+class CheckpointFault(NamedTuple):
     """What is wrong, and in which file."""
 
     file: str
@@ -52,14 +52,14 @@ class Fault(NamedTuple):
         return f"{self.file}: {self.message}"
 
 
-def fault(path: Path) -> Fault | None:
+def fault(path: Path) -> CheckpointFault | None:
     """The first fault of a checkpoint directory; None when there is none."""
     if path.suffix in _PICKLED:
-        return Fault(path.name, _PICKLED_FAULT)
+        return CheckpointFault(path.name, _PICKLED_FAULT)
     if not path.is_dir():
-        return Fault(str(path), "not a checkpoint directory")
+        return CheckpointFault(str(path), "not a checkpoint directory")
     config = _read(path / "config.json")
-    if isinstance(config, Fault):
+    if isinstance(config, CheckpointFault):
         return config
     found = _weights_fault(path)
     if found is not None or "outrider_draft" in config:
@@ -68,10 +68,10 @@ def fault(path: Path) -> Fault | None:
     return _tokenizer_fault(path) or _ends_fault(path, config)
 
 
-def engine_fault(path: Path) -> Fault | None:
+def engine_fault(path: Path) -> CheckpointFault | None:
     """What the engine of this package cannot run of a checkpoint without `fault`; vLLM may."""
     config = _read(path / "config.json")
-    if isinstance(config, Fault):
+    if isinstance(config, CheckpointFault):
         return config
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
@@ -97,43 +97,45 @@ def _json(file: Path) -> dict[str, Any]:
     return found
 
 
-def _read(file: Path) -> dict[str, Any] | Fault:
+def _read(file: Path) -> dict[str, Any] | CheckpointFault:
     if not file.is_file():
-        return Fault(str(file), "missing")
+        return CheckpointFault(str(file), "missing")
     try:
         return _json(file)
     except (OSError, ValueError) as error:
-        return Fault(str(file), str(error))
+        return CheckpointFault(str(file), str(error))
 
 
-def _weights_fault(path: Path) -> Fault | None:
+def _weights_fault(path: Path) -> CheckpointFault | None:
     found = sorted(file.name for file in path.iterdir())
     weights = [name for name in found if name.endswith(".safetensors")]
     if not weights:
         pickled = [name for name in found if name.endswith(_PICKLED)]
         return (
-            Fault(f"{path}/{pickled[0]}", _PICKLED_FAULT) if pickled else Fault(f"{path}/model.safetensors", "missing")
+            CheckpointFault(f"{path}/{pickled[0]}", _PICKLED_FAULT)
+            if pickled
+            else CheckpointFault(f"{path}/model.safetensors", "missing")
         )
     used = weights
     if _INDEX in found:
         index = _read(path / _INDEX)
-        if isinstance(index, Fault):
+        if isinstance(index, CheckpointFault):
             return index
         shards = index.get("weight_map")
         if not isinstance(shards, dict) or not shards:
-            return Fault(f"{path}/{_INDEX}", "weight_map: names no weights")
+            return CheckpointFault(f"{path}/{_INDEX}", "weight_map: names no weights")
         used = sorted(set(map(str, shards.values())))
         if missing := sorted(set(used) - set(weights)):
-            return Fault(f"{path}/{missing[0]}", f"missing, and {_INDEX} names it")
+            return CheckpointFault(f"{path}/{missing[0]}", f"missing, and {_INDEX} names it")
     elif "model.safetensors" in weights:
         used = ["model.safetensors"]
     others = [name for name in found if name.endswith((".safetensors", ".gguf")) and name not in used]
     if others:
-        return Fault(f"{path}/{others[0]}", f"weights twice: {used[0]} has them too; remove one of them")
+        return CheckpointFault(f"{path}/{others[0]}", f"weights twice: {used[0]} has them too; remove one of them")
     return None
 
 
-def _scheme_fault(path: Path, config: dict[str, Any]) -> Fault | None:
+def _scheme_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
     text = config.get("text_config")
     stated = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
     if stated is None:
@@ -142,9 +144,9 @@ def _scheme_fault(path: Path, config: dict[str, Any]) -> Fault | None:
     method = stated.get("quant_method") if isinstance(stated, dict) else None
     if method in READ_HERE:
         problem = _packing_problem(stated)
-        return Fault(file, f"quantization_config: {problem}") if problem else None
+        return CheckpointFault(file, f"quantization_config: {problem}") if problem else None
     if method not in _SCHEMES:
-        return Fault(
+        return CheckpointFault(
             file, f"quantization_config: quant_method {method!r} is not known; convert it, or take plain weights"
         )
     library = _SCHEMES[method]
@@ -152,7 +154,7 @@ def _scheme_fault(path: Path, config: dict[str, Any]) -> Fault | None:
         message = (
             f"quantization_config: weights in {method} need {library}, which is not installed; or take plain weights"
         )
-        return Fault(file, message)
+        return CheckpointFault(file, message)
     return None
 
 
@@ -176,7 +178,7 @@ def _packing_problem(scheme: dict[str, Any]) -> str | None:
     return None
 
 
-def _attention_fault(path: Path, config: dict[str, Any]) -> Fault | None:
+def _attention_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
     """Of families that are known by their names; others show when their model is made."""
     kind = config.get("model_type")
     if config.get("kv_lora_rank"):
@@ -185,35 +187,41 @@ def _attention_fault(path: Path, config: dict[str, Any]) -> Fault | None:
         reason = "its attention has attention sinks (s_aux)"
     else:
         return None
-    return Fault(f"{path}/config.json", f"model_type {kind}: {reason}; {OTHER_ENGINE}")
+    return CheckpointFault(f"{path}/config.json", f"model_type {kind}: {reason}; {OTHER_ENGINE}")
 
 
-def _rotary_fault(path: Path, config: dict[str, Any]) -> Fault | None:
+def _rotary_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
     for field in ("rope_scaling", "rope_parameters"):
         stated = config.get(field)
         if isinstance(stated, dict) and "su" in (stated.get("type"), stated.get("rope_type")):
-            return Fault(f"{path}/config.json", f"{field}: type su is the old name of longrope; write longrope there")
+            return CheckpointFault(
+                f"{path}/config.json", f"{field}: type su is the old name of longrope; write longrope there"
+            )
     return None
 
 
-def _tokenizer_fault(path: Path) -> Fault | None:
+def _tokenizer_fault(path: Path) -> CheckpointFault | None:
     file = path / "tokenizer.json"
     if file.is_file():
         return None
     others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path / name).is_file()]
     way = f"; transformers' save_pretrained writes it of {others[0]}" if others else ""
-    return Fault(str(file), f"missing{way}")
+    return CheckpointFault(str(file), f"missing{way}")
 
 
-def _ends_fault(path: Path, config: dict[str, Any]) -> Fault | None:
+def _ends_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
     text = config.get("text_config")
     size = (text if isinstance(text, dict) else config).get("vocab_size") or config.get("vocab_size")
     try:
         ends = end_tokens(path)
     except (OSError, ValueError) as error:
         file, _, message = str(error).rpartition(": eos_token_id: ")
-        return Fault(file or f"{path}/generation_config.json", f"eos_token_id: {message}" if file else message)
+        return CheckpointFault(
+            file or f"{path}/generation_config.json", f"eos_token_id: {message}" if file else message
+        )
     wrong = [i for i in ends if i < 0 or (isinstance(size, int) and i >= size)]
     if wrong:
-        return Fault(f"{path}/config.json", f"eos_token_id: {wrong[0]} is outside the vocabulary of {size} tokens")
+        return CheckpointFault(
+            f"{path}/config.json", f"eos_token_id: {wrong[0]} is outside the vocabulary of {size} tokens"
+        )
     return None

@@ -64,7 +64,7 @@ class Nested:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ConfigOption:
     """One option of a process."""
 
     name: str
@@ -149,22 +149,22 @@ def shown(config: Any) -> dict[str, Any]:
     return {setting.name: _shown(config, setting) for setting in settings(type(config))}
 
 
-def _shown(config: Any, setting: Setting) -> Any:
+def _shown(config: Any, setting: ConfigOption) -> Any:
     value = reduce(getattr, setting.path, config)
     return (MASK if value else "") if setting.option.secret else value
 
 
-def settings(cls: Any) -> tuple[Setting, ...]:
+def settings(cls: Any) -> tuple[ConfigOption, ...]:
     """All options of a configuration. One name may stand for several fields, which are then set together."""
     return _flattened(cls)
 
 
 @cache
-def _flattened(cls: Any) -> tuple[Setting, ...]:
+def _flattened(cls: Any) -> tuple[ConfigOption, ...]:
     return tuple(_settings(cls, Nested(), None, ()))
 
 
-def _settings(cls: Any, nested: Nested, instance: Any, path: tuple[str, ...]) -> Iterator[Setting]:
+def _settings(cls: Any, nested: Nested, instance: Any, path: tuple[str, ...]) -> Iterator[ConfigOption]:
     hints = get_type_hints(cls, include_extras=True)
     for member in dataclasses.fields(cls):
         if member.name in nested.without:
@@ -182,7 +182,7 @@ def _settings(cls: Any, nested: Nested, instance: Any, path: tuple[str, ...]) ->
             default = MISSING
         name = nested.prefix + (option.name or member.name.removesuffix("_s"))
         doc = _Doc(cls, member.name)
-        yield Setting(name, (*path, member.name), kind, option, default, doc)
+        yield ConfigOption(name, (*path, member.name), kind, option, default, doc)
 
 
 def _default(member: dataclasses.Field[Any]) -> Any:
@@ -223,14 +223,14 @@ def _blamed(cls: type[Any], given: Mapping[str, Given], message: str) -> str:
 # Values
 
 
-def _converted(setting: Setting, given: Given) -> Any:
+def _converted(setting: ConfigOption, given: Given) -> Any:
     try:
         return _value(setting, given.value)
     except (ValueError, OSError) as error:
         raise ConfigError(f"{setting.name}: {error} ({given.where})") from None
 
 
-def _value(setting: Setting, value: Any) -> Any:
+def _value(setting: ConfigOption, value: Any) -> Any:
     if setting.option.read is not None:
         return setting.option.read(",".join(map(str, value)) if isinstance(value, list) else _text(value))
     if get_origin(setting.kind) is tuple:
@@ -384,7 +384,7 @@ class _Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         for action in self._actions:
-            if isinstance(action.const, Setting):
+            if isinstance(action.const, ConfigOption):
                 action.help = _help(action.const).replace("%", "%%")
         return super().format_help()
 
@@ -407,7 +407,7 @@ def make_parser(cls: type[Any], prog: str, description: str) -> argparse.Argumen
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
+def _add(parser: argparse.ArgumentParser, setting: ConfigOption) -> None:
     more: dict[str, Any] = {"dest": setting.name, "default": argparse.SUPPRESS}
     if setting.kind is bool:
         action = parser.add_argument(setting.flag, action=argparse.BooleanOptionalAction, **more)
@@ -418,20 +418,20 @@ def _add(parser: argparse.ArgumentParser, setting: Setting) -> None:
     action.const = setting
 
 
-def _metavar(setting: Setting) -> str:
+def _metavar(setting: ConfigOption) -> str:
     if setting.path[-1].endswith("_s"):
         return "S"
     names = {int: "N", float: "X", Path: "PATH"}
     return names.get(setting.kind, "TEXT")
 
 
-def _help(setting: Setting) -> str:
+def _help(setting: ConfigOption) -> str:
     default = default_text(setting)
     ends = "Required." if setting.default is MISSING else f"Default: {default}." if default else ""
     return f"{setting.doc()} {ends}".strip()
 
 
-def default_text(setting: Setting) -> str:
+def default_text(setting: ConfigOption) -> str:
     """The default as one would write it; empty for none."""
     value = None if setting.default is MISSING else masked(setting.default)
     if setting.option.secret or value is None or value == "" or value == [] or value == {}:

@@ -227,11 +227,15 @@ class DrafterSource:
     def __init__(self, worker: DraftWorker) -> None:
         self._worker = worker
 
-    def open(self, key: SequenceKey, opening: drafting.Opening, assignment: DraftAssignment | None = None) -> None:
-        self._worker.apply(events.Opened(key, opening, time.monotonic()))
+    def open(
+        self, key: SequenceKey, opening: drafting.SourceOpening, assignment: DraftAssignment | None = None
+    ) -> None:
+        self._worker.apply(events.DraftOpened(key, opening, time.monotonic()))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
-        self._worker.apply(events.Committed(key, base_len, tuple(tokens), finished=False, received_s=time.monotonic()))
+        self._worker.apply(
+            events.DraftCommitted(key, base_len, tuple(tokens), finished=False, received_s=time.monotonic())
+        )
 
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
         self._worker.apply(events.Limited(key, limits, time.monotonic()))

@@ -22,7 +22,7 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 
 from benchmarks.support.asking import make_request
 from benchmarks.support.stacks import added_round_trip, changed_draft, delayed
@@ -69,7 +69,7 @@ def shortened(text: str) -> str:
     return re.sub(r"(for: |offset |\[)(\d+)([mh])", shorter, text)
 
 
-def narrow(plan: Plan, ports: Ports) -> Plan:
+def narrow(plan: StackPlan, ports: Ports) -> StackPlan:
     """Few answers at once, memory for fewer, a short queue, and a draft that can be moved far away."""
     return replace(
         delayed(replace(plan, targets=()), ports),

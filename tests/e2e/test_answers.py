@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.ask.client import Gateway
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.up.stack import Stack
 
 from benchmarks.support.asking import make_request
@@ -39,7 +39,7 @@ async def test_speculation_changes_the_time_not_the_text(
         answers[mode] = await asyncio.gather(*(gateway.answer(request) for request in requests))
     assert [a.text for a in answers["on"]] == [a.text for a in answers["off"]]
     assert [a.token_ids for a in answers["on"]] == [a.token_ids for a in answers["off"]]
-    figures = Figures.of(answers["on"])
+    figures = AnswerFigures.of(answers["on"])
     # How many come in time is the machine's to say. Each that is accepted spares a step; a stop token is not told.
     assert figures.accepted > 0
     assert figures.rounds <= figures.tokens - figures.accepted + len(PROMPTS)

@@ -19,12 +19,12 @@ import pytest
 import pytest_asyncio
 from outrider.protocol.identity import ProtocolRange
 from outrider.rpc.v1 import control_pb2, generation_pb2, router_pb2, trace_pb2, worker_pb2
-from outrider_controller.cli.ask.client import Answer, Gateway
+from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
 from outrider_controller.cli.clusters.control import call_control
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 
 from tests.soak.namespaces import expected_texts
 from tests.soak.rolling import in_twos
@@ -56,7 +56,7 @@ def speaking(spec: ProcessSpec, spoken: ProtocolRange) -> ProcessSpec:
     return replace(spec, argv=argv)
 
 
-def with_later_ones(plan: Plan, ports: Ports) -> Plan:
+def with_later_ones(plan: StackPlan, ports: Ports) -> StackPlan:
     plan = in_twos(False, plan, ports)
     later = {second for _, second in PAIRS.values()}
 
@@ -81,7 +81,7 @@ class Fleet:
         self.specs = {name: process.spec for name, process in stack.processes.items()}
         self._expected = cycle(expected.items())
 
-    async def ask(self, gateway: str) -> list[Answer]:
+    async def ask(self, gateway: str) -> list[GatewayAnswer]:
         """Several at once. Each has the text that it should have."""
         asked = list(islice(self._expected, AT_ONCE))
         async with Gateway(self.specs[gateway].address) as connected:

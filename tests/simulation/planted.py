@@ -24,11 +24,11 @@ from outrider.target.step import verify, worker
 from outrider.target.step.core import TargetCore
 from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.sequences import OpenSequences
-from outrider.worker.events import StreamEnded
+from outrider.worker.events import PeerStreamEnded
 from outrider_controller.router.requests import sequences
 from outrider_controller.router.requests.dispatcher import Dispatcher
 from outrider_controller.router.requests.request import RequestState
-from outrider_controller.router.requests.sequences import Events
+from outrider_controller.router.requests.sequences import SequenceEvents
 
 
 class Planted(Enum):
@@ -169,7 +169,7 @@ def _no_close(shipped: Any) -> Any:
 
 def _no_stream_end(shipped: Any) -> Any:
     def apply(draft: Any, event: Any) -> None:
-        if not isinstance(event, StreamEnded):
+        if not isinstance(event, PeerStreamEnded):
             shipped(draft, event)
 
     return apply
@@ -238,6 +238,6 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.PAIRING_KEPT: (PoolDrafts, "_unpair", _no_unpair),
     Planted.PREFIX_FORGOTTEN: (sequences, "open_message", _no_prefix),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
-    Planted.WAKE_LOST: (Events, "next", _wake_once),
+    Planted.WAKE_LOST: (SequenceEvents, "next", _wake_once),
     Planted.POSITION_UNCHECKED: (RequestState, "apply", _any_position),
 }

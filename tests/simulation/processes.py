@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from outrider.draft.service import DraftMetrics, DraftServicer
-from outrider.draft.wire import Limits as DraftLimits
+from outrider.draft.wire import ProposalLimits as DraftLimits
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.lookup import NAMES
@@ -23,7 +23,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits as TargetLimits
 from outrider.target.requests.service import TargetServicer
-from outrider.target.step.scheduler import Batching, Plan
+from outrider.target.step.scheduler import Batching, StepPlan
 from outrider.target.step.worker import TargetWorker
 from outrider.worker.loop import StepLoop
 from outrider_controller.router.config import RouterConfig
@@ -130,7 +130,7 @@ class WatchedTarget(TargetWorker):
             self._newest[event.key, event.tree.source] = event.tree
         super().apply(event)
 
-    def _schedule(self, now_s: float) -> Plan:
+    def _schedule(self, now_s: float) -> StepPlan:
         planned = super()._schedule(now_s)
         for row in planned.rows:
             for origin in map(row.draft.origin, range(len(row.draft))):

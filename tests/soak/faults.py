@@ -17,14 +17,14 @@ from typing import Any
 
 import click
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.ask.client import SPECULATION_MODES, Answer, Gateway
+from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, GatewayAnswer
 from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 from outrider_controller.cli.up.stack_options import run_async
 from outrider_controller.control.api.rows import worker_rows
 
@@ -67,7 +67,7 @@ def hangs(file: Path, stack: Stack, name: str) -> None:
     file.touch()
 
 
-def able_to_hang(file: Path, plan: Plan, ports: Ports) -> Plan:
+def able_to_hang(file: Path, plan: StackPlan, ports: Ports) -> StackPlan:
     """Targets hang once `file` is there, and may for a second."""
 
     def changed(spec: ProcessSpec) -> ProcessSpec:
@@ -144,7 +144,7 @@ async def disturbed(
     request: generation.GenerateRequest,
     role: str,
     mode: str,
-    plain: Answer,
+    plain: GatewayAnswer,
     name_of_blow: str = "SIGKILL",
     blow: Blow = killed,
 ) -> Outcome:
@@ -165,7 +165,7 @@ async def disturbed(
     name = await _serving(stack, role)
     killed_s = time.monotonic()
     blow(stack, name)
-    answer, error = Answer(), ""
+    answer, error = GatewayAnswer(), ""
     try:
         answer = await asking
     except CommandError as failure:

@@ -26,7 +26,7 @@ from outrider_controller.cli.output import columns, json_file_option, note, writ
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import Plan, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 from outrider_controller.cli.up.stack_options import run_async
 
 _HOST = "127.0.0.1"
@@ -173,7 +173,7 @@ class Load:
             self.ended[kind] += 1
 
 
-def in_twos(ray: bool, plan: Plan, ports: Ports) -> Plan:
+def in_twos(ray: bool, plan: StackPlan, ports: Ports) -> StackPlan:
     """Two gateways; and two routers that can be restarted one by one: each as a process of its own, or in a Ray of its
     own, with a controller and a control plane."""
     gateway = plan.gateway
@@ -193,7 +193,7 @@ def in_twos(ray: bool, plan: Plan, ports: Ports) -> Plan:
     )
 
 
-def _plain(plan: Plan, ports: Ports, metadata: tuple[str, ...]) -> list[ProcessSpec]:
+def _plain(plan: StackPlan, ports: Ports, metadata: tuple[str, ...]) -> list[ProcessSpec]:
     """Routers and a control plane, each a process of its own."""
     control = _process(
         "controller", "outrider_controller.control", plan.controller.address, plan.ops["control"], metadata
@@ -207,7 +207,7 @@ def _plain(plan: Plan, ports: Ports, metadata: tuple[str, ...]) -> list[ProcessS
     ]
 
 
-def _controllers(plan: Plan, ports: Ports, metadata: tuple[str, ...]) -> list[ProcessSpec]:
+def _controllers(plan: StackPlan, ports: Ports, metadata: tuple[str, ...]) -> list[ProcessSpec]:
     """A controller with a Ray of its own for each router."""
     controls = [plan.controller.address, *(f"{_HOST}:{ports.claim()}" for _ in plan.routers[1:])]
     specs = []

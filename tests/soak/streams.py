@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 import psutil
-from outrider_controller.cli.ask.client import Answer, Gateway
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
@@ -81,7 +81,7 @@ async def one_round(
     """As many streams as `concurrency` says, started at once; how they ended."""
     done = 0
 
-    async def ask(number: int) -> Answer | str | None:
+    async def ask(number: int) -> GatewayAnswer | str | None:
         """The answer, an error, or None when cancelled."""
         nonlocal done
         prompt = prompts[number % len(prompts)]
@@ -102,8 +102,8 @@ async def one_round(
             report(done, "")
 
     outcomes = await asyncio.gather(*(ask(number) for number in range(concurrency)))
-    answered = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-    figures = Figures.of(answered)
+    answered = [outcome for outcome in outcomes if isinstance(outcome, GatewayAnswer)]
+    figures = AnswerFigures.of(answered)
     return {
         "complete": len(answered),
         "cancelled": sum(outcome is None for outcome in outcomes),

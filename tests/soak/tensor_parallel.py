@@ -14,7 +14,7 @@ import click
 import psutil
 from outrider.model_names import served_name
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.ask.client import Answer, Gateway
+from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
 from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
@@ -152,7 +152,9 @@ async def _measure(config: StackConfig, max_tokens: int) -> Result:
     return Result(name, config.tensor_parallel, equal, recoveries)
 
 
-async def _ask(stack: Stack, way: str, options: dict[str, Any], speculation: str, max_tokens: int) -> list[Answer]:
+async def _ask(
+    stack: Stack, way: str, options: dict[str, Any], speculation: str, max_tokens: int
+) -> list[GatewayAnswer]:
     prompts = [Prompt(str(number), "all", text) for number, text in enumerate(_QUESTIONS)]
     return await answers(
         stack.gateway_grpc,
@@ -167,7 +169,7 @@ async def _ask(stack: Stack, way: str, options: dict[str, Any], speculation: str
     )
 
 
-def _same(one: Answer, other: Answer) -> bool:
+def _same(one: GatewayAnswer, other: GatewayAnswer) -> bool:
     return one.text == other.text and one.token_ids == other.token_ids
 
 
@@ -188,7 +190,7 @@ async def _recovery(stack: Stack, rank: int) -> Recovery:
                 killed_s = time.monotonic()
                 _kill(stack, rank)
 
-        answer, error = Answer(), ""
+        answer, error = GatewayAnswer(), ""
         try:
             answer = await gateway.answer(request, on_chunk=arrived)
         except CommandError as failure:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_origin
 import pytest
 import yaml
 from outrider import configuration
-from outrider.configuration import ConfigError, Nested, Option, Setting, load, read_mapping, settings, shown
+from outrider.configuration import ConfigError, ConfigOption, Nested, Option, load, read_mapping, settings, shown
 from outrider.draft.config import DraftConfig
 from outrider.draft.config import parse_arguments as parse_draft
 from outrider.gateway.config import GatewayConfig
@@ -195,7 +195,7 @@ def test_what_others_put_into_the_environment_is_no_option() -> None:
 
 @pytest.mark.parametrize("cls", PROCESSES)
 def test_every_option_is_explained_and_means_one_thing(cls: type[Any]) -> None:
-    found: dict[str, Setting] = {}
+    found: dict[str, ConfigOption] = {}
     for setting in settings(cls):
         assert setting.doc(), setting.path
         same = found.setdefault(setting.name, setting)
@@ -228,7 +228,7 @@ _TEXTS = {
 _ADDRESSES = ["127.0.0.1:0", "10.0.0.7:7001", "[::1]:7001", "0.0.0.0:7001", "nowhere", "h:70000"]
 
 
-def _value(dice: random.Random, setting: Setting, secret: Path) -> Any:
+def _value(dice: random.Random, setting: ConfigOption, secret: Path) -> Any:
     """As a file would hold it; most are possible ones."""
     if setting.option.secret:
         return dice.choice([str(secret), str(secret), "/nonexistent"])

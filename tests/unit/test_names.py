@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,10 @@ _FORMER_WORDS = {
     *("conclude", "tally", "metering", "margins", "parting", "attach"),
 }
 """With an underscore before them or without."""
+_SHARED = {
+    *("Comparison", "Fleet", "Model", "Question", "Sampled", "Scheduler", "Tenants", "Text", "Texts", "Times"),
+}
+"""Public classes in two modules of the product; no others are."""
 _FORMER_CONSTANT = re.compile(r"_?(MOST|LEAST|FEW)(EST)?_[A-Z_]+")
 
 
@@ -44,3 +49,11 @@ def test_no_former_name_is_left() -> None:
     former = {str(file.relative_to(_ROOT)): set(filter(_is_former, _names(file.read_text()))) for file in files}
     assert len(files) > 400
     assert {file: found for file, found in former.items() if found} == {}
+
+
+def test_a_public_class_has_its_name_for_itself() -> None:
+    files = [file for root in _ROOTS[:2] for file in (_ROOT / root).rglob("*.py") if "_pb2" not in file.name]
+    top = [node for file in files for node in ast.parse(file.read_text()).body]
+    classes = [node.name for node in top if isinstance(node, ast.ClassDef)]
+    shared = {name for name, times in Counter(classes).items() if times > 1 and not name.startswith("_")}
+    assert len(classes) > 500 and shared <= _SHARED

@@ -15,10 +15,10 @@ from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Opening, Speculation
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.vllm import plugin
 from outrider.vllm.coupling import Coupling
-from outrider.vllm.drafts import Decoding, DraftBook, Judged, Room
+from outrider.vllm.drafts import Decoding, DraftBook, Judged, StepRoom
 from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.feed import Feed, client_id, opening_of
 from outrider.vllm.server.plugin_config import PluginConfig
@@ -29,7 +29,7 @@ from tests.vllm.vllm_serve import ODD_JSON
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7, 8, 5, 6]
 COUPLED = sequence_pb2.VERIFICATION_MODE_COUPLED
-ROOM = Room(tokens=100, blocks=100, block_size=16)
+ROOM = StepRoom(tokens=100, blocks=100, block_size=16)
 
 
 def request(
@@ -58,7 +58,7 @@ class Pool:
     def open(self, key: SequenceKey, opening: Opening, announced: sequence_pb2.OpenSequence | None) -> None:
         self.opened.append((key, opening, announced))
 
-    def step(self, report: Report) -> None:
+    def step(self, report: TargetReport) -> None:
         self.commits.extend(report.commits)
 
     def close(self, key: SequenceKey, reason: object) -> None:

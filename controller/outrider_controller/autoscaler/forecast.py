@@ -19,7 +19,7 @@ def tokens_per_round(acceptance: float, num_draft_tokens: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ForecastRound:
     """One round, in plain steps of the target."""
 
     num_draft_tokens: int
@@ -45,9 +45,9 @@ class Round:
         return rounds, rounds * self.steps
 
 
-def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int) -> Round:
+def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int) -> ForecastRound:
     """The K of at most `most` with the greatest speed-up; 0 where none is faster than plain decoding."""
-    rounds = [Round(k, tokens_per_round(acceptance, k), cost_ratio, row_share) for k in range(most + 1)]
+    rounds = [ForecastRound(k, tokens_per_round(acceptance, k), cost_ratio, row_share) for k in range(most + 1)]
     return max(rounds, key=lambda one: one.speedup)
 
 

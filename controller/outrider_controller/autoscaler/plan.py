@@ -70,7 +70,7 @@ _HARD = [_CODE[reason] for reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF, R
 """Reasons that do not come from the evidence."""
 
 
-class Setting(enum.StrEnum):
+class TenantSetting(enum.StrEnum):
     """An operator's setting for a tenant."""
 
     AUTO = "auto"
@@ -82,7 +82,7 @@ class Setting(enum.StrEnum):
 class TenantPolicy:
     """The operators' settings for one tenant."""
 
-    speculation: Setting = Setting.AUTO
+    speculation: TenantSetting = TenantSetting.AUTO
     until_s: float = math.inf
     """When `speculation` becomes auto again and `override_draft_tokens` ends."""
     override_draft_tokens: int | None = None
@@ -105,7 +105,7 @@ class TenantPolicy:
         """The policy without an expired override."""
         if now_s < self.until_s:
             return self
-        return replace(self, speculation=Setting.AUTO, until_s=math.inf, override_draft_tokens=None)
+        return replace(self, speculation=TenantSetting.AUTO, until_s=math.inf, override_draft_tokens=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,9 +416,9 @@ def _overrule(
         resting = [cell.target in full for cell in cells]
         mode[resting], reason[resting] = Mode.OFF, _CODE[Reason.LOAD]
     for number, policy in enumerate(policies):
-        if policy.speculation is Setting.AUTO:
+        if policy.speculation is TenantSetting.AUTO:
             continue
-        on = policy.speculation is Setting.ON
+        on = policy.speculation is TenantSetting.ON
         mode[number] = Mode.ON if on else Mode.OFF
         reason[number] = _CODE[Reason.OPERATOR_ON if on else Reason.OPERATOR_OFF]
     mode[~has_draft], reason[~has_draft] = Mode.OFF, _CODE[Reason.NO_DRAFT]

@@ -25,7 +25,7 @@ SETTLE_MS = 3000
 """Time after a cordon until every router knows it, and the workers' reports include all that was sent before."""
 
 
-class Leases(Protocol):
+class FleetLeases(Protocol):
     """The part of the metadata store that names workers, and knows what was told of them."""
 
     @property
@@ -46,7 +46,7 @@ class Cordons(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FleetChange:
     """One thing that happened to a worker."""
 
     kind: EventKind
@@ -66,15 +66,15 @@ class Change:
 
 def changes(
     before: Mapping[Key, LeaseRecord], now: Mapping[Key, LeaseRecord], given_back: frozenset[Key]
-) -> Iterator[Change]:
+) -> Iterator[FleetChange]:
     """The changes from one read of the leases to the next."""
     for key, record in now.items():
         if key not in before:
-            yield Change(EventKind.WORKER_JOINED, record)
+            yield FleetChange(EventKind.WORKER_JOINED, record)
     for key, record in before.items():
         if key not in now:
             left = key in given_back or record.load.draining
-            yield Change(EventKind.WORKER_LEFT if left else EventKind.WORKER_LOST, record)
+            yield FleetChange(EventKind.WORKER_LEFT if left else EventKind.WORKER_LOST, record)
 
 
 def by_key(records: Sequence[LeaseRecord]) -> dict[Key, LeaseRecord]:
@@ -97,7 +97,7 @@ class FleetWatch:
 
     def __init__(
         self,
-        leases: Leases,
+        leases: FleetLeases,
         cordons: Cordons,
         events: EventWriter,
         leads: Callable[[], bool] = lambda: True,
@@ -132,7 +132,7 @@ class FleetWatch:
         for record in now.values():
             if record.cordon is not None and is_drained(record, now_ms):
                 await self._cordons.mark_drained(record.cordon, now_ms)
-                Change(EventKind.WORKER_DRAINED, record, record.cordon.reason, record.cordon.by).tell(self._events)
+                FleetChange(EventKind.WORKER_DRAINED, record, record.cordon.reason, record.cordon.by).tell(self._events)
 
     async def _announced(self, now: Mapping[Key, LeaseRecord]) -> dict[Key, LeaseRecord]:
         """Of the workers that were there first, those whose joining an earlier control plane has told."""
@@ -145,7 +145,7 @@ class FleetWatch:
         known, self._unpaired = self._unpaired, unpaired(record.info for record in now.values())
         for record in now.values():
             if (reason := self._unpaired.get(record.info.worker_id)) and record.info.worker_id not in known:
-                Change(EventKind.DRAFT_UNPAIRED, record, reason).tell(self._events)
+                FleetChange(EventKind.DRAFT_UNPAIRED, record, reason).tell(self._events)
 
     async def _look_and_rest(self) -> None:
         await self.look()

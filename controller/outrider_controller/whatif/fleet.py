@@ -22,14 +22,14 @@ _MODEL = "target"
 _HOUR_S = 3600.0
 _PLANS = 3
 """Plans of an hour: the first ones see what the others changed."""
-_MOST_ROUNDS = 300.0
+_MAX_ROUNDS = 300.0
 """Of evidence that a plan gets of a tenant: more would only replace it."""
 _VARIANCE = 1.5
 _CLASSES = 200
 _ACCEPTANCE = ((np.arange(_CLASSES) + 0.5) / _CLASSES)[:, None]
 """Of each class of tenants at a draft."""
 _TURNS, _CLOSE = 100, 1e-4
-_MOST_TARGETS = 1 << 24
+_MAX_TARGETS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Simulation:
         """What the rounds of the time since the last plan saved."""
         tokens, num = self._of_tenants(load.tokens), self._of_tenants(load.num_drafted)
         made = self._shares * self.day.weights[:, None] * rate * _HOUR_S / _PLANS / tokens
-        rounds = np.minimum(made, _MOST_ROUNDS)
+        rounds = np.minimum(made, _MAX_ROUNDS)
         saved = tokens - self._of_tenants(load.round_s) / load.step_s
         squares, accepted = rounds * (saved * saved + _VARIANCE), rounds * (tokens - 1)
         columns = [rounds, rounds * tokens, rounds * saved, squares, rounds * num, accepted]
@@ -223,7 +223,7 @@ class Simulation:
         high = 1
         while self._load(rate / high, mass).token_s > self.day.token_s:
             high *= 2
-            if high > _MOST_TARGETS:
+            if high > _MAX_TARGETS:
                 raise ValueError(f"token_s: {self.day.token_s} is less than a step of the target takes alone")
         low = high // 2
         while high - low > 1:

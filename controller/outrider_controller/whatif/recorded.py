@@ -23,9 +23,9 @@ from outrider_controller.whatif.texts import Guess, Text
 
 VOCAB_SIZE = 64
 _PROMPT, _RIGHT, _WRONG = 1, 7, 8
-_LEAST_CHANCE, _MOST_CHANCE = 0.02, 0.995
+_MIN_CHANCE, _MAX_CHANCE = 0.02, 0.995
 # Larger steps than these many tokens for a sequence read prompts too.
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 Line = Mapping[str, Any]
 Round = Mapping[str, Any]
 
@@ -100,7 +100,7 @@ def _guessed(line: Line) -> dict[str, dict[int, Guess]]:
         for depth, (source, chance) in enumerate(list(told)[: one["verified"]]):
             token = _RIGHT if depth < one["accepted"] else _WRONG + (source in own)
             place = one["position"] - line["prompt_tokens"] + depth
-            chance = min(max(chance, _LEAST_CHANCE), _MOST_CHANCE)
+            chance = min(max(chance, _MIN_CHANCE), _MAX_CHANCE)
             found[source if source in own else ""][place] = ((token, chance),)
     return found
 
@@ -128,7 +128,7 @@ class _Fit:
     _steps: list[Round] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._steps = [s for s in self.recording.steps if s["batch_tokens"] <= _MOST_ROWS * s["batch_sequences"]]
+        self._steps = [s for s in self.recording.steps if s["batch_tokens"] <= _MAX_ROWS * s["batch_sequences"]]
         if not self._steps:
             raise ValueError("no round in the file tells the size of its step")
 
@@ -181,7 +181,7 @@ class _Fit:
         taken = [
             max(0.0, one["verify_ms"] / 1e3 - base - each * one["batch_sequences"]) / one["batch_tokens"]
             for one in firsts
-            if one["batch_tokens"] > _MOST_ROWS * one["batch_sequences"]
+            if one["batch_tokens"] > _MAX_ROWS * one["batch_sequences"]
         ]
         return _median(taken)
 

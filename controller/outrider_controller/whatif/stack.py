@@ -24,7 +24,7 @@ from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered, Opened
 from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import Closed, SequenceKey
@@ -216,7 +216,7 @@ class VirtualStack:
         self._target.deliver(now_s, Opened(key, opening, now_s))
         if draft is not None:
             told = opening.for_drafts(opening.speculation.draft_limits(self._sent_price))
-            self._tell(stream, lambda at_s: draft_events.Opened(key, told, at_s))
+            self._tell(stream, lambda at_s: draft_events.DraftOpened(key, told, at_s))
 
     def _request(self, name: str, number: int) -> Request:
         return Request(
@@ -245,7 +245,7 @@ class VirtualStack:
 
     # -- what workers report
 
-    def _committed(self, report: Report) -> None:
+    def _committed(self, report: TargetReport) -> None:
         for failed in [*report.failures, *report.refused_drafts]:
             raise failed.error
         self._price, self._best_chance = report.row_price, report.best_chance or 1.0
@@ -258,7 +258,7 @@ class VirtualStack:
         now_s, outcome, key = self._loop.now_s, committed.outcome, committed.key
         finished = outcome.finish is not Finish.NONE
         told = committed.base_len, tuple(outcome.token_ids)
-        self._tell(stream, lambda at_s: draft_events.Committed(key, *told, finished, at_s))
+        self._tell(stream, lambda at_s: draft_events.DraftCommitted(key, *told, finished, at_s))
         stream.asked[committed.base_len + len(told[1])] = now_s
         done = _round(stream, committed, step_us)
         self._measure(stream, done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Opening
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.protocol.sequence_key import SequenceKey
 
@@ -65,7 +65,7 @@ class ReplayedLookups:
     _due: dict[SequenceKey, int] = field(default_factory=dict)
     """Committed lengths that were not answered yet."""
 
-    def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
         self._text[key], self._limit[key] = self.texts.of(opening.prompt), opening.limits.max_draft_tokens
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from outrider.drafting.source import DraftLimits, Features, Opening
+from outrider.drafting.source import DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.worker.events import SequenceKey, WorkerEvent, WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class DraftOpened:
     key: SequenceKey
-    opening: Opening
+    opening: SourceOpening
     received_s: float
     """Monotonic."""
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class DraftCommitted:
     key: SequenceKey
     base_len: int
     """Length before this commit."""
@@ -38,7 +38,7 @@ class Limited:
     received_s: float
 
 
-DraftEvent = Opened | Committed | Limited
+DraftEvent = DraftOpened | DraftCommitted | Limited
 Event = DraftEvent | WorkerEvent
 
 
@@ -62,7 +62,7 @@ class Proposed:
 
 
 @dataclass(slots=True, kw_only=True)
-class Report(WorkerReport):
+class DraftReport(WorkerReport):
     """One round, or the faults found before one."""
 
     proposals: list[Proposed] = field(default_factory=list)

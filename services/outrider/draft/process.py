@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.draft.config import DraftConfig
 from outrider.draft.service import DraftMetrics, DraftServicer
-from outrider.draft.wire import Limits
+from outrider.draft.wire import ProposalLimits
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, load_drafter
 from outrider.drafters.model import SOURCE
@@ -81,7 +81,7 @@ def _servicer(
     publisher: PrefixPublisher,
     store: MetadataStore | None,
 ) -> DraftServicer:
-    limits = Limits(info.max_context_len, config.max_draft_tokens)
+    limits = ProposalLimits(info.max_context_len, config.max_draft_tokens)
     worker = DraftWorker(drafter, config.max_sequences)
     return DraftServicer(worker, info, limits, DraftMetrics(registry, info, worker.stats), publisher.note)
 

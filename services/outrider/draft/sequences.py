@@ -39,7 +39,7 @@ class OpenSequence:
         )
 
 
-class OpenSequences:
+class OpenDraftSequences:
     """The open sequences, and the finished ones that only wait for their close."""
 
     def __init__(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from outrider.draft.events import DraftEvent, DraftStats, Event, Report
-from outrider.draft.wire import Limits, events_of, responses_of
+from outrider.draft.events import DraftEvent, DraftReport, DraftStats, Event
+from outrider.draft.wire import ProposalLimits, events_of, responses_of
 from outrider.draft.worker import DraftWorker
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from outrider.telemetry.metrics import WorkerMetrics
@@ -20,17 +20,17 @@ from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
 
 
 class DraftServicer(
-    WorkerServicer[DraftEvent, Report, draft_pb2.DraftRequest, draft_pb2.DraftResponse],
+    WorkerServicer[DraftEvent, DraftReport, draft_pb2.DraftRequest, draft_pb2.DraftResponse],
     draft_pb2_grpc.DraftServiceServicer,
 ):
     def __init__(
         self,
         worker: DraftWorker,
         info: worker_pb2.WorkerInfo,
-        limits: Limits,
+        limits: ProposalLimits,
         metrics: DraftMetrics,
         prefix_listener: PrefixListener,
-        make_steps: MakeSteps[DraftEvent, Report] = StepLoop[DraftEvent, Report],
+        make_steps: MakeSteps[DraftEvent, DraftReport] = StepLoop[DraftEvent, DraftReport],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(worker, info, metrics, prefix_listener, make_steps, clock)
@@ -56,7 +56,7 @@ class DraftServicer(
     def _events_of(self, stream: int, request: draft_pb2.DraftRequest) -> Iterable[Event]:
         return list(events_of(request, stream, self._limits, self._clock()))
 
-    def _dispatch(self, report: Report) -> None:
+    def _dispatch(self, report: DraftReport) -> None:
         self._tell(responses_of(report, self._clock()), report)
 
 
@@ -68,7 +68,7 @@ class DraftMetrics:
         self._worker = WorkerMetrics(registry, info.model, **shape, prefix="outrider_draft_")
         registry.register(CounterCollector(info.model, lambda: _counters(stats)))
 
-    def observe(self, report: Report, load: Load) -> None:
+    def observe(self, report: DraftReport, load: Load) -> None:
         """One turn of the loop."""
         self._worker.load(
             num_running=load.num_running, num_waiting=load.num_waiting, num_free_blocks=load.num_free_blocks

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from outrider.draft import events
-from outrider.draft.events import Event, Proposed, Report
-from outrider.drafting.source import DraftLimits, Features, Opening
+from outrider.draft.events import DraftReport, Event, Proposed
+from outrider.drafting.source import DraftLimits, Features, SourceOpening
 from outrider.protocol.convert import (
     distribution_to_proto,
     mode_from_proto,
@@ -28,7 +28,7 @@ from outrider.worker.events import Closed, SequenceKey, translated
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProposalLimits:
     """Bounds that every message is checked against."""
 
     max_context_len: int
@@ -36,7 +36,7 @@ class Limits:
     """Most tokens of one proposal. A router may request more; it gets this many."""
 
 
-def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
+def events_of(request: draft_pb2.DraftRequest, stream: int, limits: ProposalLimits, now_s: float) -> Iterator[Event]:
     """The events of a request, in the order of its fields."""
     for opening in request.opens:
         key = SequenceKey(stream, opening.sequence_id)
@@ -51,7 +51,7 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: Limits, now_
         yield Closed(SequenceKey(stream, close.sequence_id))
 
 
-def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> DraftLimits:
+def _allowed(speculation: sequence_pb2.Speculation, limits: ProposalLimits) -> DraftLimits:
     """The requested limits, cut to this worker's."""
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
     ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS) if count else 0
@@ -60,19 +60,23 @@ def _allowed(speculation: sequence_pb2.Speculation, limits: Limits) -> DraftLimi
     return DraftLimits(count, ahead, least)
 
 
-def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> events.Opened:
-    return events.Opened(key, opening_of(message, limits), now_s)
+def _opened(
+    key: SequenceKey, message: sequence_pb2.OpenSequence, limits: ProposalLimits, now_s: float
+) -> events.DraftOpened:
+    return events.DraftOpened(key, opening_of(message, limits), now_s)
 
 
-def _committed(key: SequenceKey, message: sequence_pb2.Commit, limits: Limits, now_s: float) -> events.Committed:
+def _committed(
+    key: SequenceKey, message: sequence_pb2.Commit, limits: ProposalLimits, now_s: float
+) -> events.DraftCommitted:
     finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
     features = Features(message.features_start, message.features) if message.features else None
-    return events.Committed(key, message.base_len, tuple(message.token_ids), finished, now_s, features)
+    return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features)
 
 
-def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
+def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> SourceOpening:
     """Raises InvalidRequest."""
-    opening = Opening(
+    opening = SourceOpening(
         prompt=tuple(message.prompt_token_ids),
         committed=tuple(message.committed_token_ids),
         params=sampling_from_proto(message.sampling),
@@ -101,7 +105,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
     return opening
 
 
-def responses_of(report: Report, now_s: float) -> dict[int, draft_pb2.DraftResponse]:
+def responses_of(report: DraftReport, now_s: float) -> dict[int, draft_pb2.DraftResponse]:
     """One message for each stream that the report concerns."""
     responses: dict[int, draft_pb2.DraftResponse] = {}
     for proposed in report.proposals:

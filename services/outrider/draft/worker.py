@@ -10,13 +10,22 @@ from collections.abc import Callable
 from typing import assert_never
 
 from outrider.draft import events
-from outrider.draft.events import DraftStats, Event, Proposed, Report
+from outrider.draft.events import DraftReport, DraftStats, Event, Proposed
 from outrider.draft.rounds import DraftRounds, Outcome
-from outrider.draft.sequences import OpenSequence, OpenSequences
+from outrider.draft.sequences import OpenDraftSequences, OpenSequence
 from outrider.draft.shadow import Shadow
 from outrider.drafters import CommitMismatch, Drafter
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
-from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, Load, Refused, SequenceKey, StreamEnded
+from outrider.worker.events import (
+    Closed,
+    DrainExpired,
+    DrainStarted,
+    Failed,
+    Load,
+    PeerStreamEnded,
+    Refused,
+    SequenceKey,
+)
 
 # Run-ahead starts after this pause. On a single core the scheduler might otherwise run this thread for some
 # milliseconds before the one that sends the proposals just made.
@@ -32,9 +41,9 @@ class DraftWorker:
         self._drafter = drafter
         self._max_sequences = max_sequences
         self._clock = clock
-        self._sequences = OpenSequences()
+        self._sequences = OpenDraftSequences()
         self._rounds = DraftRounds(drafter, self.stats, clock)
-        self._report = Report()
+        self._report = DraftReport()
 
     @property
     def has_work(self) -> bool:
@@ -47,22 +56,22 @@ class DraftWorker:
         row_ns = round(self._rounds.row_s * 1e9)
         return Load(known.num_running, len(known.due), free, len(known), self.draining, row_ns=row_ns)
 
-    def take_report(self) -> Report:
+    def take_report(self) -> DraftReport:
         """What happened since the last call. May be empty."""
-        report, self._report = self._report, Report()
+        report, self._report = self._report, DraftReport()
         report.prefix_added, report.prefix_removed = self._drafter.take_prefix_changes()
         return report
 
     def apply(self, event: Event) -> None:
         """Applies one event; a fault in it ends its sequence and is reported."""
         match event:
-            case events.Opened():
+            case events.DraftOpened():
                 self._start(event)
-            case events.Committed() | events.Limited():
+            case events.DraftCommitted() | events.Limited():
                 found = self._sequences.find(event.key)
                 if found is None:
                     self.stats.num_unknown += 1
-                elif isinstance(event, events.Committed):
+                elif isinstance(event, events.DraftCommitted):
                     self._commit(found, event)
                 else:
                     self._limit(found, event)
@@ -71,7 +80,7 @@ class DraftWorker:
                     self._remove(event.key)
                 else:
                     self.stats.num_unknown += 1
-            case StreamEnded():
+            case PeerStreamEnded():
                 for key in [key for key in self._sequences.keys if key.stream == event.stream]:
                     self._remove(key)
             case Refused():
@@ -137,7 +146,7 @@ class DraftWorker:
         self._report.proposals.append(proposed)
         self.stats.num_draft_tokens[proposed.tree.source] += proposed.tree.depth
 
-    def _start(self, event: events.Opened) -> None:
+    def _start(self, event: events.DraftOpened) -> None:
         key = event.key
         if key in self._sequences:
             # A later message could mean either of the two: both end.
@@ -152,7 +161,7 @@ class DraftWorker:
             self._sequences.add(found)
             self._sequences.make_due(found, event.received_s)
 
-    def _commit(self, found: OpenSequence, event: events.Committed) -> None:
+    def _commit(self, found: OpenSequence, event: events.DraftCommitted) -> None:
         epoch = found.sequence.epoch
         try:
             due = event.features is not None and self._drafter.see(found.sequence, event.features)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.drafters.sequence import DraftSequence
-from outrider.drafting.source import DraftLimits, Features, Opening
+from outrider.drafting.source import DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
 
 
@@ -34,7 +34,7 @@ class Drafter(ABC):
 
     info: DrafterInfo
 
-    def open(self, opening: Opening) -> DraftSequence:
+    def open(self, opening: SourceOpening) -> DraftSequence:
         sequence = DraftSequence.start(opening)
         self.on_open(sequence)
         return sequence

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.drafters.config import ModelConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
-from outrider.drafters.rounds import Chain, plan_ingestion
+from outrider.drafters.rounds import DraftChain, plan_ingestion
 from outrider.drafters.sequence import DraftSequence, common_len
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
 from outrider.drafting.tree import DraftTree
@@ -28,7 +28,7 @@ class _Run:
 
     sequence: DraftSequence
     kv: EngineSequence
-    chain: Chain
+    chain: DraftChain
     vocabulary: Vocabulary
     num_ids: int
     """That the model knows."""
@@ -130,19 +130,19 @@ class ModelDrafter(Drafter):
         most = self._config.num_alternatives
         return [c.tree(c.num_sent + most) if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
 
-    def _chain(self, sequence: DraftSequence, *, ahead: bool = False) -> Chain:
+    def _chain(self, sequence: DraftSequence, *, ahead: bool = False) -> DraftChain:
         outstanding = _outstanding(sequence).upto(self._most(sequence, sequence.reach))
         room = self._most(sequence, sequence.reach if ahead else sequence.room)
         wanted = min(outstanding.depth + 1, room) if ahead else max(outstanding.depth, room)
         least = max(self._config.min_confidence, sequence.limits.min_chance)
-        return Chain(outstanding, wanted, least, sequence.opening.stop_token_ids)
+        return DraftChain(outstanding, wanted, least, sequence.opening.stop_token_ids)
 
     def _most(self, sequence: DraftSequence, count: int) -> int:
         if not self._vocabulary.whole(sequence):
             return 0
         return max(0, min(count, self.info.max_context_len - len(self._vocabulary.text(sequence))))
 
-    def _admit(self, growing: list[tuple[DraftSequence, Chain]]) -> list[_Run]:
+    def _admit(self, growing: list[tuple[DraftSequence, DraftChain]]) -> list[_Run]:
         """The runs of the sequences whose whole round fits into the free KV blocks."""
         known = self._vocabulary, self._engine.info.vocab_size
         runs = [_Run(sequence, self._kv_of(sequence, chain), chain, *known) for sequence, chain in growing]
@@ -158,7 +158,7 @@ class ModelDrafter(Drafter):
                 self.release(run.sequence)
         return admitted
 
-    def _kv_of(self, sequence: DraftSequence, chain: Chain) -> EngineSequence:
+    def _kv_of(self, sequence: DraftSequence, chain: DraftChain) -> EngineSequence:
         kv, text = self._kv.get(sequence), self._vocabulary.text(sequence)
         if kv is None:
             kv = self._kv[sequence] = self._engine.kv.open(text, sequence.opening.salt)

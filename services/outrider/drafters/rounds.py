@@ -48,7 +48,7 @@ class _Other(NamedTuple):
 
 
 @dataclass(slots=True)
-class Chain:
+class DraftChain:
     """A proposal as it grows, token by token, from what is still valid of the one before."""
 
     kept: DraftTree

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 
 
@@ -20,7 +20,7 @@ class CommitMismatch(Exception):
 class DraftSequence:
     """The committed tokens, and the draft beyond them."""
 
-    opening: Opening
+    opening: SourceOpening
     limits: DraftLimits
     tokens: list[int]
     """Prompt and committed output. Only `commit` extends it."""
@@ -33,7 +33,7 @@ class DraftSequence:
         self.guess = DraftTree(self.committed_len)
 
     @classmethod
-    def start(cls, opening: Opening) -> DraftSequence:
+    def start(cls, opening: SourceOpening) -> DraftSequence:
         return cls(opening, opening.limits, [*opening.prompt, *opening.committed])
 
     @property

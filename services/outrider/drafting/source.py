@@ -31,7 +31,7 @@ class DraftLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class SourceOpening:
     """All that a source needs to take over a sequence at any point of its life."""
 
     prompt: Sequence[int]
@@ -102,7 +102,7 @@ class DraftSource(Protocol):
         """Its kind, for operators."""
         ...
 
-    def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
         """The sequence begins. `assignment`: for sources that draft elsewhere."""
         ...
 

@@ -24,7 +24,7 @@ _REASONING = {"think": True, "none": False}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class GatewayLimits:
     """What one client may ask of us. Each is refused by name when exceeded."""
 
     max_body_bytes: int = 4 << 20
@@ -85,7 +85,7 @@ class GatewayConfig(ProcessConfig):
     """HOST:PORT of the OpenAI-compatible HTTP API; port 0 lets the system choose."""
     routers: Annotated[tuple[str, ...], Option("router")] = ()
     """HOST:PORT of each router. Empty: those with a lease in the metadata store."""
-    limits: Limits = field(default_factory=Limits)
+    limits: GatewayLimits = field(default_factory=GatewayLimits)
     failover: Annotated[Failover, Nested("failover_")] = field(default_factory=Failover)
     public_tls_dir: str = ""
     """Directory with `tls.crt` and `tls.key` of the two public ports. Empty: plain text."""

@@ -23,10 +23,10 @@ from outrider.metadata.tenants.tenants import TenantStore
 from outrider.metadata.workers.cordons import CORDON_KEPT_S, CordonStore
 from outrider.metadata.workers.directory import (
     LEASE_TTL_S,
-    Directory,
     Key,
     LeaseRecord,
     Sighting,
+    WorkerDirectory,
     check_id,
     decode_lease,
 )
@@ -102,7 +102,7 @@ class MetadataStore:
         self.drafts = DraftStore(link, keys)
         self._link = link
         self._keys = keys
-        self._directory = Directory()
+        self._directory = WorkerDirectory()
         self._mirrors: dict[Key, PrefixMirror] = {}
         self._leases: set[Lease] = set()
         link.on_recovery.append(self._recovered)

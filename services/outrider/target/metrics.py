@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Gauge
 
 from outrider.rpc.v1 import worker_pb2
-from outrider.target.requests.report import Report, SourceStats, TargetStats
+from outrider.target.requests.report import SourceStats, TargetReport, TargetStats
 from outrider.telemetry.metrics import SpeculationMetrics, TokenMetrics, WorkerMetrics
 from outrider.worker.events import Load
 from outrider.worker.metrics import CounterCollector, CounterRow
@@ -33,7 +33,7 @@ class TargetMetrics:
             kernels.labels(info.model, execution).set(runs_native_kernels(execution))
         registry.register(CounterCollector(info.model, lambda: _counters(stats)))
 
-    def observe(self, report: Report, load: Load) -> None:
+    def observe(self, report: TargetReport, load: Load) -> None:
         """One turn of the loop."""
         self._worker.load(
             num_running=load.num_running, num_waiting=load.num_waiting, num_free_blocks=load.num_free_blocks

@@ -17,7 +17,7 @@ from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.samples import SampleStore
 from outrider.target.requests.opening import Opening, SampleConsent
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class SampleRecorder:
         if opening.samples is not SampleConsent.OFF:
             self._samples[key] = _Sample(opening)
 
-    def note(self, report: Report) -> None:
+    def note(self, report: TargetReport) -> None:
         """Adds what was committed; records those that have ended and had drafts verified."""
         for committed in report.commits:
             if (sample := self._samples.get(committed.key)) is not None:

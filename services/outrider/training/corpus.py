@@ -19,7 +19,7 @@ from outrider.engine import Engine, EngineSequence, Row
 from outrider.engine.run.taps import HEAD_INPUT
 from outrider.training.conversation import ChatFormat, Conversation
 from outrider.training.shards import Sample, count_samples, list_shards, save_shard, stored_tokens
-from outrider.training.texts import Answered, Message, Sampled, prompt_ids
+from outrider.training.texts import AnsweredText, Message, Sampled, prompt_ids
 
 _SHARD_TOKENS = 40_000
 _TOP = 256
@@ -46,7 +46,7 @@ class CorpusConfig:
     seed: int = 0
     prompts: tuple[tuple[Message, ...], ...] = ()
     """The target answers these, at most four times, in the place of conversations that it begins itself."""
-    samples: tuple[Answered | Sampled, ...] = ()
+    samples: tuple[AnsweredText | Sampled, ...] = ()
     """Answers that exist: the target only reads them, once."""
     taps: tuple[int, ...] = ()
     """Layers whose states are kept too, numbered as in the engine's Taps."""
@@ -138,7 +138,7 @@ def _prompted(
         yield Conversation.answering(chat, prompt_ids(tokenizer, prompt), max_len, limit, temperature)
 
 
-def _text(chat: ChatFormat, tokenizer: Any, sample: Answered | Sampled, max_len: int) -> Conversation:
+def _text(chat: ChatFormat, tokenizer: Any, sample: AnsweredText | Sampled, max_len: int) -> Conversation:
     """A conversation that is complete: its tokens are run, and none is chosen."""
     if isinstance(sample, Sampled):
         prompt, answer = list(sample.prompt), list(sample.answer)

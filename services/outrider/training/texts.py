@@ -15,7 +15,7 @@ Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredText:
     """A prompt with its answer."""
 
     messages: tuple[Message, ...]
@@ -46,7 +46,7 @@ def read_prompts(file: Path) -> list[tuple[Message, ...]]:
     return read_lines(file, prompt_of)
 
 
-def read_samples(file: Path) -> list[Answered]:
+def read_samples(file: Path) -> list[AnsweredText]:
     """Each line has `messages`, the last of them the assistant's; or a prompt as in read_prompts, and `answer`. Raises
     ValueError that names file, line and field."""
     return read_lines(file, answered_of)
@@ -85,11 +85,11 @@ def prompt_of(row: dict[str, Any]) -> tuple[Message, ...]:
     return ({"role": "user", "content": _text("prompt", row.get("prompt"))},)
 
 
-def answered_of(row: dict[str, Any]) -> Answered:
+def answered_of(row: dict[str, Any]) -> AnsweredText:
     if "answer" in row:
-        return Answered(prompt_of(row), _text("answer", row["answer"]))
+        return AnsweredText(prompt_of(row), _text("answer", row["answer"]))
     *before, last = _messages(row.get("messages"), last="assistant")
-    return Answered(tuple(before), last["content"])
+    return AnsweredText(tuple(before), last["content"])
 
 
 def _messages(value: Any, *, last: str) -> tuple[Message, ...]:

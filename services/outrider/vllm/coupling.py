@@ -30,7 +30,7 @@ _SEEDS = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CoupledRow:
     """A request of the batch whose choice is coupled."""
 
     index: int
@@ -47,7 +47,7 @@ class Coupling:
         self.num_drafted: Sequence[int] | None = None
         """Drafted tokens of each request, while the rejection sampler runs."""
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[CoupledRow]:
         batch = self._runner.input_batch
         if not batch.random_reqs:
             return []
@@ -57,7 +57,7 @@ class Coupling:
             if params is not None and params.sampling_type == SamplingType.RANDOM_SEED:
                 # On a CPU vLLM cannot rewind the generator of a row that it discards. It is not needed.
                 batch.generators.pop(index, None)
-                found.append(Row(index, int(batch.num_tokens_no_spec[index]), coupled_params(params)))
+                found.append(CoupledRow(index, int(batch.num_tokens_no_spec[index]), coupled_params(params)))
         return found
 
     def extras(self) -> dict[int, Mapping[str, Any]]:
@@ -70,7 +70,7 @@ class Coupling:
                 found[index] = extra
         return found
 
-    def as_greedy(self, metadata: Any, rows: Sequence[Row]) -> Any:
+    def as_greedy(self, metadata: Any, rows: Sequence[CoupledRow]) -> Any:
         """The metadata in which `rows` are greedy, and nothing is cut off by top-k and top-p in them."""
         indices = [row.index for row in rows]
         temperature = metadata.temperature.clone()
@@ -175,7 +175,7 @@ class CoupledRejectionSampler(RejectionSampler):
     """For steps with drafts."""
 
     coupling: Coupling
-    _rows: Sequence[Row] = ()
+    _rows: Sequence[CoupledRow] = ()
 
     def forward(self, metadata: Any, draft_probs: Any, logits: Tensor, sampling_metadata: Any) -> Any:
         rows = self.coupling.rows()

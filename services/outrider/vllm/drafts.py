@@ -30,7 +30,7 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StepRoom:
     """What a step has left for drafted tokens."""
 
     tokens: int
@@ -182,7 +182,7 @@ class DraftBook:
             found.buffer.put(tree, len(found.tokens), found.speculation.max_own_draft_tokens)
             found.cut_impossible()
 
-    def choose(self, decoding: Iterable[Decoding], room: Room) -> dict[str, list[int]]:
+    def choose(self, decoding: Iterable[Decoding], room: StepRoom) -> dict[str, list[int]]:
         """The drafted tokens that the next step verifies: the most valuable first, as long as one is worth its row."""
         price, tokens, blocks = self.row_price, room.tokens, room.blocks
         chains: dict[str, DraftTree] = {}

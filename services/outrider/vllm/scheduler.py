@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler as BaseScheduler
 
-from outrider.vllm.drafts import Decoding, DraftBook, Judged, Room
+from outrider.vllm.drafts import Decoding, DraftBook, Judged, StepRoom
 
 log = logging.getLogger(__name__)
 
@@ -114,12 +114,12 @@ class Scheduler(BaseScheduler):
             room = min(room, missing - 1)
         return Decoding(request.request_id, request.num_tokens, max(0, room))
 
-    def _room(self, num_decoding: int) -> Room:
+    def _room(self, num_decoding: int) -> StepRoom:
         blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         most = self.max_num_scheduled_tokens
         prompts = len(self.running) > num_decoding or bool(self.waiting)
         tokens = most - num_decoding - (int(most * _PREFILL_SHARE) if prompts else 0)
-        return Room(max(0, tokens), max(0, blocks - num_decoding), self.block_size)
+        return StepRoom(max(0, tokens), max(0, blocks - num_decoding), self.block_size)
 
     def _follow(self, scheduler_output: Any, outputs: Sequence[Any]) -> None:
         drafted = scheduler_output.scheduled_spec_decode_tokens

@@ -16,7 +16,7 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEnded:
+class PeerStreamEnded:
     """A peer's stream has ended, and with it all sequences that it opened."""
 
     stream: int
@@ -51,7 +51,7 @@ def translated(key: SequenceKey, translate: Callable[[], E]) -> E | Refused:
         return Refused(key, error)
 
 
-WorkerEvent = Closed | StreamEnded | Refused | DrainStarted | DrainExpired
+WorkerEvent = Closed | PeerStreamEnded | Refused | DrainStarted | DrainExpired
 
 
 @dataclass(frozen=True, slots=True)

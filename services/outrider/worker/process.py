@@ -184,7 +184,7 @@ async def _connect(config: WorkerConfig, registry: CollectorRegistry) -> AsyncIt
         yield store
 
 
-class Model(Protocol):
+class LoadedModel(Protocol):
     """What both kinds of worker know about the model they loaded."""
 
     @property
@@ -202,7 +202,7 @@ class Model(Protocol):
 
 
 def describe(
-    config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: Model, **more: Any
+    config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: LoadedModel, **more: Any
 ) -> worker_pb2.WorkerInfo:
     """This worker's WorkerInfo, with a new id at every start. `more`: fields that only its kind of worker has."""
     return own_info(

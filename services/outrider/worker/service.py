@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from outrider.rpc.v1 import worker_pb2
-from outrider.worker.events import DrainExpired, DrainStarted, Load, StreamEnded, WorkerEvent, WorkerReport
+from outrider.worker.events import DrainExpired, DrainStarted, Load, PeerStreamEnded, WorkerEvent, WorkerReport
 from outrider.worker.loop import Deliver, StepLoop, StepMachine, Steps
 from outrider.worker.streams import Streams
 
@@ -105,7 +105,7 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
                     self.steps.post(self._events_of(number, request))
             finally:
                 # On every kind of end: half-closed, cancelled, past its deadline, or the connection lost.
-                self.steps.post([StreamEnded(number)])
+                self.steps.post([PeerStreamEnded(number)])
                 self._stream_ended(number)
 
     @abstractmethod

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.gateway.config import Failover, GatewayConfig, Limits
+from outrider.gateway.config import Failover, GatewayConfig, GatewayLimits
 from outrider.gateway.server import RunningGateway, running
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.target.requests.tokenizer import read_tokenizer
@@ -28,7 +28,7 @@ def gateway(tiny: Path) -> OpenGateway:
     @asynccontextmanager
     async def opened(
         *routers: str,
-        limits: Limits | None = None,
+        limits: GatewayLimits | None = None,
         failover: Failover | None = None,
         drain_timeout_s: float = 5.0,
         **more: Any,
@@ -37,7 +37,7 @@ def gateway(tiny: Path) -> OpenGateway:
             listen_grpc="127.0.0.1:0",
             listen_http="127.0.0.1:0",
             routers=routers,
-            limits=limits or Limits(),
+            limits=limits or GatewayLimits(),
             failover=failover or Failover(window_s=3.0),
             drain_timeout_s=drain_timeout_s,
             **more,

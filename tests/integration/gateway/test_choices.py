@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
@@ -136,7 +136,7 @@ async def test_more_answers_than_may_run_at_once_are_refused_by_name(
     body = {"model": MODEL, "prompt": prompts, "n": n}
     async with (
         routing(router) as address,
-        gateway(address, limits=Limits(max_running=3)) as running,
+        gateway(address, limits=GatewayLimits(max_running=3)) as running,
         httpx.AsyncClient(base_url=f"http://{running.http_address}") as http,
     ):
         refused = await http.post("/v1/completions", json=body)

@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
@@ -33,7 +33,7 @@ CHUNKED = b"Host: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 LOST = b"GET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = b"POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\n"
 # Of the tests' limits; nothing here waits for as long as the defaults are.
-SOON = Limits(header_timeout_s=0.3, idle_timeout_s=0.3, body_timeout_s=0.3, send_timeout_s=0.3)
+SOON = GatewayLimits(header_timeout_s=0.3, idle_timeout_s=0.3, body_timeout_s=0.3, send_timeout_s=0.3)
 AT_ONCE_S = 5.0
 
 
@@ -146,7 +146,7 @@ async def test_of_too_many_connections_the_one_that_rested_longest_makes_room(
         yield round_of([40, 2], finish_reason=sequence_pb2.FINISH_REASON_STOP)
 
     router.script = waiting
-    async with routing(router) as address, gateway(address, limits=Limits(max_connections=5)) as running:
+    async with routing(router) as address, gateway(address, limits=GatewayLimits(max_connections=5)) as running:
         asking = asyncio.create_task(serves(running.http_address))
         await until(lambda: router.num_running == 1)
         resting = [await connect(running.http_address) for _ in range(12)]
@@ -191,7 +191,7 @@ async def test_a_stream_that_ends_during_the_drain_closes_its_connection(
 
 async def test_a_connection_beyond_busy_ones_is_told_so(gateway: OpenGateway, router: ScriptedRouter) -> None:
     router.script = saying([40, 41, 42, 2], pause_s=0.3)
-    async with routing(router) as address, gateway(address, limits=Limits(max_connections=2)) as running:
+    async with routing(router) as address, gateway(address, limits=GatewayLimits(max_connections=2)) as running:
         asking = [asyncio.create_task(serves(running.http_address)) for _ in range(2)]
         await until(lambda: router.num_running == 2)
         reader, _ = await connect(running.http_address)
@@ -250,7 +250,7 @@ async def test_a_grpc_connection_that_says_nothing_is_closed(gateway: OpenGatewa
 
 
 async def test_a_grpc_port_takes_only_so_many_connections(gateway: OpenGateway, router: ScriptedRouter) -> None:
-    async with routing(router) as address, gateway(address, limits=Limits(max_connections=3)) as running:
+    async with routing(router) as address, gateway(address, limits=GatewayLimits(max_connections=3)) as running:
         kept = [await raw_http2.connect(running.grpc_address) for _ in range(3)]
         for reader, _ in kept:
             assert await reader.read(1)
@@ -270,7 +270,10 @@ async def generate(stub: generation_pb2_grpc.GenerationServiceAsyncStub) -> str:
 @pytest.mark.slow
 async def test_a_burst_of_calls_is_answered_call_by_call(gateway: OpenGateway, router: ScriptedRouter) -> None:
     """On one connection they wait for their turn; on many, what exceeds the gateway's limit is told so."""
-    async with routing(router) as address, gateway(address, limits=Limits(max_running=200, max_streams=128)) as running:
+    async with (
+        routing(router) as address,
+        gateway(address, limits=GatewayLimits(max_running=200, max_streams=128)) as running,
+    ):
         async with create_channel(running.grpc_address) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             assert await generate(stub) == "OK"

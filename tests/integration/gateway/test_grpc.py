@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.errors import Code, NotSupported, OutriderError, Overloaded
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
@@ -293,7 +293,7 @@ async def test_an_unknown_model_is_not_found(serve: Any) -> None:
 
 
 async def test_a_message_over_the_limit_is_refused_and_the_connection_survives(serve: Any) -> None:
-    async with serve(limits=Limits(max_body_bytes=10_000)) as (_, stub):
+    async with serve(limits=GatewayLimits(max_body_bytes=10_000)) as (_, stub):
         error = await failure(stub.Generate(Request(model=MODEL, text="a" * 20_000)))
         assert error.code is Code.RESOURCE_EXHAUSTED
         assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
@@ -301,10 +301,10 @@ async def test_a_message_over_the_limit_is_refused_and_the_connection_survives(s
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 async def test_a_message_is_read_up_to_four_mebibytes_exactly(serve: Any, beyond: int) -> None:
-    size, request = Limits().max_body_bytes + beyond, Request(model=MODEL)
+    size, request = GatewayLimits().max_body_bytes + beyond, Request(model=MODEL)
     # A text that long has a tag of one byte, and a length of four.
     request.text = "a" * (size - request.ByteSize() - 5)
-    assert (request.ByteSize(), Limits().max_body_bytes) == (size, 4 << 20)
+    assert (request.ByteSize(), GatewayLimits().max_body_bytes) == (size, 4 << 20)
     async with serve() as (_, stub):
         error = await failure(stub.Generate(request))
         # Read, it is a prompt that no model has room for.

@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 from outrider.errors import DeadlineExceeded, InvalidRequest, OutriderError, Overloaded, Unavailable
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
@@ -481,7 +481,7 @@ async def test_a_router_that_reports_a_broken_end_is_an_error_not_an_answer(serv
 
 async def test_the_time_limit_is_a_504_and_reaches_the_router(serve: Any, router: ScriptedRouter) -> None:
     router.script = silence
-    async with serve(limits=Limits(request_timeout_s=1.0)) as (gateway, _):
+    async with serve(limits=GatewayLimits(request_timeout_s=1.0)) as (gateway, _):
         answer = await post(gateway, {"model": MODEL, "prompt": "a"})
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "deadline_exceeded"
@@ -491,7 +491,7 @@ async def test_the_time_limit_is_a_504_and_reaches_the_router(serve: Any, router
 
 async def test_more_requests_than_allowed_are_sent_away_with_retry_after(serve: Any, router: ScriptedRouter) -> None:
     router.script = silence
-    async with serve(limits=Limits(max_running=1)) as (gateway, _):
+    async with serve(limits=GatewayLimits(max_running=1)) as (gateway, _):
         first = asyncio.create_task(post(gateway, {"model": MODEL, "prompt": "a"}))
         await until(lambda: router.num_running == 1)
         second = await post(gateway, {"model": MODEL, "prompt": "a"})

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outrider.errors import InvalidRequest
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
@@ -307,7 +307,7 @@ def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
 async def http(gateway: OpenGateway, router: ScriptedRouter) -> AsyncIterator[httpx.AsyncClient]:
     async with (
         routing(router) as address,
-        gateway(address, limits=Limits(max_body_bytes=100_000, body_timeout_s=0.5)) as running,
+        gateway(address, limits=GatewayLimits(max_body_bytes=100_000, body_timeout_s=0.5)) as running,
         httpx.AsyncClient(base_url=f"http://{running.http_address}/v1") as client,
     ):
         yield client

@@ -6,14 +6,14 @@ import logging
 from dataclasses import replace
 
 import pytest
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.malformed import answer_anything, bad_ends, grpc_messages, http_bodies, http_requests
 from tests.integration.gateway.scripted_router import ScriptedRouter, routing, until
 
-LIMITS = Limits(max_body_bytes=1 << 20)
+LIMITS = GatewayLimits(max_body_bytes=1 << 20)
 # For heads and bodies that never come to their end.
 SOON = replace(LIMITS, header_timeout_s=0.2, idle_timeout_s=0.2, body_timeout_s=0.2)
 

@@ -16,7 +16,7 @@ from outrider.metadata.connection.acl import KEYS, users
 from outrider.metadata.connection.address import open_pool
 from outrider.metadata.connection.embedded import find_server
 from outrider.metadata.tenants.ledger import TenantUsage
-from outrider.metadata.tenants.quota import Wanted
+from outrider.metadata.tenants.quota import QuotaRequest
 from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 from redis.asyncio import Redis
@@ -89,7 +89,7 @@ async def used_by_gateway(store: MetadataStore) -> None:
     await store.tenants.find(None)
     await store.tenants.find(b"d" * 32)
     await store.quotas.report_running("gateway-1", {"t": 1})
-    wanted = Wanted(rate=1.0, capacity=2.0, amount=1.0)
+    wanted = QuotaRequest(rate=1.0, capacity=2.0, amount=1.0)
     assert await store.quotas.take("t", wanted, wanted, price=1.0, gateway="gateway-1", running=1, most_running=4)
 
 

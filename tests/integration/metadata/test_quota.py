@@ -7,12 +7,14 @@ import time
 
 import pytest
 from outrider.metadata import MetadataStore
-from outrider.metadata.tenants.quota import Granted, Wanted
+from outrider.metadata.tenants.quota import Granted, QuotaRequest
 
-NONE = Wanted(0, 0, 0)
+NONE = QuotaRequest(0, 0, 0)
 
 
-async def take(store: MetadataStore, requests: Wanted = NONE, tokens: Wanted = NONE, **more: int | str) -> Granted:
+async def take(
+    store: MetadataStore, requests: QuotaRequest = NONE, tokens: QuotaRequest = NONE, **more: int | str
+) -> Granted:
     given = {"price": 0, "gateway": "a", "running": 1, "most_running": 0, **more}
     granted = await store.quotas.take("t", requests, tokens, **given)  # type: ignore[arg-type]
     assert granted is not None
@@ -20,7 +22,7 @@ async def take(store: MetadataStore, requests: Wanted = NONE, tokens: Wanted = N
 
 
 async def test_two_gateways_empty_one_bucket(store: MetadataStore, reader: MetadataStore) -> None:
-    wanted = Wanted(rate=0.001, capacity=10, amount=6)
+    wanted = QuotaRequest(rate=0.001, capacity=10, amount=6)
     assert (await take(store, wanted)).requests == 6
     second = await take(reader, wanted, gateway="b")
     assert second.requests == 4 and second.requests_left < 1
@@ -28,7 +30,7 @@ async def test_two_gateways_empty_one_bucket(store: MetadataStore, reader: Metad
 
 async def test_what_is_given_out_over_time_is_the_rate(store: MetadataStore) -> None:
     rate, given = 200.0, 0.0
-    wanted = Wanted(rate=rate, capacity=20, amount=1000)
+    wanted = QuotaRequest(rate=rate, capacity=20, amount=1000)
     first_s = time.monotonic()
     await take(store, tokens=wanted)
     asked_s = started_s = answered_s = time.monotonic()
@@ -42,7 +44,7 @@ async def test_what_is_given_out_over_time_is_the_rate(store: MetadataStore) -> 
 
 
 async def test_a_price_beyond_the_bucket_is_taken_whole_and_paid_off_by_time(store: MetadataStore) -> None:
-    wanted = Wanted(rate=100, capacity=5, amount=20)
+    wanted = QuotaRequest(rate=100, capacity=5, amount=20)
     assert (await take(store, tokens=wanted, price=20)).tokens == 20
     refused = await take(store, tokens=wanted, price=1)
     assert refused.tokens == 0 and -15 <= refused.tokens_left < 0
@@ -59,7 +61,7 @@ async def test_places_are_counted_over_gateways_and_come_back(store: MetadataSto
 
 
 async def test_requests_beyond_the_bucket_are_taken_whole_and_paid_off_by_time(store: MetadataStore) -> None:
-    wanted = Wanted(rate=20, capacity=2, amount=5)
+    wanted = QuotaRequest(rate=20, capacity=2, amount=5)
     assert (await take(store, wanted, num_requests=5)).requests == 5
     refused = await take(store, wanted, num_requests=1)
     assert refused.requests == 0 and -3 <= refused.requests_left < 1
@@ -68,7 +70,7 @@ async def test_requests_beyond_the_bucket_are_taken_whole_and_paid_off_by_time(s
 
 
 async def test_a_request_without_tokens_leaves_no_debt_of_requests(store: MetadataStore) -> None:
-    requests, tokens = Wanted(rate=0.001, capacity=2, amount=0), Wanted(rate=0.001, capacity=5, amount=0)
+    requests, tokens = QuotaRequest(rate=0.001, capacity=2, amount=0), QuotaRequest(rate=0.001, capacity=5, amount=0)
     assert (await take(store, requests, tokens, price=20)).tokens == 20
     refused = await take(store, requests, tokens, num_requests=50, price=20)
     assert (refused.requests, refused.tokens) == (0, 0)
@@ -77,7 +79,7 @@ async def test_a_request_without_tokens_leaves_no_debt_of_requests(store: Metada
 
 
 async def test_what_comes_back_is_kept_where_no_place_is_free(store: MetadataStore) -> None:
-    wanted = Wanted(rate=0.001, capacity=5, amount=20)
+    wanted = QuotaRequest(rate=0.001, capacity=5, amount=20)
     assert (await take(store, tokens=wanted, price=20)).tokens == 20
     refused = await take(store, tokens=wanted, price=1, given_back=20, running=2, most_running=1)
     assert not refused.place and refused.tokens == 0

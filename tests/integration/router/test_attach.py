@@ -20,7 +20,7 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
 from outrider.vllm.server.fixed_drafts import Reach
@@ -97,7 +97,7 @@ class Server(ServerDrafts):
         outcome = Outcome(tokens[base_len:], len(drafted), num_verified, num_accepted, finish)
         rejected, serial = drafted[num_accepted:], 0 if tree is None else tree.serial
         committed = Committed(key, base_len, outcome, rejected, 0, serial, Times(share_s=STEP_S), 0, 0)
-        self.step(Report(commits=[committed], step_us=round(STEP_S * 1e6), batch_sequences=1))
+        self.step(TargetReport(commits=[committed], step_us=round(STEP_S * 1e6), batch_sequences=1))
 
     def latest(self, count: int) -> list[int]:
         return self.drafted[-count:]

@@ -16,7 +16,7 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, router_pb2, tenants_pb2
 from outrider_controller.autoscaler.evidence import Cell
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.plan.demand import Demand
@@ -145,9 +145,9 @@ async def test_what_an_operator_says_reaches_running_sequences_and_ends_by_itsel
             assert from_rpc_error(caught.value).field == where
 
 
-@pytest.mark.parametrize("decided", [Setting.ON, Setting.OFF])
+@pytest.mark.parametrize("decided", [TenantSetting.ON, TenantSetting.OFF])
 async def test_a_request_follows_what_is_decided_while_its_workers_are_looked_for(
-    fleet: Any, monkeypatch: pytest.MonkeyPatch, decided: Setting
+    fleet: Any, monkeypatch: pytest.MonkeyPatch, decided: TenantSetting
 ) -> None:
     await fleet.target()
     await fleet.draft()
@@ -155,7 +155,7 @@ async def test_a_request_follows_what_is_decided_while_its_workers_are_looked_fo
     dispatcher, cell = router.dispatcher, Cell("t", MODEL)
     search = dispatcher.picker.target
 
-    def decide(setting: Setting) -> None:
+    def decide(setting: TenantSetting) -> None:
         policy = TenantPolicy(speculation=setting)
         dispatcher.policy.decisions[cell] = Decision(Mode.ON, Reason.SAVES, saving=0.5, policy=policy)
         dispatcher.settings_sender.plan_changed({cell})
@@ -166,9 +166,9 @@ async def test_a_request_follows_what_is_decided_while_its_workers_are_looked_fo
         return found
 
     monkeypatch.setattr(dispatcher.picker, "target", decides)
-    decide(Setting.OFF if decided is Setting.ON else Setting.ON)
+    decide(TenantSetting.OFF if decided is TenantSetting.ON else TenantSetting.ON)
     answer = await fleet.ask(fleet.request(max_new_tokens=300))
-    assert bool(answer.metrics.num_draft_tokens) is (decided is Setting.ON)
+    assert bool(answer.metrics.num_draft_tokens) is (decided is TenantSetting.ON)
 
 
 def drafted_of(router: RunningRouter) -> int:

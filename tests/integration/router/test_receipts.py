@@ -22,7 +22,7 @@ from outrider.gateway.generation.requests import Generation, TokenPrompt
 from outrider.gateway.server import RunningGateway, running
 from outrider.protocol.receipts import ReceiptKey, checked
 from outrider.rpc.v1 import generation_pb2, receipt_pb2, router_pb2, tenants_pb2
-from outrider_controller.cli.ask.client import Answer, Gateway
+from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
 from outrider_controller.cli.ask.verify import verify
 
 NUM_TOKENS, VOCAB = 40, 384
@@ -55,7 +55,9 @@ def ask(prompt: list[int], **options: Any) -> generation_pb2.GenerateRequest:
     return generation_pb2.GenerateRequest(model="tiny", tokens=tokens, options=options)  # type: ignore[arg-type]
 
 
-async def answered(fleet: Any, address: str, request: generation_pb2.GenerateRequest, *, fails: bool = False) -> Answer:
+async def answered(
+    fleet: Any, address: str, request: generation_pb2.GenerateRequest, *, fails: bool = False
+) -> GatewayAnswer:
     """With `fails`, the target that gives the answer is lost in its middle."""
     came = 0
 

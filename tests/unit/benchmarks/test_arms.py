@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.figures import AnswerFigures
 
 from benchmarks.arms import Sample, compared, summary, take_turns, turns
 
 
 def sample(seconds: float, tokens: tuple[int, ...] = (1, 2), stolen: float = 0.0) -> Sample:
     count = len(tokens)
-    figures = Figures(count, seconds, count - 1, seconds / 2, rounds=count, verified=4, accepted=3)
+    figures = AnswerFigures(count, seconds, count - 1, seconds / 2, rounds=count, verified=4, accepted=3)
     return Sample(tokens, figures, stolen)
 
 

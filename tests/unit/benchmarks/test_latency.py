@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig
 
@@ -19,7 +19,7 @@ PROMPTS = [Prompt("1", "qa", "?"), Prompt("2", "code", "!")]
 
 
 def samples(seconds: float, tokens: tuple[int, ...] = (1, 2, 3)) -> list[Sample]:
-    figures = Figures(len(tokens), seconds, len(tokens) - 1, seconds, rounds=len(tokens))
+    figures = AnswerFigures(len(tokens), seconds, len(tokens) - 1, seconds, rounds=len(tokens))
     return [Sample(tokens, figures)] * 2
 
 

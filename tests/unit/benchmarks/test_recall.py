@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.drafters import ModelDrafter
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.models.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
@@ -70,7 +70,7 @@ def test_a_drafter_says_the_same(checkpoint: Path) -> None:
     said = []
     for engine in (make_engine(checkpoint), RecallingEngine(make_engine(checkpoint))):
         drafter = ModelDrafter(engine)
-        opening = Opening(TEXT, SamplingParams(temperature=0), VerificationMode.GREEDY, limits=DraftLimits(5))
+        opening = SourceOpening(TEXT, SamplingParams(temperature=0), VerificationMode.GREEDY, limits=DraftLimits(5))
         [drafted] = drafter.draft([drafter.open(opening)])
         assert drafted is not None and drafted.token_ids
         said.append(drafted.token_ids)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from outrider_controller.cli.up.ports import Ports
-from outrider_controller.cli.up.stack_config import Plan, Planner, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan, StackPlanner
 
 from benchmarks.support.stacks import changed_draft, delayed, with_options
 
 
-def plan() -> Plan:
-    return Planner(StackConfig(), Path("/m"), "redis://x", [0, 1]).plan(Ports())
+def plan() -> StackPlan:
+    return StackPlanner(StackConfig(), Path("/m"), "redis://x", [0, 1]).plan(Ports())
 
 
 def test_workers_of_a_delayed_stack_advertise_the_proxy_that_passes_on_to_them() -> None:

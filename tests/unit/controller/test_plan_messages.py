@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outrider.rpc.v1 import tenants_pb2 as tenants
 from outrider_controller.autoscaler.evidence import Cell, Pairing
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.plan_messages import (
     beliefs_from_proto,
@@ -37,7 +37,7 @@ def test_of_whom_nothing_is_said_is_as_everybody() -> None:
 
 
 def test_a_decision_is_the_same_after_its_way_as_a_message() -> None:
-    policy = TenantPolicy(Setting.OFF, 2e9, 2, max_draft_tokens=4, max_wait_us=3000, clients_insist=False)
+    policy = TenantPolicy(TenantSetting.OFF, 2e9, 2, max_draft_tokens=4, max_wait_us=3000, clients_insist=False)
     decision = Decision(
         mode=Mode.TRY,
         reason=Reason.COSTS,

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 from outrider.draft import events
-from outrider.draft.events import Proposed, Report
-from outrider.draft.wire import Limits, events_of, responses_of
+from outrider.draft.events import DraftReport, Proposed
+from outrider.draft.wire import ProposalLimits, events_of, responses_of
 from outrider.drafting.source import DraftLimits
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
@@ -16,7 +16,7 @@ from outrider.rpc.v1 import sequence_pb2 as pb
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.worker.events import Closed, Failed, Refused, SequenceKey
 
-LIMITS = Limits(max_context_len=16, max_draft_tokens=8)
+LIMITS = ProposalLimits(max_context_len=16, max_draft_tokens=8)
 
 
 def good_opening() -> pb.OpenSequence:
@@ -34,7 +34,7 @@ def good_opening() -> pb.OpenSequence:
 
 def test_an_opening_arrives_whole() -> None:
     [event] = events_of(draft_pb2.DraftRequest(opens=[good_opening()]), 3, LIMITS, 1.5)
-    assert isinstance(event, events.Opened)
+    assert isinstance(event, events.DraftOpened)
     assert (event.key, event.received_s) == (SequenceKey(3, 7), 1.5)
     opening = event.opening
     assert (opening.prompt, opening.committed, opening.salt) == ((1, 2, 3), (4,), b"salt")
@@ -55,8 +55,8 @@ def test_events_keep_the_order_of_the_fields() -> None:
     )
     _, *rest = events_of(request, 1, LIMITS, 2.0)
     assert rest == [
-        events.Committed(SequenceKey(1, 3), 4, (5,), finished=False, received_s=2.0),
-        events.Committed(SequenceKey(1, 4), 4, (5,), finished=True, received_s=2.0),
+        events.DraftCommitted(SequenceKey(1, 3), 4, (5,), finished=False, received_s=2.0),
+        events.DraftCommitted(SequenceKey(1, 4), 4, (5,), finished=True, received_s=2.0),
         events.Limited(SequenceKey(1, 2), DraftLimits(8), 2.0),
         Closed(SequenceKey(1, 1)),
     ]
@@ -133,8 +133,8 @@ def test_ids_that_only_the_target_has_are_taken() -> None:
     message.prompt_token_ids[1] = message.committed_token_ids[0] = 2**32 - 1
     commit = pb.Commit(sequence_id=7, base_len=3, token_ids=[1, 2**32 - 1])
     opened, committed = events_of(draft_pb2.DraftRequest(opens=[message], commits=[commit]), 1, LIMITS, 0.0)
-    assert isinstance(opened, events.Opened) and opened.opening.prompt[1] == 2**32 - 1
-    assert isinstance(committed, events.Committed) and committed.token_ids == (1, 2**32 - 1)
+    assert isinstance(opened, events.DraftOpened) and opened.opening.prompt[1] == 2**32 - 1
+    assert isinstance(committed, events.DraftCommitted) and committed.token_ids == (1, 2**32 - 1)
 
 
 def proposed(mode: VerificationMode, drafted: DraftTree, stream: int = 1) -> Proposed:
@@ -145,7 +145,7 @@ def proposed(mode: VerificationMode, drafted: DraftTree, stream: int = 1) -> Pro
 def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
     drafted = DraftTree(9, (4, 5), chances=(0.5, 0.25), source="model")
     [(stream, response)] = responses_of(
-        Report(proposals=[proposed(VerificationMode.COUPLED, drafted)]), now_s=1.0025
+        DraftReport(proposals=[proposed(VerificationMode.COUPLED, drafted)]), now_s=1.0025
     ).items()
     assert stream == 1
     [draft] = response.drafts
@@ -158,7 +158,7 @@ def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
 
 def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_first_path() -> None:
     drafted = DraftTree(9, (4, 5, 9, 8), (-1, 0, 0, -1), (0.5, 0.25, 0.125, 0.0625), source="model")
-    [response] = responses_of(Report(proposals=[proposed(VerificationMode.GREEDY, drafted)]), now_s=1.0).values()
+    [response] = responses_of(DraftReport(proposals=[proposed(VerificationMode.GREEDY, drafted)]), now_s=1.0).values()
     [draft] = response.drafts
     assert (list(draft.token_ids), list(draft.parents)) == ([4, 5, 9, 8], [-1, 0, 0, -1])
     assert list(draft.confidence) == [0.5, 0.25, 0.125, 0.0625]
@@ -167,7 +167,7 @@ def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_
 
 def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under() -> None:
     drafted = DraftTree(9, (4,), chances=(0.5,), q=(DraftDistribution((4, 5), (32768, 32768)),), source="model")
-    [response] = responses_of(Report(proposals=[proposed(VerificationMode.RATIO, drafted)]), now_s=1.0).values()
+    [response] = responses_of(DraftReport(proposals=[proposed(VerificationMode.RATIO, drafted)]), now_s=1.0).values()
     [draft] = response.drafts
     assert (list(draft.q[0].token_ids), list(draft.q[0].counts)) == ([4, 5], [32768, 32768])
     assert (draft.sampling.temperature, draft.sampling.top_p, draft.sampling.seed) == (0.5, 1.0, 3)
@@ -175,7 +175,7 @@ def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under()
 
 def test_each_stream_gets_one_message_with_all_that_concerns_it() -> None:
     greedy = VerificationMode.GREEDY
-    report = Report(
+    report = DraftReport(
         proposals=[
             proposed(greedy, DraftTree(9), 1),
             proposed(greedy, DraftTree(9), 2),

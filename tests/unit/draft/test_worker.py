@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from outrider.draft.events import Committed, Event, Limited, Opened, Report
+from outrider.draft.events import DraftCommitted, DraftOpened, DraftReport, Event, Limited
 from outrider.draft.shadow import Shadow
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, DraftSequence
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import Code, InvalidRequest
 from outrider.protocol.errors import to_sequence_error
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.worker.events import Closed, DrainExpired, DrainStarted, Refused, SequenceKey, StreamEnded
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, PeerStreamEnded, Refused, SequenceKey
 from outrider.worker.faults import WholeStepFailed
 
 from tests.ngram_drafter import NgramDrafter
@@ -25,24 +25,26 @@ PROMPT = (20, 21, 22, 23, 20, 21)
 
 def opened(
     key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3, *, shadow: bool = False
-) -> Opened:
+) -> DraftOpened:
     params = SamplingParams(temperature=0)
-    opening = Opening(prompt, params, VerificationMode.GREEDY, limits=DraftLimits(max_draft_tokens), shadow=shadow)
-    return Opened(key, opening, received_s=1.0)
+    opening = SourceOpening(
+        prompt, params, VerificationMode.GREEDY, limits=DraftLimits(max_draft_tokens), shadow=shadow
+    )
+    return DraftOpened(key, opening, received_s=1.0)
 
 
-def committed(key: SequenceKey, base_len: int, *token_ids: int, finished: bool = False) -> Committed:
-    return Committed(key, base_len, token_ids, finished, received_s=2.0)
+def committed(key: SequenceKey, base_len: int, *token_ids: int, finished: bool = False) -> DraftCommitted:
+    return DraftCommitted(key, base_len, token_ids, finished, received_s=2.0)
 
 
-def turn(worker: DraftWorker, *events: Event) -> Report:
+def turn(worker: DraftWorker, *events: Event) -> DraftReport:
     for event in events:
         worker.apply(event)
     worker.step()
     return worker.take_report()
 
 
-def failed(report: Report) -> list[tuple[SequenceKey, str | None, Code]]:
+def failed(report: DraftReport) -> list[tuple[SequenceKey, str | None, Code]]:
     return [(f.key, e.reason or None, Code(e.code)) for f in report.failures for e in [to_sequence_error(1, f.error)]]
 
 
@@ -130,7 +132,7 @@ def test_one_opening_too_many_is_refused(worker: DraftWorker) -> None:
 
 def test_the_end_of_a_stream_closes_what_was_opened_on_it(worker: DraftWorker) -> None:
     other = SequenceKey(2, 1)
-    turn(worker, opened(ONE), opened(TWO), opened(other), StreamEnded(1))
+    turn(worker, opened(ONE), opened(TWO), opened(other), PeerStreamEnded(1))
     assert worker.load.num_running == 1
     assert [p.key for p in turn(worker, committed(other, 6, 22)).proposals] == [other]
 
@@ -225,7 +227,7 @@ def counting() -> DraftWorker:
     return DraftWorker(_Counter(), max_sequences=4)
 
 
-def said(report: Report) -> list[tuple[int, list[int]]]:
+def said(report: DraftReport) -> list[tuple[int, list[int]]]:
     return [(p.tree.base_len, p.tree.guess()) for p in report.proposals]
 
 

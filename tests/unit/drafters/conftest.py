@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.models.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
@@ -41,12 +41,12 @@ def greedy_continuation(make_engine: MakeEngine) -> Continue:
 
 
 @pytest.fixture
-def greedy() -> Callable[..., Opening]:
+def greedy() -> Callable[..., SourceOpening]:
     """A greedy opening that may draft four tokens, unless told otherwise."""
 
-    def make(prompt: list[int], max_draft_tokens: int = 4, run_ahead_tokens: int = 0, **more: object) -> Opening:
+    def make(prompt: list[int], max_draft_tokens: int = 4, run_ahead_tokens: int = 0, **more: object) -> SourceOpening:
         limits = DraftLimits(max_draft_tokens, run_ahead_tokens)
         settings = {"limits": limits, "params": SamplingParams(temperature=0), "mode": VerificationMode.GREEDY}
-        return Opening(prompt, **{**settings, **more})  # type: ignore[arg-type]
+        return SourceOpening(prompt, **{**settings, **more})  # type: ignore[arg-type]
 
     return make

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import pytest
 from outrider.drafters import ModelConfig, ModelDrafter, rounds
-from outrider.drafters.rounds import Chain
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafters.rounds import DraftChain
+from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine
 from outrider.speculation import Proposal, SamplingParams, VerificationMode
 
-Greedy = Callable[..., Opening]
+Greedy = Callable[..., SourceOpening]
 MakeEngine = Callable[..., Engine]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 12]
 
 
 def grown(kept: DraftTree, *proposals: Proposal, most: int = 9) -> DraftTree:
-    chain = Chain(kept, 8)
+    chain = DraftChain(kept, 8)
     for proposal in proposals:
         chain.add(proposal)
     return chain.tree(most)
@@ -56,7 +56,7 @@ def test_a_model_names_what_it_thinks_likely_instead(
 ) -> None:
     params = SamplingParams(temperature=0.0 if mode is VerificationMode.GREEDY else 1.5, seed=3)
     drafter = ModelDrafter(make_engine(), ModelConfig(min_confidence=0.0))
-    sequence = drafter.open(Opening(PROMPT, params, mode, limits=DraftLimits(4)))
+    sequence = drafter.open(SourceOpening(PROMPT, params, mode, limits=DraftLimits(4)))
     [drafted] = drafter.draft([sequence])
     assert drafted is not None and drafted.depth == 4
     if mode is VerificationMode.RATIO:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from outrider.drafters.rounds import Chain
+from outrider.drafters.rounds import DraftChain
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, Proposal, SamplingParams, VerificationMode, propose, verify
 from scipy.stats import chisquare
@@ -16,7 +16,7 @@ DRAFT_LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -0.5])
 TARGET_LOGITS = torch.tensor([1.2, 1.5, 0.4, 0.3, 0.2])
 
 
-class WithholdingChain(Chain):
+class WithholdingChain(DraftChain):
     """The fault: an unlikely draw is kept from the verifier."""
 
     def add(self, proposal: Proposal) -> None:
@@ -24,7 +24,7 @@ class WithholdingChain(Chain):
             super().add(proposal)
 
 
-def p_value(kind: type[Chain]) -> float:
+def p_value(kind: type[DraftChain]) -> float:
     """Of the first token's frequencies over many seeds, under the target's own distribution."""
     params = [SamplingParams(temperature=1.0, seed=seed) for seed in range(DRAWS)]
     mode = VerificationMode.RATIO
@@ -41,7 +41,7 @@ def p_value(kind: type[Chain]) -> float:
 
 
 def test_a_chain_that_ends_early_does_not_bend_the_distribution() -> None:
-    assert p_value(Chain) > 0.01
+    assert p_value(DraftChain) > 0.01
 
 
 def test_and_the_same_test_finds_a_chain_that_withholds_unlikely_draws() -> None:

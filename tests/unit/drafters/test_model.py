@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.drafters import Drafter, DraftSequence, ModelConfig, ModelDrafter, load_drafter
-from outrider.drafting.source import DraftLimits, Opening
+from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.speculation import SamplingParams, VerificationMode
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-Greedy = Callable[..., Opening]
+Greedy = Callable[..., SourceOpening]
 MakeEngine = Callable[..., Engine]
 Continue = Callable[[list[int], int], list[int]]
 

@@ -18,7 +18,7 @@ from outrider.drafters.other_vocabulary import OtherVocabulary
 from outrider.drafters.sequence import DraftSequence
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import DraftLimits, DraftSource, make_sources
-from outrider.drafting.source import Opening as DraftOpening
+from outrider.drafting.source import SourceOpening as DraftOpening
 from outrider.drafting.tree import DraftTree
 from outrider.engine import CheckpointError, EngineConfig
 from outrider.errors import Unavailable

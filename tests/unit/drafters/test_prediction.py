@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from outrider.drafting.source import Opening
+from outrider.drafting.source import SourceOpening
 from outrider.options.prediction import Prediction
 
-Greedy = Callable[..., Opening]
+Greedy = Callable[..., SourceOpening]
 PREDICTED = list(range(100, 200))
 
 

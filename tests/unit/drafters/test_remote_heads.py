@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.draft.wire import Limits, events_of, responses_of
+from outrider.draft.wire import ProposalLimits, events_of, responses_of
 from outrider.draft.worker import DraftWorker
 from outrider.drafters.head import HeadDrafter
 from outrider.drafting.heads import HeadDrafts, HeadFeatures
@@ -34,7 +34,7 @@ from tests.unit.target.test_head_drafts import LAYERS, knowing, random_head
 
 ASKED = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
 OWN = Speculation(max_own_draft_tokens=4)
-LIMITS = Limits(max_context_len=512, max_draft_tokens=8)
+LIMITS = ProposalLimits(max_context_len=512, max_draft_tokens=8)
 Change = Callable[[sequence.Commit], list[sequence.Commit]]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outrider.drafters import ModelConfig
-from outrider.drafters.rounds import Chain, plan_ingestion
+from outrider.drafters.rounds import DraftChain, plan_ingestion
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import DraftDistribution, Proposal
 
@@ -28,8 +28,8 @@ def test_ready_sequences_go_first_and_the_rest_is_bounded(lags: list[int], count
     assert plan_ingestion(lags, CONFIG) == counts
 
 
-def chain(**more: object) -> Chain:
-    return Chain(**{"kept": DraftTree(3, source="model"), "wanted": 4, "min_confidence": 0.5, **more})  # type: ignore[arg-type]
+def chain(**more: object) -> DraftChain:
+    return DraftChain(**{"kept": DraftTree(3, source="model"), "wanted": 4, "min_confidence": 0.5, **more})  # type: ignore[arg-type]
 
 
 def test_a_chain_ends_with_the_token_that_makes_it_unlikely() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from outrider.drafters import CommitMismatch, DraftSequence
-from outrider.drafting.source import Opening
+from outrider.drafting.source import SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 
-Greedy = Callable[..., Opening]
+Greedy = Callable[..., SourceOpening]
 
 
 @pytest.fixture

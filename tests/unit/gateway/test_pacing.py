@@ -14,7 +14,7 @@ import pytest
 from openai._streaming import SSEDecoder
 from outrider.gateway.generation.pacing import FRAME_BYTES, Beat
 from outrider.gateway.grpc.service import padded
-from outrider.gateway.http.sse import EventStream, PacedStream, event, take_frame
+from outrider.gateway.http.sse import AnswerEvents, PacedStream, event, take_frame
 from outrider.rpc.v1 import generation_pb2
 
 from tests.simulation.virtual_time import VirtualLoop, run_virtually
@@ -74,7 +74,7 @@ def streamed(seed: int, *, paced: bool) -> tuple[Wire, list[float]]:
         for _ in range(500):
             beat.answered(answer.s_per_token)
         clock: dict[str, Any] = {"clock": loop.time, "sleep": sleep}
-        stream = PacedStream(wire.send, **clock, beat_s=beat.s) if paced else EventStream(wire.send, **clock)
+        stream = PacedStream(wire.send, **clock, beat_s=beat.s) if paced else AnswerEvents(wire.send, **clock)
         async with stream.kept_open(CHOICES):
             for text, round_s in zip(answer.texts, answer.round_s, strict=True):
                 await asyncio.sleep(round_s)

@@ -8,7 +8,7 @@ import json
 from itertools import count
 from typing import Any
 
-from outrider.gateway.http.sse import COMMENT, COMMENT_EVERY_S, OPEN_AFTER_S, EventStream, event
+from outrider.gateway.http.sse import COMMENT, COMMENT_EVERY_S, OPEN_AFTER_S, AnswerEvents, event
 
 
 class Time:
@@ -57,7 +57,7 @@ class Sent:
 async def test_headers_do_not_wait_for_the_first_token_and_silence_is_broken_by_comments() -> None:
     time = Time()
     sent = Sent(time)
-    stream = EventStream(sent, time.clock, time.sleep)
+    stream = AnswerEvents(sent, time.clock, time.sleep)
     async with stream.kept_open("id"):
         await time.until(OPEN_AFTER_S / 2)
         assert sent.messages == [], "a refusal may still have its own status"
@@ -75,7 +75,7 @@ async def test_headers_do_not_wait_for_the_first_token_and_silence_is_broken_by_
 async def test_a_stream_with_something_to_say_has_no_comments() -> None:
     time = Time()
     sent = Sent(time)
-    stream = EventStream(sent, time.clock, time.sleep)
+    stream = AnswerEvents(sent, time.clock, time.sleep)
     async with stream.kept_open("id"):
         for at in range(60):
             await time.until(at)

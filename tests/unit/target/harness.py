@@ -15,10 +15,10 @@ from outrider.protocol.sequence_key import Finish
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Event, Offered, Opened
 from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
-from outrider.worker.events import Closed, Failed, SequenceKey, StreamEnded
+from outrider.worker.events import Closed, Failed, PeerStreamEnded, SequenceKey
 from outrider.worker.step_cost import StepCost
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -110,7 +110,7 @@ class Bench:
         self.answers: dict[SequenceKey, Answer] = {}
         self.tokens: dict[SequenceKey, list[int]] = {}
         self.refused: list[Failed] = []
-        self.reports: list[Report] = []
+        self.reports: list[TargetReport] = []
 
     def open(self, sequence_id: int, what: Opening) -> SequenceKey:
         what.check(self.limits)
@@ -128,7 +128,7 @@ class Bench:
         self.apply(Closed(key(sequence_id)))
 
     def end_stream(self, stream: int = 1) -> None:
-        self.apply(StreamEnded(stream))
+        self.apply(PeerStreamEnded(stream))
 
     def apply(self, event: Event) -> None:
         self.worker.apply(event)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafting.lookup import LookupDrafts
-from outrider.drafting.source import DraftSource, Opening, register
+from outrider.drafting.source import DraftSource, SourceOpening, register
 
 NAME = "toy"
 TEXTS: dict[tuple[int, ...], list[int]] = {}
@@ -20,7 +20,7 @@ def toys() -> DraftSource:
 class Toy:
     """Knows the answer, and says every third token wrong."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: SourceOpening) -> None:
         self._text = TEXTS[tuple(opening.prompt)]
         self._length = len(opening.prompt) + len(opening.committed)
 

@@ -8,9 +8,9 @@ from outrider.errors import InvalidRequest
 from outrider.protocol.rounds import SourceTokens
 from outrider.target.requests.opening import Speculation
 from outrider.target.step.by_source import tokens_by_source
-from outrider.vllm.drafts import Decoding, DraftBook, Room
+from outrider.vllm.drafts import Decoding, DraftBook, StepRoom
 
-ROOMY = Room(tokens=100, blocks=100, block_size=16)
+ROOMY = StepRoom(tokens=100, blocks=100, block_size=16)
 
 
 def book(price: float = 0.0, **speculation: float) -> DraftBook:
@@ -19,7 +19,7 @@ def book(price: float = 0.0, **speculation: float) -> DraftBook:
     return made
 
 
-def chosen(drafts: DraftBook, room: Room = ROOMY, count: int = 100, length: int = 3) -> list[int]:
+def chosen(drafts: DraftBook, room: StepRoom = ROOMY, count: int = 100, length: int = 3) -> list[int]:
     return drafts.choose([Decoding("a", length, count)], room).get("a", [])
 
 
@@ -92,9 +92,9 @@ def test_a_token_is_verified_if_it_is_worth_its_row() -> None:
 def test_drafts_take_no_block_that_is_not_free_and_no_token_that_a_step_has_not() -> None:
     drafts = book()
     drafts.offer("a", DraftTree(3, (4, 5, 6)))
-    assert chosen(drafts, Room(tokens=2, blocks=9, block_size=16)) == [4, 5]
+    assert chosen(drafts, StepRoom(tokens=2, blocks=9, block_size=16)) == [4, 5]
     # Position 3 and 4 are in the sequence's own block, 5 would open another.
-    assert chosen(drafts, Room(tokens=9, blocks=0, block_size=5)) == [4, 5]
+    assert chosen(drafts, StepRoom(tokens=9, blocks=0, block_size=5)) == [4, 5]
 
 
 @pytest.mark.parametrize("token_id", [100, 2**31])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.worker.events import DrainStarted, Failed, Load, SequenceKey, StreamEnded, WorkerEvent, WorkerReport
+from outrider.worker.events import DrainStarted, Failed, Load, PeerStreamEnded, SequenceKey, WorkerEvent, WorkerReport
 
 
 class FakeMachine:
@@ -46,4 +46,4 @@ class FakeMachine:
 
     @property
     def ended_streams(self) -> list[int]:
-        return [event.stream for event in self.applied if isinstance(event, StreamEnded)]
+        return [event.stream for event in self.applied if isinstance(event, PeerStreamEnded)]

@@ -10,7 +10,7 @@ import time
 import pytest
 from outrider.engine import DeviceLost
 from outrider.telemetry.logging import configure_logging
-from outrider.worker.events import DrainStarted, StreamEnded, WorkerReport
+from outrider.worker.events import DrainStarted, PeerStreamEnded, WorkerReport
 from outrider.worker.faults import WholeStepFailed
 from outrider.worker.loop import StepLoop
 
@@ -30,8 +30,8 @@ def test_a_turn_applies_all_in_order_steps_once_and_hands_out_what_came_of_it() 
 def test_a_fault_in_one_event_costs_no_other_event() -> None:
     machine = FakeMachine()
     loop = StepLoop(machine, lambda report: None, lambda: 5.0)
-    loop.turn(["a", FakeMachine.BREAKS, StreamEnded(3), DrainStarted()])
-    assert machine.applied == ["a", StreamEnded(3), DrainStarted()]
+    loop.turn(["a", FakeMachine.BREAKS, PeerStreamEnded(3), DrainStarted()])
+    assert machine.applied == ["a", PeerStreamEnded(3), DrainStarted()]
     assert len(machine.failed) == 1 and machine.num_steps == 1
 
 

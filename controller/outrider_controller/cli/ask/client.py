@@ -26,7 +26,7 @@ OnChunk = Callable[[generation_pb2.StreamGenerateResponse], None]
 
 
 @dataclass(slots=True)
-class Answer:
+class GatewayAnswer:
     """One finished answer, with times of this process's monotonic clock."""
 
     text: str = ""
@@ -108,9 +108,9 @@ class Gateway:
         request: generation_pb2.GenerateRequest,
         timeout_s: float | None = None,
         on_chunk: OnChunk = lambda chunk: None,
-    ) -> Answer:
+    ) -> GatewayAnswer:
         """The whole answer; each message also goes to `on_chunk`. Raises CommandError."""
-        answer = Answer()
+        answer = GatewayAnswer()
         started_s = time.monotonic()
         async for chunk in self.stream(request, timeout_s):
             now_s = time.monotonic() - started_s

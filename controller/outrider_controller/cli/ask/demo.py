@@ -10,8 +10,8 @@ import click
 from outrider.rpc.v1 import generation_pb2 as generation
 from tokenizers import Tokenizer
 
-from outrider_controller.cli.ask.client import SPECULATION_MODES, Answer, Gateway, apply_prompt
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, GatewayAnswer, apply_prompt
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import colours, columns, json_file_option, note, write_json
@@ -77,7 +77,7 @@ async def _warm_up(gateway: Gateway, request: generation.GenerateRequest) -> Non
         await gateway.answer(short)
 
 
-async def _stream(gateway: Gateway, request: generation.GenerateRequest, mode: str, painter: Painter) -> Answer:
+async def _stream(gateway: Gateway, request: generation.GenerateRequest, mode: str, painter: Painter) -> GatewayAnswer:
     click.secho("Plain:" if mode == "off" else "With speculation:", bold=colours())
 
     def show(chunk: generation.StreamGenerateResponse) -> None:
@@ -96,9 +96,9 @@ def _with_mode(request: generation.GenerateRequest, mode: str) -> generation.Gen
     return changed
 
 
-def make_report(plain: Answer, speculative: Answer) -> dict[str, Any]:
+def make_report(plain: GatewayAnswer, speculative: GatewayAnswer) -> dict[str, Any]:
     """The figures of both answers."""
-    sums = {"plain": Figures.of([plain]), "speculation": Figures.of([speculative])}
+    sums = {"plain": AnswerFigures.of([plain]), "speculation": AnswerFigures.of([speculative])}
     rates = [figures.tokens_per_second for figures in sums.values()]
     return {
         "texts_equal": plain.text == speculative.text and plain.token_ids == speculative.token_ids,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider_controller.cli.ask.client import Answer
+from outrider_controller.cli.ask.client import GatewayAnswer
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class AnswerFigures:
     """Sums over one answer or many. Times are seconds of the client's clock unless noted."""
 
     tokens: int = 0
@@ -32,7 +32,7 @@ class Figures:
     """Of the router's clock; the others are durations that draft and target report."""
 
     @classmethod
-    def of(cls, answers: Sequence[Answer]) -> Figures:
+    def of(cls, answers: Sequence[GatewayAnswer]) -> AnswerFigures:
         sums = [answer.sums for answer in answers]
         return cls(
             tokens=sum(len(answer.token_ids) for answer in answers),
@@ -101,7 +101,7 @@ class Figures:
         return {**asdict(self), **{name: round(getattr(self, name), 4) for name in derived}}
 
 
-def answer_figures(answer: Answer) -> dict[str, Any]:
+def answer_figures(answer: GatewayAnswer) -> dict[str, Any]:
     """One answer for JSON, without its text."""
     return {
         "id": answer.id,
@@ -113,7 +113,7 @@ def answer_figures(answer: Answer) -> dict[str, Any]:
             "cached_tokens": answer.usage.cached_tokens,
         },
         "time_to_first_token_ms": round(answer.first_token_s * 1e3, 3),
-        "figures": Figures.of([answer]).summary(),
+        "figures": AnswerFigures.of([answer]).summary(),
         **({"receipt": answer.receipt} if answer.receipt else {}),
     }
 

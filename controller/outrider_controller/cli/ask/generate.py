@@ -9,7 +9,7 @@ from typing import Any
 import click
 from outrider.rpc.v1 import generation_pb2 as generation
 
-from outrider_controller.cli.ask.client import SPECULATION_MODES, Answer, Gateway, OnChunk, apply_prompt
+from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, GatewayAnswer, OnChunk, apply_prompt
 from outrider_controller.cli.ask.figures import answer_figures
 from outrider_controller.cli.clusters.endpoints import context_option, endpoint_option
 from outrider_controller.cli.output import colours, emit, note, output_option
@@ -79,12 +79,12 @@ def generate(
         emit("generation", {"model": model, "text": answer.text, **answer_figures(answer), **traces}, output)
 
 
-async def _ask(address: str, request: generation.GenerateRequest, timeout_s: float, show: OnChunk) -> Answer:
+async def _ask(address: str, request: generation.GenerateRequest, timeout_s: float, show: OnChunk) -> GatewayAnswer:
     async with Gateway(address) as gateway:
         return await gateway.answer(request, timeout_s, show)
 
 
-async def _trace(answer: Answer, control: str, gateway: str, *, quiet: bool) -> dict[str, Any]:
+async def _trace(answer: GatewayAnswer, control: str, gateway: str, *, quiet: bool) -> dict[str, Any]:
     if not quiet:
         click.echo()
     parts = await show(answer.id, control, gateway, colour=colours(), quiet=quiet)
@@ -112,7 +112,7 @@ def _options(*, stop_token_id: tuple[int, ...], speculation: str, **given: Any) 
     )
 
 
-def _stats(answer: Answer) -> str:
+def _stats(answer: GatewayAnswer) -> str:
     sums = answer.sums
     line = f"{len(answer.token_ids)} tokens in {answer.seconds:.2f} s ({answer.tokens_per_second:.1f} tokens/s)"
     if sums.num_verified_tokens:

@@ -15,7 +15,7 @@ from outrider.protocol.receipts import BadReceipt, checked, digest, public_key
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import receipt_pb2, router_pb2
 
-from outrider_controller.cli.ask.client import Answer, Gateway, apply_prompt
+from outrider_controller.cli.ask.client import Gateway, GatewayAnswer, apply_prompt
 from outrider_controller.cli.clusters.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError
 
@@ -166,7 +166,7 @@ class _Replay:
         if digest(answer.token_ids) != self.receipt.output_sha256:
             raise BadReceipt("not equal: the target says other tokens than those of the receipt")
 
-    async def _say(self, before: Sequence[int], end: int, show: Any = lambda chunk: None) -> Answer:
+    async def _say(self, before: Sequence[int], end: int, show: Any = lambda chunk: None) -> GatewayAnswer:
         """The tokens from those `before` to the `end`, with proof that a target of this revision said them plainly."""
         answer = await self.gateway.answer(self._request(before, end), self.timeout_s, show)
         said = checked(answer.receipt, self.own)

@@ -21,7 +21,7 @@ from outrider_controller.cli.up.models import DEFAULT_TARGET, shipped_draft
 if TYPE_CHECKING:
     from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig
-    from outrider.training.texts import Answered, Sampled
+    from outrider.training.texts import AnsweredText, Sampled
 
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -119,7 +119,7 @@ def _config(
         raise click.UsageError("give one of --prompts, --samples and --from-samples")
     if bool(tenant) is not bool(samples_dir):
         raise click.UsageError("--from-samples and --samples-dir belong together")
-    learnt: Sequence[Answered | Sampled] = read_samples(samples) if samples else ()
+    learnt: Sequence[AnsweredText | Sampled] = read_samples(samples) if samples else ()
     if samples_dir is not None:
         store = SampleStore(samples_dir, read_cipher(samples_key_file) if samples_key_file else None)
         learnt, work_dir = read_recorded(store, tenant), work_dir or store.of(tenant) / f"distill-{kind}"

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 
-from outrider_controller.autoscaler.forecast import Round, best_round, tokens_per_round, weight_gb
+from outrider_controller.autoscaler.forecast import ForecastRound, best_round, tokens_per_round, weight_gb
 from outrider_controller.cli.drafts.what_if import what_if, what_if_options
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import cell, columns, emit, output_option
@@ -86,7 +86,7 @@ def plan_command(
         tokens = tokens_per_round_
     else:
         tokens = tokens_per_round(acceptance, num_draft_tokens)
-    planned = Round(num_draft_tokens, tokens, cost_ratio, row_share)
+    planned = ForecastRound(num_draft_tokens, tokens, cost_ratio, row_share)
     figures: dict[str, object] = {
         "num_draft_tokens": num_draft_tokens,
         "tokens_per_round": round(tokens, 3),

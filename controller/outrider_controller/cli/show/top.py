@@ -41,7 +41,7 @@ _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoadSample:
     """What the control plane reported at one moment."""
 
     at_s: float
@@ -86,8 +86,8 @@ def top(once: bool, interval: float, control: str, output: str) -> None:
     emit("top", body, output, "\n".join(page(before, now)))
 
 
-def _sample(control: str) -> Sample:
-    async def ask(stub: Control) -> Sample:
+def _sample(control: str) -> LoadSample:
+    async def ask(stub: Control) -> LoadSample:
         asked = control_pb2.ListActivitiesRequest()
         activities = await stub.ListActivities(asked)
         at_s = time.monotonic()
@@ -97,7 +97,7 @@ def _sample(control: str) -> Sample:
         names = [one.tenant for one in busiest[:_EXPLAINED]]
         decisions = await asyncio.gather(*(_decisions(stub, name) for name in names))
         unreachable = list(activities.unreachable_routers)
-        return Sample(at_s, list(workers.workers), by_name, unreachable, dict(zip(names, decisions, strict=True)))
+        return LoadSample(at_s, list(workers.workers), by_name, unreachable, dict(zip(names, decisions, strict=True)))
 
     return ask_control(control, ask)
 
@@ -111,7 +111,7 @@ async def _decisions(stub: Control, tenant: str) -> Sequence[policy_pb2.TenantDe
     return answer.decisions
 
 
-def page(before: Sample, now: Sample) -> list[str]:
+def page(before: LoadSample, now: LoadSample) -> list[str]:
     """All lines."""
     tenants, workers = tenant_rows(before, now), worker_rows(before, now)
     running = sum(row["running"] for row in tenants)
@@ -121,7 +121,7 @@ def page(before: Sample, now: Sample) -> list[str]:
     return [head, "", *table_lines(tenants, _TENANTS), "", *table_lines(workers, _WORKERS)]
 
 
-def tenant_rows(before: Sample, now: Sample) -> list[dict[str, Any]]:
+def tenant_rows(before: LoadSample, now: LoadSample) -> list[dict[str, Any]]:
     """Those that do most come first."""
     rows = [
         {
@@ -148,13 +148,13 @@ def _decided(decisions: Sequence[policy_pb2.TenantDecision]) -> dict[str, Any]:
     }
 
 
-def worker_rows(before: Sample, now: Sample) -> list[dict[str, Any]]:
+def worker_rows(before: LoadSample, now: LoadSample) -> list[dict[str, Any]]:
     """Targets, then drafts."""
     serving = [status for status in now.workers if status.info.role in _SERVING]
     return [_worker(before, now, status) for status in sorted(serving, key=lambda s: (-s.info.role, s.info.worker_id))]
 
 
-def _worker(before: Sample, now: Sample, status: control_pb2.WorkerStatus) -> dict[str, Any]:
+def _worker(before: LoadSample, now: LoadSample, status: control_pb2.WorkerStatus) -> dict[str, Any]:
     row = worker_row(status)
     used = 1 - row["free_blocks"] / row["num_blocks"] if row["num_blocks"] else None
     return {
@@ -165,7 +165,7 @@ def _worker(before: Sample, now: Sample, status: control_pb2.WorkerStatus) -> di
     }
 
 
-def _rates(before: Sample, now: Sample, name: tuple[str, str]) -> dict[str, Any]:
+def _rates(before: LoadSample, now: LoadSample, name: tuple[str, str]) -> dict[str, Any]:
     """Of one tenant or worker, between the two. What fell, as where a router has gone, counts as nothing."""
     nothing = trace_pb2.Activity()
     then, one = before.activities.get(name, nothing), now.activities.get(name, nothing)

@@ -30,17 +30,17 @@ from outrider_controller.cli.up.cores import Cores
 from outrider_controller.cli.up.models import checked, fetched, located
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
-from outrider_controller.cli.up.stack_config import Plan, Planner, StackConfig
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlan, StackPlanner
 from outrider_controller.private import make_private
 
 _ASSEMBLY_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 Report = Callable[[str], None]
-Amend = Callable[[Plan, Ports], Plan]
+Amend = Callable[[StackPlan, Ports], StackPlan]
 
 
-def unamended(plan: Plan, ports: Ports) -> Plan:
+def unamended(plan: StackPlan, ports: Ports) -> StackPlan:
     return plan
 
 
@@ -86,7 +86,7 @@ class Stack:
         self._report(f"logs in {self.run_dir}")
         redis = [] if self.config.metadata_url else [self._redis(exits)]
         self.metadata_url = self.config.metadata_url or redis[0].address
-        planner = Planner(self.config, self.target_path, self.metadata_url, sorted(os.sched_getaffinity(0)))
+        planner = StackPlanner(self.config, self.target_path, self.metadata_url, sorted(os.sched_getaffinity(0)))
         self.cores = planner.cores
         try:
             plan = self._amend(planner.plan(self._ports), self._ports)

@@ -130,7 +130,7 @@ def _check_args(name: str, args: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StackPlan:
     """Every process but Redis, in the order in which requests depend on them: later ones stop first."""
 
     targets: tuple[ProcessSpec, ...]
@@ -149,7 +149,7 @@ class Plan:
         return (*self.others, *self.targets, *self.drafts), (self.controller,), (self.gateway,)
 
 
-class Planner:
+class StackPlanner:
     """Turns a config into command lines."""
 
     def __init__(self, config: StackConfig, target_path: Path, metadata_url: str, available: Sequence[int]) -> None:
@@ -162,7 +162,7 @@ class Planner:
         self.cores: Cores = assign(available, config.targets, config.drafts)
         self._ops: dict[str, str] = {}
 
-    def plan(self, ports: Ports) -> Plan:
+    def plan(self, ports: Ports) -> StackPlan:
         """Raises OSError when a port that was asked for is in use."""
         config = self._config
         grpc_port, http_port = ports.claim(config.grpc_port), ports.claim(config.http_port)
@@ -171,7 +171,7 @@ class Planner:
         worker_ports = [ports.claim() for _ in range(config.targets + config.drafts)]
         target_ports, draft_ports = worker_ports[: config.targets], worker_ports[config.targets :]
         self._ops = {name: f"{_HOST}:{ports.claim()}" for name in _names(config)}
-        return Plan(
+        return StackPlan(
             targets=tuple(self._target(number, port) for number, port in enumerate(target_ports)),
             drafts=tuple(self._draft(number, port) for number, port in enumerate(draft_ports)),
             controller=self._controller(control, routers),

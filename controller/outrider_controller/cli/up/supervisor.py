@@ -15,7 +15,7 @@ from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed
 
 
 @dataclass(slots=True)
-class Backoff:
+class RestartBackoff:
     """How long to wait before the next start of one process. Pure."""
 
     first_s: float = 0.5
@@ -50,7 +50,7 @@ class Supervisor:
                 group.create_task(self._keep(name))
 
     async def _keep(self, name: str) -> NoReturn:
-        process, backoff, ready_s = self.processes[name], Backoff(), time.monotonic()
+        process, backoff, ready_s = self.processes[name], RestartBackoff(), time.monotonic()
         while True:
             await process.exited()
             died_s = time.monotonic()
@@ -59,7 +59,7 @@ class Supervisor:
             ready_s = await self._ready(process)
 
     async def _started_again(
-        self, name: str, failure: ProcessFailed, delay_s: float, backoff: Backoff
+        self, name: str, failure: ProcessFailed, delay_s: float, backoff: RestartBackoff
     ) -> ManagedProcess:
         while True:
             self.tell(f"{failure}\n{name} is started again" + (f" in {delay_s:g} s" if delay_s else ""))

@@ -13,7 +13,7 @@ from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.control.api.routers import Leases
+from outrider_controller.control.api.routers import RouterLeases
 from outrider_controller.control.api.tenants import caller, check_name
 
 _TIMEOUT_S = 10.0
@@ -22,7 +22,9 @@ _TIMEOUT_S = 10.0
 class Histories:
     """Calls every target; keeps no state."""
 
-    def __init__(self, leases: Leases, store: TenantStore, secret: ClusterSecret | None, connect: Connect) -> None:
+    def __init__(
+        self, leases: RouterLeases, store: TenantStore, secret: ClusterSecret | None, connect: Connect
+    ) -> None:
         self._leases = leases
         self._store = store
         self._connect = connect

@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from outrider.errors import Conflict, InvalidRequest, NotFound
-from outrider.metadata import LeaseRecord
 from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.rollout import DEFAULT_SHARE, MAX_SHARE, Stage
+from outrider_controller.control.api.routers import RouterLeases
 from outrider_controller.control.api.tenants import caller, check_name
 from outrider_controller.control.plan.draft_versions import named
 from outrider_controller.control.plan.rollouts import ReleaseStore, action, stage_of, tell
 from outrider_controller.plan_messages import draft_version
-
-
-class Leases(Protocol):
-    async def workers(self, role: worker.WorkerRole.ValueType | None = None) -> list[LeaseRecord]: ...
 
 
 class Releases:
@@ -31,7 +26,7 @@ class Releases:
     def __init__(
         self,
         store: ReleaseStore,
-        leases: Leases,
+        leases: RouterLeases,
         events: EventWriter,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.time,

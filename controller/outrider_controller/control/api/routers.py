@@ -29,12 +29,12 @@ T = TypeVar("T")
 Ask = Callable[["trace_pb2_grpc.TraceServiceAsyncStub", tuple[tuple[str, str], ...]], Awaitable[T]]
 
 
-class Leases(Protocol):
+class RouterLeases(Protocol):
     async def workers(self, role: worker.WorkerRole.ValueType | None = None) -> list[LeaseRecord]: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Answers(Generic[T]):
+class RouterAnswers(Generic[T]):
     """The answers of all routers with a lease."""
 
     given: list[T]
@@ -45,7 +45,7 @@ class Answers(Generic[T]):
 class Routers:
     """Calls the routers; keeps no state."""
 
-    def __init__(self, leases: Leases, secret: ClusterSecret | None, connect: Connect = create_channel) -> None:
+    def __init__(self, leases: RouterLeases, secret: ClusterSecret | None, connect: Connect = create_channel) -> None:
         self._leases = leases
         self._connect = connect
         self._credential = bearer(secret.token(Role.CONTROL)) if secret is not None else ()
@@ -119,7 +119,7 @@ class Routers:
                     problem = from_rpc_error(error)
         raise Unavailable(f"no router sends this tokenizer: {problem}")
 
-    async def _ask_all(self, ask: Ask[T]) -> Answers[T]:
+    async def _ask_all(self, ask: Ask[T]) -> RouterAnswers[T]:
         records = await self._leases.workers(worker.WORKER_ROLE_ROUTER)
         answers = await asyncio.gather(*(self._ask(record.address, ask) for record in records))
         failed = {
@@ -127,7 +127,7 @@ class Routers:
             for record, answer in zip(records, answers, strict=True)
             if isinstance(answer, OutriderError)
         }
-        return Answers([answer for answer in answers if not isinstance(answer, OutriderError)], failed)
+        return RouterAnswers([answer for answer in answers if not isinstance(answer, OutriderError)], failed)
 
     async def _ask(self, address: str, ask: Ask[T]) -> T | OutriderError:
         async with self._connect(address) as channel:

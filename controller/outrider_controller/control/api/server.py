@@ -35,13 +35,13 @@ from outrider_controller.control.api.events import EventFeed
 from outrider_controller.control.api.history import Histories
 from outrider_controller.control.api.releases import Releases
 from outrider_controller.control.api.routers import Routers
-from outrider_controller.control.api.speculation import Speculation
+from outrider_controller.control.api.speculation import SpeculationCalls
 from outrider_controller.control.api.tenants import Tenancy
 from outrider_controller.control.api.usage import bill
 from outrider_controller.control.api.workers import Workers
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.console.page import Console
-from outrider_controller.control.console.vocabulary import Vocabulary
+from outrider_controller.control.console.vocabulary import ConsoleVocabulary
 from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.plan.demand import Demand, TenantMetrics
 from outrider_controller.control.plan.follow import SERVICE as POLICY_SERVICE
@@ -67,7 +67,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._workers = Workers(store, events)
         self._leader = leader
         self._releases = Releases(store.drafts, store, events, leader.changed)
-        self._speculation = Speculation(store.plans, leader, self._releases)
+        self._speculation = SpeculationCalls(store.plans, leader, self._releases)
         self._tenancy = Tenancy(store.tenants, events)
         self._histories = histories
         self._feed = EventFeed(store)
@@ -241,7 +241,7 @@ async def running_control(
             )
         )
         ops.ready["server"] = lambda: life.problem
-        ops.pages.update(Console(servicer, store, Vocabulary(store, routers)).pages())
+        ops.pages.update(Console(servicer, store, ConsoleVocabulary(store, routers)).pages())
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         # Decides who leads before the first call of routers and operators.

@@ -18,15 +18,15 @@ from outrider_controller.control.plan.leading import PlanLeader
 _MAX_TTL_MS = 366 * 86_400_000
 
 
-class Overrides(Protocol):
+class OverrideWriter(Protocol):
     """The part of the metadata store that keeps operators' overrides."""
 
     async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
 
 
-class Speculation:
+class SpeculationCalls:
     def __init__(
-        self, store: Overrides, leader: PlanLeader, releases: Releases, wall_clock: Callable[[], float] = time.time
+        self, store: OverrideWriter, leader: PlanLeader, releases: Releases, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._store = store
         self._leader = leader

@@ -14,7 +14,7 @@ from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.control.api.tenants import caller
-from outrider_controller.control.fleet import Change
+from outrider_controller.control.fleet import FleetChange
 
 MAX_REASON_CHARS = 200
 MAX_GRACE_S = 86_400
@@ -60,7 +60,7 @@ class Workers:
             hand_over_unix_ms=0 if grace_s is None else now_ms + 1000 * grace_s,
         )
         await self._store.cordons.put(cordon, "cordon worker" if grace_s is None else "drain worker")
-        Change(EventKind.WORKER_CORDONED, record, reason, caller(), grace_s).tell(self._events)
+        FleetChange(EventKind.WORKER_CORDONED, record, reason, caller(), grace_s).tell(self._events)
         return await self.get(worker_id)
 
     async def uncordon(self, worker_id: str) -> bool:

@@ -10,10 +10,11 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 from outrider.errors import OutriderError
-from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import tokenizer_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.token_bytes import TokenBytes
+
+from outrider_controller.control.api.routers import RouterLeases
 
 log = logging.getLogger(__name__)
 
@@ -23,20 +24,16 @@ _NUM_KEPT = 4
 _PATIENCE_S = 1.5
 
 
-class Leases(Protocol):
-    async def workers(self, role: worker.WorkerRole.ValueType | None = None) -> list[LeaseRecord]: ...
-
-
 class Tokenizers(Protocol):
     async def tokenizer(self, model: str, sha256: str) -> bytes:
         """A serialised Tokenizer. Raises OutriderError."""
         ...
 
 
-class Vocabulary:
+class ConsoleVocabulary:
     """Keeps those of the models that were looked at last."""
 
-    def __init__(self, leases: Leases, tokenizers: Tokenizers) -> None:
+    def __init__(self, leases: RouterLeases, tokenizers: Tokenizers) -> None:
         self._leases = leases
         self._tokenizers = tokenizers
         self._tables: OrderedDict[str, asyncio.Task[TokenBytes | None]] = OrderedDict()

@@ -14,7 +14,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.control.fleet import Leases
+from outrider_controller.control.fleet import FleetLeases
 from outrider_controller.control.plan.followers import not_leading
 from outrider_controller.control.plan.policies import Overrides
 from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
@@ -37,7 +37,7 @@ class Plans(Overrides, Protocol):
 class KeptPlan:
     """Saves only the cells that differ from the store's."""
 
-    def __init__(self, plans: Plans, leases: Leases) -> None:
+    def __init__(self, plans: Plans, leases: FleetLeases) -> None:
         self.unsaved: set[Cell] = set()
         self._plans = plans
         self._leases = leases

@@ -28,7 +28,7 @@ from outrider_controller.autoscaler.evidence import Cell, model_of
 from outrider_controller.autoscaler.plan import Decision, Plan, TargetState
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.control.alerts.active import Alerts, Change
-from outrider_controller.control.fleet import Leases
+from outrider_controller.control.fleet import FleetLeases
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.draft_versions import DraftVersions
 from outrider_controller.control.plan.followers import Follower, Followers, not_leading
@@ -105,7 +105,7 @@ class PlanLeader:
         records: Tenants,
         events: EventWriter,
         demand: Demand,
-        leases: Leases,
+        leases: FleetLeases,
         releases: ReleaseStore,
         report: Report = lambda changes: None,
         clock: Callable[[], float] = time.time,
@@ -289,5 +289,5 @@ class PlanLeader:
         self.announcements.decided(changed, before)
 
 
-async def _draft_workers(leases: Leases) -> list[LeaseRecord]:
+async def _draft_workers(leases: FleetLeases) -> list[LeaseRecord]:
     return [one for one in await leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]

@@ -30,7 +30,7 @@ from outrider_controller.router.requests.failover import TargetKey
 log = logging.getLogger(__name__)
 
 
-class Leases(Protocol):
+class WorkerLeases(Protocol):
     """The part of the metadata store that names workers."""
 
     @property
@@ -40,7 +40,7 @@ class Leases(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class DraftWorker:
+class LeasedDraft:
     """A draft, known from its lease only: targets connect to it, the router does not."""
 
     worker_id: str
@@ -57,16 +57,16 @@ class Fleet:
 
     def __init__(
         self,
-        leases: Leases,
+        leases: WorkerLeases,
         config: RouterConfig,
-        listener: Listener,
+        listener: TargetListener,
         on_change: Callable[[], None],
         connect: Connect = create_channel,
     ) -> None:
         self.targets: dict[str, LeasedTarget] = {}
         self.attached: dict[str, TargetLink] = {}
         """Servers that take their requests themselves."""
-        self.drafts: dict[str, DraftWorker] = {}
+        self.drafts: dict[str, LeasedDraft] = {}
         self.seen: dict[str, worker.WorkerInfo] = {}
         """By model: the target that was leased last, even if it is gone."""
         self.loads = WorkerLoads(1 + math.ceil(BELIEVED_S / config.refresh_s))
@@ -185,7 +185,7 @@ class Fleet:
                 del self.drafts[worker_id]
         for worker_id, record in records.items():
             if worker_id not in self.drafts:
-                self.drafts[worker_id] = DraftWorker(worker_id, record.address, record.info)
+                self.drafts[worker_id] = LeasedDraft(worker_id, record.address, record.info)
 
 
 async def _until_tried(links: Iterable[LeasedTarget], timeout_s: float) -> None:
@@ -211,7 +211,7 @@ async def _keep_refreshing(fleet: Fleet, pause_s: float) -> NoReturn:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class TargetListener:
     """Receives the reports of the links. Called in the event loop; must neither raise nor block."""
 
     up: Callable[[TargetLink], None]
@@ -224,7 +224,7 @@ class Listener:
 class LinkSetup:
     """What the links to all targets have in common."""
 
-    listener: Listener
+    listener: TargetListener
     config: LinkConfig
     failover: FailoverConfig
     connect: Connect

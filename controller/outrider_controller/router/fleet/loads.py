@@ -16,7 +16,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 BELIEVED_S = 2 * HEARTBEAT_S
 
 
-class Worker(Protocol):
+class LoadedWorker(Protocol):
     """A target or a draft in this router's fleet."""
 
     worker_id: str
@@ -58,7 +58,7 @@ class WorkerLoads:
         routers = [r for r in records if r.info.role == worker.WORKER_ROLE_ROUTER and not r.load.draining]
         self.num_routers = max(1, len(routers))
 
-    def count_elsewhere(self, workers: Iterable[Worker]) -> None:
+    def count_elsewhere(self, workers: Iterable[LoadedWorker]) -> None:
         """Each worker's reported load, less the most sequences that this router had there since.
 
         A report is up to `BELIEVED_S` old: sequences that this router has opened or closed meanwhile are not in it.
@@ -70,14 +70,14 @@ class WorkerLoads:
             load = self._reported.get(one.worker_id, worker.WorkerLoad())
             self._elsewhere[one.worker_id] = max(0, load.num_running + load.num_waiting - max(recent))
 
-    def of(self, one: Worker) -> worker.WorkerLoad:
+    def of(self, one: LoadedWorker) -> worker.WorkerLoad:
         """The reported load. Without a lease, which the store may have lost: whether the worker drained at connect."""
         known = self._reported.get(one.worker_id)
         return known if known is not None else _only_leaving(one.load)
 
-    def takes_work(self, one: Worker) -> bool:
+    def takes_work(self, one: LoadedWorker) -> bool:
         return one.worker_id not in self.cordons and not self.of(one).draining
 
-    def num_elsewhere(self, one: Worker) -> int:
+    def num_elsewhere(self, one: LoadedWorker) -> int:
         """Sequences that other routers have open there."""
         return self._elsewhere.get(one.worker_id, 0)

@@ -21,7 +21,7 @@ MAX_ASKED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PlacementCandidate:
     """One live worker that could serve the sequence."""
 
     worker_id: str
@@ -58,7 +58,7 @@ class Candidate:
         return rows_us + self.uncached_tokens * (self.prefill_token_ns or row_ns) / 1e3
 
 
-def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidate]:
+def rank(candidates: Sequence[PlacementCandidate], expected_tokens: int) -> list[PlacementCandidate]:
     """Candidates with room, by cost. Equal ones keep their order. `expected_tokens`: of the answer.
 
     Among drafts that cost about as little as the cheapest, the one that drafts most for the same target is first: the
@@ -70,7 +70,7 @@ def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidat
     costs = {c.worker_id: c.cost_us(usual_row_ns, expected_tokens) for c in with_room}
     least = min(costs.values(), default=0.0)
 
-    def order(c: Candidate) -> tuple[bool, int, float]:
+    def order(c: PlacementCandidate) -> tuple[bool, int, float]:
         row_us = (c.row_ns or usual_row_ns) * expected_tokens / 1e3
         similar = costs[c.worker_id] <= least + _SIMILAR_LOAD * c.max_sequences * row_us
         return not similar, -c.num_together, costs[c.worker_id]
@@ -78,7 +78,7 @@ def rank(candidates: Sequence[Candidate], expected_tokens: int) -> list[Candidat
     return sorted(with_room, key=order)
 
 
-def asked(first_block: bytes, candidates: Sequence[Candidate], expected_tokens: int) -> list[str]:
+def asked(first_block: bytes, candidates: Sequence[PlacementCandidate], expected_tokens: int) -> list[str]:
     """The workers whose prefix caches are looked up: all of them, but at most `MAX_ASKED`.
 
     Half are chosen by the hash of the first block, so that prompts with the same beginning reach the same workers; the

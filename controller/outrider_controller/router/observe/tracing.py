@@ -38,7 +38,7 @@ def now_us() -> int:
     return int(asyncio.get_running_loop().time() * 1e6)
 
 
-class Batch(NamedTuple):
+class TraceBatch(NamedTuple):
     """The size of a target's step."""
 
     sequences: int
@@ -104,7 +104,7 @@ class Recorder:
         self._lost.add(info.role)
         self._event(trace.TRACE_EVENT_KIND_LOST, info, now_us, reason)
 
-    def round(self, done: Round, *, setting: Setting, batch: Batch, now_us: int) -> None:
+    def round(self, done: Round, *, setting: Setting, batch: TraceBatch, now_us: int) -> None:
         """Adds one applied commit. Its tokens are dropped unless they are to be kept: nobody reads them afterwards."""
         if not self._rounds:
             self.trace.cached_tokens = done.num_cached_tokens

@@ -25,9 +25,9 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.admission.queue import AdmissionQueue
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.fleet.fleet import DraftWorker, Fleet, Leases, TargetLink
+from outrider_controller.router.fleet.fleet import Fleet, LeasedDraft, TargetLink, WorkerLeases
 from outrider_controller.router.fleet.placement import (
-    Candidate,
+    PlacementCandidate,
     asked,
     common_draft_limit,
     rank,
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 _NONE: Mapping[str, int] = {}
 
 
-class Directory(Leases, Protocol):
+class Directory(WorkerLeases, Protocol):
     """The part of the metadata store that a router reads."""
 
     async def lookup_prefix(
@@ -102,7 +102,7 @@ class WorkerPicker:
         avoided: set[str],
         together: Mapping[str, int],
         version: str | None = None,
-    ) -> DraftWorker | None:
+    ) -> LeasedDraft | None:
         """The best draft with room that can work with this target, preferably of this version, and a candidate of no
         other.
 
@@ -122,7 +122,7 @@ class WorkerPicker:
             best = await self._best(worker.WORKER_ROLE_DRAFT, others, prefix, together)
         return drafts[best] if best is not None and drafts[best].leased else None
 
-    def shadow(self, target: TargetLink, version: str, prompt_len: int) -> DraftWorker | None:
+    def shadow(self, target: TargetLink, version: str, prompt_len: int) -> LeasedDraft | None:
         """A worker of this version with room, any: nobody waits for it."""
         fitting = [
             one
@@ -134,7 +134,7 @@ class WorkerPicker:
         ]
         return random.choice(fitting) if fitting else None
 
-    def can_draft(self, draft: DraftWorker, target: TargetLink) -> bool:
+    def can_draft(self, draft: LeasedDraft, target: TargetLink) -> bool:
         """Whether the draft is live, takes work and fits this target, and their connection did not fail recently."""
         now_s = asyncio.get_running_loop().time()
         return (
@@ -184,7 +184,7 @@ class WorkerPicker:
     async def _best(
         self,
         role: worker.WorkerRole.ValueType,
-        workers: Mapping[str, TargetLink] | Mapping[str, DraftWorker],
+        workers: Mapping[str, TargetLink] | Mapping[str, LeasedDraft],
         prefix: Prefix,
         together: Mapping[str, int] = _NONE,
     ) -> str | None:
@@ -200,7 +200,7 @@ class WorkerPicker:
         return ranked[0].worker_id if ranked else None
 
     async def _matches(
-        self, role: worker.WorkerRole.ValueType, workers: Iterable[TargetLink | DraftWorker], prefix: Prefix
+        self, role: worker.WorkerRole.ValueType, workers: Iterable[TargetLink | LeasedDraft], prefix: Prefix
     ) -> dict[str, int]:
         """Matched leading blocks per worker; the block size is part of a block's identity."""
         matched: dict[str, int] = {}
@@ -212,10 +212,10 @@ class WorkerPicker:
         return matched
 
     def _candidate(
-        self, one: TargetLink | DraftWorker, prompt_len: int = 0, matched_blocks: int = 0, num_together: int = 0
-    ) -> Candidate:
+        self, one: TargetLink | LeasedDraft, prompt_len: int = 0, matched_blocks: int = 0, num_together: int = 0
+    ) -> PlacementCandidate:
         load = self._fleet.loads.of(one)
-        return Candidate(
+        return PlacementCandidate(
             worker_id=one.worker_id,
             num_sequences=self._fleet.loads.num_elsewhere(one) + len(one.open_sequences),
             max_sequences=one.info.max_sequences,
@@ -288,7 +288,7 @@ class Assigner:
         self._table.set_speculation(active, active.speculation.lost())
         return active
 
-    def _shadow(self, active: ActiveRequest, target: TargetLink) -> DraftWorker | None:
+    def _shadow(self, active: ActiveRequest, target: TargetLink) -> LeasedDraft | None:
         """The candidate that follows the request. In ratio mode the text depends on the draft, so nothing follows."""
         version = self._policy.shadow(active.request)
         if version is None or active.mode == sequence.VERIFICATION_MODE_RATIO:
@@ -299,7 +299,7 @@ class Assigner:
 
     async def _choose(
         self, request: Request, allowed: Allowance, room_until_s: float
-    ) -> tuple[TargetLink, DraftWorker | None]:
+    ) -> tuple[TargetLink, LeasedDraft | None]:
         config, token_ids = self._config.failover, (*request.prompt, *request.resume)
         prefix = Prefix(token_ids, request.cache_salt, request.expected_tokens)
         # A request with tokens to resume from was begun by another router. What an operator has taken out of use does
@@ -439,7 +439,7 @@ class Assigner:
             self._telemetry.failover("draft")
         self._table.set_draft(active, draft, self._setting(active, active.target.link, draft))
 
-    def _setting(self, active: ActiveRequest, target: TargetLink, draft: DraftWorker) -> Setting:
+    def _setting(self, active: ActiveRequest, target: TargetLink, draft: LeasedDraft) -> Setting:
         record = self._policy.record(active.request.tenant, active.request.model, draft.info)
         return active.speculation.opened(common_draft_limit(target.info, draft.info), record)
 
@@ -453,7 +453,7 @@ def _active_request(
     config: RouterConfig,
     allowed: Allowance,
     target: TargetLink,
-    draft: DraftWorker | None,
+    draft: LeasedDraft | None,
     new_response: NewResponse,
     recorder: Recorder,
 ) -> ActiveRequest:

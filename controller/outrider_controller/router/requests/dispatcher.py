@@ -22,9 +22,9 @@ from outrider.supervision import beside
 
 from outrider_controller.router.admission.queue import AdmissionQueue
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.fleet.fleet import Fleet, Listener, TargetLink
+from outrider_controller.router.fleet.fleet import Fleet, TargetLink, TargetListener
 from outrider_controller.router.observe.telemetry import RouterTelemetry
-from outrider_controller.router.observe.tracing import Batch, Traces, now_us
+from outrider_controller.router.observe.tracing import TraceBatch, Traces, now_us
 from outrider_controller.router.observe.usage import UsageSums
 from outrider_controller.router.requests.assignment import Assigner, Directory, WorkerPicker
 from outrider_controller.router.requests.checks import Request
@@ -49,7 +49,7 @@ class Dispatcher:
         first_id: int | None = None,
     ) -> None:
         """`first_id`: of the sequences opened on workers; random if not given."""
-        listener = Listener(lambda link: self.fleet.notify(), self._target_down, self._target_replied)
+        listener = TargetListener(lambda link: self.fleet.notify(), self._target_down, self._target_replied)
         self.fleet = Fleet(directory, config, listener, self._fleet_changed, connect)
         self.picker = WorkerPicker(self.fleet, directory, config.failover.draft_backoff_s)
         self.table = SequenceTable(telemetry, first_id)
@@ -117,7 +117,7 @@ class Dispatcher:
 
     def _target_replied(self, link: TargetLink, reply: target_pb2.VerifyResponse) -> None:
         at_us, step_us = now_us(), reply.step_us
-        batch = Batch(reply.batch_sequences, reply.batch_tokens)
+        batch = TraceBatch(reply.batch_sequences, reply.batch_tokens)
         link.price.update(reply, at_us / 1e6)
         counted = []
         for commit in reply.commits:

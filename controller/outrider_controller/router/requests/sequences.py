@@ -21,7 +21,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
 
-from outrider_controller.router.fleet.fleet import DraftWorker, TargetLink
+from outrider_controller.router.fleet.fleet import LeasedDraft, TargetLink
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import Recorder, now_us
 from outrider_controller.router.requests.checks import Request
@@ -66,7 +66,7 @@ class RoundTimer:
         self._committed_us, self._fresh = now_us, False
 
 
-class Events:
+class SequenceEvents:
     """Wakes the task of one request: something has changed, or an error ends the request."""
 
     def __init__(self) -> None:
@@ -91,16 +91,16 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetSequence:
+class OpenTarget:
     sequence_id: int
     link: TargetLink
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSequence:
+class OpenDraft:
     sequence_id: int
     """The id under which the target opens it at the draft."""
-    worker: DraftWorker
+    worker: LeasedDraft
 
 
 @dataclass(slots=True)
@@ -128,9 +128,9 @@ class ActiveRequest:
     client: Client
     room_until_s: float = math.inf
     """Until when it may look for a target with room, while it is `untouched`."""
-    target: TargetSequence | None = None
-    draft: DraftSequence | None = None
-    events: Events = field(default_factory=Events)
+    target: OpenTarget | None = None
+    draft: OpenDraft | None = None
+    events: SequenceEvents = field(default_factory=SequenceEvents)
 
     @property
     def lacks_draft(self) -> bool:
@@ -223,9 +223,9 @@ class SequenceTable:
         self,
         active: ActiveRequest,
         link: TargetLink,
-        draft: DraftWorker | None,
+        draft: LeasedDraft | None,
         setting: Setting,
-        shadow: DraftWorker | None = None,
+        shadow: LeasedDraft | None = None,
     ) -> None:
         """Opens the request on a target, which opens it at the draft and at a candidate that only follows it."""
         if not link.up:
@@ -248,13 +248,13 @@ class SequenceTable:
         self._opened(active, link, sequence_id, now_us())
 
     def _opened(self, active: ActiveRequest, link: TargetLink, sequence_id: int, at_us: int) -> None:
-        active.target = TargetSequence(sequence_id, link)
+        active.target = OpenTarget(sequence_id, link)
         active.failover.target_opened()
         self.by_target[sequence_id] = active
         link.open_sequences.add(sequence_id)
         active.recorder.opened(link.info, at_us)
 
-    def set_draft(self, active: ActiveRequest, draft: DraftWorker, setting: Setting) -> None:
+    def set_draft(self, active: ActiveRequest, draft: LeasedDraft, setting: Setting) -> None:
         """Names another draft, with its setting, to the target where the request is open."""
         if active.target is None:
             return
@@ -264,8 +264,8 @@ class SequenceTable:
             target_pb2.SetDraft(sequence_id=active.target.sequence_id, draft=assignment)
         )
 
-    def _assign(self, active: ActiveRequest, draft: DraftWorker, at_us: int) -> sequence.DraftAssignment:
-        opened = DraftSequence(next(self._ids), draft)
+    def _assign(self, active: ActiveRequest, draft: LeasedDraft, at_us: int) -> sequence.DraftAssignment:
+        opened = OpenDraft(next(self._ids), draft)
         active.draft = opened
         active.failover.draft_opened()
         self.by_draft[opened.sequence_id] = active
@@ -283,9 +283,7 @@ class SequenceTable:
 
     # -- closing
 
-    def drop_target(
-        self, active: ActiveRequest, reason: sequence.CloseReason.ValueType | None
-    ) -> TargetSequence | None:
+    def drop_target(self, active: ActiveRequest, reason: sequence.CloseReason.ValueType | None) -> OpenTarget | None:
         """Forgets the target's sequence, and closes it there if a reason is given."""
         dropped, active.target = active.target, None
         if dropped is None:
@@ -299,7 +297,7 @@ class SequenceTable:
             dropped.link.outbox.close(sequence.CloseSequence(sequence_id=dropped.sequence_id, reason=reason))
         return dropped
 
-    def drop_draft(self, active: ActiveRequest) -> DraftSequence | None:
+    def drop_draft(self, active: ActiveRequest) -> OpenDraft | None:
         """Forgets the draft's sequence: the target has closed it, or closes it with its own."""
         dropped, active.draft = active.draft, None
         if dropped is None:
@@ -314,7 +312,7 @@ class SequenceTable:
             active.target.link.outbox.set_draft(target_pb2.SetDraft(sequence_id=active.target.sequence_id))
 
 
-def _assignment(draft: DraftWorker, sequence_id: int) -> sequence.DraftAssignment:
+def _assignment(draft: LeasedDraft, sequence_id: int) -> sequence.DraftAssignment:
     return sequence.DraftAssignment(worker_id=draft.worker_id, address=draft.address, sequence_id=sequence_id)
 
 

@@ -53,7 +53,7 @@ from outrider_controller.router.requests.checks import Request, check_model_name
 from outrider_controller.router.requests.dispatcher import Dispatcher
 from outrider_controller.router.requests.sequences import NewResponse
 from outrider_controller.router.requests.tokenizers import tokenizer_chunks
-from outrider_controller.router.speculation.plan_follower import Follower
+from outrider_controller.router.speculation.plan_follower import PlanFollower
 
 log = logging.getLogger(__name__)
 
@@ -373,7 +373,7 @@ async def running_router(
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         control = connect_to(Role.CONTROL, config.tls)
-        follower = Follower(info.worker_id, dispatcher.settings_sender, store, control, config.secret)
+        follower = PlanFollower(info.worker_id, dispatcher.settings_sender, store, control, config.secret)
         await stack.enter_async_context(beside(follower.run(), "follow the plan"))
         # The first request already must run in its tenant's mode.
         await follower.tried(_PLAN_TIMEOUT_S)

@@ -26,7 +26,7 @@ from outrider_controller.plan_messages import (
     evidence_to_proto,
     report_to_proto,
 )
-from outrider_controller.router.fleet.fleet import Leases
+from outrider_controller.router.fleet.fleet import WorkerLeases
 from outrider_controller.router.speculation.settings import PLAN_EVERY_S, SettingsSender
 
 log = logging.getLogger(__name__)
@@ -36,12 +36,12 @@ _LOOK_EVERY_S = 0.5
 _SNAPSHOT_TIMEOUT_S = 2.0
 
 
-class Follower:
+class PlanFollower:
     def __init__(
         self,
         router_id: str,
         settings_sender: SettingsSender,
-        leases: Leases,
+        leases: WorkerLeases,
         connect: Connect = create_channel,
         secret: ClusterSecret | None = None,
     ) -> None:

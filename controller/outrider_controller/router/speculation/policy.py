@@ -14,7 +14,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing, own_drafts_of
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantSetting
 from outrider_controller.autoscaler.planner import ANYBODY, Belief, Planner
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
@@ -93,10 +93,10 @@ class Policy:
         policy = decision.policy
         forced = policy.speculation
         insists = request.speculation == router.SPECULATION_MODE_ON and policy.clients_insist
-        insistent = forced is Setting.ON or (forced is Setting.AUTO and insists)
+        insistent = forced is TenantSetting.ON or (forced is TenantSetting.AUTO and insists)
         bounds = (config.max_draft_tokens, request.max_draft_tokens, policy.cap)
         most = min(bound for bound in bounds if bound is not None)
-        off = request.speculation == router.SPECULATION_MODE_OFF or forced is Setting.OFF
+        off = request.speculation == router.SPECULATION_MODE_OFF or forced is TenantSetting.OFF
         allowed = Allowance(
             max_draft_tokens=most,
             max_own_draft_tokens=0 if off or not (insistent or self._own_drafts_pay(request)) else most,

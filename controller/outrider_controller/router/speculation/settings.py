@@ -21,7 +21,7 @@ from outrider_controller.router.fleet.fleet import Fleet
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import now_us
 from outrider_controller.router.requests.draining import release_draft
-from outrider_controller.router.requests.sequences import ActiveRequest, DraftSequence, SequenceTable
+from outrider_controller.router.requests.sequences import ActiveRequest, OpenDraft, SequenceTable
 from outrider_controller.router.speculation.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class SettingsSender:
         self._table = table
         self._telemetry = telemetry
 
-    def after_step(self, counted: Sequence[tuple[ActiveRequest, DraftSequence | None, Round]], at_us: int) -> None:
+    def after_step(self, counted: Sequence[tuple[ActiveRequest, OpenDraft | None, Round]], at_us: int) -> None:
         """Decides from the rounds of one step, each with the draft that it had, if any."""
         self._telemetry.rounds([done for _, _, done in counted])
         turns = -(-len(counted) // _DECISIONS_PER_STEP)

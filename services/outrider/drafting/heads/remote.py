@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.drafting.heads.interface import DraftHead
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, Opening
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import OutriderError
 from outrider.protocol.sequence_key import SequenceKey
@@ -27,7 +27,7 @@ class HeadFeatures:
         self._head = head
         self._seen: dict[SequenceKey, list[Features]] = {}
 
-    def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None: ...
+    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None: ...
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None: ...
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None: ...
 

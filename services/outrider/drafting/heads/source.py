@@ -16,7 +16,7 @@ from outrider.drafting.heads.features import FeatureCache, FeatureWriter
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.runner import HeadRunner
 from outrider.drafting.heads.text import HeadText
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Opening
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.protocol.sequence_key import SequenceKey
 
@@ -35,7 +35,7 @@ class HeadDrafts:
         self._counts: dict[SequenceKey, int] = {}
         self._due: dict[SequenceKey, HeadText] = {}
 
-    def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
         self._texts[key] = HeadText(opening, [*opening.prompt, *opening.committed])
         self._writers[key] = FeatureWriter(self._cache, opening.salt)
         self._counts[key] = opening.limits.max_draft_tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from outrider.drafting.heads.interface import ChainMemory
-from outrider.drafting.source import Opening
+from outrider.drafting.source import SourceOpening
 from outrider.drafting.tree import ROOT, DraftTree
 from outrider.options.sampling import Q_TOTAL, DraftDistribution
 from outrider.speculation import Proposal
@@ -21,7 +21,7 @@ _MIN_JOINT, _MIN_CHANCE = 0.25, 0.1
 class HeadText:
     """The head has read the positions from `begin` up to `read`; the features of `waiting` come after them."""
 
-    opening: Opening
+    opening: SourceOpening
     tokens: list[int]
     """Prompt and committed output. Its owner extends it."""
     memory: ChainMemory = field(default_factory=ChainMemory)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.drafting.lookup.source import Found, LookupDrafts
-from outrider.drafting.source import DraftSource, Opening, register
+from outrider.drafting.source import DraftSource, SourceOpening, register
 
 NAME = "ngram"
 # Tokens indexed at once: a long prompt is taken in over several steps, during its prefill.
@@ -110,7 +110,7 @@ def ngrams() -> DraftSource:
 class NgramLookup:
     """The index of one sequence, and its last match: as long as commits follow that, it is not searched anew."""
 
-    def __init__(self, opening: Opening, config: NgramConfig | None = None) -> None:
+    def __init__(self, opening: SourceOpening, config: NgramConfig | None = None) -> None:
         self._config = config or NgramConfig()
         self._tokens = [*opening.prompt, *opening.committed]
         self._index = NgramIndex(self._tokens, self._config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafting.lookup.source import Found, LookupDrafts
-from outrider.drafting.source import DraftSource, Opening, register
+from outrider.drafting.source import DraftSource, SourceOpening, register
 from outrider.options.prediction import Prediction
 
 NAME = "prediction"
@@ -23,7 +23,7 @@ class PredictionLookup:
         self._prediction = prediction
 
     @classmethod
-    def of(cls, opening: Opening) -> PredictionLookup | None:
+    def of(cls, opening: SourceOpening) -> PredictionLookup | None:
         if not opening.prediction:
             return None
         prediction = Prediction(opening.prediction)

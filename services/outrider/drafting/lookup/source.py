@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Opening
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
@@ -45,13 +45,13 @@ class LookupDrafts:
     """A DraftSource with one lookup for each sequence."""
 
     name: str
-    make: Callable[[Opening], Lookup | None]
+    make: Callable[[SourceOpening], Lookup | None]
     """None: there is nothing to look up for this sequence."""
     _texts: dict[SequenceKey, _Text] = field(default_factory=dict)
     _due: dict[SequenceKey, _Text] = field(default_factory=dict)
     """Those whose text or limits have changed since they were last looked up."""
 
-    def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
         if (lookup := self.make(opening)) is None:
             return
         length, ratio = len(opening.prompt) + len(opening.committed), opening.mode is VerificationMode.RATIO

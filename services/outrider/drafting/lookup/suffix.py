@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.lookup.source import Found, LookupDrafts
-from outrider.drafting.source import CloseReason, DraftSource, Opening, register
+from outrider.drafting.source import CloseReason, DraftSource, SourceOpening, register
 from outrider.protocol.sequence_key import SequenceKey
 
 NAME = "suffix"
@@ -164,7 +164,7 @@ def suffixes() -> DraftSource:
 class SuffixLookup:
     """One sequence's text, from the end of its prompt on."""
 
-    def __init__(self, opening: Opening, history: History) -> None:
+    def __init__(self, opening: SourceOpening, history: History) -> None:
         self.tenant = opening.tenant
         self.forgotten = False
         """Whether the text is not to be remembered."""

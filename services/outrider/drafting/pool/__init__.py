@@ -6,6 +6,6 @@ on a link; `validator` makes a tree of a message; `log` says which messages a ro
 
 from outrider.drafting.pool.client import PoolDrafts, PoolListener
 from outrider.drafting.pool.leases import DraftLeases, ReadLeases, no_leases
-from outrider.drafting.pool.sequence import Vocabulary
+from outrider.drafting.pool.sequence import DraftVocabulary
 
-__all__ = ["DraftLeases", "PoolDrafts", "PoolListener", "ReadLeases", "Vocabulary", "no_leases"]
+__all__ = ["DraftLeases", "DraftVocabulary", "PoolDrafts", "PoolListener", "ReadLeases", "no_leases"]

@@ -14,8 +14,8 @@ from typing import ClassVar
 from outrider.drafting.pool.leases import DraftLeases
 from outrider.drafting.pool.link import DraftLink
 from outrider.drafting.pool.links import DraftLinks
-from outrider.drafting.pool.sequence import PooledSequence, Vocabulary
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, Opening
+from outrider.drafting.pool.sequence import DraftVocabulary, PooledSequence
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol.errors import from_sequence_error
@@ -28,7 +28,7 @@ from outrider.rpc.v1 import draft_pb2, sequence_pb2
 class _Open:
     """One sequence that is open here: all that a draft would be sent now."""
 
-    opening: Opening
+    opening: SourceOpening
     limits: DraftLimits
     committed: list[int]
     pooled: PooledSequence | None = None
@@ -53,7 +53,7 @@ class PoolDrafts:
     """All sequences of one target at its draft workers. A DraftSource."""
 
     name: ClassVar[str] = "pool"
-    vocabulary: Vocabulary
+    vocabulary: DraftVocabulary
     clock: Callable[[], float]
     """Monotonic seconds."""
     leases: DraftLeases
@@ -71,7 +71,7 @@ class PoolDrafts:
         told = self._pair, self._replied, self._lose, self.listener.unleased
         self.links = DraftLinks(self.leases, *told, self.connect, self.credential)
 
-    def open(self, key: SequenceKey, opening: Opening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
         """Without an assignment it waits for one."""
         if key not in self._open:
             self._open[key] = _Open(opening, opening.limits, list(opening.committed))

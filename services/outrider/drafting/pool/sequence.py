@@ -9,7 +9,7 @@ from typing import Self
 from outrider.drafting.pool.link import DraftLink
 from outrider.drafting.pool.log import DraftLog, drafted_us
 from outrider.drafting.pool.validator import DraftValidator
-from outrider.drafting.source import CloseReason, DraftLimits, Features, Opening
+from outrider.drafting.source import CloseReason, DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
@@ -19,7 +19,7 @@ from outrider.rpc.v1 import sequence_pb2
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class DraftVocabulary:
     """Bounds of what a draft may send."""
 
     size: int
@@ -57,9 +57,9 @@ class PooledSequence:
         link: DraftLink,
         sequence_id: int,
         key: SequenceKey,
-        opening: Opening,
+        opening: SourceOpening,
         limits: DraftLimits,
-        vocabulary: Vocabulary,
+        vocabulary: DraftVocabulary,
         now_us: int,
         *,
         reads_features: bool = False,
@@ -161,7 +161,7 @@ def commit_message(
     return message
 
 
-def open_message(sequence_id: int, opening: Opening, limits: DraftLimits) -> sequence_pb2.OpenSequence:
+def open_message(sequence_id: int, opening: SourceOpening, limits: DraftLimits) -> sequence_pb2.OpenSequence:
     """Raises ValueError for a token id that no message can hold."""
     return sequence_pb2.OpenSequence(
         sequence_id=sequence_id,

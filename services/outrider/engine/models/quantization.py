@@ -25,7 +25,7 @@ _INT4_ROWS = 16
 _GRID_FITS = 3
 _FITTED_WEIGHTS = 1 << 18
 # Of float16: its numbers below have fewer bits.
-_LEAST_SCALE = 2.0**-14
+_MIN_SCALE = 2.0**-14
 # Far from those of weights that have both signs.
 _LARGEST_ZERO = 64
 # Compute capability of Ada, which with Hopper is the first to have fp8 products.
@@ -178,7 +178,7 @@ def _on_grids(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     # Sums over the first of the dimensions are quicker.
     w = weight.float().view(len(weight), -1, group).permute(2, 0, 1).contiguous()
     mean, least = w.mean(0), w.amin(0).clamp_max(0)
-    scale = ((w.amax(0).clamp_min(0) - least) / 15).clamp_min(_LEAST_SCALE)
+    scale = ((w.amax(0).clamp_min(0) - least) / 15).clamp_min(_MIN_SCALE)
     zero = -least / scale
     q = _nearest(w, scale, zero)
     for _ in range(_GRID_FITS):
@@ -186,7 +186,7 @@ def _on_grids(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
         spread = centred.square().sum(0)
         scale = torch.where(spread > 0, (centred * w).sum(0) / spread, scale)
         # As they are kept: rounding them afterwards would shift a whole group.
-        scale = scale.clamp_min(_LEAST_SCALE).half().float()
+        scale = scale.clamp_min(_MIN_SCALE).half().float()
         zero = (q.mean(0) - mean / scale).clamp(-_LARGEST_ZERO, _LARGEST_ZERO).half().float()
         q = _nearest(w, scale, zero)
     return q.permute(1, 2, 0).reshape(weight.shape).to(torch.uint8), scale, zero

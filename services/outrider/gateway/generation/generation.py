@@ -32,7 +32,7 @@ from outrider.gateway.generation.requests import (
 )
 from outrider.gateway.generation.retry import RouterRetry
 from outrider.gateway.generation.spans import RequestSpan, request_span
-from outrider.gateway.generation.stats import Finish, RunningStats, Usage
+from outrider.gateway.generation.stats import AnswerFinish, RunningStats, Usage
 from outrider.gateway.routers.routers import RouterPool
 from outrider.gateway.tenants.admission import Admission
 from outrider.gateway.tenants.auth import check_model, default_tenant
@@ -71,7 +71,7 @@ class Chunk:
     token_ids: tuple[int, ...]
     num_accepted: int
     """The first `num_accepted` of `token_ids` were drafted."""
-    finish: Finish | None = None
+    finish: AnswerFinish | None = None
     logprobs: Sequence[TokenLogprobs] = ()
     """One per token, if requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
@@ -220,7 +220,7 @@ class _Job:
         finish = None
         if piece.finish_reason is not None:
             summary = self.stats.summary(now_s)
-            finish = Finish(piece.finish_reason, self.usage, summary, self.output.matched_stop, self._receipt())
+            finish = AnswerFinish(piece.finish_reason, self.usage, summary, self.output.matched_stop, self._receipt())
         num_accepted = min(num_accepted, len(piece.token_ids))
         return Chunk(piece.delta, piece.token_ids, num_accepted, finish, found, of_prompt)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from outrider.errors import OutriderError
-from outrider.gateway.generation.stats import Finish
+from outrider.gateway.generation.stats import AnswerFinish
 from outrider.telemetry.metrics import LabelCap
 
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -116,7 +116,7 @@ class RequestObserver:
             self.waiting = False
             self.metrics.waiting.labels(self.model).dec()
 
-    def chunk(self, num_tokens: int, finish: Finish | None, now_s: float) -> None:
+    def chunk(self, num_tokens: int, finish: AnswerFinish | None, now_s: float) -> None:
         """To be called before each delivery."""
         if num_tokens:
             self.opened()
@@ -129,7 +129,7 @@ class RequestObserver:
         if finish is not None:
             self._finish(finish, now_s)
 
-    def _finish(self, finish: Finish, now_s: float) -> None:
+    def _finish(self, finish: AnswerFinish, now_s: float) -> None:
         self.finished = True
         self.metrics.succeeded.labels(self.model, finish.reason).inc()
         self.metrics.queue_time.labels(self.model).observe(finish.summary.queue_time_ms / 1e3)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 FRAME_BYTES = 512
 """Of an answer without log probabilities."""
-_FIRST_BEAT_S, _LEAST_BEAT_S, _LONGEST_BEAT_S = 0.05, 0.005, 0.5
+_FIRST_BEAT_S, _MIN_BEAT_S, _LONGEST_BEAT_S = 0.05, 0.005, 0.5
 _WEIGHT = 0.05
 
 
@@ -26,7 +26,7 @@ class Beat:
     def answered(self, s_per_token: float) -> None:
         """0: unknown, as the answer has only one token."""
         if s_per_token:
-            self.s += _WEIGHT * (min(max(s_per_token, _LEAST_BEAT_S), _LONGEST_BEAT_S) - self.s)
+            self.s += _WEIGHT * (min(max(s_per_token, _MIN_BEAT_S), _LONGEST_BEAT_S) - self.s)
 
 
 @dataclass(slots=True)

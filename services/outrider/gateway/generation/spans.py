@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import OutriderError
 from outrider.gateway.generation.requests import ChatPrompt, Generation
-from outrider.gateway.generation.stats import Finish
+from outrider.gateway.generation.stats import AnswerFinish
 from outrider.protocol.limits import MAX_MODEL_CHARS
 from outrider.telemetry.context import TraceContext
 from outrider.telemetry.tracing import Tracing, context_of, parent_of
@@ -34,7 +34,7 @@ class RequestSpan:
         if self.span is not None:
             self.span.set_attributes({"gen_ai.response.id": request_id, "gen_ai.usage.input_tokens": prompt_tokens})
 
-    def finished(self, model: str, finish: Finish) -> None:
+    def finished(self, model: str, finish: AnswerFinish) -> None:
         if self.span is None:
             return
         sums = finish.summary.sums

@@ -114,7 +114,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class AnswerFinish:
     """How an answer ended."""
 
     reason: FinishReason

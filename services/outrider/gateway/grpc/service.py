@@ -26,7 +26,7 @@ from outrider.gateway.generation.requests import (
     check_num_messages,
     numbered,
 )
-from outrider.gateway.generation.stats import Finish, Summary, Usage
+from outrider.gateway.generation.stats import AnswerFinish, Summary, Usage
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
 from outrider.gateway.tenants.auth import check_model, default_tenant
 from outrider.gateway.tools.structured import Structured, parsed_schema
@@ -219,7 +219,7 @@ def _logprobs(found: Sequence[TokenLogprobs]) -> list[sequence_pb2.TokenLogprobs
 
 def _finish(
     response: generation_pb2.GenerateResponse | generation_pb2.StreamGenerateResponse,
-    finish: Finish,
+    finish: AnswerFinish,
     include_metrics: bool,
 ) -> None:
     response.finish_reason, response.receipt = finish.reason, finish.receipt

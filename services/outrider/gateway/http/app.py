@@ -16,7 +16,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.generation.choices import Choices, start_choices
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.requests import Generation
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 Answering = AbstractAsyncContextManager[Choices]
 
 
-def create_app(core: Generator, limits: Limits, guard: Guard) -> Starlette:
+def create_app(core: Generator, limits: GatewayLimits, guard: Guard) -> Starlette:
     """The application, for uvicorn or any other ASGI server. Raises Undeclared for a route that lacks its access."""
     listings, tokens = _Listings(core), TokenEndpoints(core, limits)
     completions, chats = sse.ShapeWriter(CompletionShape), sse.ShapeWriter(ChatShape)
@@ -79,7 +79,7 @@ class _Endpoint:
     """An endpoint that generates. It is an ASGI application, so that it decides when an answer begins."""
 
     core: Generator
-    limits: Limits
+    limits: GatewayLimits
     kind: type[GenerationBody]
     writer: Writer
 
@@ -126,7 +126,7 @@ class _Endpoint:
         self, body: GenerationBody, answering: Answering, about: dict[str, str], send: Send, *, paced: bool
     ) -> None:
         """Errors before the headers have their own HTTP status; later ones are events in the stream."""
-        stream = sse.PacedStream(send, beat_s=self.core.beat.s) if paced else sse.EventStream(send)
+        stream = sse.PacedStream(send, beat_s=self.core.beat.s) if paced else sse.AnswerEvents(send)
         try:
             async with (
                 answering as choices,

@@ -21,7 +21,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.http.errors import HttpError
 
 MAX_HEAD_BYTES = 16_384
@@ -31,7 +31,7 @@ MAX_HEAD_BYTES = 16_384
 class Bounds:
     """State shared by all connections of one port."""
 
-    limits: Limits
+    limits: GatewayLimits
     max_connections: int
     resting: dict[Connection, None] = field(default_factory=dict)
     """Connections without a complete request, longest first."""

@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.requests import Request
 
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.http.errors import HttpError
 
 _CLOSE = {"Connection": "close"}
@@ -15,7 +15,7 @@ _CLOSE = {"Connection": "close"}
 _READ_ON = 8
 
 
-async def read_body(request: Request, limits: Limits) -> bytes:
+async def read_body(request: Request, limits: GatewayLimits) -> bytes:
     """The whole body, within its limits of size and time."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -34,7 +34,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise HttpError(408, message, headers=_CLOSE) from error
 
 
-async def _read_within(request: Request, limits: Limits) -> bytes:
+async def _read_within(request: Request, limits: GatewayLimits) -> bytes:
     body, num_read = bytearray(), 0
     async for part in request.stream():
         num_read += len(part)
@@ -47,6 +47,6 @@ async def _read_within(request: Request, limits: Limits) -> bytes:
     return bytes(body)
 
 
-def _too_large(limits: Limits) -> HttpError:
+def _too_large(limits: GatewayLimits) -> HttpError:
     message = f"the body is larger than the {limits.max_body_bytes} bytes allowed"
     return HttpError(413, message, code="request_too_large", headers=_CLOSE)

@@ -20,7 +20,7 @@ from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.openai.bodies import usage
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
 from outrider.gateway.http.openai.schemas import GenerationBody, StreamOptions
-from outrider.gateway.http.openai.shapes import ChatShape, Choice, CompletionShape, Json, Shape
+from outrider.gateway.http.openai.shapes import AnswerShape, ChatShape, Choice, CompletionShape, Json
 
 Result = TypeVar("Result")
 DONE = b"data: [DONE]\n\n"
@@ -83,7 +83,7 @@ def event(data: Json) -> bytes:
 
 
 @dataclass(slots=True)
-class EventStream:
+class AnswerEvents:
     """The events of one request, as they are sent. Counts them."""
 
     send: Send
@@ -137,7 +137,7 @@ class EventStream:
 
 
 @dataclass(slots=True)
-class PacedStream(EventStream):
+class PacedStream(AnswerEvents):
     """Events as a stream of bytes: each beat sends equally many. A comment fills the frame where there are fewer."""
 
     beat_s: float = 0.0
@@ -170,7 +170,7 @@ class PacedStream(EventStream):
         await self._open()
         while self._unsent:
             await self._pacer.beat()
-        await EventStream.close(self)
+        await AnswerEvents.close(self)
 
     async def _send_frame(self) -> None:
         if not self.opened:
@@ -199,7 +199,7 @@ def _frame_bytes(choices: Choices) -> int:
     return len(choices.answers) * (FRAME_BYTES + _LOGPROB_BYTES * num_logprobs)
 
 
-async def events(choices: Choices, shape: Shape, asked: StreamOptions) -> AsyncGenerator[bytes, None]:
+async def events(choices: Choices, shape: AnswerShape, asked: StreamOptions) -> AsyncGenerator[bytes, None]:
     """The events of the answers, without [DONE]. Nothing is yielded before the first token or error."""
     include_usage = bool(asked.include_usage)
     writers: dict[int, Choice] = {}
@@ -235,7 +235,7 @@ class ShapeWriter:
     def failed(self, error: HttpError, num_events: int) -> bytes:
         return event(error.body)
 
-    def _of(self, choices: Choices) -> Shape:
+    def _of(self, choices: Choices) -> AnswerShape:
         return self.shape(choices.id, choices.model, int(time.time()))
 
 
@@ -248,7 +248,7 @@ def _usage_in_chunk(asked: StreamOptions, stats: ChoiceStats, number: int) -> Js
     return {"usage": None} if asked.include_usage else {}
 
 
-async def whole(choices: Choices, shape: Shape, num_choices: int) -> Json:
+async def whole(choices: Choices, shape: AnswerShape, num_choices: int) -> Json:
     """The answers in one body: for each prompt the `num_choices` with the highest mean logprob.
 
     If there are no more answers than that, all of them in their order.

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.generation.context_length import check_len
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.requests import ChatPrompt, TextPrompt
@@ -86,7 +86,7 @@ _Answer = tuple[int, dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class TokenEndpoints:
     core: Generator
-    limits: Limits
+    limits: GatewayLimits
 
     async def tokenize(self, request: Request) -> Response:
         return await self._answer(request, TokenizeRequest, self._tokenized)

@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import Overloaded
-from outrider.gateway.tenants.quotas import SLICE_S, Balance, Bucket, MeanTokens, Rate, Remaining, wait_s
+from outrider.gateway.tenants.quotas import SLICE_S, Balance, MeanTokens, Rate, Remaining, TokenBucket, wait_s
 from outrider.metadata.store import MetadataStore
-from outrider.metadata.tenants.quota import Granted, Wanted
+from outrider.metadata.tenants.quota import Granted, QuotaRequest
 from outrider.rpc.v1 import tenants_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -68,11 +68,11 @@ class _Account:
     given_back: float = 0.0
     """Tokens to return to the store's bucket with the next call."""
     closed: _Closed = _Closed()
-    stored_requests: Bucket | None = None
+    stored_requests: TokenBucket | None = None
     """The store's bucket as last seen; None before the first call. The same for tokens."""
-    stored_tokens: Bucket | None = None
-    alone_requests: Bucket | None = None
-    alone_tokens: Bucket | None = None
+    stored_tokens: TokenBucket | None = None
+    alone_requests: TokenBucket | None = None
+    alone_tokens: TokenBucket | None = None
     mean: MeanTokens = field(default_factory=MeanTokens)
     running: int = 0
     taking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -148,7 +148,7 @@ class QuotaKeeper:
             waiting.cancel()
             self._left.clear()
 
-    async def _admit(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Balance | Bucket:
+    async def _admit(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Balance | TokenBucket:
         """Returns the balance or bucket that the request's tokens were taken from. Raises Overloaded."""
         quota, now_s = tenant.quota, self.clock()
         requests, tokens = Rate.of_requests(quota), Rate.of_tokens(quota)
@@ -197,8 +197,8 @@ class QuotaKeeper:
         given_back, account.given_back = account.given_back, 0.0
         granted = await self.store.quotas.take(
             tenant.name,
-            Wanted(requests.rate, requests.capacity, num_requests),
-            Wanted(tokens.rate, tokens.capacity, num_tokens),
+            QuotaRequest(requests.rate, requests.capacity, num_requests),
+            QuotaRequest(tokens.rate, tokens.capacity, num_tokens),
             price=missing,
             num_requests=answers,
             given_back=given_back,
@@ -210,18 +210,18 @@ class QuotaKeeper:
             account.given_back += given_back
             return None
         now_s = self.clock()
-        account.stored_requests = Bucket(granted.requests_left, now_s)
-        account.stored_tokens = Bucket(granted.tokens_left, now_s)
+        account.stored_requests = TokenBucket(granted.requests_left, now_s)
+        account.stored_tokens = TokenBucket(granted.tokens_left, now_s)
         return granted
 
-    def _alone(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> Bucket:
+    def _alone(self, tenant: tenants_pb2.Tenant, account: _Account, charge: Charge) -> TokenBucket:
         """This gateway's part of the quota, by its own clock."""
         quota, now_s = tenant.quota, self.clock()
         if quota.concurrent_requests and account.running > max(1, quota.concurrent_requests // self.num_gateways):
             raise self._too_many(tenant)
         request_rate = Rate.of_requests(quota).part(self.num_gateways)
         token_rate = Rate.of_tokens(quota).part(self.num_gateways)
-        requests = account.alone_requests = account.alone_requests or Bucket(1.0, now_s)
+        requests = account.alone_requests = account.alone_requests or TokenBucket(1.0, now_s)
         tokens = account.alone_tokens = account.alone_tokens or self._part(account, token_rate)
         requests.refill(replace(request_rate, capacity=max(1.0, request_rate.capacity)), now_s)
         tokens.refill(token_rate, now_s)
@@ -235,12 +235,12 @@ class QuotaKeeper:
             tokens.level -= charge.price
         return tokens
 
-    def _part(self, account: _Account, rate: Rate) -> Bucket:
+    def _part(self, account: _Account, rate: Rate) -> TokenBucket:
         """The tokens that this gateway begins with alone: its own, and its part of what the store had last."""
         stored = account.stored_tokens
         if stored is None:
-            return Bucket(rate.capacity, self.clock())
-        return Bucket(stored.level / self.num_gateways + account.given_back + account.tokens.level, stored.at_s)
+            return TokenBucket(rate.capacity, self.clock())
+        return TokenBucket(stored.level / self.num_gateways + account.given_back + account.tokens.level, stored.at_s)
 
     def remaining(self, tenant: tenants_pb2.Tenant) -> dict[str, Remaining]:
         """What the tenant may still use of `requests` and `tokens`, of those that its quota limits."""
@@ -252,8 +252,8 @@ class QuotaKeeper:
         }
         return {name: self._remaining(rate, *known[name]) for name, rate in rates.items() if rate.rate}
 
-    def _remaining(self, rate: Rate, stored: Bucket | None, level: float) -> Remaining:
-        now = Bucket(rate.capacity, self.clock()) if stored is None else replace(stored)
+    def _remaining(self, rate: Rate, stored: TokenBucket | None, level: float) -> Remaining:
+        now = TokenBucket(rate.capacity, self.clock()) if stored is None else replace(stored)
         now.refill(rate, self.clock())
         return Remaining.of(rate, now.level + level)
 

@@ -61,7 +61,7 @@ class Remaining:
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """Refills with time: the store's bucket as last seen, or this gateway's part of it while the store is away."""
 
     level: float

@@ -79,7 +79,7 @@ return {tostring(place), string.format('%.6f', given[1]), string.format('%.6f', 
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class QuotaRequest:
     """For one quantity: the rate per second, the size of the bucket, and the wanted amount."""
 
     rate: float
@@ -110,8 +110,8 @@ class QuotaStore:
     async def take(
         self,
         tenant: str,
-        requests: Wanted,
-        tokens: Wanted,
+        requests: QuotaRequest,
+        tokens: QuotaRequest,
         *,
         price: float,
         num_requests: int = 0,

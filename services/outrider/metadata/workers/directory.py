@@ -95,7 +95,7 @@ class _Known:
 
 
 @dataclass(slots=True)
-class Directory:
+class WorkerDirectory:
     given_back: frozenset[Key] = frozenset()
     """Leases that were given back, by the last read: their workers were stopped."""
     _known: dict[Key, _Known] = field(default_factory=dict)

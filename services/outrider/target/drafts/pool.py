@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from outrider.drafting.pool import DraftLeases, PoolDrafts, PoolListener, Vocabulary
+from outrider.drafting.pool import DraftLeases, DraftVocabulary, PoolDrafts, PoolListener
 from outrider.drafting.source import CloseReason, DraftLimits
 from outrider.errors import OutriderError
 from outrider.protocol.errors import to_sequence_error
@@ -19,7 +19,7 @@ from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered, Opened
 from outrider.target.requests.opening import Limits, Speculation
-from outrider.target.requests.report import Committed, Report, TargetStats
+from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import assignment_of
 
 # No draft reports a lower chance than this: a lower price is as good as none.
@@ -46,7 +46,7 @@ class PooledDrafts:
     ) -> None:
         """`post` takes events made of drafts' messages, `answer` what a stream's router is sent besides commits.
         `credential`: metadata of calls to drafts. `features`: those that the worker computes, as in its WorkerInfo."""
-        vocabulary = Vocabulary(limits.vocab_size, limits.max_context_len)
+        vocabulary = DraftVocabulary(limits.vocab_size, limits.max_context_len)
         listener = PoolListener(self._post_arrived, self._tell_spent, self._tell_lost, self._count_unleased)
         self.pool = PoolDrafts(vocabulary, clock, leases, listener, connect, credential, features)
         quiet = PoolListener(arrived=self._ignore_shadows)
@@ -101,7 +101,7 @@ class PooledDrafts:
 
     # -- reports of the worker
 
-    def take_report(self, report: Report) -> dict[SequenceKey, sequence_pb2.DraftStats]:
+    def take_report(self, report: TargetReport) -> dict[SequenceKey, sequence_pb2.DraftStats]:
         """Sends commits and ends to the drafts; returns the draft statistics that routers are sent."""
         self._price_rows(report.row_price)
         draft_stats = {}

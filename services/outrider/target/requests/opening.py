@@ -147,9 +147,9 @@ class Opening:
         """Whether the sequence may not run yet because its grammar is not compiled."""
         return self.grammar is None and self.logits is not None and bool(self.logits.grammar)
 
-    def for_drafts(self, limits: DraftLimits) -> drafting.Opening:
+    def for_drafts(self, limits: DraftLimits) -> drafting.SourceOpening:
         """What a source of drafts needs of it."""
-        return drafting.Opening(
+        return drafting.SourceOpening(
             prompt=self.prompt,
             params=self.params,
             mode=self.mode,

@@ -49,7 +49,7 @@ class Committed:
 
 
 @dataclass(slots=True, kw_only=True)
-class Report(WorkerReport):
+class TargetReport(WorkerReport):
     """One step, or only what was found before one."""
 
     commits: list[Committed] = field(default_factory=list)

@@ -16,7 +16,7 @@ from outrider.target.drafts.pool import PooledDrafts
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.events import Compiled, Erased, Event, GrammarWork, Opened, TargetEvent
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Report, TargetStats
+from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.wire import empty_response, events_of, response_of
 from outrider.worker.events import Refused
 from outrider.worker.loop import StepLoop, StepMachine
@@ -24,7 +24,7 @@ from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
 from outrider.worker.watchdog import StepPace
 
 
-class TargetMachine(StepMachine[TargetEvent, Report], Protocol):
+class TargetMachine(StepMachine[TargetEvent, TargetReport], Protocol):
     """What runs a target's sequences: our own engine, or another."""
 
     @property
@@ -34,7 +34,7 @@ class TargetMachine(StepMachine[TargetEvent, Report], Protocol):
 
 
 class TargetServicer(
-    WorkerServicer[TargetEvent, Report, target_pb2.VerifyRequest, target_pb2.VerifyResponse],
+    WorkerServicer[TargetEvent, TargetReport, target_pb2.VerifyRequest, target_pb2.VerifyResponse],
     target_pb2_grpc.TargetServiceServicer,
 ):
     def __init__(
@@ -44,7 +44,7 @@ class TargetServicer(
         limits: Limits,
         prefix_listener: PrefixListener = lambda added, removed: None,
         metrics: TargetMetrics | None = None,
-        make_steps: MakeSteps[TargetEvent, Report] = StepLoop[TargetEvent, Report],
+        make_steps: MakeSteps[TargetEvent, TargetReport] = StepLoop[TargetEvent, TargetReport],
         clock: Callable[[], float] = time.monotonic,
         connect: Connect = create_channel,
         max_silence_s: float = 1.0,
@@ -132,17 +132,17 @@ class TargetServicer(
     def _stream_ended(self, stream: int) -> None:
         self.drafts.stream_ended(stream)
 
-    def _dispatch(self, report: Report) -> None:
+    def _dispatch(self, report: TargetReport) -> None:
         draft_stats = self.drafts.take_report(report)
         # Drafts wait for commits, so these are sent before the responses are built.
         self._event_loop.call_soon(lambda: self._tell(response_of(report, draft_stats), report))
 
-    def _note(self, report: Report) -> None:
+    def _note(self, report: TargetReport) -> None:
         if report.batch_sequences:
             self._tell_progress(report)
         super()._note(report)
 
-    def _tell_progress(self, report: Report) -> None:
+    def _tell_progress(self, report: TargetReport) -> None:
         """Reports that a step has ended: a long prefill commits nothing for minutes, and a router must know that it
         runs."""
         for number in self.streams.unanswered(self._max_silence_s):

@@ -21,7 +21,7 @@ from outrider.protocol.rounds import sources_to_proto
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, Event, Opened
 from outrider.target.requests.opening import Limits, Opening, SampleConsent, Speculation, Stopping
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.worker.events import Closed, SequenceKey, translated
 
 
@@ -103,7 +103,7 @@ def assignment_of(message: sequence_pb2.DraftAssignment) -> DraftAssignment | No
 
 
 def response_of(
-    report: Report, draft_stats: Mapping[SequenceKey, sequence_pb2.DraftStats] = MappingProxyType({})
+    report: TargetReport, draft_stats: Mapping[SequenceKey, sequence_pb2.DraftStats] = MappingProxyType({})
 ) -> dict[int, target_pb2.VerifyResponse]:
     """One message for each stream that the report concerns. `draft_stats`: sent with the commits."""
     responses: dict[int, target_pb2.VerifyResponse] = {}
@@ -123,7 +123,7 @@ def response_of(
     return responses
 
 
-def empty_response(report: Report) -> target_pb2.VerifyResponse:
+def empty_response(report: TargetReport) -> target_pb2.VerifyResponse:
     """Reports only that a step has ended."""
     return target_pb2.VerifyResponse(
         step_us=report.step_us,

@@ -55,7 +55,7 @@ class Pricing:
 
 
 @dataclass(slots=True)
-class Choice:
+class DraftChoice:
     """The tokens of one sequence that a step takes. A token is a candidate once its parent is taken."""
 
     tree: DraftTree

@@ -19,12 +19,12 @@ from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests import events
 from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits, Opening, Speculation
-from outrider.target.requests.report import Report, TargetStats
+from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
 from outrider.target.step.calibration import Fit
 from outrider.target.step.times import Timer
-from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, Refused, SequenceKey, StreamEnded
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, PeerStreamEnded, Refused, SequenceKey
 from outrider.worker.watchdog import StepPace
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class TargetCore(ABC, Generic[S]):
         self._clock = clock
         self._own_drafts = OwnDrafts(sources, self.stats)
         self._samples = samples
-        self._report = Report()
+        self._report = TargetReport()
 
     @abstractmethod
     def _start(self, event: events.Opened) -> None:
@@ -126,9 +126,9 @@ class TargetCore(ABC, Generic[S]):
     def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Prefixes that were added to the cache, and those removed, since the last call."""
 
-    def take_report(self) -> Report:
+    def take_report(self) -> TargetReport:
         """What happened since the last call. May be empty."""
-        report, self._report = self._report, Report()
+        report, self._report = self._report, TargetReport()
         if self._samples is not None:
             self._samples.note(report)
         report.row_price = self._accounting.row_price
@@ -158,7 +158,7 @@ class TargetCore(ABC, Generic[S]):
             case Closed():
                 if self._sequences.find(event.key) is not None:
                     self._remove(event.key)
-            case StreamEnded():
+            case PeerStreamEnded():
                 for key in [key for key in self._sequences.keys if key.stream == event.stream]:
                     self._remove(key)
             case Refused():

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.drafting.tree import ROOT, DraftTree
-from outrider.target.step.choice import Choice, Pricing
+from outrider.target.step.choice import DraftChoice, Pricing
 from outrider.target.step.sequence import TargetSequence
 
 _MAX_PROMPT_LOGPROBS = 256
@@ -74,7 +74,7 @@ class PlannedRow:
 
 
 @dataclass(slots=True)
-class Plan:
+class StepPlan:
     """Rows to run; or nothing to run before `wake_at_s`; or a victim whose KV must go before anything can run."""
 
     rows: list[PlannedRow] = field(default_factory=list)
@@ -137,7 +137,7 @@ def plan(
     free_blocks: int,
     now_s: float,
     pricing: Pricing | None = None,
-) -> Plan:
+) -> StepPlan:
     """The next step of the sequences that have a place."""
     pricing = pricing or Pricing()
     if any(s.kv is not None and s.pending > 1 for s in sequences):
@@ -158,8 +158,8 @@ def plan(
         rows += _prefill(prefilling, room)
         _add_drafts([row for row in rows if row.decides and not row.decodes], room, 0, pricing, batching)
     if ready and not rows:
-        return Plan(victim=running[-1])
-    return Plan(rows=rows or [], held=held)
+        return StepPlan(victim=running[-1])
+    return StepPlan(rows=rows or [], held=held)
 
 
 def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | None:
@@ -179,7 +179,7 @@ def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: 
     A token is a candidate once its parent is taken, and its value is never higher than its parent's.
     """
     offered = [(row, pricing.offered(row.sequence)) for row in rows]
-    choices = [(row, Choice(tree, row.sequence, pricing.calibration)) for row, tree in offered if tree is not None]
+    choices = [(row, DraftChoice(tree, row.sequence, pricing.calibration)) for row, tree in offered if tree is not None]
     order = itertools.count()
     waiting = [
         (-value, next(order), number, node)

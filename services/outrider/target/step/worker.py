@@ -22,7 +22,7 @@ from outrider.target.step.by_source import chances_of, judged, tokens_by_source
 from outrider.target.step.choice import Pricing
 from outrider.target.step.commit import apply_stop_conditions
 from outrider.target.step.core import Clock, TargetCore
-from outrider.target.step.scheduler import Batching, Plan, PlannedRow, plan
+from outrider.target.step.scheduler import Batching, PlannedRow, StepPlan, plan
 from outrider.target.step.sequence import PromptReport, TargetSequence
 from outrider.target.step.sequences import OpenSequences
 from outrider.target.step.verify import Verified, kv_of, verify_rows
@@ -97,7 +97,7 @@ class TargetWorker(TargetCore[TargetSequence]):
         self._finish_step(results, started_s)
         return 0.0
 
-    def _schedule(self, now_s: float) -> Plan:
+    def _schedule(self, now_s: float) -> StepPlan:
         self._sequences.admit(self._batching)
         engine = self._engine
         pricing = Pricing(self._accounting.row_price, self._accounting.calibration, engine.num_free_tokens)

@@ -30,7 +30,7 @@ from outrider.rpc.v1 import sequence_pb2
 from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening, Speculation, Stopping
-from outrider.target.requests.report import Committed, Report, TargetStats
+from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.step.by_source import chances_of, tokens_by_source
 from outrider.target.step.calibration import Fit
 from outrider.target.step.commit import Outcome
@@ -121,7 +121,7 @@ class Feed:
     ) -> None:
         """Tells the sources what the last step committed, and which requests have ended. `judged`: by request that
         committed tokens in it; `cached`: by request whose prompt ended in it, tokens from the prefix cache."""
-        report = Report(row_price=self._book.row_price)
+        report = TargetReport(row_price=self._book.row_price)
         if self._config.routers:
             self._time(step, judged, report)
         ended: list[SequenceKey] = []
@@ -142,7 +142,7 @@ class Feed:
         if self._pool is not None:
             self._pool.stop()
 
-    def _time(self, step: StepFacts, judged: Mapping[str, Judged], report: Report) -> None:
+    def _time(self, step: StepFacts, judged: Mapping[str, Judged], report: TargetReport) -> None:
         """Divides a step's time among its requests: bills and plan need it."""
         report.step_us, report.batch_sequences = round(step.seconds * 1e6), len(step.counts)
         report.batch_tokens, report.best_chance = step.num_tokens, self._book.calibration.best(Fit())
@@ -163,7 +163,7 @@ class Feed:
             timer.times.drafted_s += len(found.draft) * shares.row_s
             timer.times.wasted_s += (len(found.draft) - found.num_accepted) * shares.row_s
 
-    def _tell_pool(self, pool: PoolThread, report: Report, ended: Iterable[SequenceKey]) -> None:
+    def _tell_pool(self, pool: PoolThread, report: TargetReport, ended: Iterable[SequenceKey]) -> None:
         if report.commits:
             pool.tell(lambda drafts: drafts.step(report))
         for key in ended:

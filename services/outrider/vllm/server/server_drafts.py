@@ -20,7 +20,7 @@ from outrider.supervision import until_first_ends
 from outrider.target.drafts.pool import PooledDrafts
 from outrider.target.requests.events import Adjusted, Event, Opened
 from outrider.target.requests.opening import Limits, Opening, Speculation
-from outrider.target.requests.report import Report
+from outrider.target.requests.report import TargetReport
 from outrider.target.requests.wire import events_of, response_of
 from outrider.vllm.server.fixed_drafts import FixedDrafts, Reach
 from outrider.vllm.server.router_link import RouterLink, RouterReach
@@ -71,7 +71,7 @@ class ServerDrafts:
         if not self.router.attached:
             self._settle(key)
 
-    def step(self, report: Report) -> None:
+    def step(self, report: TargetReport) -> None:
         """Sends what a step has committed to drafts, and to the router."""
         stats = self.pooled.take_report(report)
         for committed in report.commits:

@@ -33,7 +33,7 @@ from outrider.target.metrics import TargetMetrics
 from outrider.target.process import SERVICE
 from outrider.target.requests.events import Event, TargetEvent
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Report
+from outrider.target.requests.report import TargetReport
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
 from outrider.telemetry.vllm_names import VLLM_NAMES
@@ -147,7 +147,7 @@ def _servicer(
         limits,
         publisher.note,
         TargetMetrics(registry, info, machine.stats),
-        make_steps=StepLoop[TargetEvent, Report],
+        make_steps=StepLoop[TargetEvent, TargetReport],
         connect=connect_to(Role.DRAFT, config.tls),
         tokenizer=read_tokenizer(path),
         credential=credential(config.secret, Role.TARGET),

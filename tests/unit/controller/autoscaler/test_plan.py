@@ -13,9 +13,9 @@ from outrider_controller.autoscaler.plan import (
     Mode,
     Plan,
     Reason,
-    Setting,
     TargetState,
     TenantPolicy,
+    TenantSetting,
     plan,
 )
 
@@ -109,13 +109,13 @@ def test_trials_cost_less_than_a_hundredth() -> None:
 @pytest.mark.parametrize(
     ("setting", "saving", "mode", "reason"),
     [
-        (Setting.ON, -1.0, Mode.ON, Reason.OPERATOR_ON),
-        (Setting.OFF, 1.0, Mode.OFF, Reason.OPERATOR_OFF),
-        (Setting.AUTO, 1.0, Mode.ON, Reason.SAVES),
+        (TenantSetting.ON, -1.0, Mode.ON, Reason.OPERATOR_ON),
+        (TenantSetting.OFF, 1.0, Mode.OFF, Reason.OPERATOR_OFF),
+        (TenantSetting.AUTO, 1.0, Mode.ON, Reason.SAVES),
     ],
 )
 def test_operators_overrule_the_evidence_until_their_word_expires(
-    setting: Setting, saving: float, mode: Mode, reason: Reason
+    setting: TenantSetting, saving: float, mode: Mode, reason: Reason
 ) -> None:
     beliefs = learned({"a@1": saving})
     tenants = {"acme": TenantPolicy(setting, until_s=10.0, max_draft_tokens=3, weight=2.0)}
@@ -162,7 +162,7 @@ def test_a_full_target_rests_its_drafts_and_wakes_them_at_half_the_price() -> No
 
 def test_without_a_live_draft_nothing_is_drafted_whatever_an_operator_says() -> None:
     fleet = {"target": TargetState(frozenset({"other@1"}))}
-    planned = plan(learned({"a@1": 1.0}), {"acme": TenantPolicy(Setting.ON)}, fleet, Plan(), 0.0)
+    planned = plan(learned({"a@1": 1.0}), {"acme": TenantPolicy(TenantSetting.ON)}, fleet, Plan(), 0.0)
     assert decided(planned).reason is Reason.NO_DRAFT
     assert decided(planned).draft_for("any") is None
 
@@ -198,10 +198,10 @@ def test_only_what_changed_is_told() -> None:
     assert {cell.tenant for cell, _ in planned.changed(Plan())} == {"acme", "other"}
     same = plan(beliefs, {}, FLEET, planned, 1.0)
     assert list(same.changed(planned)) == []
-    forced = plan(beliefs, {"acme": TenantPolicy(Setting.OFF)}, FLEET, same, 2.0)
+    forced = plan(beliefs, {"acme": TenantPolicy(TenantSetting.OFF)}, FLEET, same, 2.0)
     assert [(cell.tenant, d.mode) for cell, d in forced.changed(same)] == [("acme", Mode.OFF)]
     beliefs.learn({Pairing("third", "target", "a@1"): noted(2000, 0.5)})
-    grown = plan(beliefs, {"acme": TenantPolicy(Setting.OFF)}, FLEET, forced, 3.0)
+    grown = plan(beliefs, {"acme": TenantPolicy(TenantSetting.OFF)}, FLEET, forced, 3.0)
     assert [cell.tenant for cell, _ in grown.changed(forced)] == ["third"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from outrider_controller.autoscaler.belief import STATE
 from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TenantPolicy
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.cli.change.speculation import because, decision_row, explained, would_change
 from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
 
@@ -82,7 +82,7 @@ def test_every_reason_has_words(reason: Reason) -> None:
         Decision(
             Mode.ON,
             Reason.OPERATOR_ON,
-            policy=TenantPolicy(Setting.ON, 50.0, 2, 3, 20_000, 2.0, min_acceptance=0.5, clients_insist=False),
+            policy=TenantPolicy(TenantSetting.ON, 50.0, 2, 3, 20_000, 2.0, min_acceptance=0.5, clients_insist=False),
         ),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.lookup.ngram import NgramLookup, ngrams
 from outrider.drafting.lookup.prediction import predictions
-from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Opening, make_sources, register
+from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, SourceOpening, make_sources, register
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
@@ -17,9 +17,9 @@ from outrider.protocol.sequence_key import SequenceKey
 KEY, OTHER = SequenceKey(1, 1), SequenceKey(1, 2)
 
 
-def opening(prompt: Sequence[int], count: int = 4, **fields: object) -> Opening:
+def opening(prompt: Sequence[int], count: int = 4, **fields: object) -> SourceOpening:
     given = {"params": SamplingParams(temperature=0), "mode": VerificationMode.GREEDY} | fields
-    return Opening(prompt, limits=DraftLimits(count), **given)  # type: ignore[arg-type]
+    return SourceOpening(prompt, limits=DraftLimits(count), **given)  # type: ignore[arg-type]
 
 
 def proposed(source: DraftSource) -> list[tuple[SequenceKey, int, list[int], int]]:

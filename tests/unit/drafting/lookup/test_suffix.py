@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts
-from outrider.drafting.source import CloseReason, DraftLimits, Opening
+from outrider.drafting.source import CloseReason, DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
@@ -20,8 +20,8 @@ def tokens(count: int, seed: int) -> list[int]:
     return [rng.randrange(1000) for _ in range(count)]
 
 
-def opening(prompt: Sequence[int], salt: bytes, count: int = 8, tenant: str = "") -> Opening:
-    return Opening(prompt, GREEDY, VerificationMode.GREEDY, limits=DraftLimits(count), salt=salt, tenant=tenant)
+def opening(prompt: Sequence[int], salt: bytes, count: int = 8, tenant: str = "") -> SourceOpening:
+    return SourceOpening(prompt, GREEDY, VerificationMode.GREEDY, limits=DraftLimits(count), salt=salt, tenant=tenant)
 
 
 def answered(source: SuffixDrafts, prompt: list[int], answer: list[int], salt: bytes, serial: int) -> int:

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 from outrider.errors import Code, Overloaded
 from outrider.gateway.tenants.quota_keeper import QuotaKeeper
-from outrider.gateway.tenants.quotas import Balance, Bucket, MeanTokens, Rate
-from outrider.metadata.tenants.quota import Granted, Wanted
+from outrider.gateway.tenants.quotas import Balance, MeanTokens, Rate, TokenBucket
+from outrider.metadata.tenants.quota import Granted, QuotaRequest
 from outrider.rpc.v1 import tenants_pb2
 
 
@@ -31,14 +31,14 @@ class Store:
     clock: Clock
     away: bool = False
     num_takes: int = 0
-    levels: dict[str, Bucket] = field(default_factory=dict)
+    levels: dict[str, TokenBucket] = field(default_factory=dict)
     running: dict[str, int] = field(default_factory=dict)
 
     async def take(
         self,
         tenant: str,
-        requests: Wanted,
-        tokens: Wanted,
+        requests: QuotaRequest,
+        tokens: QuotaRequest,
         *,
         price: float,
         num_requests: int,
@@ -56,7 +56,7 @@ class Store:
             self.running[gateway] = running
         given = []
         for name, wanted in (("requests", requests), ("tokens", tokens)):
-            bucket = self.levels.setdefault(name, Bucket(wanted.capacity, self.clock()))
+            bucket = self.levels.setdefault(name, TokenBucket(wanted.capacity, self.clock()))
             bucket.level += given_back if name == "tokens" else 0
             bucket.refill(Rate(wanted.rate, wanted.capacity), self.clock())
             amount = max(0.0, min(bucket.level, wanted.amount))

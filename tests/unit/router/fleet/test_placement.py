@@ -11,7 +11,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.fleet.loads import believed_load
 from outrider_controller.router.fleet.placement import (
     MAX_ASKED,
-    Candidate,
+    PlacementCandidate,
     asked,
     common_draft_limit,
     info_problem,
@@ -24,11 +24,13 @@ from tests.fakes import fake_info
 TARGET = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t")
 
 
-def candidate(worker_id: str, load: int = 0, uncached: int = 0, limit: int = 10, waiting: int = 0) -> Candidate:
-    return Candidate(worker_id, load, limit, uncached, num_waiting=waiting)
+def candidate(
+    worker_id: str, load: int = 0, uncached: int = 0, limit: int = 10, waiting: int = 0
+) -> PlacementCandidate:
+    return PlacementCandidate(worker_id, load, limit, uncached, num_waiting=waiting)
 
 
-def order(*candidates: Candidate, expected_tokens: int = 128) -> list[str]:
+def order(*candidates: PlacementCandidate, expected_tokens: int = 128) -> list[str]:
     return [c.worker_id for c in rank(candidates, expected_tokens)]
 
 

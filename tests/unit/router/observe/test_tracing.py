@@ -10,7 +10,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.config import TraceConfig
-from outrider_controller.router.observe.tracing import Batch, Recorder, Traces
+from outrider_controller.router.observe.tracing import Recorder, TraceBatch, Traces
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.sequences import ActiveRequest
 from outrider_controller.router.speculation.controller import Setting
@@ -37,7 +37,9 @@ def begun(traces: Traces, what: Request, now_us: int = 0) -> tuple[Recorder, Act
 
 def add_round(recorder: Recorder, active: ActiveRequest, token_ids: list[int], now_us: int, **fields: Any) -> None:
     commit = sequence.Commit(base_len=active.state.committed_len, token_ids=token_ids, **fields)
-    recorder.round(active.apply(commit, step_us=7, now_us=now_us), setting=SETTING, batch=Batch(3, 8), now_us=now_us)
+    recorder.round(
+        active.apply(commit, step_us=7, now_us=now_us), setting=SETTING, batch=TraceBatch(3, 8), now_us=now_us
+    )
 
 
 def test_a_trace_says_what_every_round_did_and_took() -> None:

@@ -10,7 +10,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import ANYBODY
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
@@ -38,17 +38,17 @@ def allowed(request: Request, decision: Decision) -> tuple[int, bool]:
     [
         (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5, False),
         (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0, False),
-        (OFF, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON)), 0, True),
+        (OFF, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON)), 0, True),
         (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 0, False),
         (ON, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5, True),
         (ON, Decision(Mode.TRY, Reason.COSTS, (), TenantPolicy(clients_insist=False)), 0, False),
         (AUTO, Decision(Mode.OFF, Reason.LOAD), 0, False),
-        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(Setting.OFF)), 0, False),
-        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON, max_draft_tokens=2)), 2, True),
+        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF)), 0, False),
+        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON, max_draft_tokens=2)), 2, True),
         # A draft may have come since: what is believed of it counts.
         (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=0.3), 5, False),
         (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 0, False),
-        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, (), TenantPolicy(Setting.OFF), saving=0.3), 0, False),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, (), TenantPolicy(TenantSetting.OFF), saving=0.3), 0, False),
     ],
 )
 def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
@@ -65,8 +65,8 @@ def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
         (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5),
         (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 5),
         (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0),
-        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(Setting.OFF)), 0),
-        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(Setting.ON, max_draft_tokens=2)), 2),
+        (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF)), 0),
+        (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON, max_draft_tokens=2)), 2),
     ],
 )
 def test_a_target_drafts_itself_unless_client_or_operator_forbid_drafts(
@@ -177,7 +177,7 @@ def test_the_last_plan_holds_for_five_seconds_and_is_gone_on_from_then() -> None
 
 
 def test_an_operators_word_expires_without_the_control_plane_too() -> None:
-    word = TenantPolicy(Setting.OFF, until_s=20.0)
+    word = TenantPolicy(TenantSetting.OFF, until_s=20.0)
     policy = led({Cell("t", "m"): Decision(Mode.OFF, Reason.OPERATOR_OFF, policy=word, saving=0.5)}, 0.5)
     for second in range(20):
         policy.replan(FLEET, float(second))
@@ -204,7 +204,9 @@ def test_a_decision_for_anybody_holds_for_tenants_without_one_of_their_own() -> 
 
 
 def test_of_a_deleted_tenant_nothing_is_left() -> None:
-    policy = led({Cell("t", "m"): Decision(Mode.OFF, Reason.OPERATOR_OFF, policy=TenantPolicy(Setting.OFF))}, -0.5)
+    policy = led(
+        {Cell("t", "m"): Decision(Mode.OFF, Reason.OPERATOR_OFF, policy=TenantPolicy(TenantSetting.OFF))}, -0.5
+    )
     policy.forget([Cell("t", "m")])
     assert policy.decision("t", "m").policy == TenantPolicy()
     policy.replan(FLEET, ALONE_AFTER_S)

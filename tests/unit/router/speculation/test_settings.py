@@ -13,14 +13,14 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason, Setting, TargetState, TenantPolicy
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import ANYBODY
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig, RouterConfig
-from outrider_controller.router.fleet.fleet import DraftWorker, Fleet, RowPrice
+from outrider_controller.router.fleet.fleet import Fleet, LeasedDraft, RowPrice
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import now_us
-from outrider_controller.router.requests.sequences import ActiveRequest, SequenceTable, TargetSequence
+from outrider_controller.router.requests.sequences import ActiveRequest, OpenTarget, SequenceTable
 from outrider_controller.router.speculation.policy import Policy
 from outrider_controller.router.speculation.settings import SettingsSender
 from prometheus_client import CollectorRegistry
@@ -70,14 +70,14 @@ class Router:
         self.fleet.targets[link.worker_id] = link  # type: ignore[assignment]
         return link
 
-    def draft(self, model: str = "d", **info: Any) -> DraftWorker:
+    def draft(self, model: str = "d", **info: Any) -> LeasedDraft:
         made = fake_info(DRAFT, model=model, **info)
-        self.fleet.drafts[made.worker_id] = DraftWorker(made.worker_id, "h:1", made)
+        self.fleet.drafts[made.worker_id] = LeasedDraft(made.worker_id, "h:1", made)
         return self.fleet.drafts[made.worker_id]
 
     def request(self, link: Link, **fields: Any) -> ActiveRequest:
         active = under_way(a_request(**fields))
-        active.target = TargetSequence(len(self.table.requests) + 1, link)  # type: ignore[arg-type]
+        active.target = OpenTarget(len(self.table.requests) + 1, link)  # type: ignore[arg-type]
         active.speculation.allow(self.policy.allowance(active.request))
         self.table.requests[active] = None
         return active
@@ -124,7 +124,7 @@ async def test_a_change_of_the_plan_is_sent_to_the_requests_it_decides_for_and_t
     router = Router()
     link = router.target()
     mine, others = router.request(link), router.request(link, tenant="u")
-    off = Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(Setting.OFF))
+    off = Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF))
     router.policy.decisions[Cell("t", "m")] = off
     router.settings_sender.plan_changed([])
     assert link.told() == []
@@ -158,9 +158,9 @@ async def test_a_change_for_the_targets_own_drafts_leaves_those_of_draft_workers
 async def test_a_request_that_may_have_a_draft_again_looks_for_one() -> None:
     router = Router()
     link, cell = router.target(), Cell("t", "m")
-    router.policy.decisions[cell] = Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(Setting.OFF))
+    router.policy.decisions[cell] = Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF))
     active = router.request(link)
     assert not active.lacks_draft
-    router.policy.decisions[cell] = Decision(Mode.ON, Reason.OPERATOR_ON, (), TenantPolicy(Setting.ON))
+    router.policy.decisions[cell] = Decision(Mode.ON, Reason.OPERATOR_ON, (), TenantPolicy(TenantSetting.ON))
     router.settings_sender.plan_changed([cell])
     await active.events.next()

@@ -12,7 +12,7 @@ import outrider.rpc.v1
 import pytest
 from google.protobuf.descriptor import FileDescriptor
 from outrider.errors import OutriderError
-from outrider.gateway.config import Limits
+from outrider.gateway.config import GatewayLimits
 from outrider.gateway.http.access import guarded
 from outrider.gateway.http.app import create_app
 from outrider.gateway.tenants.auth import KeyGuard
@@ -67,7 +67,7 @@ def _methods(service: str) -> list[str]:
 
 def test_every_route_of_the_gateway_is_declared_and_none_besides() -> None:
     nobody: Any = SimpleNamespace(quotas=None)  # Nobody asks it anything.
-    app = create_app(nobody, Limits(), KeyGuard(None))
+    app = create_app(nobody, GatewayLimits(), KeyGuard(None))
     assert {route.path for route in app.routes if isinstance(route, Route)} == set(ROUTES)
 
 

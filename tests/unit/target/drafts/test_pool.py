@@ -19,7 +19,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.drafts.pool import PooledDrafts
 from outrider.target.requests.events import DraftRefused, Offered
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.requests.wire import events_of
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
@@ -112,7 +112,7 @@ class World:
         await self.hear(opens=[opening()], set_drafts=[assigned(**draft)])
 
     async def follow(self, *commits: Committed, failures: Any = ()) -> Any:
-        draft_stats = self.drafts.take_report(Report(commits=list(commits), failures=list(failures)))
+        draft_stats = self.drafts.take_report(TargetReport(commits=list(commits), failures=list(failures)))
         await asyncio.sleep(0.1)
         return draft_stats.get(KEY)
 
@@ -572,7 +572,7 @@ async def test_a_draft_that_asks_for_them_is_sent_features_and_no_other(world: W
         world.asks, world.draft.requests = asks, []
         await asyncio.sleep(6)
         await world.paired()
-        world.drafts.take_report(Report(features=[(KEY, 4, shown[0])]))
+        world.drafts.take_report(TargetReport(features=[(KEY, 4, shown[0])]))
         await world.follow(replace(committed(4, [9]), features=shown[1]))
         sent = [(c.base_len, list(c.token_ids), c.features_start, c.features) for c in world.draft.commits]
         bare = [(4, [9], 0, b"")]

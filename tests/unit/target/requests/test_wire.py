@@ -12,7 +12,7 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
 from outrider.target.requests.events import Opened
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.requests.wire import events_of, response_of
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
@@ -104,7 +104,7 @@ def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
     committed = Committed(key(5, stream=1), 10, outcome, [9, 3], 4, 12, times, 6, 3)
     failed = Failed(key(6, stream=2), InvalidRequest("mode", "no"))
     responses = response_of(
-        Report(commits=[committed], failures=[failed], step_us=900, batch_sequences=2, batch_tokens=9)
+        TargetReport(commits=[committed], failures=[failed], step_us=900, batch_sequences=2, batch_tokens=9)
     )
     commit = sp.Commit(
         sequence_id=5, base_len=10, token_ids=[7, 8], num_drafted=3, num_verified=2, num_accepted=1,
@@ -120,7 +120,7 @@ def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
 
 
 def test_what_an_unforeseen_error_says_stays_inside() -> None:
-    report = Report(failures=[Failed(key(6), RuntimeError("the prompt was: secret"))])
+    report = TargetReport(failures=[Failed(key(6), RuntimeError("the prompt was: secret"))])
     (error,) = response_of(report)[1].errors
     assert (error.code, error.reason) == (13, "INTERNAL")
     assert "secret" not in error.message
@@ -131,7 +131,7 @@ def test_what_a_sequence_took_goes_with_its_commit_or_by_itself_once_it_has_ende
     times = Times(share_s=0.004, drafted_s=0.002, wasted_s=0.0015)
     committed = Committed(key(5, stream=1), 10, outcome, [9], 0, 1, times, 6, 3, num_branch_tokens=2)
     removed = [(key(5, stream=1), Times()), (key(6, stream=2), Times(share_s=0.0007))]
-    responses = response_of(Report(commits=[committed], removed=removed))
+    responses = response_of(TargetReport(commits=[committed], removed=removed))
     [commit] = responses[1].commits
     assert (commit.share_us, commit.drafted_us, commit.wasted_us, commit.num_branch_tokens) == (4000, 2000, 1500, 2)
     assert not responses[1].usage

@@ -14,7 +14,7 @@ from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.opening import Speculation
-from outrider.target.requests.report import Committed, Report, TargetStats
+from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import response_of
 from outrider.target.step.by_source import chances_of, judged, tokens_by_source
 from outrider.target.step.commit import Outcome
@@ -87,7 +87,7 @@ def commit(
         sources=sources,
         token_sources=places,
     )
-    [message] = response_of(Report(commits=[made]), {} if stats is None else {key(5): stats})[1].commits
+    [message] = response_of(TargetReport(commits=[made]), {} if stats is None else {key(5): stats})[1].commits
     return message
 
 

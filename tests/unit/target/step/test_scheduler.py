@@ -11,7 +11,7 @@ from outrider.speculation import Q_TOTAL, DraftDistribution, SamplingParams, Ver
 from outrider.target.requests.opening import Speculation
 from outrider.target.step.calibration import Bin, Calibration, Fit
 from outrider.target.step.choice import Pricing
-from outrider.target.step.scheduler import Batching, Plan, admissible, plan
+from outrider.target.step.scheduler import Batching, StepPlan, admissible, plan
 from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.times import Timer
 from outrider.worker.events import SequenceKey
@@ -43,7 +43,7 @@ def sequence(
     return made
 
 
-def rows(planned: Plan) -> list[tuple[int, int, int, bool]]:
+def rows(planned: StepPlan) -> list[tuple[int, int, int, bool]]:
     return [(r.sequence.serial, r.num_tokens, len(r.draft), r.decides) for r in planned.rows]
 
 
@@ -79,7 +79,7 @@ def branching(serial: int, *chances: float, **more: object) -> TargetSequence:
     return made
 
 
-def taken(planned: Plan) -> list[list[int]]:
+def taken(planned: StepPlan) -> list[list[int]]:
     return [list(row.draft.token_ids) for row in planned.rows]
 
 
@@ -217,7 +217,7 @@ def test_a_place_is_not_given_twice_to_the_same_blocks() -> None:
 
 
 def test_nothing_to_do_means_no_rows_and_no_time_to_wake() -> None:
-    assert plan([], BATCHING, free_blocks=5, now_s=0) == Plan()
+    assert plan([], BATCHING, free_blocks=5, now_s=0) == StepPlan()
 
 
 def offering(serial: int, *confidence: float, weight: float = 1.0, **more: object) -> TargetSequence:

@@ -15,7 +15,7 @@ from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2_grpc
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
-from outrider.target.requests.report import Committed, Report
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
 from outrider.vllm.server import fixed_drafts
@@ -52,7 +52,9 @@ class Following(ServerDrafts):
         return {key: address for key, (address, _) in self.fixed._drafted_by.items()}
 
     def commit(self, key: SequenceKey, base_len: int, tokens: list[int], finish: Finish = Finish.NONE) -> None:
-        self.step(Report(commits=[Committed(key, base_len, Outcome(tokens, 0, 0, 0, finish), [], 0, 0, Times(), 0, 0)]))
+        self.step(
+            TargetReport(commits=[Committed(key, base_len, Outcome(tokens, 0, 0, 0, finish), [], 0, 0, Times(), 0, 0)])
+        )
 
 
 @contextlib.asynccontextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 from outrider.gateway.generation.choices import Choices
 from outrider.gateway.generation.generation import Chunk
-from outrider.gateway.generation.stats import Finish, Usage
+from outrider.gateway.generation.stats import AnswerFinish, Usage
 from outrider.gateway.http.openai import bodies
 
 
@@ -17,7 +17,7 @@ class ChoiceStats:
     """A prompt counts once for all its answers. Tokens of answers that are not shown count too."""
 
     choices: Choices
-    _finishes: dict[int, Finish] = field(default_factory=dict)
+    _finishes: dict[int, AnswerFinish] = field(default_factory=dict)
     _tokens: Counter[int] = field(default_factory=Counter)
 
     def add(self, number: int, chunk: Chunk) -> None:

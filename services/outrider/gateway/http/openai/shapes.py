@@ -71,7 +71,7 @@ class Choice(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape(ABC):
+class AnswerShape(ABC):
     """The answer form of one endpoint."""
 
     id: str
@@ -133,7 +133,7 @@ def _decoded(answer: Answer) -> str:
     return "".join(map(detokeniser.push, answer.prompt_token_ids)) + detokeniser.flush()
 
 
-class CompletionShape(Shape):
+class CompletionShape(AnswerShape):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
@@ -186,7 +186,7 @@ class _ChatChoice(Choice):
         return Written(self.index, *said, legacy=self._reader.legacy, receipt=chunk.receipt)
 
 
-class ChatShape(Shape):
+class ChatShape(AnswerShape):
     prefix = "chatcmpl"
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"

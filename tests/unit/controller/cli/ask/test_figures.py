@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import router_pb2 as router
-from outrider_controller.cli.ask.client import Answer
+from outrider_controller.cli.ask.client import GatewayAnswer
 from outrider_controller.cli.ask.demo import Painter, make_report
-from outrider_controller.cli.ask.figures import Figures
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import columns, table_lines
 
@@ -21,14 +21,14 @@ from benchmarks.support.prompts import read_prompts, spread
 from tests.soak.streams import problems
 
 
-def answer(text: str, token_ids: list[int], seconds: float = 2.0, **sums: int) -> Answer:
+def answer(text: str, token_ids: list[int], seconds: float = 2.0, **sums: int) -> GatewayAnswer:
     metrics = generation.Metrics(speculative_decoding=router.RequestMetrics(**sums))
-    return Answer(text, token_ids, "length", metrics=metrics, seconds=seconds, first_token_s=0.5)
+    return GatewayAnswer(text, token_ids, "length", metrics=metrics, seconds=seconds, first_token_s=0.5)
 
 
 def test_acceptance_counts_what_was_verified_and_rounds_what_was_stepped() -> None:
     counted = {"num_steps": 4, "num_draft_tokens": 20, "num_verified_tokens": 10, "num_accepted_draft_tokens": 6}
-    figures = Figures.of([answer("a", list(range(10)), **counted, round_us=8000, draft_us=2000, verify_us=5000)])
+    figures = AnswerFigures.of([answer("a", list(range(10)), **counted, round_us=8000, draft_us=2000, verify_us=5000)])
     assert figures.acceptance == 0.6
     assert figures.tokens_per_round == 2.5
     assert figures.tokens_per_second == 5.0
@@ -37,7 +37,7 @@ def test_acceptance_counts_what_was_verified_and_rounds_what_was_stepped() -> No
 
 
 def test_nothing_measured_is_zero_and_not_an_error() -> None:
-    assert Figures.of([]).summary()["acceptance"] == 0.0
+    assert AnswerFigures.of([]).summary()["acceptance"] == 0.0
 
 
 def test_the_demo_tells_equal_from_different_texts() -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from outrider_controller.autoscaler.forecast import Round, best_round, tokens_per_round
+from outrider_controller.autoscaler.forecast import ForecastRound, best_round, tokens_per_round
 from outrider_controller.cli.drafts.plan import plan_command
 
 
@@ -39,7 +39,7 @@ def test_the_best_k_is_none_where_drafting_never_pays_and_grows_with_acceptance(
     assert best_round(0.3, 2.0, 0.2, 16).num_draft_tokens == 0
     counts = [best_round(acceptance, 10.0, 0.0, 32).num_draft_tokens for acceptance in (0.3, 0.6, 0.9)]
     assert counts == sorted(set(counts))
-    assert Round(0, 1.0, 2.0).speedup == 1.0
+    assert ForecastRound(0, 1.0, 2.0).speedup == 1.0
 
 
 @pytest.mark.parametrize(

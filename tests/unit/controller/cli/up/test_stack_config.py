@@ -16,11 +16,11 @@ from outrider_controller.cli.up.command import _first_requests
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import NATIVE_VARIANTS, Planner, StackConfig
+from outrider_controller.cli.up.stack_config import NATIVE_VARIANTS, StackConfig, StackPlanner
 
 
 def target(config: StackConfig, cores: list[int]) -> ProcessSpec:
-    return Planner(config, Path("/m"), "redis://x", cores).plan(Ports()).targets[0]
+    return StackPlanner(config, Path("/m"), "redis://x", cores).plan(Ports()).targets[0]
 
 
 def flag(spec: ProcessSpec, name: str) -> str | None:
@@ -57,7 +57,7 @@ def test_without_pinning_prompts_are_read_with_all_cores() -> None:
 
 def test_a_target_on_vllm_runs_in_the_environment_that_has_it_and_divides_its_threads() -> None:
     config = StackConfig(engine="vllm", vllm_python="/v/python", vllm_args="--seed 1", tensor_parallel=2, targets=2)
-    plan = Planner(replace(config, borrow_cores=True), Path("/m"), "redis://x", list(range(10))).plan(Ports())
+    plan = StackPlanner(replace(config, borrow_cores=True), Path("/m"), "redis://x", list(range(10))).plan(Ports())
     for spec in plan.targets:
         assert spec.argv[0] == "/v/python" and "--vllm-args=--seed 1" in spec.argv
         assert (flag(spec, "--engine"), flag(spec, "--tensor-parallel")) == ("vllm", "2")
@@ -79,7 +79,7 @@ def test_options_of_vllm_need_it(given: dict[str, Any]) -> None:
 
 def test_every_worker_is_told_which_kernels_to_run() -> None:
     config = StackConfig(native_variant="avx2", require_native=True)
-    plan = Planner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
+    plan = StackPlanner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
     for spec in (*plan.targets, *plan.drafts):
         assert flag(spec, "--native-variant") == "avx2" and "--require-native" in spec.argv
     assert "--require-native" not in target(StackConfig(), [0]).argv
@@ -93,7 +93,7 @@ def test_workers_take_their_own_options_beside_those_of_the_stack(engine: str, b
         target_args="--lookups 'ngram,suffix' --dtype=float32",
         draft_args="--speaks '/models/a target' --num-alternatives 2",
     )
-    plan = Planner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
+    plan = StackPlanner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
     target = parse_arguments(plan.targets[0].argv[3:])
     # The last of two goes.
     assert (target.lookup_names, target.engine.dtype) == (["ngram", "suffix"], "float32")
@@ -112,7 +112,7 @@ def test_options_for_a_worker_are_words_that_leave_the_stack_its_addresses(args:
 
 
 def test_no_command_line_shows_the_password_of_the_store() -> None:
-    plan = Planner(StackConfig(), Path("/m"), "redis://u:hunter2@h:1", [0, 1]).plan(Ports())
+    plan = StackPlanner(StackConfig(), Path("/m"), "redis://u:hunter2@h:1", [0, 1]).plan(Ports())
     for spec in (*plan.targets, *plan.drafts, plan.controller, plan.gateway):
         assert spec.env["OUTRIDER_METADATA"] == "redis://u:hunter2@h:1"
         assert not any("hunter2" in word for word in spec.argv)
@@ -126,7 +126,7 @@ def test_the_options_of_a_stack_know_every_variant() -> None:
 
 def test_a_secret_goes_to_every_process_for_each_proves_its_role_by_it() -> None:
     config = StackConfig(secret_file=Path("/s/secret"))
-    tiers = Planner(config, Path("/m"), "redis://x", [0]).plan(Ports()).tiers
+    tiers = StackPlanner(config, Path("/m"), "redis://x", [0]).plan(Ports()).tiers
     told = {spec.name for tier in tiers for spec in tier if flag(spec, "--cluster-secret-file") == "/s/secret"}
     assert told == {spec.name for tier in tiers for spec in tier}
 

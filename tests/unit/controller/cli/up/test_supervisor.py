@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
-from outrider_controller.cli.up.supervisor import Backoff, Supervisor
+from outrider_controller.cli.up.supervisor import RestartBackoff, Supervisor
 
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
 ENDS = (sys.executable, "-c", "print('no such model'); raise SystemExit(3)")
@@ -105,6 +105,6 @@ async def test_one_that_cannot_be_executed_any_more_is_tried_again(tmp_path: Pat
 
 
 def test_the_wait_doubles_to_its_longest_and_is_none_again_after_steady_service() -> None:
-    backoff = Backoff(first_s=0.5, longest_s=4, steady_s=10)
+    backoff = RestartBackoff(first_s=0.5, longest_s=4, steady_s=10)
     assert [backoff.died(served_s) for served_s in (3, 3, 0, 0, 0, 0)] == [0, 0.5, 1, 2, 4, 4]
     assert [backoff.died(served_s) for served_s in (10, 1)] == [0, 0.5]

@@ -12,7 +12,7 @@ from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import tokenizer_pb2, worker_pb2
 from outrider.token_bytes import TokenBytes
 from outrider_controller.control.console import vocabulary
-from outrider_controller.control.console.vocabulary import Vocabulary, read
+from outrider_controller.control.console.vocabulary import ConsoleVocabulary, read
 from tokenizers import Tokenizer, decoders, models
 
 PIECES = ["<unk>", "▁tea", "▁", "s"]
@@ -74,7 +74,7 @@ class Fleet:
 async def test_one_that_comes_late_is_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "_PATIENCE_S", 0.01)
     fleet = Fleet()
-    known = Vocabulary(fleet, fleet)
+    known = ConsoleVocabulary(fleet, fleet)
     for _ in range(2):
         with pytest.raises(TimeoutError):
             await known.of("large")
@@ -90,7 +90,7 @@ async def test_one_that_comes_late_is_asked_for_once(monkeypatch: pytest.MonkeyP
 async def test_one_that_could_not_be_had_is_asked_for_again_when_next_wanted() -> None:
     fleet = Fleet(fails=True)
     fleet.may_send.set()
-    known = Vocabulary(fleet, fleet)
+    known = ConsoleVocabulary(fleet, fleet)
     assert await known.of("large") is None
     fleet.fails = False
     assert await known.of("large") is not None
