@@ -84,9 +84,7 @@ def a_day(targets: int, tenants: int, token_s: float, price_h100: float, price_l
     weights = 1 / np.arange(1, tenants + 1)
     target = Machine(LLAMA_70B, H100, _GPUS, _CONTEXT)
     # The most that a target brings in plain steps which take no longer, and so its part of the peak.
-    fits = next(
-        n for n in range(1, _MAX_SEQUENCES) if n == _MAX_SEQUENCES - 1 or target.step_s(n + 1, n + 1) > token_s
-    )
+    fits = next(n for n in range(1, _MAX_SEQUENCES) if n == _MAX_SEQUENCES - 1 or target.step_s(n + 1, n + 1) > token_s)
     peak = targets * fits / target.step_s(fits, fits)
     return Day(
         target=target,
