@@ -116,7 +116,7 @@ class Policy:
     def shadow(self, request: Request) -> str | None:
         """The version of a candidate that follows the request, if one does."""
         decision = self.decision(request.tenant, request.model)
-        return None if decision.policy.speculation is Setting.OFF else decision.shadow_for(request.request_id)
+        return None if decision.policy.speculation is TenantSetting.OFF else decision.shadow_for(request.request_id)
 
     def _own_drafts_pay(self, request: Request) -> bool:
         """By their own evidence, whatever drafts elsewhere save."""
