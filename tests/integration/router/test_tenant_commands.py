@@ -267,3 +267,16 @@ def test_the_audit_names_who_changed_which_field(
     )
     assert (first["old"], first["new"]["name"]) == (None, "audited")
     assert command(control, "get", "audit", "nobody") == 0
+    for consent in ("text", "off"):
+        command(control, "apply", "-f", str(write(tmp_path, f"tenants: [{{name: recorded, samples: {consent}}}]")))
+    command(control, "apply", "-f", str(write(tmp_path, "tenants: [{name: recorded, samples: acceptance}]")))
+    command(control, "delete", "tenant", "recorded", "--yes")
+    capsys.readouterr()
+    assert command(control, "get", "audit", "recorded", "-o", "json") == 0
+    changes = [row["change"].split(",")[0] for row in json.loads(capsys.readouterr().out)["audit"]]
+    assert changes == [
+        "samples SAMPLE_CONSENT_ACCEPTANCE → -",
+        "samples - → SAMPLE_CONSENT_ACCEPTANCE",
+        "samples SAMPLE_CONSENT_TEXT → -",
+        "samples - → SAMPLE_CONSENT_TEXT",
+    ]

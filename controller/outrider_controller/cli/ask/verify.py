@@ -171,8 +171,8 @@ class _Replay:
         answer = await self.gateway.answer(self._request(before, end), self.timeout_s, show)
         said = checked(answer.receipt, self.own)
         if said.prompt_sha256 != self.receipt.prompt_sha256:
-            counts = f"{self.receipt.prompt_tokens} tokens there, {said.prompt_tokens} here"
-            raise BadReceipt(f"the prompt is not that of the receipt: {counts}")
+            ours, theirs = f"{said.prompt_tokens} tokens, {said.prompt_sha256}", self.receipt.prompt_sha256
+            raise BadReceipt(f"the prompt is not that of the receipt: it has {ours}, the receipt {theirs}")
         if list(said.model_revisions) != list(self.receipt.model_revisions):
             [wanted], others = self.receipt.model_revisions, ", ".join(said.model_revisions)
             raise BadReceipt(f"the receipt is of revision {wanted}; there is only {others}")

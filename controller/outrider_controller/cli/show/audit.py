@@ -57,11 +57,10 @@ def _record(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
 
 
 def _differences(entry: control_pb2.AuditEntry) -> Iterator[str]:
-    """Field by field, where a record was changed."""
-    if not entry.HasField("old") or not entry.HasField("new"):
-        return
+    """Field by field, where a record was changed. Of a new or deleted one only the consent to samples."""
     old, new = (dict(_flat("", _record(one))) for one in (entry.old, entry.new))
-    for name in sorted({*old, *new}):
+    changed = entry.HasField("old") and entry.HasField("new")
+    for name in sorted({*old, *new}) if changed else ("samples",):
         if old.get(name) != new.get(name):
             yield f"{name} {old.get(name, '-')} → {new.get(name, '-')}"
 
