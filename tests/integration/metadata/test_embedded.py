@@ -60,7 +60,7 @@ def test_it_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
         server = psutil.Process(int(parent.stdout.readline()))
         assert server.is_running()
         parent.send_signal(signal.SIGKILL)
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 60
     while server.is_running() and server.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -80,7 +80,7 @@ def test_a_second_one_in_the_same_directory_is_refused_and_a_dead_ones_socket_is
         with pytest.raises(RuntimeError, match="already runs"):
             EmbeddedServer.start(tmp_path)
         psutil.Process(server.pid).kill()
-        psutil.Process(server.pid).wait(5)
+        psutil.Process(server.pid).wait(60)
         with EmbeddedServer.start(tmp_path) as again, redis.Redis.from_url(again.url) as client:
             assert client.ping()
 

@@ -152,7 +152,7 @@ async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_beh
         # Ray's essay about the death of an actor would be here.
         assert process.stdout is not None and await process.stdout.read() == b""
         assert not ray_dir.exists()
-        _, alive = psutil.wait_procs(family, timeout=5)
+        _, alive = psutil.wait_procs(family, timeout=60)
         assert not alive
         # The killed router could not give its lease back; those that were stopped did.
         left = [r.pid for r in await store.workers() if r.info.role not in (1, 2)]

@@ -91,7 +91,7 @@ def test_workers_that_start_together_convert_it_once(tiny: Path, tmp_path: Path)
         said.append(line)
         converting.set()
         # Not for ever: without a lock the second never waits.
-        waiting.wait(10)
+        waiting.wait(60)
 
     def second(line: str) -> None:
         said.append(line)

@@ -39,7 +39,7 @@ def serve() -> Iterator[Serve]:
 
         yield start
         for thread in threads:
-            thread.join(timeout=10)
+            thread.join(timeout=60)
 
 
 @pytest.mark.parametrize(

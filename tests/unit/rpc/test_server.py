@@ -193,5 +193,5 @@ async def start_worker(behaviour: str) -> asyncio.subprocess.Process:
         sys.executable, "-c", WORKER, behaviour, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     assert process.stdout is not None
-    assert await asyncio.wait_for(process.stdout.readline(), 20) == b"ready\n"
+    assert await asyncio.wait_for(process.stdout.readline(), 60) == b"ready\n"
     return process
