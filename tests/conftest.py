@@ -6,9 +6,9 @@ import atexit
 import gc
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
-import hypothesis
 import pytest
 import torch
 
@@ -22,9 +22,12 @@ NOBODY = "127.0.0.1:1"
 # What is costly to make again: converted models and compiled kernels.
 _KEPT = ("OUTRIDER_CACHE", "OUTRIDER_KERNELS")
 
-# An example takes as long as a machine with other work needs.
-hypothesis.settings.register_profile("outrider", deadline=None)
-hypothesis.settings.load_profile("outrider")
+# An example takes as long as a machine with other work needs. Tests on GPUs and of vLLM run without the package.
+with suppress(ImportError):
+    from hypothesis import settings
+
+    settings.register_profile("outrider", deadline=None)
+    settings.load_profile("outrider")
 # One core for a test's model leaves the other to the process it talks to.
 torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
