@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import psutil
 from outrider.rpc.v1 import tenants_pb2
-from outrider.spawn import bound_to_us
+from outrider.runtime.spawn import bound_to_us
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.stack_options import run_async
 

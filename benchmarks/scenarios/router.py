@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 from outrider.rpc.access.roles import Role
-from outrider.spawn import bound_to_us
+from outrider.runtime.spawn import bound_to_us
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.ports import Ports

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from outrider.collector import gc_frozen
 from outrider.rpc.options import channel_options
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+from outrider.runtime.collector import gc_frozen
 
 from benchmarks.support.paced_fleet import MODEL
 

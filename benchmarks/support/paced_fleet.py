@@ -6,9 +6,9 @@ import asyncio
 import sys
 from contextlib import AsyncExitStack
 
-from outrider.collector import gc_frozen
 from outrider.metadata import MetadataStore
 from outrider.protocol.tokenizers import sha256_of
+from outrider.runtime.collector import gc_frozen
 
 from benchmarks.support.caching_target import CachingTarget, StepTimes
 from tests.fakes import serving_target

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from outrider.metadata.connection.embedded import ServerCommand
-from outrider.spawn import bound_to_us
+from outrider.runtime.spawn import bound_to_us
 
 _STARTUP_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from outrider.errors import OutriderError
-from outrider.spawn import bound_to_us
+from outrider.runtime.spawn import bound_to_us
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import columns
 

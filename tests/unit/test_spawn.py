@@ -14,13 +14,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
-from outrider.spawn import bound_to_us
+from outrider.runtime.spawn import bound_to_us
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a child is started as it is")
 
 PARENT = """
 import subprocess, sys
-from outrider.spawn import bound_to_us
+from outrider.runtime.spawn import bound_to_us
 child = subprocess.Popen(bound_to_us(["sleep", "60"]), stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
 sys.stdin.read()

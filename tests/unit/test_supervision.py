@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from outrider.supervision import Backoff, keep_running, until_first_ends
+from outrider.runtime.supervision import Backoff, keep_running, until_first_ends
 
 
 class Attempts:

@@ -17,7 +17,7 @@ from outrider.metadata.workers.directory import Key
 from outrider.metadata.workers.lease import HEARTBEAT_S
 from outrider.protocol.pairs import unpaired
 from outrider.rpc.v1 import control_pb2
-from outrider.supervision import Backoff, keep_running
+from outrider.runtime.supervision import Backoff, keep_running
 
 log = logging.getLogger(__name__)
 

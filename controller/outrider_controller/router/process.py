@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from signal import Signals
 
-from outrider.collector import gc_frozen
 from outrider.metadata import MetadataStore
+from outrider.runtime.collector import gc_frozen
 
 from outrider_controller.process import bound
 from outrider_controller.router.config import RouterConfig

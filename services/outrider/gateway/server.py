@@ -18,7 +18,6 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from outrider.address import split_address
-from outrider.collector import gc_frozen
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.files import connections_allowed
 from outrider.gateway.generation.generation import Generator
@@ -40,7 +39,8 @@ from outrider.rpc.channel import connect_to
 from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
-from outrider.supervision import beside
+from outrider.runtime.collector import gc_frozen
+from outrider.runtime.supervision import beside
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops

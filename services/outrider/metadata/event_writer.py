@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from outrider.metadata.events import EventKind, FieldValue
-from outrider.supervision import beside
+from outrider.runtime.supervision import beside
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from outrider.rpc.v1 import worker_pb2
-from outrider.supervision import stop
+from outrider.runtime.supervision import stop
 
 if TYPE_CHECKING:
     from outrider.metadata.store import MetadataStore

@@ -16,13 +16,13 @@ import grpc
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.collector import gc_frozen
 from outrider.metadata.keys import role_name
 from outrider.protocol.identity import own_info
 from outrider.rpc.access.credentials import cluster_port
 from outrider.rpc.access.roles import RoleGuard
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import worker_pb2
+from outrider.runtime.collector import gc_frozen
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, busy_check, serving_ops

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import psutil
-from outrider.spawn import bound_to_us
+from outrider.runtime.spawn import bound_to_us
 
 _HEALTH_POLL_S = 0.1
 _HEALTH_TIMEOUT_S = 2.0

@@ -23,7 +23,7 @@ from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc, usage_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.supervision import beside
+from outrider.runtime.supervision import beside
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops

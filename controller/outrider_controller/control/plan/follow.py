@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import grpc
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import policy_pb2_grpc
-from outrider.supervision import until_first_ends
+from outrider.runtime.supervision import until_first_ends
 
 from outrider_controller.control.plan.followers import Follower
 from outrider_controller.control.plan.leading import PlanLeader

@@ -22,7 +22,7 @@ from outrider.metadata.events import EventKind
 from outrider.metadata.leader import LEADER_TTL_S
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.supervision import Backoff, keep_running
+from outrider.runtime.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell, model_of
 from outrider_controller.autoscaler.plan import Decision, Plan, TargetState

@@ -20,7 +20,7 @@ from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.supervision import Backoff, beside, keep_running, stop, until_first_ends
+from outrider.runtime.supervision import Backoff, beside, keep_running, stop, until_first_ends
 
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
 from outrider_controller.router.fleet.loads import BELIEVED_S, WorkerLoads

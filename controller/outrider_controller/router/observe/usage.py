@@ -17,7 +17,7 @@ from outrider.metadata.tenants.ledger import HOUR_S, SourceSums, TenantUsage
 from outrider.protocol.limits import MAX_TREE_TOKENS, clamp_us
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.supervision import beside
+from outrider.runtime.supervision import beside
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from outrider.rpc.v1 import attach_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.supervision import until_first_ends
+from outrider.runtime.supervision import until_first_ends
 
 from outrider_controller.router.fleet.fleet import TargetLink
 from outrider_controller.router.fleet.placement import info_problem

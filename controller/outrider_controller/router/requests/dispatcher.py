@@ -18,7 +18,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import router_pb2, target_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.supervision import beside
+from outrider.runtime.supervision import beside
 
 from outrider_controller.router.admission.queue import AdmissionQueue
 from outrider_controller.router.config import RouterConfig

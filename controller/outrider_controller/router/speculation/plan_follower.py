@@ -17,7 +17,7 @@ from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.supervision import until_first_ends
+from outrider.runtime.supervision import until_first_ends
 
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.plan_messages import (

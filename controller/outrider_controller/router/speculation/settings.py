@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from outrider.protocol.pairs import pairing_problem
 from outrider.protocol.rounds import Round
-from outrider.supervision import Backoff, keep_running
+from outrider.runtime.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import TargetState

@@ -18,7 +18,7 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import Connect
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
-from outrider.supervision import stop, until_first_ends
+from outrider.runtime.supervision import stop, until_first_ends
 
 log = logging.getLogger(__name__)
 

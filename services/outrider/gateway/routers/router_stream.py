@@ -17,7 +17,7 @@ from outrider.protocol.limits import MAX_STREAM_BYTES
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
-from outrider.supervision import stop, until_first_ends
+from outrider.runtime.supervision import stop, until_first_ends
 
 log = logging.getLogger(__name__)
 

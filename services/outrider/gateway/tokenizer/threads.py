@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from outrider.turns import TenantTurns
+from outrider.runtime.turns import TenantTurns
 
 SHORT_CHARS = 16_384
 """Longest short prompt: it takes some 10 ms."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from outrider.metadata.workers.directory import LeaseRecord
 from outrider.rpc.v1 import worker_pb2
-from outrider.supervision import Backoff, keep_running, stop
+from outrider.runtime.supervision import Backoff, keep_running, stop
 
 logger = logging.getLogger(__name__)
 

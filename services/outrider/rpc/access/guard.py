@@ -15,7 +15,7 @@ from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
 from outrider.rpc.access.credentials import roles_of
 from outrider.rpc.access.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
 from outrider.rpc.handlers import Behaviour, Context, wrapped
-from outrider.supervision import beside
+from outrider.runtime.supervision import beside
 
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
 

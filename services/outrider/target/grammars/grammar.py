@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequest, NotSupported, Overloaded
 from outrider.rpc.v1 import tokenizer_pb2
+from outrider.runtime.turns import TenantTurns
 from outrider.speculation import Grammar
 from outrider.target.config import GRAMMAR_BYTES
 from outrider.target.grammars.matcher import FIELD, GrammarMatcher, MatcherAside, WaitAllowance
 from outrider.target.grammars.memory import TENANT_SHARE, GrammarMemory, footprint
 from outrider.target.grammars.trial import GrammarTrials, TrialSetting, process_bytes
 from outrider.target.requests.tokenizer import read_tokenizer
-from outrider.turns import TenantTurns
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -20,8 +20,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from outrider.spawn import bound_to_us
-from outrider.turns import deep_stacks
+from outrider.runtime.spawn import bound_to_us
+from outrider.runtime.turns import deep_stacks
 
 _MAX_START_S = 60.0
 _BASE_BYTES, _BYTES_PER_CHAR = 24 << 20, 42

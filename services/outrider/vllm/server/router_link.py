@@ -17,7 +17,7 @@ import grpc
 from outrider.rpc.channel import Connect
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import attach_pb2, attach_pb2_grpc, sequence_pb2, target_pb2, worker_pb2
-from outrider.supervision import Backoff, keep_running, until_first_ends
+from outrider.runtime.supervision import Backoff, keep_running, until_first_ends
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from outrider.metadata import LeaseRecord
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2, target_pb2, worker_pb2
-from outrider.supervision import until_first_ends
+from outrider.runtime.supervision import until_first_ends
 from outrider.target.drafts.pool import PooledDrafts
 from outrider.target.requests.events import Adjusted, Event, Opened
 from outrider.target.requests.opening import Limits, Opening, Speculation

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from outrider.metadata.event_writer import EventWriter
-from outrider.supervision import beside
+from outrider.runtime.supervision import beside
 from outrider_controller.control.alerts.active import Alert, AlertKind, Change
 from outrider_controller.control.alerts.report import AlertReport
 from outrider_controller.control.alerts.webhook import Webhook, WebhookConfig, read_secret
