@@ -111,6 +111,30 @@ class Trial:
 
     candidate: Arm = field(default_factory=Arm)
     incumbent: Arm = field(default_factory=Arm)
+    tokens_tokens: float = 0.0
+    """This and the next three: sums over reports of products of the candidate's and the incumbent's."""
+    tokens_cost: float = 0.0
+    cost_tokens: float = 0.0
+    cost_cost: float = 0.0
+
+    def add(self, candidate: Evidence, incumbent: Evidence) -> None:
+        """Adds what has ended at one router in the same second."""
+        self.candidate.add(candidate)
+        self.incumbent.add(incumbent)
+        self.tokens_tokens += candidate.request_tokens * incumbent.request_tokens
+        self.tokens_cost += candidate.request_tokens * incumbent.request_cost
+        self.cost_tokens += candidate.request_cost * incumbent.request_tokens
+        self.cost_cost += candidate.request_cost * incumbent.request_cost
+
+    @property
+    def variance(self) -> float:
+        """Of the difference of the two costs of a token. What delays both in the same second is in both costs."""
+        candidate, incumbent = self.candidate, self.incumbent
+        mine, others = candidate.token_cost, incumbent.token_cost
+        products = self.cost_cost - others * self.cost_tokens - mine * self.tokens_cost
+        products += mine * others * self.tokens_tokens
+        covariance = products / (candidate.tokens * incumbent.tokens)
+        return candidate.variance + incumbent.variance - 2 * covariance
 
     def compare(self) -> Comparison | None:
         """None while there are too few reports.
@@ -122,7 +146,7 @@ class Trial:
             return None
         saving = incumbent.token_cost - candidate.token_cost
         # Never 0, or a few reports of the same cost would prove anything.
-        variance = max(candidate.variance + incumbent.variance, 1e-8)
+        variance = max(self.variance, 1e-8)
         mixed = variance + _EXPECTED**2
         width = math.sqrt(2 * variance * mixed / _EXPECTED**2 * math.log(math.sqrt(mixed / variance) / _ERROR))
         return Comparison(saving, saving - width, saving + width)

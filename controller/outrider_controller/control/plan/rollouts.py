@@ -18,6 +18,7 @@ from outrider_controller.autoscaler.rollout import Arm, Rollout, Stage, Trial
 from outrider_controller.control.plan.draft_versions import VersionStore
 
 _BY_CONTROL = "control"
+_PRODUCTS = ("tokens_tokens", "tokens_cost", "cost_tokens", "cost_cost")
 
 
 class RolloutStore(Protocol):
@@ -56,7 +57,8 @@ class RolloutLeader:
         await self.read()
         for draft, kept in (await self.store.evidence()).items():
             if draft in self._trials and kept.started_unix_ms == self._current[draft].started_unix_ms:
-                self._trials[draft] = Trial(_arm(kept.candidate), _arm(kept.incumbent))
+                products = {name: getattr(kept, name) for name in _PRODUCTS}
+                self._trials[draft] = Trial(_arm(kept.candidate), _arm(kept.incumbent), **products)
 
     async def read(self, epoch: int = 0) -> bool:
         """Whether any has changed. Keeps the known ones while the store, in which `epoch` leads, is away."""
@@ -82,17 +84,18 @@ class RolloutLeader:
         self._unsaved = set(self._trials)
 
     def learn(self, evidence: Mapping[Pairing, Evidence], in_use: Callable[[Cell], str]) -> None:
-        """`in_use`: the draft that most of a cell's requests have."""
+        """One report of one router. `in_use`: the draft that most of a cell's requests have."""
         for draft in self._running():
+            candidate, incumbent = Evidence(), Evidence()
             for pairing, news in evidence.items():
                 if not news.requests or not self.stages[draft].covers(pairing.tenant):
                     continue
                 if pairing.draft == draft:
-                    self._trials[draft].candidate.add(news)
+                    candidate.merge(news)
                 elif pairing.draft == in_use(pairing.cell):
-                    self._trials[draft].incumbent.add(news)
-                else:
-                    continue
+                    incumbent.merge(news)
+            if candidate.requests or incumbent.requests:
+                self._trials[draft].add(candidate, incumbent)
                 self._unsaved.add(draft)
 
     async def decide(self) -> None:
@@ -122,6 +125,7 @@ class RolloutLeader:
             started_unix_ms=self._current[draft].started_unix_ms,
             candidate=drafts.RolloutArm(**asdict(trial.candidate)),
             incumbent=drafts.RolloutArm(**asdict(trial.incumbent)),
+            **{name: getattr(trial, name) for name in _PRODUCTS},
             saving=found.saving if found is not None else None,
             lower=found.lower if found is not None else None,
             upper=found.upper if found is not None else None,

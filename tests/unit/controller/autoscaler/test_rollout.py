@@ -70,8 +70,7 @@ def rolled_out(candidate: Costs, incumbent: Costs, seed: int) -> Outcome:
     rng, trial = np.random.default_rng(seed), Trial()
     while (verdict := trial.verdict()) is None:
         count = rng.binomial(PER_REPORT, DEFAULT_SHARE)
-        trial.candidate.add(drawn(candidate, count, rng))
-        trial.incumbent.add(drawn(incumbent, PER_REPORT - count, rng))
+        trial.add(drawn(candidate, count, rng), drawn(incumbent, PER_REPORT - count, rng))
     tokens = trial.candidate.tokens
     return Outcome(verdict[0], tokens, tokens / (tokens + trial.incumbent.tokens))
 
@@ -89,6 +88,17 @@ def rollouts(candidate: float, incumbent: float, count: int, first_seed: int = 0
     rng = np.random.default_rng(7)
     both = priced(candidate, rng), priced(incumbent, rng)
     return [rolled_out(*both, seed) for seed in range(first_seed, first_seed + count)]
+
+
+def test_what_delays_both_drafts_in_the_same_second_hardly_widens_the_interval() -> None:
+    rng, trial = np.random.default_rng(3), Trial()
+    costs = priced(0.0, rng)
+    for _ in range(40):
+        both, delay = (drawn(costs, 10, rng), drawn(costs, 90, rng)), rng.exponential(2.0)
+        for one in both:
+            one.request_cost += delay * one.request_tokens
+        trial.add(*both)
+    assert trial.variance < 0.2 * (trial.candidate.variance + trial.incumbent.variance)
 
 
 def test_equals_are_hardly_ever_promoted_or_undone() -> None:
