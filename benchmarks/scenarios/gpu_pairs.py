@@ -74,7 +74,7 @@ class Arm:
     name: str
     run_ahead: int = 8
     max_wait_us: int = 50_000
-    alternatives: int = 0
+    num_alternatives: int = 0
     lookups: Sequence[str] = ()
     drafts: int = 1
     mode: str = "auto"
@@ -85,7 +85,7 @@ class Arm:
             streams=streams,
             drafts=self.drafts,
             policy=PolicyConfig(run_ahead_tokens=self.run_ahead, max_wait_us=self.max_wait_us),
-            drafting=ModelConfig(num_alternatives=self.alternatives),
+            drafting=ModelConfig(num_alternatives=self.num_alternatives),
             mode=self.mode,
             sources=lambda texts: make_sources(self.lookups),
         )
@@ -97,10 +97,10 @@ ARMS = (
     IN_STEP,
     AHEAD,
     Arm("without waiting", max_wait_us=0),
-    Arm("and trees", alternatives=4),
+    Arm("and trees", num_alternatives=4),
     Arm("and lookups", lookups=("ngram",)),
     Arm("lookups alone", drafts=0, lookups=("ngram",)),
-    Arm("all", alternatives=4, lookups=("ngram",)),
+    Arm("all", num_alternatives=4, lookups=("ngram",)),
 )
 
 
