@@ -6,6 +6,7 @@ import asyncio
 import heapq
 import json
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 from outrider.gateway.http.sse import COMMENT, COMMENT_EVERY_S, OPEN_AFTER_S, AnswerEvents, event
@@ -58,7 +59,7 @@ async def test_headers_do_not_wait_for_the_first_token_and_silence_is_broken_by_
     time = Time()
     sent = Sent(time)
     stream = AnswerEvents(sent, time.clock, time.sleep)
-    async with stream.kept_open("id"):
+    async with stream.kept_open(SimpleNamespace(id="id")):
         await time.until(OPEN_AFTER_S / 2)
         assert sent.messages == [], "a refusal may still have its own status"
         await time.until(40.0)
@@ -76,7 +77,7 @@ async def test_a_stream_with_something_to_say_has_no_comments() -> None:
     time = Time()
     sent = Sent(time)
     stream = AnswerEvents(sent, time.clock, time.sleep)
-    async with stream.kept_open("id"):
+    async with stream.kept_open(SimpleNamespace(id="id")):
         for at in range(60):
             await time.until(at)
             await stream.say(b"token")
