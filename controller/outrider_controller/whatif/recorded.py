@@ -102,6 +102,9 @@ def _guessed(line: Line) -> dict[str, dict[int, Guess]]:
             place = one["position"] - line["prompt_tokens"] + depth
             chance = min(max(chance, _MIN_CHANCE), _MAX_CHANCE)
             found[source if source in own else ""][place] = ((token, chance),)
+            if token == _WRONG + 1 and len(own) < len(one["sources"]):
+                # A right guess of the draft worker, in the same tree, would have been accepted here.
+                found[""][place] = ((_WRONG, chance),)
     return found
 
 
