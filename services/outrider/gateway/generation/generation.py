@@ -132,9 +132,6 @@ class _Job:
     pays_prompt: bool
     """Whether the prompt is charged and billed with this answer, and not with another one to the same prompt."""
     receipt_key: ReceiptKey
-    revisions: list[str] = field(default_factory=list)
-    """Model revisions that produced the answer so far, as reported by routers."""
-    draft_kinds: set[str] = field(default_factory=set)
 
     @property
     def usage(self) -> Usage:
@@ -151,7 +148,7 @@ class _Job:
             model=self.prepared.model.name,
             prompt_token_ids=self.prepared.prompt_token_ids,
             resume_token_ids=self.output.token_ids,
-            resume_revision=self.revisions[-1] if self.revisions else self.generation.resume_revision,
+            resume_revision=self.stats.revisions[-1] if self.stats.revisions else self.generation.resume_revision,
             sampling=sequence_pb2.Sampling(
                 temperature=options.temperature,
                 top_k=options.top_k,
@@ -193,9 +190,6 @@ class _Job:
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """Adds one round's tokens, up to the end of the answer."""
         self.stats.add_round(response)
-        if response.model_revision not in ("", *self.revisions[-1:]):
-            self.revisions.append(response.model_revision)
-        self.draft_kinds.update(response.draft_kinds)
         piece = self.output.push(response.token_ids)
         if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
             piece = self._ended_by_router(piece, response.finish_reason)
@@ -228,7 +222,7 @@ class _Job:
         options = self.generation.options
         if not options.receipt:
             return ""
-        receipt = receipt_of(self.route_request(), options.stop, self.revisions, list(self.draft_kinds))
+        receipt = receipt_of(self.route_request(), options.stop, self.stats.revisions, list(self.stats.draft_kinds))
         return self.receipt_key.sign(receipt)
 
     def _ended_by_router(self, piece: Piece, reason: sequence_pb2.FinishReason.ValueType) -> Piece:

@@ -40,6 +40,9 @@ class RunningStats:
     """When the target that gave the first token received the request, if a router reported it."""
     queue_us_first: int = 0
     num_router_failovers: int = 0
+    revisions: list[str] = field(default_factory=list)
+    """Model revisions that produced the answer so far, as reported by routers."""
+    draft_kinds: set[str] = field(default_factory=set)
     sums: RequestStats = field(default_factory=RequestStats)
 
     def opened(self, now_s: float) -> None:
@@ -49,6 +52,9 @@ class RunningStats:
 
     def add_round(self, response: router_pb2.RouteResponse) -> None:
         """Adds one round as the router reported it, before the answer's end trims it."""
+        if response.model_revision not in ("", *self.revisions[-1:]):
+            self.revisions.append(response.model_revision)
+        self.draft_kinds.update(response.draft_kinds)
         if response.token_ids:
             if self.sums.num_steps == 0:
                 self.queue_us_first = response.timing.queue_us
