@@ -144,6 +144,12 @@ class DraftTree:
         """The tree that proposed the token."""
         return self.origins[node] if self.origins else self
 
+    def counted_origins(self) -> list[tuple[DraftTree, int]]:
+        """The trees that proposed its tokens, each with how many in a row."""
+        if not self.origins:
+            return [(self, len(self))] if self.token_ids else []
+        return [(origin, 1) for origin in self.origins]
+
     def chance(self, node: int) -> float | None:
         """The source's own probability of the token, given those before it."""
         return self.chances[node] if self.chances else None

@@ -96,10 +96,10 @@ class StepAccounting:
             each.wasted_s += wasted_s
             self.stats.busy_s += share_s
             self.stats.wasted_s += wasted_s
-            for origin in row.draft.origins or (row.draft,) * len(row.draft):
+            for origin, count in row.draft.counted_origins():
                 source = self.stats.of_source(origin.source)
-                source.row_s += shares.row_s
-                source.draft_s += origin.seconds / len(origin)
+                source.row_s += count * shares.row_s
+                source.draft_s += count * origin.seconds / len(origin)
 
 
 def _sizes(rows: Sequence[SteppedRow]) -> dict[str, int]:

@@ -23,6 +23,11 @@ def tokens_by_source(
     the others of the longest path. `path`: the accepted nodes; `verified`: as `judged` finds them."""
     if not draft.token_ids:
         return [], []
+    if not draft.origins:
+        # Most drafts are one source's.
+        own = not draft.serial
+        totals = len(draft), len(verified), len(path), to_us(draft.seconds) if own else 0
+        return [SourceTokens(draft.source, own, *totals)], [0] * max(len(path), draft.depth)
     sources = [_source(draft, node) for node in range(len(draft))]
     names = list(dict.fromkeys(sources))
     of_verified = [sources[node] for node, _ in verified]

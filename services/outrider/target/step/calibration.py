@@ -11,12 +11,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from outrider.drafting.tree import DraftTree
 
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Edges between the intervals of the draft's probability."""
+_MIDDLES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_EDGES, 1.0)))
 _MAX_MATCHED = 16
 # The prior (from the draft's probability) weighs as much as this many verdicts.
 _PRIOR = 8.0
@@ -55,8 +57,7 @@ class Bin(NamedTuple):
             return self.matched / (self.matched + 1)
         if self.confidence < 0:
             return 0.5
-        edges = (0.0, *_EDGES, 1.0)
-        return (edges[self.confidence] + edges[self.confidence + 1]) / 2
+        return _MIDDLES[self.confidence]
 
 
 def bin_of(source: str, confidence: float | None, matched: int = 0, *, drawn: bool = False) -> Bin:

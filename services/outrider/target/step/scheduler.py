@@ -188,12 +188,13 @@ def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: 
     ]
     heapq.heapify(waiting)
     num_tokens = sum(row.num_run for row in rows)
+    starts = [row.sequence.cached_len + row.num_tokens for row, _ in choices]
     while waiting:
         least, _, number, node = heapq.heappop(waiting)
         if not (-least >= pricing.price or pricing.num_free(len(rows), num_tokens)):
             break
-        row, choice = choices[number]
-        start = row.sequence.cached_len + row.num_tokens + len(choice.nodes)
+        _, choice = choices[number]
+        start = starts[number] + len(choice.nodes)
         if not (choice.may_take(node, batching.max_branch_tokens) and room.fit(start, 1, keep_tokens)):
             continue
         room.take(start, 1)
