@@ -204,7 +204,8 @@ def _load(loading: Loading) -> Answering:
         drafter = load_drafter(draft)
     except CheckpointError as error:
         raise CommandError(str(error)) from error
-    return Pair(engine, drafter, max_sequences=loading.concurrency)
+    # All drafts are verified, whatever a row costs on this machine: each is a chance to differ.
+    return Pair(engine, drafter, max_sequences=loading.concurrency, row_price=lambda _: 0.0)
 
 
 def _encoded(path: Path, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:

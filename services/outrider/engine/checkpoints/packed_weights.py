@@ -167,7 +167,7 @@ def _gptq(parts: Parts, scheme: Mapping[str, Any]) -> _Levels:
     if scheme.get("checkpoint_format", "gptq") == "gptq":
         # The first version of the format stores one less.
         zeros = zeros + 1
-    return _Levels(numbers.T, scales.T, zeros.T, parts.get("g_idx"))
+    return _Levels(numbers.t(), scales.t(), zeros.t(), parts.get("g_idx"))
 
 
 def _awq(parts: Parts, scheme: Mapping[str, Any]) -> _Levels:
