@@ -88,10 +88,12 @@ class SampleStore:
     def erase(self, tenant: str) -> int:
         """All of the tenant, with what `outrider distill` keeps there. Returns the number of records."""
         # Renamed first, so that one of several processes erases it, and none writes into it meanwhile.
-        erased = self.directory / f"{_ERASED}{token_hex(8)}"
-        with suppress(FileNotFoundError):
-            self.of(tenant).rename(erased)
-        count = len(list(erased.glob("[0-9]*-*")))
+        place = self.of(tenant)
+        count = len(list(place.glob("[0-9]*-*")))
+        try:
+            place.rename(self.directory / f"{_ERASED}{token_hex(8)}")
+        except FileNotFoundError:
+            count = 0
         self._remove_erased()
         return count
 
