@@ -29,9 +29,9 @@ proto-baseline: $(VENV)/.proto
 demo: proto
 	$(BIN)/outrider demo $(if $(MODEL),--target-model $(MODEL)) $(ARGS)
 
-# One worker more than cores, each with whole files: they sometimes wait for processes, and each takes 10 s of processor
-# time to start. More than eight cost more to start than they bring.
-WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
+# Two workers a core, each with whole files: half of the time they wait for processes. More than eight cost more to start
+# than they bring.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # The quick tiers: what to run after every change.

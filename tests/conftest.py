@@ -31,6 +31,8 @@ with suppress(ImportError):
 # One core for a test's model leaves the other to the process it talks to.
 torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# As `keep_to_vector_code` of the engine does: oneDNN reads it at its first product, which another test may make.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Triton reads it when it is first imported, whoever does that. With a GPU its kernels are compiled: see tests/gpu.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
