@@ -114,7 +114,9 @@ _OUTRIDER = {"outrider": "outrider.vllm.scheduler.Scheduler", "plugin": "outride
 
 def _ours(kind: str, tokens: int, draft: str) -> dict[str, Any]:
     """What our scheduler needs besides speculation."""
-    config = {"outrider": {"drafts": [draft], "max_draft_tokens": tokens}} if kind == "plugin" else {}
+    config = (
+        {"outrider": {"drafts": [draft], "lookups": ["ngram"], "max_draft_tokens": tokens}} if kind == "plugin" else {}
+    )
     ours = {"scheduler_cls": _OUTRIDER[kind], "worker_cls": "outrider.vllm.worker.Worker"}
     return {**ours, "additional_config": config}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +45,9 @@ class Pool:
 
     def __init__(self) -> None:
         self.arrived: list[Event] = []
+        self.late: list[Event] = []
+        """What arrives as soon as somebody waits."""
+        self.waited_s: list[float] = []
         self.opened: list[tuple[SequenceKey, Opening, sequence_pb2.OpenSequence | None]] = []
         self.commits: list[Committed] = []
         self.closed: list[SequenceKey] = []
@@ -54,6 +58,11 @@ class Pool:
     def poll(self) -> list[Event]:
         arrived, self.arrived = self.arrived, []
         return arrived
+
+    def wait(self, seconds: float) -> bool:
+        self.waited_s.append(seconds)
+        self.arrived, self.late = [*self.arrived, *self.late], []
+        return bool(self.arrived)
 
     def open(self, key: SequenceKey, opening: Opening, announced: sequence_pb2.OpenSequence | None) -> None:
         self.opened.append((key, opening, announced))
@@ -190,6 +199,71 @@ def test_a_request_that_ends_without_tokens_is_closed() -> None:
     assert pool.closed == [pool.opened[0][0]] and not pool.commits
 
 
+def decoding(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
+    """A step of 50 ms that verified these and committed those."""
+    one.append_output_token_ids(tokens)
+    one.num_computed_tokens = one.num_tokens - 1
+    judged = book.committed(one.request_id, tokens, drafted, finished=False)
+    feed.follow(StepFacts({one.request_id: 1 + len(drafted)}, {}, 0.05), {one.request_id: judged})
+
+
+def answer(key: SequenceKey, one: Request, serial: int, *tokens: int) -> Offered:
+    """Of a draft worker, a millisecond from now."""
+    return Offered(key, DraftTree(one.num_tokens, tokens, serial=serial), time.monotonic() + 0.001)
+
+
+def test_a_step_waits_for_a_draft_that_is_measured_to_be_worth_it() -> None:
+    pool = Pool()
+    feed, book = made(pool, drafts=["127.0.0.1:1"], lookups=[])
+    one, other = request(), request("other", xargs={"outrider_tenant": "off"})
+    feed.open(one)
+    feed.open(other)
+    key = pool.opened[0][0]
+    decoding(feed, book, one, [7], [])
+    feed.before_step([one])
+    assert not pool.waited_s, "nobody knows how long that would be"
+    pool.arrived = [answer(key, one, 1, 8)]
+    feed.before_step([one])
+    decoding(feed, book, one, [8, 5], [8])
+    feed.before_step([one, other])
+    assert not pool.waited_s, "the other request is ready"
+    feed.before_step()
+    assert not pool.waited_s, "the scheduler has other work"
+    pool.late = [answer(key, one, 2, 6)]
+    feed.before_step([one])
+    assert len(pool.waited_s) == 1 and 0 < pool.waited_s[0] <= 0.05
+    assert book.choose([Decoding("one", one.num_tokens, 8)], ROOM) == {"one": [6]}
+    for _ in range(4):
+        decoding(feed, book, one, [9], [])
+        feed.before_step([one])
+    assert len(pool.waited_s) == 3, "two waits in vain are enough"
+
+
+def test_nothing_is_waited_for_where_the_operator_says_so() -> None:
+    pool = Pool()
+    feed, book = made(pool, drafts=["127.0.0.1:1"], lookups=[], max_wait_ms=0)
+    feed.open(one := request())
+    decoding(feed, book, one, [7], [])
+    pool.arrived = [answer(pool.opened[0][0], one, 1, 8)]
+    feed.before_step([one])
+    decoding(feed, book, one, [8, 5], [8])
+    feed.before_step([one])
+    assert not pool.waited_s
+
+
+def test_with_a_router_a_step_waits_as_long_as_it_says() -> None:
+    pool = Pool()
+    feed, book = made(pool, routers=["127.0.0.1:1"], lookups=[])
+    feed.open(one := request())
+    key = pool.opened[0][0]
+    decoding(feed, book, one, [7], [])
+    pool.arrived = [Adjusted(key, Speculation(4, max_wait_us=3_000_000)), answer(key, one, 1, 8)]
+    feed.before_step([one])
+    decoding(feed, book, one, [8, 5], [8])
+    feed.before_step([one])
+    assert len(pool.waited_s) == 1 and 2 < pool.waited_s[0] <= 3
+
+
 @pytest.mark.parametrize(
     ("request_id", "known"),
     [
@@ -209,7 +283,7 @@ def test_ids_beyond_the_vocabulary_are_refused_and_counted() -> None:
     one = request()
     feed.open(one)
     for token in (100, 1 << 40):
-        feed._offer(next(iter(feed._names)), DraftTree(len(PROMPT), (7, token)))
+        feed._offer(Offered(next(iter(feed._names)), DraftTree(len(PROMPT), (7, token))))
     assert chosen(feed, book, one) == [] and feed.num_refused == 2
 
 

@@ -182,6 +182,16 @@ class DraftBook:
             found.buffer.put(tree, len(found.tokens), found.speculation.max_own_draft_tokens)
             found.cut_impossible()
 
+    def awaits(self, request_id: str) -> bool:
+        """Whether a draft worker owes an answer to the last commit, and may be worth its row and more than what was
+        looked up."""
+        found = self._open.get(request_id)
+        if found is None or not found.buffer.active or found.buffer.has_answer(len(found.tokens)):
+            return False
+        _, looked_up = found.best_path(self.calibration, 1)
+        value = found.speculation.weight * self.calibration.best(found.fit)
+        return value >= self.row_price and value > max(looked_up, default=0.0)
+
     def choose(self, decoding: Iterable[Decoding], room: StepRoom) -> dict[str, list[int]]:
         """The drafted tokens that the next step verifies: the most valuable first, as long as one is worth its row."""
         price, tokens, blocks = self.row_price, room.tokens, room.blocks

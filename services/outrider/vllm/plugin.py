@@ -49,7 +49,8 @@ class Scheduler(BaseScheduler):
             self.book._row_price = lambda cost: price
         pool = PoolThread(partial(self._drafts, config)) if config.drafts or config.routers else None
         self.feed = Feed(self.book, config, self.num_spec_tokens, pool, make_sources(config.lookups))
-        self.before_step = self.feed.before_step
+        # New requests do not wait for the drafts of others.
+        self.before_step = lambda: self.feed.before_step(() if self.waiting else self.running)
 
     def add_request(self, request: Any) -> None:
         _forget_ours(request)

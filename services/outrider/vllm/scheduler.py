@@ -57,13 +57,13 @@ class Scheduler(BaseScheduler):
         """What the last step did, by request that committed tokens in it."""
         self.num_faults = self.num_preemptions = 0
         self.before_step: Callable[[], None] = lambda: None
-        """Called before each step, to fill the book with what has arrived. Must not wait."""
+        """Called before each step, to fill the book with what has arrived."""
         self.step = StepFacts({}, {}, 0.0)
         self._began_s = 0.0
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        self._began_s = time.monotonic()
         self._safely(self._place_drafts)
+        self._began_s = time.monotonic()
         return super().schedule(throttle_prefills)
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:

@@ -1,5 +1,6 @@
 """Feeds a scheduler's book in `vllm serve`: opens its requests at the sources of drafts, offers what these propose, and
-tells them of commits and ends. Runs on the thread that schedules; never waits.
+tells them of commits and ends. Runs on the thread that schedules. It waits for draft workers only where all that runs
+would wait, and as long as that is worth it.
 
 Faults are raised: the scheduler then decodes the open requests plainly, and they are closed here by `follow`.
 """
@@ -10,6 +11,7 @@ import hashlib
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,7 +22,6 @@ from vllm.sampling_params import SamplingType
 
 from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason, DraftSource
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
@@ -38,6 +39,7 @@ from outrider.target.step.times import Timer
 from outrider.vllm.coupling import coupled_params, extra_args
 from outrider.vllm.drafts import DraftBook, Judged
 from outrider.vllm.scheduler import StepFacts
+from outrider.vllm.server.measured_wait import MeasuredWait
 from outrider.vllm.server.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
 from outrider.vllm.server.pool_thread import PoolThread
 from outrider.vllm.target.sequence import FINISHES
@@ -55,6 +57,8 @@ class _Fed:
     request: Any
     told_len: int
     """Tokens that the sources know, the prompt included."""
+    committed_s: deque[tuple[int, float]] = field(default_factory=lambda: deque([(0, 0.0)], maxlen=4))
+    """Its last few commits: its length after each, and when that was."""
     timer: Timer = field(default_factory=lambda: Timer(time.monotonic()))
 
 
@@ -75,6 +79,7 @@ class Feed:
         self._max_draft_tokens = max_draft_tokens
         self._pool = pool
         self._lookups = OwnDrafts(lookups, TargetStats())
+        self._wait = MeasuredWait(round(config.max_wait_ms * 1e3))
         # Random start: ids must not repeat after a restart, while a router still knows those of the process before.
         self._ids = count(secrets.randbits(62) + 1)
         self._open: dict[str, _Fed] = {}
@@ -103,15 +108,44 @@ class Feed:
             self._pool.tell(lambda drafts: drafts.open(key, opening, announced))
         self._lookups.open(key, opening)
 
-    def before_step(self) -> None:
-        """Offers what has arrived, and applies the settings of a router."""
+    def before_step(self, running: Sequence[Any] = ()) -> None:
+        """Offers what has arrived, and applies the settings of a router. `running`: the requests of the next step, if
+        it may wait for their drafts."""
+        self._take_arrived()
+        while self._pool is not None and (wait_s := self._hold(running)) > 0:
+            if not self._pool.wait(wait_s):
+                self._wait.unanswered += 1
+                break
+            self._take_arrived()
+
+    def _take_arrived(self) -> None:
         for event in self._pool.poll() if self._pool is not None else ():
             if isinstance(event, Offered):
-                self._offer(event.key, event.tree)
+                self._offer(event)
             elif isinstance(event, Adjusted):
                 self._book.adjust(self._names.get(event.key, ""), event.speculation)
                 self._lookups.limit(event.key, event.speculation)
         self._lookups.offer(lambda key, tree: self._book.put(self._names.get(key, ""), tree))
+
+    def _hold(self, running: Sequence[Any]) -> float:
+        """Seconds for which all requests still wait for a draft; 0 when one is ready. vLLM steps all or none."""
+        now_s = time.monotonic()
+        until_s = {request.request_id: self._waits_until(request) for request in running}
+        if not until_s or min(until_s.values()) <= now_s:
+            return 0.0
+        for request_id, each_s in until_s.items():
+            self._open[request_id].timer.held_until_s = each_s
+        return min(until_s.values()) - now_s
+
+    def _waits_until(self, request: Any) -> float:
+        fed, found = self._open.get(request.request_id), self._book.find(request.request_id)
+        if fed is None or found is None or not request.num_output_tokens:
+            return 0.0
+        decodes = request.num_tokens - request.num_computed_tokens == 1
+        left = request.max_tokens - request.num_output_tokens
+        if not decodes or left <= 1 or not self._book.awaits(request.request_id):
+            return 0.0
+        return fed.committed_s[-1][1] + (found.speculation.max_wait_us or self._wait.limit_us) * 1e-6
 
     def follow(
         self,
@@ -122,13 +156,17 @@ class Feed:
         """Tells the sources what the last step committed, and which requests have ended. `judged`: by request that
         committed tokens in it; `cached`: by request whose prompt ended in it, tokens from the prefix cache."""
         report = TargetReport(row_price=self._book.row_price)
+        if step.counts:
+            self._wait.stepped(step.seconds)
         if self._config.routers:
             self._time(step, judged, report)
         ended: list[SequenceKey] = []
         for request_id, fed in list(self._open.items()):
             finish = FINISHES.get(fed.request.get_finished_reason())
             if fresh := list(fed.request.all_token_ids[fed.told_len :]):
-                found = judged.get(request_id, _NOTHING), finish or Finish.NONE, cached.get(request_id, 0)
+                if (seen := judged.get(request_id, _NOTHING)).draft_serial:
+                    self._wait.verified(seen.num_accepted)
+                found = seen, finish or Finish.NONE, cached.get(request_id, 0)
                 report.commits.append(_committed(fed, fresh, *found))
                 self._commit(fed, fresh)
             if fed.request.is_finished() or request_id not in self._book:
@@ -172,17 +210,27 @@ class Feed:
     def _commit(self, fed: _Fed, tokens: list[int]) -> None:
         self._lookups.commit(fed.key, fed.told_len, tokens)
         fed.told_len += len(tokens)
+        fed.committed_s.append((fed.told_len, time.monotonic()))
 
     def _forget(self, request_id: str, fed: _Fed) -> None:
         del self._open[request_id], self._names[fed.key]
         self._book.close(request_id)
         self._lookups.close(fed.key)
 
-    def _offer(self, key: SequenceKey, tree: DraftTree) -> None:
+    def _offer(self, event: Offered) -> None:
+        request_id = self._names.get(event.key, "")
         try:
-            self._book.offer(self._names.get(key, ""), tree)
+            self._book.offer(request_id, event.tree)
         except InvalidRequest:
             self.num_refused += 1
+        fed, found = self._open.get(request_id), self._book.find(request_id)
+        if fed is None or found is None or not found.buffer.has_answer(len(found.tokens)):
+            return
+        fed.timer.draft_answered(event.received_s)
+        asked_s = dict(fed.committed_s).get(event.tree.base_len, event.received_s)
+        # A draft that ran ahead may have answered before it was asked.
+        if event.received_s > asked_s:
+            self._wait.answered(event.received_s - asked_s)
 
 
 def tenant_of(request: Any) -> str:

@@ -53,6 +53,9 @@ class PluginConfig(_Strict):
     max_draft_tokens: Annotated[int, Field(ge=0)] = 4
     """Of each request whose tenant has no number of its own."""
     run_ahead_tokens: Annotated[int, Field(ge=0, le=MAX_RUN_AHEAD_TOKENS)] = 8
+    max_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 50.0
+    """Longest that a step waits for draft workers, where the time that they save is measured to be worth it. A router
+    says itself how long."""
     row_price: Annotated[float, Field(ge=0, le=1)] | None = None
     """Least chance at which a drafted token is verified. None: by the measured times of steps."""
     tenants: Mapping[str, TenantConfig] = Field(default_factory=dict)

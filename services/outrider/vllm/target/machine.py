@@ -143,14 +143,8 @@ class VllmMachine(TargetCore[VllmSequence]):
         return min(until_s for _, until_s in found if until_s is not None)
 
     def _waits_until(self, sequence: VllmSequence, now_s: float) -> float | None:
-        drafted = self._book.find(sequence.request_id)
-        if drafted is None or not drafted.buffer.active or drafted.buffer.has_answer(sequence.committed_len):
-            return None
-        if not sequence.decoding or sequence.request.max_tokens - sequence.request.num_output_tokens <= 1:
-            return None
-        _, looked_up = drafted.best_path(self._book.calibration, 1)
-        value = sequence.speculation.weight * self._book.calibration.best(drafted.fit)
-        if value < self._book.row_price or value <= max(looked_up, default=0.0):
+        left = sequence.request.max_tokens - sequence.request.num_output_tokens
+        if not sequence.decoding or left <= 1 or not self._book.awaits(sequence.request_id):
             return None
         until_s = sequence.timer.ready_since_s + sequence.speculation.max_wait_us * 1e-6
         return until_s if until_s > now_s else None

@@ -13,7 +13,6 @@ from outrider_controller.router.speculation.controller import (
     Allowance,
     Setting,
     SpeculationController,
-    worthwhile_wait_us,
 )
 from outrider_controller.router.speculation.gain import DraftRecord
 
@@ -26,18 +25,6 @@ def opened() -> SpeculationController:
     controller = SpeculationController(CONFIG, ALLOWED)
     assert controller.opened(5).max_draft_tokens == 5
     return controller
-
-
-def test_a_wait_is_worth_the_steps_it_saves_and_half_of_them() -> None:
-    worth = worthwhile_wait_us(cap_us=50_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=10_000)
-    assert worth == 45_000
-    assert worthwhile_wait_us(cap_us=10_000, accepted_per_step=1.5, step_us=20_000, turnaround_us=500) == 10_000
-    assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=0.2, step_us=20_000, turnaround_us=10_000) == 0
-
-
-def test_nothing_is_waited_for_while_it_is_unknown_how_long_that_would_be() -> None:
-    assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=0, turnaround_us=99) == 0
-    assert worthwhile_wait_us(cap_us=50_000, accepted_per_step=2, step_us=20_000, turnaround_us=0) == 0
 
 
 def a_round(
