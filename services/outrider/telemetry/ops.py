@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -195,6 +195,12 @@ class OpsServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Skips HTTPServer's DNS lookup of its own name, which is not used."""
         TCPServer.server_bind(self)
+
+    def shutdown(self) -> None:
+        """Ends `serve_forever`, which by itself looks every half second whether it should."""
+        with suppress(OSError):  # Where a listener cannot be shut down (macOS), that look is waited for.
+            self.socket.shutdown(socket.SHUT_RDWR)
+        super().shutdown()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignores clients that disconnect before or during their answer."""

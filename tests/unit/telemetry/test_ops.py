@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,7 +14,7 @@ from http import HTTPStatus
 import pytest
 from outrider.masking import masked
 from outrider.telemetry.metrics import SpeculationMetrics
-from outrider.telemetry.ops import ANY_LOOPBACK_PORT, Ops, _may_ask, busy_check, serving_ops
+from outrider.telemetry.ops import ANY_LOOPBACK_PORT, Ops, OpsServer, _may_ask, busy_check, serving_ops
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -58,6 +59,17 @@ async def test_every_page_is_served_until_the_block_is_left() -> None:
         assert (await ask(address, "/livez", "POST"))[0] == 501
     with pytest.raises(urllib.error.URLError):
         await ask(address, "/livez")
+
+
+def test_it_ends_at_once_however_seldom_it_looks_whether_it_should() -> None:
+    server = OpsServer(Ops("target", Config()), ANY_LOOPBACK_PORT)
+    thread = threading.Thread(target=server.serve_forever, args=(3600.0,), daemon=True)
+    thread.start()
+    # Until it has answered, it may not have begun to wait.
+    assert get(server.bound, "/livez")[0] == HTTPStatus.OK
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 def test_a_note_is_said_of_a_process_that_is_ready_and_fails_nothing() -> None:
