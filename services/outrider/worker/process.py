@@ -139,6 +139,8 @@ async def serve(
         life = await stack.enter_async_context(
             serving(server, config.listen, services=[service], signals=signals, credentials=credentials)
         )
+        # What leaves the block below has drained: peers have nothing to wait for on their streams.
+        stack.callback(servicer.streams.end)
         ops.live["step"] = busy_check(
             lambda: servicer.steps.busy_since_s, lambda: servicer.step_limit_s(config.step_timeout_s)
         )

@@ -25,8 +25,10 @@ class _Stream(Generic[A]):
     outbox: asyncio.Queue[A | None]
     answered_s: float
     """When the last message was queued, in seconds of the clock."""
-    reading: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Expires, and so ends the stream, once the outbox is full."""
+    ending: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    """Expires when the worker ends the stream."""
+    unread: bool = False
+    """Its peer has stopped reading."""
 
 
 class Streams(Generic[A]):
@@ -46,16 +48,17 @@ class Streams(Generic[A]):
         stream = self._open[number] = _Stream(asyncio.Queue(self.max_unread), self._clock())
         writer = asyncio.create_task(write_answers(stream.outbox, context), name=f"write stream {number}")
         try:
-            async with stream.reading:
+            async with stream.ending:
                 yield number
         except TimeoutError:
-            if not stream.reading.expired():
+            if not stream.ending.expired():
                 raise
-            raise Overloaded(f"{self.max_unread} messages are unread", reason="UNREAD") from None
+            if stream.unread:
+                raise Overloaded(f"{self.max_unread} messages are unread", reason="UNREAD") from None
         finally:
             self._open.pop(number, None)
             # A peer that does not read gets no time to read the rest.
-            await stop_writing(writer, stream.outbox, None if stream.reading.expired() else GRACE_S)
+            await stop_writing(writer, stream.outbox, None if stream.unread else GRACE_S)
 
     def answer(self, number: int, answer: A) -> None:
         """Sends nothing if the stream has ended."""
@@ -66,13 +69,21 @@ class Streams(Generic[A]):
             stream.outbox.put_nowait(answer)
         except asyncio.QueueFull:
             # No message of a stream may be lost: the stream ends, and its peer continues its sequences elsewhere.
-            del self._open[number]
-            stream.reading.reschedule(asyncio.get_running_loop().time())
+            stream.unread = True
+            self._end(number)
 
     def unanswered(self, for_s: float) -> list[int]:
         """Those that were sent nothing for `for_s` seconds."""
         now_s = self._clock()
         return [number for number, stream in self._open.items() if now_s - stream.answered_s >= for_s]
+
+    def end(self) -> None:
+        """Ends all streams. Their peers would keep them open."""
+        for number in list(self._open):
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        self._open.pop(number).ending.reschedule(asyncio.get_running_loop().time())
 
     async def flushed(self) -> None:
         """Returns when gRPC has taken every message made so far."""

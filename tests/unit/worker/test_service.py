@@ -85,6 +85,19 @@ async def test_a_peer_that_reads_nothing_is_ended_and_what_it_opened_is_closed()
         await calls[1]
 
 
+async def test_a_worker_that_leaves_ends_the_streams_that_its_peers_keep_open() -> None:
+    machine, peers = FakeMachine(), (Peer(), Peer())
+    async with servicer(machine) as serving:
+        calls = [asyncio.create_task(serving._serve(peer.requests(), peer)) for peer in peers]
+        await peers[0].asks.put("hello")
+        await until(lambda: peers[0].read == [["hello"]])
+        serving.streams.end()
+        await asyncio.gather(*calls)
+        await until(lambda: sorted(machine.ended_streams) == [1, 2])
+        serving._tell({1: ["late"]}, WorkerReport())
+    assert peers[0].read == [["hello"]]
+
+
 async def test_a_deadline_of_the_call_itself_is_not_taken_for_a_peer_that_does_not_read() -> None:
     async def late() -> AsyncIterator[str]:
         raise TimeoutError("theirs")
