@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from outrider.engine.config import NATIVE_VARIANTS
+from outrider.engine_config import NATIVE_VARIANTS
 from outrider_controller.cli.ask.client import GatewayAnswer
 from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.output import json_file_option, note

@@ -6,8 +6,6 @@ import asyncio
 import sys
 
 from outrider.draft.config import parse_arguments
-from outrider.draft.process import run
-from outrider.engine import CheckpointError
 from outrider.telemetry.logging import configure_logging
 
 # Switch interval between the step thread and the event loop. The default, 5 ms, exceeds a small draft's forward.
@@ -18,6 +16,10 @@ def main() -> int:
     config = parse_arguments()
     configure_logging("draft", config.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    # Imported here: torch and transformers take seconds, in which nobody should wait for --help.
+    from outrider.draft.process import run
+    from outrider.engine import CheckpointError
+
     try:
         asyncio.run(run(config))
     except (CheckpointError, OSError, ValueError) as error:

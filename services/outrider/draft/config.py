@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from outrider.configuration import load
-from outrider.drafters import ModelConfig
+from outrider.drafting.config import ModelConfig
 from outrider.rpc.access.roles import Role
 from outrider.worker.config import WorkerConfig
 

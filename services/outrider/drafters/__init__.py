@@ -3,11 +3,11 @@
 Knows sequences and their committed tokens; not the target, and not the callers.
 """
 
-from outrider.drafters.config import ModelConfig
 from outrider.drafters.interface import Drafter
 from outrider.drafters.loading import load_drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.sequence import CommitMismatch, DraftSequence
+from outrider.drafting.config import ModelConfig
 
 __all__ = [
     "CommitMismatch",

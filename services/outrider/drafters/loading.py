@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outrider.drafters.config import ModelConfig
 from outrider.drafters.interface import Drafter
 from outrider.drafters.model import ModelDrafter
 from outrider.drafters.other_vocabulary import OtherVocabulary
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
+from outrider.drafting.config import ModelConfig
 from outrider.engine import Engine, EngineConfig, tokenizer_fingerprint
 from outrider.engine.checkpoints.tokenizer import num_tokens
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outrider.drafters.config import ModelConfig
 from outrider.drafters.interface import Drafter, DrafterInfo
 from outrider.drafters.rounds import DraftChain, plan_ingestion
 from outrider.drafters.sequence import DraftSequence, common_len
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
+from outrider.drafting.config import ModelConfig
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineSequence, Row
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outrider.drafters.config import ModelConfig
+from outrider.drafting.config import ModelConfig
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
 

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from outrider.engine.attention import Attention, KVCache, SdpaAttention
-from outrider.engine.config import EngineConfig
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.engine.models.decoder import Decoder
 from outrider.engine.models.memory import held_bytes
 from outrider.engine.run.buckets import choose
 from outrider.engine.run.step import Row, Step
 from outrider.engine.run.taps import Taps
+from outrider.engine_config import EngineConfig
 
 if TYPE_CHECKING:
     from outrider.engine.run.graphs import GraphRunner

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 
-from outrider.engine import CheckpointError
 from outrider.target.config import parse_arguments
 from outrider.telemetry.logging import configure_logging
 
@@ -17,6 +16,8 @@ def main() -> int:
         # A program of its own, with the same options: this one, and all that imports it, knows nothing of vLLM.
         os.execv(sys.executable, [sys.executable, "-m", "outrider.vllm", *sys.argv[1:]])
     configure_logging("target", config.log_format)
+    # Imported here: torch and transformers take seconds, in which nobody should wait for --help.
+    from outrider.engine import CheckpointError
     from outrider.target.process import run
 
     try:

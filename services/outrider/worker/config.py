@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from outrider.configuration import Option
-from outrider.engine import EngineConfig
+from outrider.engine_config import EngineConfig
 from outrider.model_names import hub_model, served_name
 from outrider.process_config import ProcessConfig
 from outrider.rpc.access.roles import ClusterSecret

@@ -15,8 +15,8 @@ from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.backends import cpu
 from outrider.engine.backends.cpu import build, variants
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.config import NATIVE_VARIANTS
 from outrider.engine.models.loader import load_engine
+from outrider.engine_config import NATIVE_VARIANTS
 
 PROMPT = list(range(3, 43))
 AVX2_ALONE = frozenset({"avx2", "fma"})

@@ -12,7 +12,6 @@ from outrider.engine.attention import Attention, KVCache, Shape, TritonMissing, 
 from outrider.engine.attention.paged import TritonAttention, Workspace
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine, ModelInfo
 from outrider.engine.models.context import layer_windows
 from outrider.engine.models.decoder import Decoder, TransformersDecoder
@@ -22,6 +21,7 @@ from outrider.engine.models.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.models.quantization import Int4Linear, Int8Linear, quantize
 from outrider.engine.run.buckets import make_buckets
 from outrider.engine.run.graphs import GraphRunner, GraphShape
+from outrider.engine_config import EngineConfig
 
 _STREAM_WORKSPACE = 32 << 20
 """Of cuBLAS, for the stream of recorded steps and that of others."""

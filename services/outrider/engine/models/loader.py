@@ -19,7 +19,6 @@ from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import checkpoints, packed_weights
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.draft_checkpoint import load_draft_model
-from outrider.engine.config import EngineConfig
 from outrider.engine.engine import Engine
 from outrider.engine.models.architectures import architecture_problem, model_problem, tensors_problem, text_part
 from outrider.engine.models.assembly import assemble, kv_shape, working_bytes
@@ -30,6 +29,7 @@ from outrider.engine.models.memory import Need, Quantized, available_bytes, coun
 from outrider.engine.models.probe import attention_problem, on_meta
 from outrider.engine.models.quantization import BYTES_PER_WEIGHT, Int4Linear, Int8Linear
 from outrider.engine.models.quantization import check as check_quantization
+from outrider.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
 

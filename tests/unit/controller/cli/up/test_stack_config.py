@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from outrider import engine_config
 from outrider.draft.config import parse_arguments as parse_draft_arguments
-from outrider.engine import config as engine_config
 from outrider.target.config import parse_arguments
 from outrider_controller.cli.up.command import _first_requests
 from outrider_controller.cli.up.ports import Ports

@@ -1,4 +1,4 @@
-"""The options of an engine."""
+"""The options of an engine. Outside its package, so that a command line is read without torch."""
 
 from __future__ import annotations
 

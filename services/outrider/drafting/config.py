@@ -1,4 +1,4 @@
-"""Options of drafters."""
+"""Options of drafters. Outside their package, so that a command line is read without torch."""
 
 from __future__ import annotations
 
