@@ -61,6 +61,15 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc]
     def _split_scope(self, nodeid: str) -> str:
         return "tests/e2e" if nodeid.startswith("tests/e2e/") else str(super()._split_scope(nodeid))
 
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        """Every other worker begins with unit tests: they compute while those of the other tiers wait for processes."""
+        if self.nodes.index(node) % 2:
+            for scope in self.workqueue:
+                if scope.startswith("tests/unit/"):
+                    self.workqueue.move_to_end(scope, last=False)
+                    break
+        super()._assign_work_unit(node)
+
     def remove_node(self, node: WorkerController) -> str | None:
         """xdist would give the test that ended its worker to the next worker, and to the one after that."""
         for unit in self.assigned_work[node].values():

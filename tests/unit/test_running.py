@@ -1,4 +1,5 @@
-"""A test that hangs or dies fails alone: the others run, in its file and beside it."""
+"""A test that hangs or dies fails alone: the others run, in its file and beside it. Tests that wait run beside others
+that compute."""
 
 from __future__ import annotations
 
@@ -7,6 +8,9 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+
+from tests.running import Scheduling
 
 _ROOT = Path(__file__).parents[2]
 _HANGING = {
@@ -50,3 +54,28 @@ def test_only_the_test_that_hangs_fails(tmp_path: Path) -> None:
     assert sorted(failed) == sorted(_HANGING), said
     del passed["test_hangs"]  # one hangs after it has passed
     assert passed == dict.fromkeys(("test_before", "test_after", "test_last"), len(_HANGING)), said
+
+
+class Worker:
+    """A worker of xdist, which notes what it is given."""
+
+    shutting_down, gateway = False, SimpleNamespace(id="")
+
+    def __init__(self) -> None:
+        self.given: list[int] = []
+
+    def send_runtest_some(self, indices: list[int]) -> None:
+        self.given += indices
+
+    def shutdown(self) -> None: ...
+
+
+def test_unit_tests_run_beside_those_of_other_tiers() -> None:
+    config = SimpleNamespace(getvalue=lambda name: ["2*popen"], option=SimpleNamespace(loadscopereorder=False))
+    scheduling, workers = Scheduling(config), (Worker(), Worker())
+    tests = [f"tests/{place}.py::test" for place in ("e2e/a", "integration/b", "unit/c", "unit/d")]
+    for worker in workers:
+        scheduling.add_node(worker)
+        scheduling.add_node_collection(worker, tests)
+    scheduling.schedule()
+    assert [worker.given for worker in workers] == [[0, 1], [2, 3]]
