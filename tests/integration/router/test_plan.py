@@ -15,6 +15,7 @@ from outrider.metadata.leader import LeaderLease
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, router_pb2, tenants_pb2
+from outrider.runtime.supervision import stop
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.control.api.server import running_control
@@ -279,6 +280,18 @@ async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> No
         assert not await fleet.store.plans.save(1, [])
         await first.tick()
         assert first.epoch == 0
+
+
+async def test_a_leader_that_leaves_gives_up_its_lease_and_lets_its_routers_go(fleet: Any) -> None:
+    async with EventWriter(fleet.store).running() as events:
+        store = fleet.store
+        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
+        await leader.tick()
+        follower, leading = leader.follow(), asyncio.create_task(leader.run())
+        await asyncio.sleep(0)
+        await stop(leading)
+        assert (leader.epoch, follower.over) == (0, True)
+        assert await store.plans.lease("b").hold() == 2
 
 
 async def test_of_a_deleted_tenant_nothing_is_planned_and_a_namesake_begins_as_everybody(fleet: Any) -> None:

@@ -52,7 +52,7 @@ class Followers(set[Follower]):
             follower.send(decisions)
 
     def end(self) -> None:
-        """Another control plane leads: ends their calls, so that they look for it."""
+        """This control plane leads no more: ends their calls, so that they look for another."""
         for follower in self:
             follower.over = True
             follower.filled.set()

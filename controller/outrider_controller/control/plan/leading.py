@@ -145,6 +145,9 @@ class PlanLeader:
                 self.announcements.end()
                 await self._kept.save(self._planner, self.epoch)
                 await self._lease.resign()
+                # Routers would wait until the server ends before they look for whoever leads next.
+                self.epoch = 0
+                self.followers.end()
 
     @property
     def planner(self) -> Planner | None:
