@@ -34,7 +34,7 @@ SOCKET = ("--metadata", "unix:///nonexistent/redis.sock")
 # SALT and MODEL stand for files of the test's own.
 WIDE = ("--listen", "0.0.0.0:0", "--insecure", "--cache-salt-key-file", "SALT")
 WIDE_CONTROL = ("--listen", "0.0.0.0:0", "--insecure")
-PUBLIC = ("--listen-http", "127.0.0.1:0", "--listen-grpc", "0.0.0.0:0", "--insecure")
+PUBLIC = ("--listen-http", "127.0.0.1:0", "--listen-grpc", "0.0.0.0:0", "--insecure", "--drain-delay", "0")
 WORKER = ("--model", "MODEL", "--listen", "0.0.0.0:0", "--insecure")
 CLUSTER = ("--ray-address", "127.0.0.1:1", "--cache-salt-key-file", "SALT")
 

@@ -183,6 +183,7 @@ async def test_a_revoked_key_ends_its_streams_over_http_and_grpc_and_no_others(
     served: Served, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.rpc.access.guard.RECHECK_S", 0.1)
+    monkeypatch.setattr("outrider.gateway.tenants.auth._FRESH_S", 0.1)
     await fill(store)
     await add(store, "short")
     going_on = asyncio.Event()

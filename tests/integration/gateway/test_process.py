@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import openai
 from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.v1 import router_pb2
 
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
 
@@ -47,7 +48,14 @@ async def serving_at(child: Process) -> str:
 
 async def test_sigterm_finishes_the_running_stream_and_exits_0(tiny: Path, tokenizer: ModelTokenizer) -> None:
     ids = [*tokenizer.encode(TEXT), 2]
-    router = ScriptedRouter(saying(ids, pause_s=0.2))
+    going_on = asyncio.Event()
+
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        async for response in saying(ids)(request):
+            yield response
+            await going_on.wait()
+
+    router = ScriptedRouter(script)
     async with (
         routing(router) as address,
         process("--listen-http", "127.0.0.1:0", "--router", address) as child,
@@ -60,6 +68,7 @@ async def test_sigterm_finishes_the_running_stream_and_exits_0(tiny: Path, token
             async with httpx.AsyncClient() as http:
                 while (await http.get(f"http://{http_address}/health")).status_code != 503:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
+            going_on.set()
             text += "".join([chunk.choices[0].text async for chunk in stream])
         assert await asyncio.wait_for(child.wait(), 45) == 0
         assert child.stderr is not None

@@ -56,6 +56,7 @@ async def test_a_cordoned_target_finishes_what_it_has_and_gets_nothing_new(
         await eventually(lambda: len(fleet.router.dispatcher.fleet.live_targets("simulated")) == 1)  # type: ignore[union-attr]
         for _ in range(5):
             check_text((await fleet.ask(fleet.request(PROMPT, 5))).token_ids)
+        first.step_s = 0.001
         answer = await running
         check_text(answer.token_ids)
         assert (len(answer.token_ids), answer.metrics.num_target_failovers) == (300, 0)
@@ -82,7 +83,7 @@ async def test_a_drained_target_hands_its_requests_over_once_another_can_go_on_w
         # There is no other: it stays, and its client sees nothing of it.
         await asyncio.sleep(0.3)
         assert first.live
-        second = await fleet.target(FakeTarget(step_s=0.005))
+        second = await fleet.target(FakeTarget(step_s=0.001))
         await eventually(lambda: second.live and not first.live)
         answer = await running
         check_text(answer.token_ids)
@@ -98,7 +99,7 @@ async def test_a_drained_target_hands_its_requests_over_once_another_can_go_on_w
 async def test_requests_leave_a_drained_draft_at_once_for_another_or_for_plain_decoding(
     fleet: Fleet, eventually: Eventually
 ) -> None:
-    await fleet.target(FakeTarget(step_s=0.005))
+    target = await fleet.target(FakeTarget(step_s=0.005))
     first = await fleet.draft(FakeDraft())
     await fleet.start()
     request = fleet.request(PROMPT, 2000, speculation=router.SPECULATION_MODE_ON)
@@ -109,6 +110,7 @@ async def test_requests_leave_a_drained_draft_at_once_for_another_or_for_plain_d
         await eventually(lambda: not first.live)
         second = await fleet.draft(FakeDraft())
         await eventually(lambda: second.live)
+        target.step_s = 0.001
         answer = await running
     check_text(answer.token_ids)
     assert len(answer.token_ids) == 2000 and len(first.opens) == 1

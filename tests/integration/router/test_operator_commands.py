@@ -16,12 +16,11 @@ from tests.integration.router.conftest import Cluster, Fleet, soon
 
 def test_a_worker_that_comes_and_one_that_is_stopped_are_events(cluster: Cluster, outrider: Callable[..., Any]) -> None:
     async def come_and_go(fleet: Fleet) -> str:
-        # The control plane knows who is there before anybody comes.
-        await asyncio.sleep(1.5)
-        async with AsyncExitStack() as stack:
-            target = await Fleet(fleet.store, stack).target()
-            await asyncio.sleep(1.5)
-            return target.info.worker_id
+        async with AsyncExitStack() as stack, asyncio.timeout(60):
+            worker_id = (await Fleet(fleet.store, stack).target()).info.worker_id
+            while worker_id not in {event.fields.get("worker_id") for event in await fleet.store.events()}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            return worker_id
 
     worker_id = cluster.within(come_and_go)
 
