@@ -351,11 +351,11 @@ async def test_waiting_for_a_thread_does_not_count_against_the_limit(tiny: Path)
     class Slow(GrammarCompiler):
         def compile(self, grammar: str, committed: Sequence[int]) -> Any:
             begun.append(grammar)
-            time.sleep(0.5)
+            time.sleep(0.25)
             return super().compile(grammar, committed)
 
     begun: list[str] = []
-    compiler = Slow(tiny, VOCAB, [EOS], max_s=2.0)
+    compiler = Slow(tiny, VOCAB, [EOS], max_s=1.0)
     grammars = [Structured("choice", [f"number {i}"], "x").to_grammar() for i in range(6)]
     assert len(await asyncio.gather(*(compiler.compile_aside(each, ()) for each in grammars))) == 6
 
