@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -22,7 +23,7 @@ _EDIT = "Add type hints and a short comment to this function, and give all of it
 @count_option(20)
 @max_tokens_option(128)
 @click.option("--draft", default="ngram+smollm2-135m-draft", show_default=True, help="What drafts in both arms.")
-@click.option("--max-draft-tokens", type=click.IntRange(1), default=16, show_default=True, help="Of a round.")
+@click.option("--max-draft-tokens", type=click.IntRange(1), default=4, show_default=True, help="Of the model.")
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
 @json_file_option
 def repeats(
@@ -40,6 +41,7 @@ def repeats(
     time counts. With one thread, time is that of the thread.
     """
     from outrider.comparison import CompareConfig
+    from outrider.comparison.compare import Shares
     from outrider.comparison.loaded import load
     from outrider.comparison.step_line import quiet_clock
     from outrider.comparison.texts import Question
@@ -61,19 +63,30 @@ def repeats(
     )
     loaded = load(config, note)
     clock = quiet_clock(loaded.engine)
-    seconds, equal = {}, True
+    seconds, answers, equal = {}, {}, True
     for arm, name in arms.items():
         note(f"suffixes {arm}: every prompt, twice")
         pair, first = loaded.answer(loaded.engine, tuple(name.split("+")), 1, clock)
         started_s = clock()
         again = pair.answer([text.prompt for text in loaded.texts], max_tokens, speculate=True)
         seconds[arm] = clock() - started_s
+        answers[arm] = again
         equal &= [each.token_ids for each in again] == [text.answer for text in loaded.texts]
         equal &= [each.token_ids for each in first] == [text.answer for text in loaded.texts]
     tokens, ratio = sum(len(text.answer) for text in loaded.texts), seconds["off"] / seconds["on"]
-    rows = [{"SUFFIXES": arm, "TOKENS/S, SECOND TIME": f"{tokens / each:.1f}"} for arm, each in seconds.items()]
+    shares = {arm: Shares.of(answers[arm], each, seconds["off"]) for arm, each in seconds.items()}
+    rows = [
+        {
+            "SUFFIXES": arm,
+            "TOKENS/S, SECOND TIME": f"{tokens / seconds[arm]:.1f}",
+            "TOKENS/ROUND": f"{found.tokens_per_round:.1f}",
+            "ACCEPTED": f"{found.acceptance:.2f}",
+        }
+        for arm, found in shares.items()
+    ]
     show(table(rows), f"on / off: {ratio:.2f} (at least {_BAR}); texts equal: {equal}")
     body = {"holds": equal and ratio >= _BAR, "ratio": round(ratio, 3), "texts_equal": equal, "seconds": seconds}
+    body |= {"shares": {arm: asdict(found) for arm, found in shares.items()}}
     return finish(
         "repeats",
         {

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,16 +142,16 @@ class Pair:
         sources: Sequence[DraftSource] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`row_price`: as TargetWorker's. `lookups`: names of sources besides the drafter; `sources`: further ones."""
+        """`max_draft_tokens`: of a proposal of the drafter. `row_price`: as TargetWorker's. `lookups`: names of sources
+        besides the drafter; `sources`: further ones."""
         info = target.info
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         batching = Batching(info.block_size, _MAX_BATCH_TOKENS)
         self._limits = limits
         self._stops = frozenset(() if ignore_eos else info.eos_token_ids)
-        self._max_draft_tokens = max_draft_tokens
         known = [*make_sources(lookups), *sources]
         if drafter is not None:
-            known.append(DrafterSource(DraftWorker(drafter, max_sequences)))
+            known.append(DrafterSource(DraftWorker(drafter, max_sequences), max_draft_tokens))
         self._clock = clock
         self._target = TargetWorker(target, limits, batching, clock, row_price=row_price, sources=known)
         self._ids = itertools.count()
@@ -172,7 +172,7 @@ class Pair:
         Sequences share cached prefixes only under equal salts. Raises InvalidRequest for a prompt that does not fit,
         and any worker's error.
         """
-        speculation = Speculation(max_own_draft_tokens=self._max_draft_tokens if speculate else 0)
+        speculation = Speculation(max_own_draft_tokens=self._limits.max_draft_tokens if speculate else 0)
         sampling = params or SamplingParams(temperature=0.0)
         mode = VerificationMode.GREEDY if sampling.greedy else VerificationMode.COUPLED
         stopping = Stopping(max_new_tokens, self._stops)
@@ -224,12 +224,15 @@ class DrafterSource:
 
     name = "model"
 
-    def __init__(self, worker: DraftWorker) -> None:
+    def __init__(self, worker: DraftWorker, max_tokens: int = 4) -> None:
+        """`max_tokens`: of a proposal."""
         self._worker = worker
+        self._max_tokens = max_tokens
 
     def open(
         self, key: SequenceKey, opening: drafting.SourceOpening, assignment: DraftAssignment | None = None
     ) -> None:
+        opening = replace(opening, limits=self._within(opening.limits))
         self._worker.apply(events.DraftOpened(key, opening, time.monotonic()))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
@@ -238,10 +241,13 @@ class DrafterSource:
         )
 
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
-        self._worker.apply(events.Limited(key, limits, time.monotonic()))
+        self._worker.apply(events.Limited(key, self._within(limits), time.monotonic()))
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         self._worker.apply(Closed(key))
+
+    def _within(self, limits: DraftLimits) -> DraftLimits:
+        return replace(limits, max_draft_tokens=min(limits.max_draft_tokens, self._max_tokens))
 
     def poll(self) -> Iterator[tuple[SequenceKey, DraftTree | OutriderError]]:
         # The target steps those that catch up with their prompts without a draft.

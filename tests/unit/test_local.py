@@ -34,6 +34,17 @@ def test_speculation_takes_fewer_steps_to_the_same_tokens(pair: Pair, params: Sa
     assert sum(a.num_accepted for a in speculative) > 20
 
 
+def test_a_drafter_is_bounded_apart_from_what_the_target_looks_up(tiny: Path) -> None:
+    drafter = load_drafter(tiny, engine=CONFIG)
+    alone = Pair(load_engine(tiny, CONFIG), drafter, max_draft_tokens=2, lookups=(), row_price=lambda _: 0.0)
+    answers = alone.answer(PROMPTS, 20, speculate=True)
+    assert 0 < sum(a.num_verified for a in answers) <= 2 * sum(a.num_steps for a in answers)
+    repeating = Pair(load_engine(tiny, CONFIG), None, max_draft_tokens=2, row_price=lambda _: 0.0)
+    predicted = [answer.token_ids for answer in answers]
+    again = repeating.answer(PROMPTS, 20, speculate=True, predictions=predicted)
+    assert [a.token_ids for a in again] == predicted and sum(a.num_steps for a in again) == len(PROMPTS)
+
+
 def test_answers_come_in_the_order_of_their_prompts(pair: Pair) -> None:
     together = pair.answer(PROMPTS, 8, speculate=True)
     alone = [pair.answer([prompt], 8, speculate=True)[0] for prompt in PROMPTS]

@@ -32,7 +32,8 @@ class PolicyConfig:
     """Speculation when neither the client nor an operator says otherwise."""
 
     max_draft_tokens: int = 5
-    """Most drafted tokens per step. 0 turns speculation off."""
+    """Most tokens per step that a draft worker drafts. What a target drafts itself is bounded by the price of a row,
+    and by the target's own `max_draft_tokens`. 0 turns all speculation off."""
     max_wait_us: int = 50_000
     """Longest, in microseconds, that the target may hold a sequence back for a draft, however much it promises."""
     run_ahead_tokens: int = 8

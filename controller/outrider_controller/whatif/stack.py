@@ -80,6 +80,8 @@ class Setup:
     drafts: int = 1
     """Draft workers of the target; 0: it drafts by its own sources alone."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    cap: int | None = None
+    """What clients ask for as most drafted tokens per step."""
     drafting: ModelConfig = field(default_factory=ModelConfig)
     mode: str = "auto"
     priced: bool = True
@@ -229,7 +231,7 @@ class VirtualStack:
             stopping=sequence_pb2.Stopping(),
             seeded=True,
             speculation=MODES[self._setup.mode],
-            max_draft_tokens=None,
+            max_draft_tokens=self._setup.cap,
             cache_salt=b"",
         )
 

@@ -27,12 +27,12 @@ Make = Callable[[], DraftSource]
 class Drafts:
     """What makes the sources of each draft that was named; models are loaded once."""
 
-    def __init__(self, engine: Engine, target: Path, names: Sequence[str], max_sequences: int) -> None:
-        """names: of single drafts. Raises CheckpointError for one that does not go with the target, ValueError for
-        heads that read different layers."""
+    def __init__(self, engine: Engine, target: Path, names: Sequence[str], max_sequences: int, most: int) -> None:
+        """names: of single drafts. most: tokens of a proposal of a model or head. Raises CheckpointError for one that
+        does not go with the target, ValueError for heads that read different layers."""
         self._make: dict[str, Make] = {}
         for name in names:
-            self._make[name] = _lookup(name) if name in KINDS else _loaded(engine, target, name, max_sequences)
+            self._make[name] = _lookup(name) if name in KINDS else _loaded(engine, target, name, max_sequences, most)
         taps = {source.taps for make in self._make.values() if reads_states(source := make())}
         if len(taps) > 1:
             raise ValueError("drafts: heads that read different layers are compared apart")
@@ -59,10 +59,10 @@ def _lookup(name: str) -> Make:
     return lambda: make_sources([name])[0]
 
 
-def _loaded(engine: Engine, target: Path, name: str, max_sequences: int) -> Make:
+def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: int) -> Make:
     path = directory(name)
     if is_head(path):
         head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
-        return lambda: HeadDrafts(head)
+        return lambda: HeadDrafts(head, most)
     drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), speaks=target)
-    return lambda: DrafterSource(DraftWorker(drafter, max_sequences))
+    return lambda: DrafterSource(DraftWorker(drafter, max_sequences), most)

@@ -37,6 +37,7 @@ class CompareConfig:
     streams: tuple[int, ...] = (1, 8, 32)
     max_new_tokens: int = 128
     max_draft_tokens: int = 4
+    """Of a proposal of a model or a head."""
     device: str = "cpu"
     threads: int = 0
     """torch's; 0 leaves its default."""
@@ -67,7 +68,6 @@ class Loaded:
             engine,
             None,
             max_sequences=streams,
-            max_draft_tokens=config.max_draft_tokens,
             lookups=(),
             sources=self.drafts.sources(parts),
             clock=clock,
@@ -95,7 +95,8 @@ def load(config: CompareConfig, report: Report) -> Loaded:
         torch.set_num_threads(config.threads)
     target = resolve(config.target, report)
     engine = load_engine(target, EngineConfig(device=config.device, prefix_cache=False))
-    drafts = Drafts(engine, target, [part for parts in config.mixtures for part in parts], max(config.streams))
+    names = [part for parts in config.mixtures for part in parts]
+    drafts = Drafts(engine, target, names, max(config.streams), config.max_draft_tokens)
     for parts in config.mixtures:
         drafts.check(parts)
     tokenizer, kept = load_tokenizer(target), config.kept / weights_revision(target)

@@ -42,9 +42,13 @@ class DraftBuffer:
         """How far the longest guess of a draft worker reaches."""
         return max((len(tree.main()) for tree in self._sent.values()), default=0)
 
-    def merged(self) -> DraftTree | None:
-        """All trees as one; None without any. Not in ratio mode, which verifies one chain of one source."""
-        if self._merged is None and (trees := self.trees):
+    def within(self, most_sent: int) -> list[DraftTree]:
+        """As `trees`; of those that draft workers sent the first `most_sent` positions."""
+        return [*(tree.upto(most_sent) for tree in self._sent.values()), *self._looked_up.values()]
+
+    def merged(self, most_sent: int) -> DraftTree | None:
+        """Those as one; None without any. Not in ratio mode, which verifies one chain of one source."""
+        if self._merged is None and (trees := self.within(most_sent)):
             self._merged = reduce(DraftTree.merge, trees)
         return self._merged
 
@@ -120,6 +124,7 @@ class DraftBuffer:
         """Follows new capacities, of what is sent and of what sources in this process propose; 0 for no drafts."""
         self._cut(self._sent, capacity)
         self._cut(self._looked_up, own_capacity)
+        self._merged = None
         self.active &= capacity > 0
 
     def take_num_dropped(self) -> int:

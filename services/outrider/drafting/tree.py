@@ -239,7 +239,7 @@ class DraftTree:
         if not self.matched and not self.origins:
             return [_UNKNOWN] * len(self)
         matches = (self.matched_at(node, depth) for node, depth in enumerate(self.depths()))
-        return [matched / (matched + 1) if matched else _UNKNOWN for matched in matches]
+        return [chance_after(matched) if matched else _UNKNOWN for matched in matches]
 
 
 @dataclass(slots=True)
@@ -286,6 +286,11 @@ class _Merged:
             q=tuple(self.q),
             origins=tuple(self.origins),
         )
+
+
+def chance_after(matched: int) -> float:
+    """How often the next token is right after a match of so many tokens, over texts of all kinds (Spec-Bench)."""
+    return matched / (matched + 2)
 
 
 def _unless_chain(parents: Sequence[int]) -> tuple[int, ...]:

@@ -41,6 +41,8 @@ class TargetConfig(WorkerConfig):
     head: str = ""
     """A draft head for this model, a directory: EAGLE-3, MTP or Medusa as the field has them, or what `outrider distill
     --kind` made. It drafts from the model's hidden states, in torch code between steps."""
+    head_tokens: int = 5
+    """Most tokens that `head` drafts in one step; each is one more pass of it."""
     remote_head: str = ""
     """A draft head for this model that draft workers hold (`outrider draft --head`): they are sent what it reads
     of the hidden states, one vector a token."""
@@ -68,6 +70,8 @@ class TargetConfig(WorkerConfig):
         for name in ("head", "remote_head", "samples"):
             if getattr(self, name) and self.runs_on != "outrider":
                 raise ValueError(f"{name}: needs engine outrider")
+        if self.head_tokens < 1:
+            raise ValueError(f"head_tokens: must be at least 1, got {self.head_tokens}")
         if self.head and self.remote_head:
             raise ValueError("remote_head: not together with head")
         if not (self.samples_bytes >= MIN_SAMPLES_BYTES and self.samples_days > 0):

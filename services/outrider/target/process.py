@@ -136,7 +136,7 @@ def _head(config: TargetConfig, engine: Engine) -> list[DraftSource]:
     model = resolve(config.model)
     prompt = load_tokenizer(model).encode("Once upon a time", add_special_tokens=True)
     head = tried_head(engine, model, directory(name), prompt)
-    return [HeadDrafts(head) if config.head else HeadFeatures(head)]
+    return [HeadDrafts(head, config.head_tokens) if config.head else HeadFeatures(head)]
 
 
 def _notes(model: ModelInfo) -> dict[str, str]:

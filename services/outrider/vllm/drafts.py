@@ -88,7 +88,7 @@ class OpenRequest:
     def best_path(self, calibration: Calibration, room: int) -> tuple[DraftTree | None, list[float]]:
         """Of all that is buffered the chain of which most tokens are expected to be accepted, and what each is worth:
         weight times the chance that it and all before it are accepted."""
-        tree = self.buffer.merged()
+        tree = self.buffer.merged(self.speculation.max_draft_tokens)
         if tree is None:
             return None, []
         limit = min(room, max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens))

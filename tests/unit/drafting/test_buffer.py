@@ -46,7 +46,7 @@ def test_a_draft_that_contradicts_the_committed_tokens_is_dropped_and_counted() 
 
 def held_tree(buffer: DraftBuffer) -> DraftTree:
     """All that the buffer holds, as one tree."""
-    return buffer.merged() or DraftTree(0)
+    return buffer.merged(256) or DraftTree(0)
 
 
 def guess(buffer: DraftBuffer) -> list[int]:

@@ -188,6 +188,15 @@ def test_after_a_cached_prefix_texts_are_the_same(tiny: Path) -> None:
     assert not source._texts and not source._writers and not source._due
 
 
+def test_a_head_drafts_no_more_than_it_is_given_however_much_the_target_would_verify(tiny: Path) -> None:
+    source = HeadDrafts(knowing(tiny, 2), max_tokens=2)
+    bench = Bench(tiny, sources=[source], row_price=lambda cost: 0.0)
+    bench.open(0, opening(prompts(1)[0], max_new_tokens=30, speculation=Speculation(max_own_draft_tokens=32)))
+    bench.run()
+    stats = bench.worker.stats
+    assert 0 < stats.num_draft_tokens <= 2 * stats.num_steps
+
+
 def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
     deep: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

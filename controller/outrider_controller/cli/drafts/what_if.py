@@ -131,6 +131,7 @@ def question_of(recording: Recording, given: Mapping[str, Any]) -> Question:
     setup = Setup(
         slower(recording.times(), asked["rtt"]),
         policy=PolicyConfig() if cap is None else PolicyConfig(max_draft_tokens=cap),
+        cap=cap,
         # A recorded guess was right if one of its alternatives was.
         drafting=ModelConfig(num_alternatives=0),
         mode=asked["mode"],

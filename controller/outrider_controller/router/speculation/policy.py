@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -94,12 +95,13 @@ class Policy:
         forced = policy.speculation
         insists = request.speculation == router.SPECULATION_MODE_ON and policy.clients_insist
         insistent = forced is TenantSetting.ON or (forced is TenantSetting.AUTO and insists)
-        bounds = (config.max_draft_tokens, request.max_draft_tokens, policy.cap)
-        most = min(bound for bound in bounds if bound is not None)
+        # Beyond its row, one more token of a lookup costs nothing: where nobody asks for a bound, the price decides.
+        asked = [bound for bound in (request.max_draft_tokens, policy.cap) if bound is not None]
+        most_own = min(asked, default=MAX_DRAFT_TOKENS) if config.max_draft_tokens else 0
         off = request.speculation == router.SPECULATION_MODE_OFF or forced is TenantSetting.OFF
         allowed = Allowance(
-            max_draft_tokens=most,
-            max_own_draft_tokens=0 if off or not (insistent or self._own_drafts_pay(request)) else most,
+            max_draft_tokens=min([config.max_draft_tokens, *asked]),
+            max_own_draft_tokens=0 if off or not (insistent or self._own_drafts_pay(request)) else most_own,
             max_wait_us=config.max_wait_us
             if policy.max_wait_us is None
             else min(config.max_wait_us, policy.max_wait_us),

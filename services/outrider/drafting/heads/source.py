@@ -24,10 +24,12 @@ from outrider.protocol.sequence_key import SequenceKey
 class HeadDrafts:
     """A DraftSource that is also shown the target's states. Its name is the head's kind: eagle3, medusa or mtp."""
 
-    def __init__(self, head: DraftHead) -> None:
+    def __init__(self, head: DraftHead, max_tokens: int = 5) -> None:
+        """`max_tokens`: of a proposal; each is one more pass of the head."""
         self.name = head.kind
         self.taps = head.taps
         self._head = head
+        self._max_tokens = max_tokens
         self._runner = HeadRunner(head)
         self._cache = FeatureCache()
         self._writers: dict[SequenceKey, FeatureWriter] = {}
@@ -38,7 +40,7 @@ class HeadDrafts:
     def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
         self._texts[key] = HeadText(opening, [*opening.prompt, *opening.committed])
         self._writers[key] = FeatureWriter(self._cache, opening.salt)
-        self._counts[key] = opening.limits.max_draft_tokens
+        self._counts[key] = min(opening.limits.max_draft_tokens, self._max_tokens)
 
     @torch.inference_mode()
     def see(self, key: SequenceKey, start: int, states: Tensor) -> None:
@@ -59,7 +61,7 @@ class HeadDrafts:
 
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
         if key in self._counts:
-            self._counts[key] = limits.max_draft_tokens
+            self._counts[key] = min(limits.max_draft_tokens, self._max_tokens)
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         for held in (self._texts, self._writers, self._counts, self._due):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.drafting.lookup.source import Found, LookupDrafts
+from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
 from outrider.drafting.source import DraftSource, SourceOpening, register
 
 NAME = "ngram"
@@ -131,4 +131,4 @@ class NgramLookup:
         if match is None and (match := self._index.find()) is None:
             return (), 0
         self._match = match
-        return self._index.continuation(match, count), min(match.length, self._config.max_match)
+        return self._index.continuation(match, min(count, REACH * match.length)), match.length

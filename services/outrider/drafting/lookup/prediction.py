@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafting.lookup.source import Found, LookupDrafts
+from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
 from outrider.drafting.source import DraftSource, SourceOpening, register
 from outrider.options.prediction import Prediction
 
@@ -34,4 +34,5 @@ class PredictionLookup:
         self._prediction.extend(tokens)
 
     def find(self, count: int) -> Found:
-        return self._prediction.upcoming(count), self._prediction.matched
+        matched = self._prediction.matched
+        return self._prediction.upcoming(min(count, REACH * matched)), matched

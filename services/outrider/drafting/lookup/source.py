@@ -14,6 +14,10 @@ from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
 
+REACH = 4
+"""Most tokens that are proposed for each matched one (SuffixDecoding's alpha). More are seldom right. How many of these
+are verified, the price of a row decides."""
+
 Found = tuple[Sequence[int], int]
 """Tokens, and the length of the match before them. No tokens: nothing was found."""
 

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.lookup.source import Found, LookupDrafts
+from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
 from outrider.drafting.source import CloseReason, DraftSource, SourceOpening, register
 from outrider.protocol.sequence_key import SequenceKey
 
@@ -100,8 +100,7 @@ class History:
         return sum(len(self._pasts.pop(salt).texts) for salt in salts)
 
     def find(self, salt: bytes, tokens: Sequence[int], count: int) -> tuple[list[int], int]:
-        """At most `count` tokens that followed the longest match of the end of `tokens`, and its length. No more tokens
-        than matched: a short match is often chance."""
+        """At most `count` tokens that followed the longest match of the end of `tokens`, and its length."""
         past = self._pasts.get(salt)
         if past is None:
             return [], 0
@@ -111,7 +110,7 @@ class History:
         self._pasts.move_to_end(salt)
         for number, _ in places:
             past.texts.move_to_end(number)
-        return self._vote(past, places, min(count, matched)), matched
+        return self._vote(past, places, min(count, REACH * matched)), matched
 
     def _longest(self, past: _Past, tail: array[int]) -> tuple[int, list[tuple[int, int]]]:
         """The length of the longest match, and the places where it ends."""

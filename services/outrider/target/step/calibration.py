@@ -1,8 +1,9 @@
 """Estimates the chance that this target accepts a drafted token, from the draft's own probability of it. Pure.
 
 All sequences of a worker share one table. For each source of proposals and each interval of the draft's probability it
-holds the share of tokens that were accepted, counted only where all tokens before them were accepted. A factor per
-tenant, and one per sequence, correct the table for texts that do better or worse.
+holds the share of tokens that were accepted, counted only where all tokens before them were accepted. For lookups it
+goes by the tokens that have matched so far, those of the proposal included. A factor per tenant, and one per sequence,
+correct the table for texts that do better or worse.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from outrider.drafting.tree import DraftTree
+from outrider.drafting.tree import DraftTree, chance_after
 
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Edges between the intervals of the draft's probability."""
 _MIDDLES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_EDGES, 1.0)))
-_MAX_MATCHED = 16
+_LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 128, 256)
+"""The least of each interval of matched tokens. After hundreds an answer is being repeated, after three perhaps a
+phrase."""
 # The prior (from the draft's probability) weighs as much as this many verdicts.
 _PRIOR = 8.0
 # A token that was never verified may be likelier than its draft claims. Its chance is raised by this share of the
@@ -49,12 +52,12 @@ class Bin(NamedTuple):
     confidence: int = -1
     """Number of the interval that the draft's own probability is in; -1 without one."""
     matched: int = 0
-    """Tokens of the match that they continue, for proposals that come from one."""
+    """Least tokens of the interval that their match is in, for proposals that come from one."""
 
     @property
     def prior(self) -> float:
         if self.matched:
-            return self.matched / (self.matched + 1)
+            return chance_after(self.matched)
         if self.confidence < 0:
             return 0.5
         return _MIDDLES[self.confidence]
@@ -63,7 +66,7 @@ class Bin(NamedTuple):
 def bin_of(source: str, confidence: float | None, matched: int = 0, *, drawn: bool = False) -> Bin:
     """`confidence` may be any float, NaN included: it comes from a draft."""
     if matched:
-        return Bin(source, drawn, matched=min(matched, _MAX_MATCHED))
+        return Bin(source, drawn, matched=_LENGTHS[bisect_right(_LENGTHS, matched) - 1])
     if confidence is None or not confidence >= 0:
         return Bin(source, drawn)
     return Bin(source, drawn, bisect_right(_EDGES, min(confidence, 1.0)))
@@ -111,6 +114,12 @@ class Fit:
         usual = 1.0 if self.usual is None else self.usual.factor
         return min(_MAX_RATIO, (self.accepted + _PRIOR_OWN * usual) / (self.expected + _PRIOR_OWN))
 
+    def corrected(self, chance: float) -> float:
+        """Of a text that does better fewer tokens are rejected: with more accepted instead, all tokens of a long chain
+        would soon be sure."""
+        factor = self.factor
+        return min(_SURE, factor * chance if factor < 1 else 1 - (1 - chance) / factor)
+
     def committed(self, accepted: float, expected: float) -> None:
         """One commit: tokens accepted, and how many of the verified ones the table expected to be accepted."""
         self.accepted = self.keep * self.accepted + accepted
@@ -149,20 +158,20 @@ class Calibration:
         if (chance := self._chances.get((each, hope))) is None:
             chance = (_hoped if hope else _mean)(self._shares.get(each), each.prior, self._step)
             self._chances[each, hope] = chance
-        return min(_SURE, fit.factor * chance)
+        return fit.corrected(chance)
 
     def usual(self, each: Bin, fit: Fit, *, hope: bool = True) -> float:
         """As `own`, on which a decision about the token itself may rest: a drawn token gets the mean of its source,
         because whether it is verified must not depend on which token it is."""
         drawn = each.drawn and not each.matched
-        return min(_SURE, fit.factor * self._mean(each)) if drawn else self.own(each, fit, hope=hope)
+        return fit.corrected(self._mean(each)) if drawn else self.own(each, fit, hope=hope)
 
     def best(self, fit: Fit) -> float:
         """The chance of the likeliest first token that a draft worker could still propose for a text."""
         if self._best[0] != self._step:
             known = (_hoped(share, each.prior, self._step) for each, share in self._shares.items() if not each.matched)
             self._best = self._step, max(known, default=1.0)
-        return min(_SURE, fit.factor * self._best[1])
+        return fit.corrected(self._best[1])
 
     def observe(self, verified: Sequence[tuple[Bin, bool]], fit: Fit) -> None:
         """One commit: the tokens that were verified, and whether each was accepted."""

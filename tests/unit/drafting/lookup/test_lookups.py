@@ -41,6 +41,18 @@ def test_the_text_so_far_is_looked_up_once_after_each_commit() -> None:
     assert proposed(source) == [(KEY, 12, [3, 4, 8, 1], 2)]
 
 
+@pytest.mark.parametrize(("matched", "count"), [(2, 8), (4, 16), (20, 32)])
+def test_a_longer_match_is_continued_further(matched: int, count: int) -> None:
+    rng = random.Random(0)
+    text = [rng.randrange(10_000) for _ in range(100)]
+    source = ngrams()
+    source.open(KEY, opening([*text, *text[: min(matched, 8)]], 32))
+    proposed(source)
+    source.commit(KEY, 100 + min(matched, 8), text[min(matched, 8) : matched])
+    [(_, _, guess, length)] = proposed(source)
+    assert (guess, length) == (text[matched : matched + count], matched)
+
+
 def test_a_closed_or_paused_sequence_is_not_looked_up() -> None:
     source = ngrams()
     source.open(KEY, opening([1, 2, 3, 1, 2]))
@@ -80,7 +92,7 @@ def test_a_match_that_is_followed_goes_on_as_one_that_is_searched_anew(seed: int
     followed = NgramLookup(opening(text[:2]))
     followed.extend([*text[2:], *text[:3]])
     for position in range(3, 30):
-        assert followed.find(3) == (text[position : position + 3], min(position, 8))
+        assert followed.find(3) == (text[position : position + 3], position)
         followed.extend([text[position]])
 
 

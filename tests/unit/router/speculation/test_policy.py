@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -60,10 +61,10 @@ def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
 @pytest.mark.parametrize(
     ("client", "decision", "tokens"),
     [
-        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5),
+        (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), MAX_DRAFT_TOKENS),
         # What a draft worker saves or costs says nothing of what the target looks up.
-        (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5),
-        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 5),
+        (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), MAX_DRAFT_TOKENS),
+        (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), MAX_DRAFT_TOKENS),
         (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0),
         (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF)), 0),
         (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON, max_draft_tokens=2)), 2),
@@ -84,6 +85,19 @@ def test_the_bounds_of_client_operator_and_router_all_hold(
 ) -> None:
     decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(max_draft_tokens=operator))
     assert allowed(a_request(max_draft_tokens=asked), decision)[0] == tokens
+
+
+@pytest.mark.parametrize(
+    ("router_s", "asked", "operator", "tokens"),
+    [(3, None, None, MAX_DRAFT_TOKENS), (3, 8, None, 8), (3, 8, 6, 6), (3, 0, None, 0), (0, 8, None, 0)],
+)
+def test_a_routers_bound_on_draft_workers_is_none_on_what_the_target_drafts_unless_it_is_zero(
+    router_s: int, asked: int | None, operator: int | None, tokens: int
+) -> None:
+    decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(max_draft_tokens=operator))
+    policy = Policy(PolicyConfig(max_draft_tokens=router_s), decisions={Cell("t", "m"): decision})
+    found = policy.allowance(a_request(max_draft_tokens=asked))
+    assert (found.max_own_draft_tokens, found.max_draft_tokens) == (tokens, min(router_s, tokens))
 
 
 def seen(policy: Policy, tenant: str, saving: float, rounds: int = 60) -> None:
@@ -145,10 +159,11 @@ def test_what_a_target_makes_itself_is_allowed_until_a_router_has_seen_what_it_s
         Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3),
         Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),)),
     ):
-        assert Policy(PolicyConfig(), decisions={cell: decision}).allowance(a_request()).max_own_draft_tokens == 5
+        allowed = Policy(PolicyConfig(), decisions={cell: decision}).allowance(a_request())
+        assert allowed.max_own_draft_tokens == MAX_DRAFT_TOKENS
     costs = Policy(PolicyConfig(), decisions={cell: Decision(Mode.TRY, Reason.COSTS, (("ngram", 0.0),))})
     assert costs.allowance(a_request()).max_own_draft_tokens == 0
-    assert costs.allowance(a_request(speculation=ON)).max_own_draft_tokens == 5
+    assert costs.allowance(a_request(speculation=ON)).max_own_draft_tokens == MAX_DRAFT_TOKENS
 
 
 def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:

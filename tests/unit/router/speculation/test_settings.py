@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.metadata import LeaseRecord
-from outrider.protocol.limits import MAX_STREAM_BYTES
+from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_STREAM_BYTES
 from outrider.protocol.outbox import Outbox
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -146,7 +146,7 @@ async def test_a_change_for_the_targets_own_drafts_leaves_those_of_draft_workers
     cell = Cell("t", own_drafts_of("m"))
     for decision, own in (
         (Decision(Mode.TRY, Reason.COSTS, (("ngram", 0.0),)), 0),
-        (Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),)), 5),
+        (Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),)), MAX_DRAFT_TOKENS),
     ):
         router.policy.decisions[cell] = decision
         router.settings_sender.plan_changed([cell])

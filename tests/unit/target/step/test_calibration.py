@@ -88,6 +88,25 @@ def test_a_new_text_starts_from_what_its_tenants_texts_have_shown_and_other_tena
     assert new > 0.8
 
 
+def test_a_text_that_does_better_than_others_makes_a_long_chain_likelier_but_not_sure() -> None:
+    calibration, often = Calibration(), bin_of("ngram", None, 5)
+    judged(calibration, often, 0.8, times=500)
+    better = judged(calibration, often, 1.0, times=30)
+    usual = calibration.own(often, Fit())
+    assert usual < calibration.own(often, better) < 0.93
+    # Sixteen in a row are right as seldom as that says.
+    assert calibration.own(often, better) ** 16 < 0.3
+
+
+def test_a_run_of_hundreds_of_tokens_is_not_believed_less_because_shorter_ones_ended() -> None:
+    calibration = Calibration()
+    judged(calibration, bin_of("suffix", None, 20), 0.7, times=300)
+    judged(calibration, bin_of("suffix", None, 300), 1.0, times=300)
+    assert calibration.own(bin_of("suffix", None, 20), Fit()) < 0.8
+    assert calibration.own(bin_of("suffix", None, 299), Fit()) > 0.98
+    assert len({bin_of("suffix", None, matched) for matched in range(1, 10_000)}) < 20, "the table is small"
+
+
 def test_a_tenant_whose_drafts_were_useless_is_tried_again_when_it_has_decoded_plainly_for_long() -> None:
     calibration, sure = Calibration(), bin_of("model", 0.97)
     judged(calibration, sure, 0.97, times=500)

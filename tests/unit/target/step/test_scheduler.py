@@ -115,6 +115,25 @@ def test_no_step_exceeds_the_token_budget() -> None:
     assert sum(r.num_tokens + len(r.draft) for r in planned.rows) == 32
 
 
+@pytest.mark.parametrize(("matched", "taken"), [(3, range(2, 6)), (20, range(12, 25)), (200, range(32, 33))])
+def test_the_longer_the_run_that_a_lookup_continues_the_more_of_it_is_verified(matched: int, taken: range) -> None:
+    made = sequence(0, speculation=Speculation(max_own_draft_tokens=32), draft_active=False)
+    made.put(DraftTree(10, (7,) * 32, source="suffix", matched=matched))
+    planned = plan([made], Batching(block_size=8), free_blocks=99, now_s=0, pricing=Pricing(price=0.5))
+    assert len(planned.rows[0].draft) in taken
+
+
+def test_beside_a_long_lookup_no_more_is_verified_of_what_a_draft_worker_sends() -> None:
+    made = sequence(0, speculation=Speculation(2, run_ahead_tokens=6, max_own_draft_tokens=32))
+    made.offer(DraftTree(10, (8,) * 6, source="model"), 0.0)
+    made.put(DraftTree(10, (7,) * 12, source="suffix", matched=200))
+    [row] = plan([made], BATCHING, free_blocks=99, now_s=0).rows
+    assert row.draft.token_ids.count(7) == 12 and row.draft.token_ids.count(8) == 2
+    made.adjust(Speculation(4, run_ahead_tokens=6, max_own_draft_tokens=8))
+    [row] = plan([made], BATCHING, free_blocks=99, now_s=0).rows
+    assert row.draft.token_ids.count(7) == 8 and row.draft.token_ids.count(8) == 4
+
+
 def test_never_more_drafts_than_the_sequence_allows() -> None:
     planned = plan([sequence(0, drafts=4, speculation=Speculation(2, 0, 5))], BATCHING, free_blocks=9, now_s=0)
     assert rows(planned) == [(0, 1, 2, True)]
