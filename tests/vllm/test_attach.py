@@ -91,7 +91,7 @@ def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 @pytest.fixture(scope="module")
 def server(model: Path, cluster: Cluster) -> Iterator[Server]:
     tenants = {"off": {"max_draft_tokens": 0}}
-    config: dict[str, Any] = {"row_price": 0, "tenant_header": "x-tenant", "tenants": tenants}
+    config: dict[str, Any] = {"row_price": 0, "tenant_header": "x-tenant", "tenants": tenants, "lookups": ["suffix"]}
     with serving(model, *plugin(routers=[cluster.router_address], **config)) as made:
         await_drafts(made)
         yield made
@@ -111,6 +111,16 @@ def test_it_is_a_target_with_drafts_traces_and_bills(server: Server, cluster: Cl
     billed = until(lambda: [row for row in cluster.ask("get", "usage", "gold")["usage"] if row["output_tokens"]])
     assert [row["output_tokens"] for row in billed] == [40]
     assert billed[0]["requests"] == 1 and billed[0]["accepted_tokens"] > 0 and billed[0]["target_useful_s"] > 0
+
+
+def test_what_it_remembers_of_a_tenant_is_erased(server: Server, cluster: Cluster) -> None:
+    for tenant in ("forgotten", "kept"):
+        server.answer(REPETITIVE, tenant=tenant, **LONG)
+    # No request runs: nothing is scheduled, and the erasure does not wait for the next one.
+    for count in (1, 0):
+        erased = cluster.ask("delete", "history", "forgotten", "--yes")
+        assert (erased["num_texts"], erased["unreachable_targets"]) == (count, [])
+    assert cluster.ask("delete", "history", "kept", "--yes")["num_texts"] == 1
 
 
 def test_settings_hold_for_running_requests(server: Server, cluster: Cluster) -> None:

@@ -14,9 +14,10 @@ from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2
+from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Opening, Speculation
-from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.vllm import plugin
 from outrider.vllm.coupling import Coupling
 from outrider.vllm.drafts import Decoding, DraftBook, Judged, StepRoom
@@ -80,7 +81,8 @@ def made(pool: Pool | None = None, **config: Any) -> tuple[Feed, DraftBook]:
         "lookups": ["ngram"],
         "tenants": {"off": {"max_draft_tokens": 0}, "two": {"max_draft_tokens": 2}},
     } | config
-    return Feed(book, PluginConfig.of({"outrider": config}), 8, pool, make_sources(config["lookups"])), book
+    lookups = OwnDrafts(make_sources(config["lookups"]), TargetStats())
+    return Feed(book, PluginConfig.of({"outrider": config}), 8, pool, lookups), book
 
 
 def chosen(feed: Feed, book: DraftBook, one: Request) -> list[int]:

@@ -139,7 +139,7 @@ class LearningSource(DraftSource, Protocol):
     """A source that remembers texts."""
 
     def erase(self, tenant: str) -> int:
-        """Forgets the texts of a tenant, those of its running sequences too; returns how many."""
+        """Forgets the texts of a tenant, those of its running sequences too; returns how many. Any thread may call."""
         ...
 
 

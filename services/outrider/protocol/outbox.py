@@ -38,6 +38,9 @@ class Outbox(Generic[M]):
     def set_draft(self: Outbox[target.VerifyRequest], change: target.SetDraft) -> None:
         self._put("set_drafts", change)
 
+    def erase(self: Outbox[target.VerifyRequest], erasure: target.EraseHistoryRequest) -> None:
+        self._put("erasures", erasure)
+
     def commit(self: Outbox[draft.DraftRequest], commit: sequence.Commit) -> None:
         self._put("commits", commit)
 

@@ -20,8 +20,10 @@ from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import connect_to
 from outrider.rpc.v1 import worker_pb2
+from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits
+from outrider.target.requests.report import TargetStats
 from outrider.vllm import versions
 from outrider.vllm.coupling import EXTRA, extra_args
 from outrider.vllm.scheduler import Scheduler as BaseScheduler
@@ -47,8 +49,10 @@ class Scheduler(BaseScheduler):
         if config.row_price is not None:
             price = config.row_price
             self.book._row_price = lambda cost: price
-        pool = PoolThread(partial(self._drafts, config)) if config.drafts or config.routers else None
-        self.feed = Feed(self.book, config, self.num_spec_tokens, pool, make_sources(config.lookups))
+        lookups = OwnDrafts(make_sources(config.lookups), TargetStats())
+        make = partial(self._drafts, config, lookups.erase)
+        pool = PoolThread(make) if config.drafts or config.routers else None
+        self.feed = Feed(self.book, config, self.num_spec_tokens, pool, lookups)
         # New requests do not wait for the drafts of others.
         self.before_step = lambda: self.feed.before_step(() if self.waiting else self.running)
 
@@ -84,7 +88,9 @@ class Scheduler(BaseScheduler):
                 "NUM_SPECULATIVE_TOKENS]]: without it vLLM pads new requests with drafts of -1"
             )
 
-    def _drafts(self, config: PluginConfig, post: Callable[[list[Event]], None]) -> ServerDrafts:
+    def _drafts(
+        self, config: PluginConfig, erase: Callable[[str], int], post: Callable[[list[Event]], None]
+    ) -> ServerDrafts:
         """Raises ValueError, or OSError for files that cannot be read."""
         secret = ClusterSecret.read(config.secret_file) if config.secret_file else None
         tls = TlsFiles(Path(config.tls_dir)) if config.tls_dir else None
@@ -98,7 +104,7 @@ class Scheduler(BaseScheduler):
             num_blocks=info.num_blocks,
             max_draft_tokens=self.num_spec_tokens,
         )
-        return ServerDrafts(limits, reach, post, router if config.routers else None)
+        return ServerDrafts(limits, reach, post, router if config.routers else None, erase)
 
     def _info(self) -> worker_pb2.WorkerInfo:
         """This server as a target."""

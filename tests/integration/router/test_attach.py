@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider.drafting.lookup.suffix import History, SuffixDrafts
 from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
 from outrider.errors import OutriderError
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import control_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
+from outrider.rpc.v1 import control_pb2, target_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
 from outrider.target.requests.report import Committed, TargetReport
@@ -50,8 +51,10 @@ class Server(ServerDrafts):
         self._settings: dict[SequenceKey, Speculation] = {}
         self._trees: dict[SequenceKey, Any] = {}
         self._numbers = itertools.count(secrets.randbits(62))
+        self.suffixes = SuffixDrafts(History())
         reach = RouterReach(routers, create_channel, (), self.info, lambda: worker_pb2.WorkerLoad(num_running=1))
-        super().__init__(Limits(VOCAB_SIZE, 4096, 16, 1000), Reach(drafts, create_channel), self._events.extend, reach)
+        limits, drafting = Limits(VOCAB_SIZE, 4096, 16, 1000), Reach(drafts, create_channel)
+        super().__init__(limits, drafting, self._events.extend, reach, self.suffixes.erase)
 
     async def answer(
         self, until: Callable[[], bool], *, tenant: str = "t", request_id: str = "r", finish: Finish = Finish.STOP
@@ -104,9 +107,23 @@ class Server(ServerDrafts):
         return self.drafted[-count:]
 
 
+class Older(Server):
+    """Of a version that does not know erasures."""
+
+    def __init__(self, *routers: str) -> None:
+        super().__init__(*routers)
+        self.asked = asyncio.Event()
+
+    def _told(self, message: target_pb2.VerifyRequest) -> None:
+        if message.erasures:
+            self.asked.set()
+        else:
+            super()._told(message)
+
+
 @asynccontextmanager
-async def attached(*routers: str, **options: Any) -> AsyncIterator[Server]:
-    server = Server(*routers, **options)
+async def attached(*routers: str, kind: type[Server] = Server, **options: Any) -> AsyncIterator[Server]:
+    server = kind(*routers, **options)
     task = asyncio.create_task(server.run())
     try:
         yield server
@@ -173,6 +190,35 @@ async def test_settings_of_operators_hold_for_running_requests(fleet: Any, event
         assert found["simulated"] == tenants_pb2.SPECULATION_SETTING_OFF
         ended.set()
         assert await answering
+
+
+async def test_what_a_server_has_learnt_of_a_tenant_is_erased_through_its_router(fleet: Any) -> None:
+    router = await fleet.start()
+    async with control_plane(fleet) as control, attached(router.address) as server:
+        await lease_of(fleet, server)
+        history, text = server.suffixes.history, list(range(50))
+        for tenant in ("t", "other"):
+            history.add(tenant.encode(), text, tenant)
+        samples = await control.DeleteHistory(control_pb2.DeleteHistoryRequest(tenant="t", samples=True))
+        assert (samples.num_texts, list(samples.unreachable_targets)) == (0, [])
+        assert history.find(b"t", text[:20], 4)[0] == text[20:24]
+        for left in (1, 0):
+            erased = await control.DeleteHistory(control_pb2.DeleteHistoryRequest(tenant="t"))
+            assert (erased.num_texts, list(erased.unreachable_targets)) == (left, [])
+        assert history.find(b"t", text[:20], 4) == ([], 0)
+        assert history.find(b"other", text[:20], 4)[0] == text[20:24]
+
+
+async def test_a_server_that_goes_before_it_has_erased_is_named(fleet: Any) -> None:
+    router = await fleet.start()
+    async with control_plane(fleet) as control:
+        async with attached(router.address, kind=Older) as server:
+            assert isinstance(server, Older)
+            await lease_of(fleet, server)
+            erasing = asyncio.ensure_future(control.DeleteHistory(control_pb2.DeleteHistoryRequest(tenant="t")))
+            async with asyncio.timeout(20):
+                await server.asked.wait()
+        assert list((await erasing).unreachable_targets) == [server.info.worker_id]
 
 
 async def test_a_server_outlives_its_router_and_is_attached_to_the_next(

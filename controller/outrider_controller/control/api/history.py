@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from outrider.metadata import LeaseRecord
 from outrider.metadata.tenants.tenants import TenantStore
 from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import Connect
+from outrider.rpc.v1 import attach_pb2, attach_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import control_pb2 as control
-from outrider.rpc.v1 import target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.control.api.routers import RouterLeases
@@ -20,14 +22,20 @@ _TIMEOUT_S = 10.0
 
 
 class Histories:
-    """Calls every target; keeps no state."""
+    """Calls every target, and attached servers through their routers; keeps no state."""
 
     def __init__(
-        self, leases: RouterLeases, store: TenantStore, secret: ClusterSecret | None, connect: Connect
+        self,
+        leases: RouterLeases,
+        store: TenantStore,
+        secret: ClusterSecret | None,
+        to_target: Connect,
+        to_router: Connect,
     ) -> None:
         self._leases = leases
         self._store = store
-        self._connect = connect
+        self._to_target = to_target
+        self._to_router = to_router
         self._credential = credential(secret, Role.CONTROL)
 
     async def delete(self, asked: control.DeleteHistoryRequest) -> control.DeleteHistoryResponse:
@@ -43,10 +51,15 @@ class Histories:
 
     async def _erase(self, target: LeaseRecord, request: target_pb2.EraseHistoryRequest) -> int | None:
         """How many texts the target has forgotten; None when it does not answer."""
-        async with self._connect(target.address) as channel:
+        attached = target.info.attached
+        async with (self._to_router if attached else self._to_target)(target.address) as channel:
+            stub: Any = target_pb2_grpc.TargetServiceStub(channel)
+            asked: Message = request
+            if attached:
+                stub = attach_pb2_grpc.AttachServiceStub(channel)
+                asked = attach_pb2.AttachServiceEraseHistoryRequest(worker_id=target.info.worker_id, erasure=request)
             try:
-                stub = target_pb2_grpc.TargetServiceStub(channel)
-                answer = await stub.EraseHistory(request, timeout=_TIMEOUT_S, metadata=self._credential)
-                return answer.num_texts
+                answer = await stub.EraseHistory(asked, timeout=_TIMEOUT_S, metadata=self._credential)
+                return int(answer.num_texts)
             except grpc.RpcError:
                 return None

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
 import grpc
-from outrider.errors import Cancelled, InvalidRequest, OutriderError, Unavailable
+from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Unavailable
 from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import attach_pb2 as attach
 from outrider.rpc.v1 import attach_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.supervision import until_first_ends
 
@@ -40,6 +42,7 @@ class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
         self._dispatcher = dispatcher
         self._store = store
         self._draining = draining
+        self._servers: dict[str, _Server] = {}
 
     # Written with `context.write`, as RouteMany.
     async def Attach(self, requests: object, context: Any) -> None:  # type: ignore[override]
@@ -52,14 +55,21 @@ class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
             attached[link.worker_id] = link
             # The server takes it as the router's yes.
             await context.send_initial_metadata(())
-            server = _Server(self._dispatcher, link)
+            server = self._servers[link.worker_id] = _Server(self._dispatcher, link)
             try:
                 server.take(first)
                 await until_first_ends(server.read(context), server.write(context), self._drained())
             finally:
                 if attached.get(link.worker_id) is link:
-                    del attached[link.worker_id]
+                    del attached[link.worker_id], self._servers[link.worker_id]
                 await server.end()
+
+    async def EraseHistory(
+        self, request: attach.AttachServiceEraseHistoryRequest, context: object
+    ) -> target.EraseHistoryResponse:
+        if (server := self._servers.get(request.worker_id)) is None:
+            raise NotFound(f"{request.worker_id} is not attached to this router")
+        return await server.erase(request.erasure)
 
     def _link(self, message: attach.AttachRequest) -> TargetLink:
         """Raises InvalidRequest, or Unavailable while this router drains."""
@@ -86,6 +96,8 @@ class _Server:
         self._dispatcher = dispatcher
         self._link = link
         self._requests: set[asyncio.Task[None]] = set()
+        self._erasures: deque[asyncio.Future[target.EraseHistoryResponse]] = deque()
+        """Those that the server has not answered."""
 
     async def read(self, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
@@ -104,10 +116,23 @@ class _Server:
             self._dispatcher.fleet.link_setup.listener.replied(self._link, message.step)
         for close in message.closes:
             self._close(close.sequence_id)
+        for answer in message.erased:
+            if self._erasures and not (waiting := self._erasures.popleft()).done():
+                waiting.set_result(answer)
+
+    async def erase(self, erasure: target.EraseHistoryRequest) -> target.EraseHistoryResponse:
+        """Raises Unavailable when the server goes before it answers."""
+        waiting: asyncio.Future[target.EraseHistoryResponse] = asyncio.get_running_loop().create_future()
+        self._erasures.append(waiting)
+        self._link.outbox.erase(erasure)
+        return await waiting
 
     async def end(self) -> None:
         """Ends the requests here; they go on at the server."""
         self._link.went_down()
+        for waiting in self._erasures:
+            if not waiting.done():
+                waiting.set_exception(Unavailable("the server is no longer attached"))
         for sequence_id in tuple(self._link.open_sequences):
             self._close(sequence_id)
         await asyncio.gather(*self._requests, return_exceptions=True)

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
 from outrider.drafting.source import CloseReason, DraftSource, SourceOpening, register
@@ -61,10 +62,11 @@ class _Past:
 
 
 class History:
-    """Texts by cache salt, within bounds."""
+    """Texts by cache salt, within bounds. Who may meet another thread here holds the lock."""
 
     def __init__(self, config: SuffixConfig | None = None) -> None:
         self.config = config or SuffixConfig()
+        self.lock = Lock()
         # In the order of their last use.
         self._pasts: OrderedDict[bytes, _Past] = OrderedDict()
         self._serial = 0
@@ -175,7 +177,8 @@ class SuffixLookup:
         self._text.extend(tokens)
 
     def find(self, count: int) -> Found:
-        return self._history.find(self._salt, self._text, count)
+        with self._history.lock:
+            return self._history.find(self._salt, self._text, count)
 
     def remember(self) -> None:
         """Makes the text known to later sequences of its salt."""
@@ -191,15 +194,19 @@ class SuffixDrafts(LookupDrafts):
         self.history = history
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
-        text = self._texts.get(key)
-        super().close(key, reason)
-        # One that moved goes on elsewhere, and is learnt there.
-        if text is not None and reason is not CloseReason.MOVED and isinstance(text.lookup, SuffixLookup):
-            text.lookup.remember()
+        # An erasure finds each text either running or remembered.
+        with self.history.lock:
+            text = self._texts.get(key)
+            super().close(key, reason)
+            # One that moved goes on elsewhere, and is learnt there.
+            if text is not None and reason is not CloseReason.MOVED and isinstance(text.lookup, SuffixLookup):
+                text.lookup.remember()
 
     def erase(self, tenant: str) -> int:
-        """As a LearningSource does."""
-        running = [text.lookup for text in self._texts.values() if isinstance(text.lookup, SuffixLookup)]
-        for lookup in running:
-            lookup.forgotten |= lookup.tenant == tenant
-        return self.history.erase(tenant)
+        """As a LearningSource does; from any thread."""
+        with self.history.lock:
+            # Copied at once: other texts may be opened meanwhile.
+            for text in list(self._texts.values()):
+                if isinstance(text.lookup, SuffixLookup):
+                    text.lookup.forgotten |= text.lookup.tenant == tenant
+            return self.history.erase(tenant)

@@ -89,7 +89,7 @@ CALLS: dict[str, Access] = {
     **_service("RouterService", {"RouteMany": _roles(Role.GATEWAY)}),
     **_service("RouterService", {"GetTokenizer": _roles(Role.GATEWAY, Role.CONTROL)}),
     **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),
-    **_service("AttachService", {"Attach": _roles(Role.TARGET)}),
+    **_service("AttachService", {"Attach": _roles(Role.TARGET), "EraseHistory": _roles(Role.CONTROL)}),
     **_service("PolicyService", {"Follow": _roles(Role.ROUTER)}),
     **_service("TraceService", dict.fromkeys(("GetTrace", "GetActivity"), _roles(Role.CONTROL, Role.OPERATOR))),
     **_service("TraceService", {"ExportTraces": _roles(Role.CONTROL, Role.OPERATOR)}),

@@ -21,7 +21,7 @@ from typing import Any
 from vllm.sampling_params import SamplingType
 
 from outrider.drafting.pool.sequence import open_message
-from outrider.drafting.source import CloseReason, DraftSource
+from outrider.drafting.source import CloseReason
 from outrider.errors import InvalidRequest
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
@@ -31,7 +31,7 @@ from outrider.rpc.v1 import sequence_pb2
 from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening, Speculation, Stopping
-from outrider.target.requests.report import Committed, TargetReport, TargetStats
+from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.by_source import chances_of, tokens_by_source
 from outrider.target.step.calibration import Fit
 from outrider.target.step.commit import Outcome
@@ -69,7 +69,7 @@ class Feed:
         config: PluginConfig,
         max_draft_tokens: int,
         pool: PoolThread | None,
-        lookups: Sequence[DraftSource],
+        lookups: OwnDrafts,
     ) -> None:
         """`max_draft_tokens`: what vLLM verifies in one step at most."""
         self.num_refused = 0
@@ -78,7 +78,7 @@ class Feed:
         self._config = config
         self._max_draft_tokens = max_draft_tokens
         self._pool = pool
-        self._lookups = OwnDrafts(lookups, TargetStats())
+        self._lookups = lookups
         self._wait = MeasuredWait(round(config.max_wait_ms * 1e3))
         # Random start: ids must not repeat after a restart, while a router still knows those of the process before.
         self._ids = count(secrets.randbits(62) + 1)

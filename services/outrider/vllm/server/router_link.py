@@ -85,6 +85,10 @@ class RouterLink:
         if self._open.pop(closed.sequence_id, None) is not None:
             self._send(attach_pb2.AttachRequest(closes=[closed]))
 
+    def erased(self, num_texts: int) -> None:
+        """The answer to the oldest erasure that has none."""
+        self._send(attach_pb2.AttachRequest(erased=[target_pb2.EraseHistoryResponse(num_texts=num_texts)]))
+
     def _send(self, message: attach_pb2.AttachRequest) -> None:
         if self.attached:
             # Copied: an announcement grows with its commits while it waits.

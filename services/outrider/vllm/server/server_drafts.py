@@ -32,15 +32,22 @@ _MAX_TENANTS, _MAX_NAMED = 10_000, 1000
 
 class ServerDrafts:
     def __init__(
-        self, limits: Limits, reach: Reach, post: Callable[[list[Event]], None], router: RouterReach | None = None
+        self,
+        limits: Limits,
+        reach: Reach,
+        post: Callable[[list[Event]], None],
+        router: RouterReach | None = None,
+        erase: Callable[[str], int] = lambda tenant: 0,
     ) -> None:
-        """`post` takes what the thread that schedules has to know: drafts, and settings of routers."""
+        """`post` takes what the thread that schedules has to know: drafts, and settings of routers. `erase`: as a
+        LearningSource does; called here, because that thread sleeps while there are no requests."""
         leases = DraftLeases(self._leases, time.monotonic)
         self.pooled = PooledDrafts(limits, time.monotonic, post, self._answer, leases, reach.connect, reach.credential)
         self.fixed = FixedDrafts(reach, self.pooled.pool.assign)
         self.router = None if router is None else RouterLink(router, self._told, self._router_changed)
         self._limits = limits
         self._post = post
+        self._erase = erase
         self._named: dict[str, LeaseRecord] = {}
         """Draft workers that routers have named, by id."""
         self._unsettled: dict[SequenceKey, Opening] = {}
@@ -137,6 +144,10 @@ class ServerDrafts:
             self._apply(plain := Adjusted(key, Speculation()))
             self._post([plain])
             self.pooled.pool.assign(key, None)
+        for erasure in message.erasures:
+            assert self.router is not None
+            # No samples are recorded here.
+            self.router.erased(0 if erasure.samples else self._erase(erasure.tenant))
 
     def _answer(self, stream: int, response: target_pb2.VerifyResponse) -> None:
         """What PooledDrafts has to say beside commits."""

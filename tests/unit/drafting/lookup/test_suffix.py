@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
+import threading
 from collections.abc import Sequence
 
 import pytest
-from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts
+from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts, SuffixLookup
 from outrider.drafting.source import CloseReason, DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams, VerificationMode
@@ -105,6 +107,45 @@ def test_a_text_that_moved_elsewhere_is_not_learnt_here() -> None:
     source.commit(SequenceKey(1, 1), 40, text[40:])
     source.close(SequenceKey(1, 1), CloseReason.MOVED)
     assert source.history.num_bytes == 0
+
+
+def test_a_text_that_ends_while_another_thread_erases_is_forgotten_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, text, key = SuffixDrafts(History()), tokens(60, 5), SequenceKey(1, 1)
+    source.open(key, opening(text[:40], b"", tenant="t"))
+    source.commit(key, 40, text[40:])
+    remember, erasing = SuffixLookup.remember, threading.Thread(target=source.erase, args=("t",))
+
+    def after_an_erasure_began(lookup: SuffixLookup) -> None:
+        """The text no longer runs, and is not yet known."""
+        erasing.start()
+        erasing.join(0.2)
+        remember(lookup)
+
+    monkeypatch.setattr(SuffixLookup, "remember", after_an_erasure_began)
+    source.close(key, CloseReason.FINISHED)
+    erasing.join()
+    assert source.history.find(b"", text[:50], 4) == ([], 0)
+
+
+def test_texts_are_opened_found_and_closed_while_another_thread_erases() -> None:
+    source, ended = SuffixDrafts(History()), threading.Event()
+    erasures: list[int] = []
+
+    def erase() -> None:
+        while not ended.is_set():
+            erasures.append(source.erase("t"))
+
+    erasing, before = threading.Thread(target=erase), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        erasing.start()
+        for number in range(300):
+            assert answered(source, tokens(20, number % 7), tokens(20, 100), b"%d" % (number % 50), number)
+    finally:
+        ended.set()
+        erasing.join()
+        sys.setswitchinterval(before)
+    assert len(erasures) > 1
 
 
 def test_what_runs_while_a_tenants_texts_are_erased_is_not_remembered_either() -> None:
