@@ -61,8 +61,9 @@ class Recording:
     def of(self, draft: str) -> Recording:
         """The requests that this draft served. Raises ValueError if there are none."""
         if not (found := [line for line in self.requests if draft in _drafts(line)]):
-            known = ", ".join(self.drafts) or "none"
-            raise ValueError(f"--draft {draft}: no request of the file was served by it; those that were: {known}")
+            asked = f"ask for one of {', '.join(self.drafts)}" if self.drafts else "no draft worker served any"
+            record = f"`outrider rollout start {draft}` lets it serve some, to be exported then"
+            raise ValueError(f"--draft {draft}: it served no request of the file; {asked}; {record}")
         return Recording(found)
 
     @property

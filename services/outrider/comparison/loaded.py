@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outrider.comparison.drafts import Drafts
 from outrider.comparison.step_line import Clock
-from outrider.comparison.texts import Question, Text, make_texts
+from outrider.comparison.texts import Question, Text, kept_back, make_texts
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row, resolve, weights_revision
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.models.loader import load_engine
@@ -32,6 +32,7 @@ class CompareConfig:
     drafts: tuple[str, ...]
     """Names of lookups, models or directories; several joined by + are one mixture."""
     questions: tuple[Question, ...]
+    """None with a corpus."""
     kept: Path
     """Directory of the answers that targets have written."""
     streams: tuple[int, ...] = (1, 8, 32)
@@ -41,10 +42,12 @@ class CompareConfig:
     device: str = "cpu"
     threads: int = 0
     """torch's; 0 leaves its default."""
+    corpus: Path | None = None
+    """Of a distillation: the answers that it has kept back are compared."""
 
     def __post_init__(self) -> None:
         for name in ("drafts", "questions", "streams"):
-            if not getattr(self, name):
+            if not getattr(self, name) and not (name == "questions" and self.corpus):
                 raise ValueError(f"{name}: at least one")
         if min(self.streams) != 1:
             raise ValueError("streams: must have 1, and nothing less")
@@ -79,7 +82,8 @@ class Loaded:
     def read(self, report: Report) -> tuple[list[Tensor], float | None]:
         """One pass of the target over the texts, where a head reads its states or the answers may not be its own: the
         states of each text, and the share of the answers' tokens that the target would say."""
-        taps, existed = self.drafts.taps, any(question.answer for question in self.config.questions)
+        config = self.config
+        taps, existed = self.drafts.taps, bool(config.corpus) or any(one.answer for one in config.questions)
         if taps is None and not existed:
             return [], None
         report(f"the target reads {sum(len(text.tokens) for text in self.texts):,} tokens")
@@ -99,8 +103,11 @@ def load(config: CompareConfig, report: Report) -> Loaded:
     drafts = Drafts(engine, target, names, max(config.streams), config.max_draft_tokens)
     for parts in config.mixtures:
         drafts.check(parts)
-    tokenizer, kept = load_tokenizer(target), config.kept / weights_revision(target)
-    texts = make_texts(engine, tokenizer, config.questions, config.max_new_tokens, kept, report)
+    if config.corpus is not None:
+        texts = kept_back(config.corpus, engine.info.vocab_size, config.max_new_tokens)
+    else:
+        tokenizer, kept = load_tokenizer(target), config.kept / weights_revision(target)
+        texts = make_texts(engine, tokenizer, config.questions, config.max_new_tokens, kept, report)
     return Loaded(config, engine, drafts, texts)
 
 

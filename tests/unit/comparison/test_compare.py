@@ -7,7 +7,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from outrider.engine import tokenizer_fingerprint
+from outrider.comparison.texts import kept_back
+from outrider.engine import EngineConfig, tokenizer_fingerprint
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
+from outrider.engine.models.loader import load_engine
+from outrider.training.corpus import CorpusConfig, write_corpus
+from outrider.training.shards import Corpus
+from outrider.training.texts import Sampled
 from outrider_controller.cli.app import run
 from outrider_controller.cli.exits import ExitCode
 
@@ -77,6 +83,27 @@ def test_a_prediction_is_a_draft_where_the_prompts_carry_one(
     assert draft["all"]["tokens_per_round"] > 2 and draft["all"]["acceptance"] > 0.9
     # A model with random weights would not have said this.
     assert found["agreement"] < 0.5
+
+
+def test_what_a_distillation_kept_back_of_recorded_requests_is_compared(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = [Sampled((40 + n, 41, 42), tuple(range(50, 74))) for n in range(40)]
+    engine = load_engine(tiny, EngineConfig(num_blocks=512, prefix_cache=False))
+    corpus = CorpusConfig(samples=tuple(samples), concurrency=4)
+    write_corpus(engine, load_tokenizer(tiny), tmp_path / "corpus", corpus, lambda done, total: None)
+    kept = {tuple(sample.prompt) for sample in Corpus(tmp_path / "corpus", engine.info.vocab_size).held_out}
+    texts = kept_back(tmp_path / "corpus", engine.info.vocab_size, 8)
+    assert {tuple(text.prompt) for text in texts} == kept and 0 < len(kept) < 40
+    assert all(text.answer == list(range(50, 58)) for text in texts)
+
+    command = ["compare", "drafts", "ngram", "--target-model", str(tiny), "-o", "json", "--held-out"]
+    assert run([*command, str(tmp_path / "corpus")]) == ExitCode.OK
+    out, err = capsys.readouterr()
+    # A model with random weights would not have said this, and nothing was asked of it.
+    assert json.loads(out)["agreement"] < 0.5 and "the target answers" not in err
+    assert run([*command, str(tmp_path)]) == ExitCode.ERROR
+    assert "no corpus of outrider distill" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_the_command_prints_figures_and_draws_the_saving(recorded: Path, tmp_pat
         (["--rtt", "5"], "--rtt"),
         (["--mix", "acme"], "--mix"),
         (["--mix", "nobody=1"], "nobody"),
-        (["--draft", "unknown"], "small"),
+        (["--draft", "unknown"], "--draft unknown: it served no request of the file; ask for one of small"),
     ],
 )
 def test_what_cannot_be_answered_is_named(recorded: Path, arguments: list[str], names: str) -> None:

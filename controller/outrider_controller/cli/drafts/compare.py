@@ -35,6 +35,13 @@ def compare_group() -> None:
 @click.option(
     "--samples", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts with the target's answers."
 )
+@click.option(
+    "--held-out",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    default=None,
+    metavar="DIR",
+    help="The corpus of an `outrider distill`: answers that it has kept back.",
+)
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Of an answer.")
 @click.option("--max-draft-tokens", type=click.IntRange(1), default=4, show_default=True, help="Of a proposal.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
@@ -46,6 +53,7 @@ def drafts(
     target_model: str,
     prompts: Path | None,
     samples: Path | None,
+    held_out: Path | None,
     max_tokens: int,
     max_draft_tokens: int,
     device: str,
@@ -65,14 +73,15 @@ def drafts(
     from outrider.comparison.texts import read_questions
     from outrider.engine import CheckpointError
 
+    if sum(map(bool, (prompts, samples, held_out))) != 1:
+        raise click.UsageError("give one of --prompts, --samples and --held-out")
     file = prompts or samples
-    if file is None or (prompts and samples):
-        raise click.UsageError("give one of --prompts and --samples")
     try:
         config = CompareConfig(
             target=target_model,
             drafts=drafts,
-            questions=tuple(read_questions(file, answered=samples is not None)),
+            questions=tuple(read_questions(file, answered=samples is not None)) if file else (),
+            corpus=held_out,
             kept=cache_directory() / "compare",
             max_new_tokens=max_tokens,
             max_draft_tokens=max_draft_tokens,
