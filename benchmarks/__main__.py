@@ -45,6 +45,7 @@ _COMMANDS = {
         "gpu_pairs",
         "What would run-ahead, waiting, trees and lookups be worth on GPUs? Computed.",
     ),
+    "rollouts": (f"{_SCENARIOS}.rollouts", "rollouts", "How soon is a worse draft undone, and a better one promoted?"),
     "repeats": (f"{_SCENARIOS}.repeats", "repeats", "How much faster are answers that are given again, with suffixes?"),
     "distilling": (f"{_SCENARIOS}.distilling", "distilling", "How many tokens does distill write and learn a second?"),
     "structured": (

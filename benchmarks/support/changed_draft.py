@@ -1,8 +1,9 @@
 """A real draft worker, changed: python -m benchmarks.support.changed_draft CHANGE OPTIONS, which are outrider.draft's.
 
 It uses the protocol like any other. `wrong` proposes a neighbour of each token that a good draft would propose;
-`stalls` delays one round in eight, at random, by 200 ms; both cost as much as a good draft. `recalls` proposes the same
-as a good draft, in the same time, but computes each forward only once: see benchmarks.support.recall.
+`stalls` delays one round in eight, at random, by 200 ms; `errs` replaces one token in ten. All cost as much as a good
+draft. `recalls` proposes the same as a good draft, in the same time, but computes each forward only once: see
+benchmarks.support.recall.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from benchmarks.support.recall import RecallingEngine
 
 STALL_S = 0.2
 STALL_CHANCE = 1 / 8
+ERROR_CHANCE = 0.105
+"""Lowers the acceptance of the shipped draft by 0.05."""
 
 
 class BadDrafter(Drafter):
@@ -80,6 +83,21 @@ def stalling(drafted: DraftTree) -> DraftTree:
     return drafted
 
 
+def erring(vocab_size: int) -> Callable[[DraftTree], DraftTree]:
+    """Replaces some tokens where they are not sampled, but none by one that the draft has too."""
+    chance = random.Random(1)
+
+    def other(token_id: int, known: Sequence[int]) -> int:
+        wrong = (token_id + 1) % vocab_size
+        return token_id if wrong in known or chance.random() >= ERROR_CHANCE else wrong
+
+    def spoil(tree: DraftTree) -> DraftTree:
+        known = tree.token_ids
+        return tree if tree.q else replace(tree, token_ids=tuple(other(one, known) for one in known))
+
+    return spoil
+
+
 def recalling(config: DraftConfig, path: Path) -> Drafter:
     """Computes each forward only once."""
     engine = RecallingEngine(load_engine(path, config.engine))
@@ -91,11 +109,21 @@ def _wrong(config: DraftConfig, path: Path) -> Drafter:
     return BadDrafter(drafter, wrong(drafter.info.vocab_size))
 
 
+def _errs(config: DraftConfig, path: Path) -> Drafter:
+    drafter = load(config, path)
+    return BadDrafter(drafter, erring(drafter.info.vocab_size))
+
+
 def _stalls(config: DraftConfig, path: Path) -> Drafter:
     return BadDrafter(load(config, path), stalling)
 
 
-CHANGES: dict[str, Callable[[DraftConfig, Path], Drafter]] = {"wrong": _wrong, "stalls": _stalls, "recalls": recalling}
+CHANGES: dict[str, Callable[[DraftConfig, Path], Drafter]] = {
+    "wrong": _wrong,
+    "errs": _errs,
+    "stalls": _stalls,
+    "recalls": recalling,
+}
 
 
 def main() -> int:

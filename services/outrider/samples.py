@@ -85,11 +85,14 @@ class SampleStore:
                 raise ValueError(f"{path}: cannot be read; is it encrypted with another key?") from error
             yield found
 
+    def count(self, tenant: str) -> int:
+        return len(list(self.of(tenant).glob("[0-9]*-*")))
+
     def erase(self, tenant: str) -> int:
         """All of the tenant, with what `outrider distill` keeps there. Returns the number of records."""
         # Renamed first, so that one of several processes erases it, and none writes into it meanwhile.
         place = self.of(tenant)
-        count = len(list(place.glob("[0-9]*-*")))
+        count = self.count(tenant)
         try:
             place.rename(self.directory / f"{_ERASED}{token_hex(8)}")
         except FileNotFoundError:

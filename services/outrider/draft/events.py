@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from outrider.draft.shadow import ShadowPairs
 from outrider.drafting.source import DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import SamplingParams, VerificationMode
@@ -29,6 +30,8 @@ class DraftCommitted:
     """The sequence has ended; only its close follows."""
     received_s: float
     features: Features | None = None
+    in_use: tuple[int, int] = (0, 0)
+    """For a shadow: drafted and accepted tokens of the draft worker that was verified; 0 where others were too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,5 +93,6 @@ class DraftStats:
     num_shadow_verified: int = 0
     """Tokens that were compared and not proposed, up to the first that differs from what was committed."""
     num_shadow_accepted: int = 0
+    shadow_pairs: ShadowPairs = field(default_factory=ShadowPairs)
     num_failed: int = 0
     num_round_failures: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -45,6 +46,7 @@ class DraftServicer(
     def load_message(self) -> worker_pb2.WorkerLoad:
         load, stats = super().load_message(), self.stats
         load.num_shadow_verified, load.num_shadow_accepted = stats.num_shadow_verified, stats.num_shadow_accepted
+        load.shadow_pairs.CopyFrom(worker_pb2.ShadowPairs(**asdict(stats.shadow_pairs)))
         return load
 
     # The generated type knows generators only.

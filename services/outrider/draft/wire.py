@@ -71,7 +71,8 @@ def _committed(
 ) -> events.DraftCommitted:
     finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
     features = Features(message.features_start, message.features) if message.features else None
-    return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features)
+    in_use = message.num_drafted, min(message.num_accepted, message.num_drafted)
+    return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features, in_use)
 
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> SourceOpening:

@@ -173,7 +173,7 @@ class DraftWorker:
             self._fail(event.key, error)
             return
         if found.shadow is not None:
-            verified, accepted = found.shadow.commit(event.base_len, event.token_ids)
+            verified, accepted = found.shadow.commit(event.base_len, event.token_ids, event.in_use)
             self.stats.num_shadow_verified += verified
             self.stats.num_shadow_accepted += accepted
             # The next proposal is made when this one is decided.
@@ -203,5 +203,8 @@ class DraftWorker:
         found = self._sequences.remove(key)
         if found is not None:
             self._drafter.close(found.sequence)
+            if found.shadow is not None:
+                found.shadow.end()
+                self.stats.shadow_pairs = self.stats.shadow_pairs.with_ended(found.shadow)
             if found.share_s:
                 self._report.removed.append((key, found.share_s))

@@ -29,6 +29,14 @@ redis.call('XADD', KEYS[2], 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*', 'action', A
   'tenant', ARGV[5], 'share', ARGV[6], 'reason', ARGV[7], 'by', ARGV[8])
 return 1
 """
+_DELETE_VERSION = f"""
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('HDEL', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[3], ARGV[1])
+redis.call('XADD', KEYS[4], 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*', 'action', 'delete draft', 'name', ARGV[1],
+  'by', ARGV[2])
+return 1
+"""
 
 
 class DraftStore:
@@ -38,18 +46,14 @@ class DraftStore:
         self._link = link
         self._keys = keys
 
-    async def versions(self) -> list[drafts_pb2.DraftVersion]:
-        """Raises Unavailable, as do `rollouts` and `evidence`."""
-        return list((await self._read(self._keys.drafts, drafts_pb2.DraftVersion)).values())
+    async def versions(self, epoch: int = 0) -> list[drafts_pb2.DraftVersion]:
+        """Raises Unavailable, as do `rollouts` and `evidence`. `epoch`: that of the leader that reads them. If Redis
+        has another one it has lost its data, and counts as unreachable."""
+        return list((await self._read(self._keys.drafts, drafts_pb2.DraftVersion, epoch)).values())
 
     async def rollouts(self, epoch: int = 0) -> dict[str, drafts_pb2.Rollout]:
-        """By draft version. `epoch`: that of the leader that reads them. If Redis has another one it has lost its data,
-        and counts as unreachable."""
-        found = await self._read(self._keys.rollouts, drafts_pb2.Rollout)
-        # Read last: what was lost meanwhile is noticed.
-        if epoch and epoch != await self._epoch():
-            raise Unavailable("the metadata store has lost its data", reason="NO_METADATA", retry_after_s=1.0)
-        return found
+        """By draft version."""
+        return await self._read(self._keys.rollouts, drafts_pb2.Rollout, epoch)
 
     async def evidence(self) -> dict[str, drafts_pb2.RolloutEvidence]:
         return await self._read(self._keys.rollout_evidence, drafts_pb2.RolloutEvidence)
@@ -74,13 +78,22 @@ class DraftStore:
 
         return bool(await self._link.require(work))
 
+    async def delete_version(self, version: str, *, by: str) -> bool:
+        """With its rollout. False if it is not there. Raises Unavailable."""
+        keys = self._keys.drafts, self._keys.rollouts, self._keys.rollout_evidence, self._keys.audit
+
+        async def work(redis: Redis) -> Any:
+            return await redis.eval(_DELETE_VERSION, len(keys), *keys, version, by)
+
+        return bool(await self._link.require(work))
+
     async def _epoch(self) -> int:
         async def work(redis: Redis) -> Any:
             return await redis.get(self._keys.leader_epoch)
 
         return int(await self._link.call_in_background(work) or 0)
 
-    async def _read(self, key: str, kind: type[M]) -> dict[str, M]:
+    async def _read(self, key: str, kind: type[M], epoch: int = 0) -> dict[str, M]:
         async def work(redis: Redis) -> Any:
             return await redis.hgetall(key)
 
@@ -90,6 +103,9 @@ class DraftStore:
                 found[name.decode()] = kind.FromString(value)
             except (DecodeError, UnicodeDecodeError):
                 continue
+        # Read last: what was lost meanwhile is noticed.
+        if epoch and epoch != await self._epoch():
+            raise Unavailable("the metadata store has lost its data", reason="NO_METADATA", retry_after_s=1.0)
         return found
 
     async def _write(self, key: str, values: Mapping[str, M]) -> bool:

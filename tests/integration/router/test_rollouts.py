@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from outrider_controller.autoscaler.plan import Decision, Mode, Reason
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
 
-from tests.fakes import FakeDraft, FakeTarget
+from tests.fakes import FakeDraft, FakeTarget, serving_draft
 from tests.integration.router.conftest import Cluster, Fleet, StartReal, soon
 
 Outrider = Callable[..., Any]
@@ -65,7 +66,7 @@ def test_a_candidate_drafts_for_nobody_until_a_rollout_gives_it_requests(cluster
     assert "no draft 'nobody' was seen" in outrider("rollout", "start", "nobody", code=3)
     assert "start its workers with --candidate" in outrider("rollout", "start", "old", code=2)
     assert "was never rolled out" in outrider("rollout", "undo", "new", code=3)
-    told = outrider("rollout", "start", "new", "--share", "0.5")
+    told = outrider("rollout", "start", "new", "--share", "0.5", "--shadow", "0")
     assert f"rollout of {draft_version(drafts.new.info)}: running, 50.0% of the requests of all tenants" in told
     assert stages(outrider)["new"] == "running"
 
@@ -76,6 +77,7 @@ def test_a_candidate_drafts_for_nobody_until_a_rollout_gives_it_requests(cluster
 
     soon(both_draft)
     assert "undone" in outrider("rollout", "undo", "new")
+    assert "stop them first" in outrider("delete", "draft", "new", "--yes", code=2)
 
     def only(which: int) -> bool:
         before = drafts.num_opens
@@ -104,7 +106,7 @@ def test_requests_under_way_leave_a_candidate_that_is_taken_back(cluster: Cluste
     drafts = cluster.within(lambda fleet: started(fleet, step_s=0.05))
     soon(lambda: "new" in stages(outrider))
     outrider("set", "speculation", "t", "on")
-    outrider("rollout", "start", "new", "--share", "0.5")
+    outrider("rollout", "start", "new", "--share", "0.5", "--shadow", "0")
     soon(lambda: outrider("explain", "t", "-o", "json")["rollouts"] != [])
 
     def with_both() -> bool:
@@ -128,7 +130,7 @@ def test_a_much_worse_candidate_is_undone_by_its_evidence_and_a_much_better_one_
     soon(lambda: "new" in stages(outrider))
     # Whatever drafts save on this machine.
     outrider("set", "speculation", "t", "on")
-    outrider("rollout", "start", "new", "--share", "0.3", "--tenant", "t")
+    outrider("rollout", "start", "new", "--share", "0.3", "--tenant", "t", "--shadow", "0")
     asked = [0]
 
     def ended() -> bool:
@@ -145,7 +147,7 @@ def test_a_much_worse_candidate_is_undone_by_its_evidence_and_a_much_better_one_
     assert "undone" in outrider("explain", "t") and outrider("explain", "other", "-o", "json")["rollouts"] == []
 
     drafts.new.accuracy = 0.98
-    outrider("rollout", "start", "new", "--share", "0.3")
+    outrider("rollout", "start", "new", "--share", "0.3", "--shadow", "0")
     soon(ended, within_s=50)
     assert stages(outrider)["new"] == "promoted", outrider("rollout", "status", "new")
 
@@ -180,7 +182,7 @@ def test_what_a_shadow_counts_stands_in_the_registry(cluster: Cluster, outrider:
     drafts = cluster.within(started)
     soon(lambda: "new" in stages(outrider))
     told = outrider("rollout", "start", "new", "--share", "0", "--shadow", "1")
-    assert "shadow   of 100.0% of the requests" in told
+    assert "shadow   0 of the others (100.0%): too few" in told
 
     def followed() -> bool:
         cluster.within(lambda fleet: ask(fleet, 10))
@@ -196,4 +198,46 @@ def test_what_a_shadow_counts_stands_in_the_registry(cluster: Cluster, outrider:
 
     soon(lambda: acceptance() == 0.75)
     assert "--share" in outrider("rollout", "start", "new", "--share", "0.9", code=2)
-    assert "needs a shadow_share" in outrider("rollout", "start", "new", "--share", "0", code=2)
+    assert "needs a shadow_share" in outrider("rollout", "start", "new", "--share", "0", "--shadow", "0", code=2)
+
+
+def test_a_version_that_no_worker_runs_is_deleted_with_its_rollout(cluster: Cluster, outrider: Outrider) -> None:
+    async def begin(fleet: Fleet) -> AsyncExitStack:
+        worker = AsyncExitStack()
+        gone = await worker.enter_async_context(serving_draft(FakeDraft(model="gone", candidate=True)))
+        await worker.enter_async_context(fleet.store.register(gone.info, gone.address, lambda: gone.load))
+        return worker
+
+    worker = cluster.within(begin)
+    soon(lambda: "gone" in stages(outrider))
+    outrider("rollout", "start", "gone")
+    cluster.within(lambda fleet: worker.aclose())
+    soon(lambda: outrider("get", "drafts", "-o", "json")["drafts"][0]["workers"] == 0)
+    assert outrider("delete", "draft", "gone", "--yes", "-o", "json")["drafts"][0].startswith("gone@")
+    assert stages(outrider) == {} and "no draft 'gone' was seen" in outrider("delete", "draft", "gone", "--yes", code=3)
+    assert outrider("explain", "t", "-o", "json")["rollouts"] == []
+    assert outrider("get", "audit", "-o", "json")["audit"][0]["action"] == "delete draft"
+    # The leader has forgotten it too: a worker that comes back is a new version.
+    cluster.within(lambda fleet: fleet.draft(FakeDraft(model="gone", candidate=True)))
+    soon(lambda: stages(outrider) == {"gone": "candidate"})
+
+
+async def test_beside_a_draft_in_use_a_shadow_with_the_same_weights_gains_nothing_and_loses_nothing(
+    start_real: StartReal, eventually: Callable[..., Any]
+) -> None:
+    fleet = await start_real(candidate=True)
+    assert fleet.router is not None
+    in_use, candidate = fleet.drafts
+    drafts, shadows = ((draft_version(one.info), 1.0) for one in (in_use, candidate))
+    decision = Decision(Mode.ON, Reason.SAVES, draft_shares=(drafts,), shadow_shares=(shadows,))
+    fleet.router.dispatcher.policy.follow({Cell("t", "tiny"): decision}, [])
+
+    def pairs() -> Any:
+        return candidate.load_message().shadow_pairs
+
+    async with asyncio.timeout(60):
+        while pairs().sequences < 3:
+            await fleet.ask(fleet.request(model="tiny", max_new_tokens=60))
+            await eventually(lambda: not candidate.load_message().num_sequences)
+    assert pairs().rounds >= pairs().sequences and pairs().accepted_in_use > 0
+    assert pairs().gained == pairs().gained_squared == 0

@@ -16,6 +16,7 @@ from outrider_controller.cli.asking import Nouns, confirm, yes_option
 from outrider_controller.cli.change.certificates import create_certificates, create_redis_users
 from outrider_controller.cli.change.tenants_file import PACINGS, SAMPLES, read_tenants
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
+from outrider_controller.cli.drafts.versions import delete_drafts
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import emit, moment, named, note, print_rows
 from outrider_controller.cli.show.watching import limit_option, list_options, show_rows
@@ -140,7 +141,10 @@ def revoke_key(key_id: str, yes: bool, control: str, output: str) -> None:
 
 @click.group("delete", cls=Nouns)
 def delete() -> None:
-    """Delete tenants, or what targets remember or record of their texts."""
+    """Delete tenants, what targets remember or record of their texts, or versions of drafts."""
+
+
+delete.add_command(delete_drafts)
 
 
 @delete.command("tenant")
@@ -236,6 +240,14 @@ def get_keys(ids: tuple[str, ...], tenant: str, limit: int, watch: bool, control
 
     shown = (*KEY_COLUMNS, "created") if output == "wide" else KEY_COLUMNS
     show_rows("keys", read, shown, output, watch=watch)
+
+
+async def all_tenants(stub: Control) -> list[tenants_pb2.Tenant]:
+    def ask(**page: Any) -> Awaitable[control_pb2.ListTenantsResponse]:
+        return stub.ListTenants(control_pb2.ListTenantsRequest(**page))
+
+    found: list[tenants_pb2.Tenant] = (await paged(ask, "tenants", _ALL))[0]
+    return found
 
 
 async def all_keys(stub: Control, tenant: str = "", limit: int = _ALL) -> list[tenants_pb2.ApiKey]:

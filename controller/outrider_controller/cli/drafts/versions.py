@@ -1,22 +1,26 @@
-"""outrider get drafts, describe draft, and rollout: versions of drafts, and how they come to requests."""
+"""outrider get drafts, delete draft, and rollout: versions of drafts, and how they come to requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import click
 from outrider.rpc.v1 import control_pb2, drafts_pb2
 
 from outrider_controller.autoscaler.rollout import (
+    DEFAULT_SHADOW_SHARE,
     DEFAULT_SHARE,
     GIVE_UP_TOKENS,
     MAX_SHARE,
     MIN_REPORTS,
     PROMOTE_ABOVE,
+    SHADOW_FIRST_S,
     UNDO_BELOW,
 )
-from outrider_controller.cli.clusters.control import ask_control, control_options
+from outrider_controller.cli.asking import confirm, yes_option
+from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.output import emit, moment, named
 from outrider_controller.cli.show.sequences import acceptance
 from outrider_controller.cli.show.watching import list_options, show_rows
@@ -66,6 +70,24 @@ def draft_row(one: drafts_pb2.DraftVersion) -> dict[str, Any]:
     }
 
 
+@click.command("draft")
+@click.argument("drafts", nargs=-1, required=True, metavar="DRAFT...")
+@yes_option
+@control_options("text", "json", "yaml")
+def delete_drafts(drafts: tuple[str, ...], yes: bool, control: str, output: str) -> None:
+    """Forget versions of drafts that no worker runs, with their rollouts.
+
+    Each by its name, or NAME@REVISION where there are several. The files of a draft stay where they are.
+    """
+    confirm(f"Delete {', '.join(drafts)} from the list of drafts?", yes)
+    deleted = [ask_control(control, partial(_delete, draft)).draft.version for draft in drafts]
+    emit("deleted-drafts", {"drafts": deleted}, output, "\n".join(f"{version} deleted" for version in deleted))
+
+
+def _delete(draft: str, stub: Control) -> Awaitable[control_pb2.DeleteDraftResponse]:
+    return stub.DeleteDraft(control_pb2.DeleteDraftRequest(draft=draft))
+
+
 # -- rollouts
 
 
@@ -92,7 +114,8 @@ def rollout_group() -> None:
 @click.option(
     "--shadow",
     type=click.FloatRange(0, 1),
-    default=0.0,
+    default=DEFAULT_SHADOW_SHARE,
+    show_default=True,
     metavar="PART",
     help="Of all requests, those that it follows: what it would propose is compared and never verified.",
 )
@@ -149,7 +172,7 @@ def state_of(rollout: drafts_pb2.Rollout) -> str:
 
 def rollout_row(rollout: drafts_pb2.Rollout) -> dict[str, Any]:
     evidence = rollout.evidence
-    known = evidence.HasField("saving")
+    known, shadowed = evidence.HasField("saving"), evidence.HasField("shadow_saving")
     return {
         "draft": rollout.draft,
         "tenant": rollout.tenant or None,
@@ -158,6 +181,9 @@ def rollout_row(rollout: drafts_pb2.Rollout) -> dict[str, Any]:
         "state": state_of(rollout),
         "saving": round(evidence.saving, 4) if known else None,
         "interval": [round(evidence.lower, 4), round(evidence.upper, 4)] if known else None,
+        "shadow_saving": round(evidence.shadow_saving, 4) if shadowed else None,
+        "shadow_interval": [round(evidence.shadow_lower, 4), round(evidence.shadow_upper, 4)] if shadowed else None,
+        "shadow_requests": round(evidence.shadow.sequences),
         "candidate_requests": round(evidence.candidate.requests),
         "candidate_tokens": round(evidence.candidate.tokens),
         "incumbent_requests": round(evidence.incumbent.requests),
@@ -174,7 +200,7 @@ def rollout_lines(rollout: drafts_pb2.Rollout) -> Iterator[str]:
     whom = f"tenant {row['tenant']}" if row["tenant"] else "all tenants"
     yield f"rollout of {row['draft']}: {row['state'].replace('_', ' ')}, {row['share']:.1%} of the requests of {whom}"
     if rollout.shadow_share:
-        yield f"  shadow   of {rollout.shadow_share:.1%} of the requests, see `outrider get drafts -o wide`"
+        yield f"  shadow   {row['shadow_requests']:,} of the others ({rollout.shadow_share:.1%}): {_shadow(row)}"
     yield f"  why      {row['reason']} ({row['by']}, {row['changed']})"
     yield f"  seen     {row['candidate_tokens']:,} tokens in {row['candidate_requests']:,} requests of the candidate"
     yield f"  beside   {row['incumbent_tokens']:,} tokens in {row['incumbent_requests']:,} requests of the draft in use"
@@ -186,3 +212,10 @@ def rollout_lines(rollout: drafts_pb2.Rollout) -> Iterator[str]:
     if rollout.state == drafts_pb2.ROLLOUT_STATE_RUNNING:
         bounds = f"promoted above {PROMOTE_ABOVE:g}, undone below {UNDO_BELOW:g}"
         yield f"  ends     once the interval is clear: {bounds}; given up after {GIVE_UP_TOKENS:,} tokens"
+
+
+def _shadow(row: Mapping[str, Any]) -> str:
+    if row["shadow_interval"] is None:
+        return f"too few to compare: its share begins after {MIN_REPORTS}, or {SHADOW_FIRST_S / 60:.0f} minutes"
+    low, high = row["shadow_interval"]
+    return f"saves {row['shadow_saving']:+.3f} rounds a token ({low:+.3f} to {high:+.3f}) on the same texts"

@@ -1,4 +1,4 @@
-"""The operators' calls on drafts: list versions, start rollouts, end them. Each field is checked here."""
+"""The operators' calls on drafts: list and delete versions, start and end rollouts. Each field is checked here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.rollout import DEFAULT_SHARE, MAX_SHARE, Stage
 from outrider_controller.control.api.routers import RouterLeases
 from outrider_controller.control.api.tenants import caller, check_name
-from outrider_controller.control.plan.draft_versions import named
+from outrider_controller.control.plan.draft_versions import named, pairs_of
 from outrider_controller.control.plan.rollouts import ReleaseStore, action, stage_of, tell
 from outrider_controller.plan_messages import draft_version
 
@@ -68,7 +68,8 @@ class Releases:
             raise InvalidRequest("share", "0 needs a shadow_share above 0")
         if request.tenant:
             check_name("tenant", request.tenant)
-        draft = named(request.draft, await self._store.versions()).version
+        version = named(request.draft, await self._store.versions())
+        draft = version.version
         await self._check_candidate(draft)
         rollouts = await self._store.rollouts()
         _check_shares(share, [one for one in rollouts.values() if one.draft != draft])
@@ -84,6 +85,7 @@ class Releases:
             by=caller(),
             started_unix_ms=before.started_unix_ms if goes_on else now_ms,
             changed_unix_ms=now_ms,
+            shadow_before=before.shadow_before if goes_on else pairs_of(version),
         )
         return await self._put(rollout, before)
 
@@ -98,6 +100,16 @@ class Releases:
         rollout.reason, rollout.by = "an operator ended it", caller()
         rollout.changed_unix_ms = round(self._clock() * 1000)
         return await self._put(rollout, before)
+
+    async def delete(self, draft: str) -> drafts.DraftVersion:
+        """Raises NotFound and InvalidRequest, also for a version that a worker runs."""
+        found = named(draft, await self._store.versions())
+        if live := len((await self._live()).get(found.version, ())):
+            raise InvalidRequest("draft", f"{live} workers run {found.version}: stop them first", reason="DRAFT_RUNS")
+        if not await self._store.delete_version(found.version, by=caller()):
+            raise NotFound(f"{found.version} is deleted already", reason="UNKNOWN_DRAFT", field="draft")
+        self._changed()
+        return found
 
     async def _put(self, rollout: drafts.Rollout, before: drafts.Rollout) -> drafts.Rollout:
         if not await self._store.put_rollout(rollout, action(rollout), before):

@@ -177,6 +177,9 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
     async def EndRollout(self, request: control.EndRolloutRequest, context: Context) -> control.EndRolloutResponse:
         return control.EndRolloutResponse(rollout=await self._releases.end(request))
 
+    async def DeleteDraft(self, request: control.DeleteDraftRequest, context: Context) -> control.DeleteDraftResponse:
+        return control.DeleteDraftResponse(draft=await self._releases.delete(request.draft))
+
     async def GetUsage(self, request: usage_pb2.GetUsageRequest, context: Context) -> usage_pb2.GetUsageResponse:
         return await bill(self._store.ledger, request)
 

@@ -6,21 +6,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import fields
 from typing import Protocol
 
-from outrider.errors import InvalidRequest, NotFound
+from outrider.errors import InvalidRequest, NotFound, Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.autoscaler.rollout import Shadowed
 from outrider_controller.plan_messages import draft_version
 
 
 class VersionStore(Protocol):
     """The part of the metadata store that keeps versions. `versions` raises Unavailable."""
 
-    async def versions(self) -> list[drafts.DraftVersion]: ...
+    async def versions(self, epoch: int = 0) -> list[drafts.DraftVersion]: ...
 
     async def put_versions(self, versions: Mapping[str, drafts.DraftVersion]) -> bool: ...
 
@@ -58,6 +61,9 @@ class DraftVersions:
             if known.SerializeToString(deterministic=True) != before:
                 self._unsaved.add(version)
 
+    def shadow_pairs(self, version: str) -> worker.ShadowPairs:
+        return pairs_of(self._known.get(version, drafts.DraftVersion()))
+
     def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
         for pairing, news in evidence.items():
             if (known := self._known.get(pairing.draft)) is not None and news.verified:
@@ -65,10 +71,15 @@ class DraftVersions:
                 known.num_accepted += news.accepted
                 self._unsaved.add(pairing.draft)
 
-    async def save(self) -> None:
+    async def save(self, epoch: int) -> None:
+        """In a store in which `epoch` leads. What an operator has deleted there is forgotten."""
         saving, self._unsaved = self._unsaved, set()
         if not await self._store.put_versions({version: self._known[version] for version in saving}):
             self._unsaved |= saving
+            return
+        with suppress(Unavailable):
+            stored = {one.version for one in await self._store.versions(epoch)}
+            self._known = {version: one for version, one in self._known.items() if version in stored}
 
     def _new(self, version: str, info: worker.WorkerInfo) -> drafts.DraftVersion:
         return drafts.DraftVersion(
@@ -87,10 +98,25 @@ def _keep_count(known: drafts.DraftVersion, worker_id: str, load: worker.WorkerL
     """Takes a worker's count as a shadow. Those that have left are added up under the empty name."""
     count = known.shadow[worker_id]
     count.num_verified, count.num_accepted = load.num_shadow_verified, load.num_shadow_accepted
+    count.pairs.CopyFrom(load.shadow_pairs)
     for gone in [one for one in known.shadow if one and one not in live]:
         known.shadow[""].num_verified += known.shadow[gone].num_verified
         known.shadow[""].num_accepted += known.shadow[gone].num_accepted
+        add_pairs(known.shadow[""].pairs, known.shadow[gone].pairs)
         del known.shadow[gone]
+
+
+def add_pairs(pairs: worker.ShadowPairs, more: worker.ShadowPairs, times: float = 1.0) -> None:
+    for each in fields(Shadowed):
+        setattr(pairs, each.name, getattr(pairs, each.name) + times * getattr(more, each.name))
+
+
+def pairs_of(version: drafts.DraftVersion) -> worker.ShadowPairs:
+    """Of all its workers, those that have left too."""
+    found = worker.ShadowPairs()
+    for count in version.shadow.values():
+        add_pairs(found, count.pairs)
+    return found
 
 
 def _parent(recipe: str) -> str:

@@ -234,8 +234,9 @@ class PlanLeader:
             live = Counter(draft_version(one.info) for one in drafts)
             self._demand.look(live, [one.busy for one in self.followers], now_s)
             if await self._kept.save_in_time(self._planner, self.epoch, now_s):
-                await self._versions.save()
+                await self._versions.save(self.epoch)
                 await self._rollouts.save()
+            self._rollouts.follow(self._versions.shadow_pairs)
             with suppress(Unavailable):
                 await self._rollouts.decide()
 
@@ -286,7 +287,7 @@ class PlanLeader:
             # No router has reported the fleet yet: a new leader keeps the old decisions.
             return
         before = self._planner.plan
-        changed = self._planner.step(self._policies.by_tenant(), states, now_s, self._rollouts.stages)
+        changed = self._planner.step(self._policies.by_tenant(), states, now_s, self._rollouts.planned())
         self._kept.unsaved.update(changed)
         self.followers.send(messages(self._planner, changed))
         self.announcements.decided(changed, before)

@@ -5,17 +5,18 @@ metadata store, so that the next leader continues.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Protocol
 
 from outrider.errors import Unavailable
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind, FieldValue
 from outrider.rpc.v1 import drafts_pb2 as drafts
+from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
-from outrider_controller.autoscaler.rollout import Arm, Rollout, Stage, Trial
-from outrider_controller.control.plan.draft_versions import VersionStore
+from outrider_controller.autoscaler.rollout import Arm, Rollout, Shadowed, Stage, Trial
+from outrider_controller.control.plan.draft_versions import VersionStore, add_pairs
 
 _BY_CONTROL = "control"
 _PRODUCTS = ("tokens_tokens", "tokens_cost", "cost_tokens", "cost_cost")
@@ -32,6 +33,8 @@ class RolloutStore(Protocol):
 
     async def put_rollout(self, rollout: drafts.Rollout, action: str, instead_of: drafts.Rollout) -> bool: ...
 
+    async def delete_version(self, version: str, *, by: str) -> bool: ...
+
 
 class ReleaseStore(VersionStore, RolloutStore, Protocol):
     """The part of the metadata store that keeps versions of drafts and their rollouts."""
@@ -45,7 +48,6 @@ class RolloutLeader:
     events: EventWriter
     clock: Callable[[], float]
     stages: dict[str, Rollout] = field(default_factory=dict)
-    """For the plan."""
     _current: dict[str, drafts.Rollout] = field(default_factory=dict)
     _trials: dict[str, Trial] = field(default_factory=dict)
     """Of those that run."""
@@ -77,6 +79,16 @@ class RolloutLeader:
         self._trials = {draft: self._trials.get(draft, Trial()) for draft in self._running()}
         return True
 
+    def planned(self) -> dict[str, Rollout]:
+        """For the plan: without the shares that wait for shadows."""
+        now_s = self.clock()
+        waiting = {
+            draft: replace(self.stages[draft], share=0.0)
+            for draft, trial in self._trials.items()
+            if trial.holds_back(self.stages[draft], now_s - self._current[draft].started_unix_ms / 1000)
+        }
+        return self.stages | waiting
+
     async def restore(self) -> None:
         """The store has lost its data: writes all again. Raises Unavailable."""
         for rollout in self._current.values():
@@ -96,6 +108,16 @@ class RolloutLeader:
                     incumbent.merge(news)
             if candidate.requests or incumbent.requests:
                 self._trials[draft].add(candidate, incumbent)
+                self._unsaved.add(draft)
+
+    def follow(self, pairs_of: Callable[[str], worker.ShadowPairs]) -> None:
+        """`pairs_of`: what a version has counted as a shadow so far."""
+        for draft in self._running():
+            pairs = pairs_of(draft)
+            add_pairs(pairs, self._current[draft].shadow_before, -1)
+            found = Shadowed(**{each.name: getattr(pairs, each.name) for each in fields(Shadowed)})
+            if found != self._trials[draft].shadow:
+                self._trials[draft].shadow = found
                 self._unsaved.add(draft)
 
     async def decide(self) -> None:
@@ -121,6 +143,7 @@ class RolloutLeader:
 
     def _evidence(self, draft: str) -> drafts.RolloutEvidence:
         trial, found = self._trials[draft], self._trials[draft].compare()
+        beside = trial.shadow.compare()
         return drafts.RolloutEvidence(
             started_unix_ms=self._current[draft].started_unix_ms,
             candidate=drafts.RolloutArm(**asdict(trial.candidate)),
@@ -129,6 +152,10 @@ class RolloutLeader:
             saving=found.saving if found is not None else None,
             lower=found.lower if found is not None else None,
             upper=found.upper if found is not None else None,
+            shadow=worker.ShadowPairs(**asdict(trial.shadow)),
+            shadow_saving=beside.saving if beside is not None else None,
+            shadow_lower=beside.lower if beside is not None else None,
+            shadow_upper=beside.upper if beside is not None else None,
         )
 
 

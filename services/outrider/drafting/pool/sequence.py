@@ -95,11 +95,20 @@ class PooledSequence:
             message = sequence_pb2.SetSpeculation(sequence_id=self.sequence_id, speculation=_speculation(limits))
             self.link.outbox.set(message)
 
-    def commit(self, base_len: int, token_ids: Sequence[int], now_us: int, features: Features | None = None) -> None:
+    def commit(
+        self,
+        base_len: int,
+        token_ids: Sequence[int],
+        now_us: int,
+        features: Features | None = None,
+        in_use: tuple[int, int] = (0, 0),
+    ) -> None:
         """Without tokens it sends features alone, to a draft that reads them."""
         shown = features if self.reads_features else None
         if token_ids or shown is not None:
-            self.link.outbox.commit(commit_message(self.sequence_id, base_len, token_ids, shown))
+            message = commit_message(self.sequence_id, base_len, token_ids, shown)
+            message.num_drafted, message.num_accepted = in_use
+            self.link.outbox.commit(message)
         if token_ids:
             self._asked(base_len + len(token_ids), now_us)
 

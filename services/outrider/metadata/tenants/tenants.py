@@ -318,9 +318,9 @@ class TenantStore:
             raise NotFound(f"no key {key_id[:80]!r}", reason="UNKNOWN_KEY", field="id")
         return _without_digest(_parse_key(record))
 
-    async def note(self, action: str, tenant: str, *, by: str) -> None:
+    async def note(self, action: str, tenant: str, *, by: str, **details: str) -> None:
         """Writes an audit entry about what is not kept here."""
-        entry: dict[Any, Any] = {"action": action, "name": tenant, "by": by}
+        entry: dict[Any, Any] = {"action": action, "name": tenant, "by": by, **details}
 
         async def work(redis: Redis) -> Any:
             return await redis.xadd(self._keys.audit, entry, maxlen=MAX_AUDIT_ENTRIES, approximate=True)

@@ -123,6 +123,7 @@ CALLS: dict[str, Access] = {
                 "SetSpeculation",
                 "StartRollout",
                 "EndRollout",
+                "DeleteDraft",
             ),
             _OPERATE,
         ),

@@ -120,11 +120,11 @@ class PooledDrafts:
         committed_len = base_len + len(outcome.token_ids)
         drafted = outcome.num_drafted, committed.draft_serial
         stats = self.pool.take_stats(key, base_len, *drafted, committed_len, committed.draft_useful_s)
+        self._shadows.commit(key, base_len, outcome.token_ids, committed.features, _in_use(committed))
         if outcome.finish is not Finish.NONE:
             self._close(key, CloseReason.FINISHED)
         else:
             self.pool.commit(key, base_len, outcome.token_ids, committed.features)
-            self._shadows.commit(key, base_len, outcome.token_ids, committed.features)
         return stats
 
     def _price_rows(self, price: float) -> None:
@@ -161,3 +161,9 @@ class PooledDrafts:
 
     def _count_unleased(self) -> None:
         self._stats.num_unleased_drafts += 1
+
+
+def _in_use(committed: Committed) -> tuple[int, int]:
+    """Drafted and accepted tokens of a round whose drafted tokens all came from the draft worker; else 0 and 0."""
+    by_worker = bool(committed.sources) and not any(one.own for one in committed.sources)
+    return (committed.outcome.num_drafted, committed.outcome.num_accepted) if by_worker else (0, 0)

@@ -78,10 +78,9 @@ function why(decision) {
   return element("span", `${decision.reason}: ${speed} × plain (${lower} to ${upper})`, "why");
 }
 
-function saving(rollout) {
-  const seen = rollout.evidence;
-  if (seen?.saving === undefined) return "–";
-  const [saved, lower, upper] = [seen.saving, seen.lower, seen.upper].map((value) => number(value).toFixed(3));
+function saving(seen, prefix = "") {
+  if (seen?.[`${prefix}saving`] === undefined) return "–";
+  const [saved, lower, upper] = ["saving", "lower", "upper"].map((name) => number(seen[prefix + name]).toFixed(3));
   return `${saved} (${lower} to ${upper})`;
 }
 
@@ -131,7 +130,8 @@ function draw(data) {
     ["state", (row) => String(row.state).replace("ROLLOUT_STATE_", "").toLowerCase().replace("_", " ")],
     ["share", (row) => number(row.share).toFixed(2), true],
     ["tokens", (row) => number(row.evidence?.candidate?.tokens).toFixed(0), true],
-    ["saving a token", saving, true],
+    ["saving a token", (row) => saving(row.evidence), true],
+    ["as a shadow", (row) => saving(row.evidence, "shadow_"), true],
     ["why", (row) => element("span", row.reason, "why")],
   ], data.rollouts);
   fill(byId("sequences"), [

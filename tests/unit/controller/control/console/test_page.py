@@ -65,7 +65,8 @@ class ScriptedControl(ControlServiceServicer):
     async def ListDrafts(self, request: Any, context: Any) -> control.ListDraftsResponse:
         if not self.leads:
             raise Unavailable("the metadata store does not answer")
-        evidence = drafts_pb2.RolloutEvidence(saving=0.03, lower=-0.01, upper=0.07)
+        shadow = {"shadow_saving": 0.01, "shadow_lower": -0.02, "shadow_upper": 0.04}
+        evidence = drafts_pb2.RolloutEvidence(saving=0.03, lower=-0.01, upper=0.07, **shadow)
         rollout = drafts_pb2.Rollout(draft="new@1/model", state=drafts_pb2.ROLLOUT_STATE_RUNNING, evidence=evidence)
         return control.ListDraftsResponse(drafts=[drafts_pb2.DraftVersion(version="new@1/model", rollout=rollout)])
 
@@ -223,6 +224,8 @@ async def test_a_browser_shows_it_without_an_error_and_reads_nothing_as_html(tmp
         "cordoned",
         "shop",
         "saves: 1.33 × plain",
+        "0.030 (-0.010 to 0.070)",
+        "0.010 (-0.020 to 0.040)",
         "worker joined",
         "r-1",
         ">é</span>",
