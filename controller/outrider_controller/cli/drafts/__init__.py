@@ -1,4 +1,4 @@
-"""Commands about drafts: plan, distill, compare, and the rollout of a new version.
+"""Commands about drafts: plan, distill, compare, the rollout of a new version, and the autopilot of these.
 
 The work itself is in `outrider.training` and `outrider.comparison`. Begin with `distill`.
 """

@@ -1,0 +1,222 @@
+"""What `outrider autopilot` does next: one release of a draft at a time, from the fall of a tenant's acceptance to the
+verdict on a draft that has learnt from its samples. Knows no network and no processes; the clock is an argument.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from outrider.rpc.v1 import drafts_pb2 as drafts
+
+FEWEST_SAMPLES = 32
+REST_S = 86_400.0
+"""After a release of a tenant, before its next one."""
+LEAST_GAIN = 0.01
+"""By which the acceptance of held-out samples has to be higher than with the draft in use."""
+_STARTING_S = 600.0
+
+
+class StepFailed(Exception):
+    """The release ends, and the message says why."""
+
+
+class Step(enum.StrEnum):
+    DISTIL = "distil"
+    COMPARE = "compare"
+    ROLLOUT = "rollout"
+    PROMOTED = "promoted"
+    ENDED = "ended"
+    """Without a new draft."""
+
+
+_LAST = (Step.PROMOTED, Step.ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Fallen:
+    """A tenant whose acceptance has fallen, as the alert says."""
+
+    tenant: str
+    reason: str
+    consents: bool
+    """To samples with text."""
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One new draft for one tenant."""
+
+    tenant: str
+    number: int
+    in_use: str
+    """The draft that it begins as and is compared with: a name or a directory."""
+    out: str
+    """Its directory."""
+    step: Step
+    reason: str
+    """Why it is at this step."""
+    since_s: float
+    """Unix time at which the step began."""
+
+    @property
+    def name(self) -> str:
+        return Path(self.out).name
+
+
+@dataclass(slots=True)
+class Book:
+    """What a restarted autopilot goes on from."""
+
+    release: Release | None = None
+    number: int = 0
+    """Of the last release."""
+    promoted: dict[str, str] = field(default_factory=dict)
+    """By tenant: the directory of its draft."""
+    ended_s: dict[str, float] = field(default_factory=dict)
+    """By tenant: Unix time at which its last release ended."""
+
+    @classmethod
+    def read(cls, file: Path) -> Book:
+        if not file.exists():
+            return cls()
+        kept = json.loads(file.read_text())
+        if (release := kept["release"]) is not None:
+            kept["release"] = Release(**{**release, "step": Step(release["step"])})
+        return cls(**kept)
+
+    def write(self, file: Path) -> None:
+        scratch = file.with_suffix(".partial")
+        scratch.write_text(json.dumps(asdict(self), indent=2))
+        os.replace(scratch, file)
+
+
+class World(Protocol):
+    """What a release asks of a cluster and of this machine. All may raise CommandError: a later turn asks again."""
+
+    def fallen(self) -> list[Fallen]: ...
+
+    def distil(self, release: Release, within_s: float) -> None:
+        """Raises StepFailed."""
+        ...
+
+    def compare(self, release: Release) -> tuple[float, float]:
+        """Acceptance of held-out samples: of the new draft, and of that in use. Raises StepFailed."""
+        ...
+
+    def keep_workers(self, drafts: Collection[str]) -> None:
+        """Starts and stops workers, so that these directories are run."""
+        ...
+
+    def rollout(self, release: Release) -> drafts.Rollout | None:
+        """The rollout of the new draft, which is started if it never was. None while no worker of it is seen."""
+        ...
+
+    def note(self, release: Release) -> None:
+        """For the events and the audit."""
+        ...
+
+    def clear(self, release: Release) -> None:
+        """Removes what only its training needed."""
+        ...
+
+
+@dataclass(slots=True)
+class Autopilot:
+    world: World
+    directory: Path
+    """Of the new drafts and of the book."""
+    draft: str
+    """In use where no release was promoted."""
+    budget_s: float
+    """For a distillation."""
+    clock: Callable[[], float] = time.time
+    book: Book = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.book = Book.read(self._file)
+
+    @property
+    def _file(self) -> Path:
+        return self.directory / "autopilot.json"
+
+    def turn(self) -> None:
+        """Takes one step, or looks after the one that is under way."""
+        release = self.book.release
+        rolls = release is not None and release.step is Step.ROLLOUT
+        self.world.keep_workers({*self.book.promoted.values(), *([release.out] if release and rolls else [])})
+        following = self._next(release) if release is not None else self._begin()
+        if following is None or following == release:
+            return
+        # Noted first: an entry may come twice, but none is missing.
+        self.world.note(following)
+        self.book.release, self.book.number = following, following.number
+        if following.step in _LAST:
+            self._close(following)
+        self.book.write(self._file)
+
+    def held_back(self, fallen: Fallen) -> str:
+        """Why no release begins for this tenant; empty: one does."""
+        rests_s = self.book.ended_s.get(fallen.tenant, float("-inf")) + REST_S - self.clock()
+        if not fallen.consents:
+            return "its record does not say `samples: text`"
+        if fallen.num_samples < FEWEST_SAMPLES:
+            return f"{fallen.num_samples} samples are recorded, at least {FEWEST_SAMPLES} are needed"
+        return f"its last release has ended; the next may begin in {rests_s / 3600:.1f} h" if rests_s > 0 else ""
+
+    def next_release(self, fallen: Fallen) -> Release:
+        number = self.book.number + 1
+        out, in_use = str(self.directory / f"{fallen.tenant}-{number}"), self.book.promoted.get(fallen.tenant)
+        reason = f"acceptance fell: {fallen.reason}"
+        return Release(fallen.tenant, number, in_use or self.draft, out, Step.DISTIL, reason, self.clock())
+
+    def _begin(self) -> Release | None:
+        ready = (one for one in self.world.fallen() if not self.held_back(one))
+        return next(map(self.next_release, ready), None)
+
+    def _next(self, release: Release) -> Release:
+        try:
+            step, reason = self._step(release)
+        except StepFailed as error:
+            step, reason = Step.ENDED, str(error)
+        if step is release.step:
+            return release
+        return replace(release, step=step, reason=reason, since_s=self.clock())
+
+    def _step(self, release: Release) -> tuple[Step, str]:
+        """The step that follows, and why. Raises StepFailed."""
+        spent_s = self.clock() - release.since_s
+        if release.step is Step.DISTIL:
+            if spent_s >= self.budget_s:
+                raise StepFailed(f"its {self.budget_s / 60:.0f} minutes are over")
+            self.world.distil(release, self.budget_s - spent_s)
+            return Step.COMPARE, f"{release.name} is distilled"
+        if release.step is Step.COMPARE:
+            return self._compared(*self.world.compare(release))
+        if (rollout := self.world.rollout(release)) is None:
+            if spent_s > _STARTING_S:
+                raise StepFailed(f"no worker of {release.name} was seen")
+            return Step.ROLLOUT, release.reason
+        if rollout.state == drafts.ROLLOUT_STATE_RUNNING:
+            return Step.ROLLOUT, release.reason
+        promoted = rollout.state == drafts.ROLLOUT_STATE_PROMOTED
+        return Step.PROMOTED if promoted else Step.ENDED, rollout.reason
+
+    @staticmethod
+    def _compared(accepted: float, in_use: float) -> tuple[Step, str]:
+        found = f"of held-out samples {accepted:.3f} is accepted, and {in_use:.3f} with the draft in use"
+        return (Step.ROLLOUT if accepted >= in_use + LEAST_GAIN else Step.ENDED), found
+
+    def _close(self, release: Release) -> None:
+        if release.step is Step.PROMOTED:
+            self.book.promoted[release.tenant] = release.out
+        self.book.ended_s[release.tenant] = self.clock()
+        self.book.release = None
+        self.world.clear(release)
