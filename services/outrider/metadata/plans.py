@@ -48,6 +48,8 @@ class PlanStore:
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys
+        self._seen: bytes | str | None = None
+        """The newest entry of the audit that `changed` has seen."""
 
     def lease(self, holder: str) -> LeaderLease:
         return LeaderLease(self._link, self._keys, holder)
@@ -106,6 +108,21 @@ class PlanStore:
 
         if not await self._link.require(work):
             raise unknown_tenant(tenant, "tenant")
+
+    async def changed(self, timeout_s: float) -> bool | None:
+        """Whether operators have changed anything since the last call, or do within this time; then at once. The first
+        call cannot know, and says yes. None while Redis is unreachable."""
+
+        async def work(redis: Redis) -> bool:
+            after: dict[Any, Any] = {self._keys.audit: self._seen}
+            block_ms = max(1, round(timeout_s * 1000))
+            if self._seen is not None and not await redis.xread(after, count=1, block=block_ms):
+                return False
+            last = await redis.xrevrange(self._keys.audit, count=1)
+            self._seen = last[0][0] if last else b"0-0"
+            return True
+
+        return await self._link.call_in_background(work, timeout_s)
 
     async def overrides(self, epoch: int = 0) -> dict[str, tenants_pb2.SpeculationOverride] | None:
         """The current overrides by tenant; None while Redis is unreachable.

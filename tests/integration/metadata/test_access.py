@@ -117,6 +117,8 @@ async def used_by_control(store: MetadataStore) -> None:
     await store.plans.save(epoch, [])
     await store.plans.load()
     await store.plans.overrides()
+    await store.plans.changed(0.01)
+    assert await store.plans.changed(0.01) is not None
     await lease.resign()
     await store.ledger.read(0, 10)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+
 import pytest
 import redis
 from outrider.metadata import MetadataStore
@@ -11,6 +14,8 @@ from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.leading import PlanLeader
 from prometheus_client import CollectorRegistry
+
+Eventually = Callable[..., Awaitable[float]]
 
 
 async def test_after_a_lost_memory_who_led_leads_again_and_else_another_one_with_a_higher_epoch(
@@ -63,3 +68,33 @@ async def test_what_operators_have_set_survives_a_memory_that_is_lost_while_it_i
             await leader.tick()
         await leader.tick()
     assert await store.plans.overrides() == {"acme": off}
+
+
+async def test_who_leads_hears_at_once_of_what_is_set_at_another_control_plane(
+    store: MetadataStore, reader: MetadataStore, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider_controller.control.plan.leading._TICK_S", 600.0)
+    off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF)
+    async with EventWriter(store).running() as events:
+        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
+
+        async def leads() -> bool:
+            return leader.epoch > 0
+
+        async def knows() -> bool:
+            return "acme" in leader._policies.by_tenant()
+
+        running = asyncio.create_task(leader.run())
+        await eventually(leads)
+        await reader.plans.set_override("acme", off)
+        await eventually(knows)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_nothing_is_missed_that_is_set_between_two_looks(store: MetadataStore, reader: MetadataStore) -> None:
+    assert await store.plans.changed(600.0)
+    assert await store.plans.changed(0.01) is False
+    await reader.tenants.put([tenants_pb2.Tenant(name="acme")], by="operator")
+    assert await store.plans.changed(600.0)
+    assert await store.plans.changed(0.01) is False

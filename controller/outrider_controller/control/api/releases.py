@@ -28,14 +28,11 @@ class Releases:
         store: ReleaseStore,
         leases: RouterLeases,
         events: EventWriter,
-        changed: Callable[[], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`changed` is called after a change."""
         self._store = store
         self._leases = leases
         self._events = events
-        self._changed = changed
         self._clock = clock
 
     async def versions(self, draft: str = "") -> list[drafts.DraftVersion]:
@@ -108,14 +105,12 @@ class Releases:
             raise InvalidRequest("draft", f"{live} workers run {found.version}: stop them first", reason="DRAFT_RUNS")
         if not await self._store.delete_version(found.version, by=caller()):
             raise NotFound(f"{found.version} is deleted already", reason="UNKNOWN_DRAFT", field="draft")
-        self._changed()
         return found
 
     async def _put(self, rollout: drafts.Rollout, before: drafts.Rollout) -> drafts.Rollout:
         if not await self._store.put_rollout(rollout, action(rollout), before):
             raise Conflict(f"the rollout of {rollout.draft} was changed meanwhile", reason="ROLLOUT_CHANGED")
         tell(rollout, self._events)
-        self._changed()
         return rollout
 
     async def _check_candidate(self, draft: str) -> None:

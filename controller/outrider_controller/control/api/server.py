@@ -66,7 +66,7 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._routers = routers
         self._workers = Workers(store, events)
         self._leader = leader
-        self._releases = Releases(store.drafts, store, events, leader.changed)
+        self._releases = Releases(store.drafts, store, events)
         self._speculation = SpeculationCalls(store.plans, leader, self._releases)
         self._tenancy = Tenancy(store.tenants, events)
         self._histories = histories
@@ -123,16 +123,12 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         return control.GetTenantResponse(tenant=await self._tenancy.get(request.name))
 
     async def PutTenants(self, request: control.PutTenantsRequest, context: Context) -> control.PutTenantsResponse:
-        response = await self._tenancy.put(request)
-        self._leader.changed()
-        return response
+        return await self._tenancy.put(request)
 
     async def DeleteTenant(
         self, request: control.DeleteTenantRequest, context: Context
     ) -> control.DeleteTenantResponse:
-        num_keys = await self._tenancy.delete(request.name)
-        self._leader.changed()
-        return control.DeleteTenantResponse(num_revoked_keys=num_keys)
+        return control.DeleteTenantResponse(num_revoked_keys=await self._tenancy.delete(request.name))
 
     async def DeleteHistory(
         self, request: control.DeleteHistoryRequest, context: Context

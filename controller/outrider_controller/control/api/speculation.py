@@ -53,7 +53,6 @@ class SpeculationCalls:
         )
         nothing = request.setting == tenants.SPECULATION_SETTING_AUTO and not capped
         await self._store.set_override(request.tenant, None if nothing else override)
-        self._leader.changed()
         return override
 
     async def explain(self, tenant: str) -> control.ExplainResponse:

@@ -88,7 +88,6 @@ class Announcements:
 
 log = logging.getLogger(__name__)
 
-# How long a change made by an operator at another control plane may stay unnoticed.
 _TICK_S = 0.5
 _PLAN_EVERY_S = 1.0
 # After this long without a renewed lease, another one may have led for a while.
@@ -118,6 +117,7 @@ class PlanLeader:
         self._demand = demand
         self._leases = leases
         self._clock = clock
+        self._plans = plans
         self._lease = plans.lease(worker_id)
         self._planner = Planner()
         self._policies = TenantPolicies(plans, records)
@@ -125,15 +125,17 @@ class PlanLeader:
         self._versions = DraftVersions(releases, clock)
         self._rollouts = RolloutLeader(releases, events, clock)
         self._planned_s = float("-inf")
-        self._wake = asyncio.Event()
 
     async def run(self) -> NoReturn:
         async def tick_and_rest() -> None:
             await self.tick()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_TICK_S):
-                    await self._wake.wait()
-            self._wake.clear()
+            changed = await self._plans.changed(_TICK_S)
+            if changed:
+                # By an operator, here or at another control plane: all settings are read and planned with at once.
+                self._policies.outdated()
+                self._planned_s = float("-inf")
+            elif changed is None:
+                await asyncio.sleep(_TICK_S)
 
         def failed(error: Exception) -> None:
             log.error("planning failed", exc_info=error)
@@ -154,12 +156,6 @@ class PlanLeader:
         """None while another leads."""
         return self._planner if self.epoch else None
 
-    def changed(self) -> None:
-        """An operator has changed a setting: it is read and planned with at once."""
-        self._policies.outdated()
-        self._planned_s = float("-inf")
-        self._wake.set()
-
     # -- routers
 
     def follow(self, seen_epoch: int = 0) -> Follower:
@@ -170,7 +166,6 @@ class PlanLeader:
         """
         if self.epoch < seen_epoch:
             self._lease.saw(seen_epoch)
-            self._wake.set()
             raise not_leading()
         if not self.epoch:
             raise not_leading()

@@ -14,7 +14,7 @@ _COMMANDS = (
     *("strlen", "expire", "pexpire", "pttl", "sadd", "srem", "smembers", "smismember", "hget", "hset", "hmget"),
     *("hgetall", "hdel", "zadd", "zrangebyscore", "zremrangebyscore", "xadd"),
 )
-_OF_CONTROL = ("expireat", "zrem", "zcard", "zrangebylex", "xrange", "xrevrange")
+_OF_CONTROL = ("expireat", "zrem", "zcard", "zrangebylex", "xrange", "xread", "xrevrange")
 
 
 def _own(role: str) -> tuple[str, ...]:

@@ -86,11 +86,11 @@ class RedisLink:
             return None
         return await self._try(work, self._call_timeout_s, Answers.LATE)
 
-    async def call_in_background(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
-        """The same for calls that no request waits for, within a second."""
+    async def call_in_background(self, work: Callable[[Redis], Awaitable[T]], waits_s: float = 0.0) -> T | None:
+        """The same for calls that no request waits for, within a second. `waits_s`: for which the server may wait."""
         if self._answers is Answers.NOT:
             return None
-        return await self._try(work, self._background_timeout_s, Answers.NOT)
+        return await self._try(work, waits_s + self._background_timeout_s, Answers.NOT)
 
     async def require(self, work: Callable[[Redis], Awaitable[T]]) -> T:
         """Like `call_in_background`, for work that never returns None. Raises Unavailable instead."""
