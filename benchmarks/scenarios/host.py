@@ -99,9 +99,10 @@ def _worker(rows: int) -> TargetWorker:
 
 
 def _opening(name: str, number: int) -> Opening:
+    from outrider.drafting.speculation import Speculation
     from outrider.options.logprobs import LogprobsOptions
     from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
-    from outrider.target.requests.opening import Opening, Speculation, Stopping
+    from outrider.target.requests.opening import Opening, Stopping
 
     greedy = name == "greedy"
     penalties = LogitsOptions(presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=1.1)

@@ -11,11 +11,12 @@ from pathlib import Path
 import click
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import make_sources
+from outrider.drafting.speculation import Speculation
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.own_drafts import OwnDrafts
-from outrider.target.requests.opening import Opening, Speculation, Stopping
+from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.report import TargetStats
 from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.times import Timer

@@ -11,10 +11,11 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.requests.opening import Opening, Speculation, Stopping
+from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.step.calibration import Calibration, bin_at
 from outrider.target.step.choice import Pricing
 from outrider.target.step.scheduler import Batching, PlannedRow, plan

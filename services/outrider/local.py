@@ -20,6 +20,7 @@ from outrider.drafters import Drafter, load_drafter
 from outrider.drafting import source as drafting
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, DraftSource, make_sources
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
@@ -28,7 +29,7 @@ from outrider.errors import OutriderError
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Opened
-from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.opening import Limits, Opening, Stopping
 from outrider.target.requests.report import Committed
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker

@@ -126,3 +126,9 @@ def fields(made: ast.ClassDef) -> set[str]:
         if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"
     }
     return declared | assigned
+
+
+def test_how_much_a_sequence_speculates_has_one_type_from_the_routers_decision_to_the_drafts() -> None:
+    files = [file for package in ("services", "controller") for file in (ROOT / package).rglob("*.py")]
+    nodes = [node for file in files for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
+    assert [each.name for each in nodes if "max_own_draft_tokens" in fields(each)] == ["Speculation"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from outrider.drafting.source import make_sources
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
@@ -16,7 +17,7 @@ from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2
 from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Event, Offered
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.vllm import plugin
 from outrider.vllm.coupling import Coupling

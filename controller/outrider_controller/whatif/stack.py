@@ -16,6 +16,7 @@ from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
+from outrider.drafting.speculation import Speculation
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, to_us
 from outrider.protocol.rounds import Round
 from outrider.protocol.sequence_key import Finish
@@ -23,7 +24,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered, Opened
-from outrider.target.requests.opening import Limits, Opening, Speculation, Stopping
+from outrider.target.requests.opening import Limits, Opening, Stopping
 from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
@@ -35,7 +36,7 @@ from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.requests.checks import Request
-from outrider_controller.router.speculation.controller import Setting, SpeculationController
+from outrider_controller.router.speculation.controller import SpeculationController
 from outrider_controller.router.speculation.policy import Policy
 from outrider_controller.whatif.engine import Clock, KnownEngine, StepSeconds, draft_says, target_says
 from outrider_controller.whatif.loop import Loop, Process
@@ -208,7 +209,7 @@ class VirtualStack:
             _GREEDY,
             VerificationMode.GREEDY,
             Stopping(len(text.answer)),
-            speculation=_speculation(setting),
+            speculation=setting,
             prediction=tuple(text.prediction),
             request_id=request.request_id,
             tenant=text.tenant,
@@ -300,10 +301,9 @@ class VirtualStack:
 
     # -- settings
 
-    def _adjust(self, stream: _Stream, setting: Setting | None) -> None:
-        if setting is None:
+    def _adjust(self, stream: _Stream, speculation: Speculation | None) -> None:
+        if speculation is None:
             return
-        speculation = _speculation(setting)
         limits = speculation.draft_limits(self._sent_price)
         self._target.deliver(self._loop.now_s, Adjusted(stream.key, speculation))
         self._tell(stream, lambda at_s: draft_events.Limited(stream.key, limits, at_s))
@@ -315,7 +315,7 @@ class VirtualStack:
         self._sent_price = price
         for stream in self._streams.values():
             if stream.controller.sent.max_draft_tokens:
-                limits = _speculation(stream.controller.sent).draft_limits(price)
+                limits = stream.controller.sent.draft_limits(price)
                 self._tell(stream, lambda at_s, it=stream, to=limits: draft_events.Limited(it.key, to, at_s))  # type: ignore[misc]
 
     def _plan(self) -> None:
@@ -329,16 +329,6 @@ class VirtualStack:
         if self._policy.replan(states, self._loop.now_s):
             for stream in self._streams.values():
                 self._adjust(stream, stream.controller.allow(self._policy.allowance(stream.request)))
-
-
-def _speculation(setting: Setting) -> Speculation:
-    return Speculation(
-        setting.max_draft_tokens,
-        setting.max_wait_us,
-        setting.run_ahead_tokens,
-        setting.weight,
-        setting.max_own_draft_tokens,
-    )
 
 
 def _round(stream: _Stream, committed: Committed, step_us: int) -> Round:

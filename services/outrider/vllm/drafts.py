@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.buffer import DraftBuffer
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import ROOT, DraftTree
 from outrider.errors import InvalidRequest
-from outrider.target.requests.opening import Speculation
 from outrider.target.step.calibration import Calibration, Fit, bin_at
 from outrider.worker.step_cost import StepCost
 

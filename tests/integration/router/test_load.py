@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider.drafting.speculation import Speculation
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider_controller.router.speculation.controller import Setting, SpeculationController
+from outrider_controller.router.speculation.controller import SpeculationController
 
 from benchmarks.support.router_load import Load, LoadFailed, measure
 from tests.fakes import fake_info
@@ -46,7 +47,7 @@ async def test_where_many_sequences_share_a_step_each_has_its_turn_to_be_thought
     decided: dict[int, list[bool]] = {}
     committed = SpeculationController.committed
 
-    def watched(controller: SpeculationController, *args: Any, **given: Any) -> Setting | None:
+    def watched(controller: SpeculationController, *args: Any, **given: Any) -> Speculation | None:
         decided.setdefault(id(controller), []).append(given["decides"])
         return committed(controller, *args, **given)
 

@@ -19,6 +19,7 @@ from outrider.drafting.lookup import NAMES
 from outrider.drafting.pool.sequence import commit_message
 from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import DraftSource, make_sources
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
 from outrider.protocol.sequence_key import Finish, SequenceKey
@@ -26,7 +27,7 @@ from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Offered
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, opening, prompts

@@ -18,6 +18,7 @@ from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.tensors import settings_of
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import DraftSource, make_sources
+from outrider.drafting.speculation import Speculation
 from outrider.engine import CheckpointError, EngineConfig, Row
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
@@ -26,7 +27,7 @@ from outrider.engine.run.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.head import head_drafts
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig

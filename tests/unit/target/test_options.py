@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from outrider.drafting.speculation import Speculation
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import LogitsOptions, VerificationMode
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.structured import Structured
@@ -27,7 +28,7 @@ from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.grammars.matcher import GrammarMatcher, MatcherAside, WaitAllowance
 from outrider.target.process import load
 from outrider.target.requests.events import Compiled, GrammarWork, Offered
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_tokenizer
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.rounds import SourceTokens
-from outrider.target.requests.opening import Speculation
 from outrider.target.step.by_source import tokens_by_source
 from outrider.vllm.drafts import Decoding, DraftBook, StepRoom
 

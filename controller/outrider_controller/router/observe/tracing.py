@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import grpc
+from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest, UnknownRequest
 from outrider.protocol.rounds import RequestStats, Round
 from outrider.rpc.v1 import router_pb2 as router
@@ -25,7 +26,6 @@ from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.observe.activity import Activity, Work
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.request import RequestState
-from outrider_controller.router.speculation.controller import Setting
 
 SERVICE = "outrider.rpc.v1.TraceService"
 _MAX_EVENTS = 64
@@ -104,7 +104,7 @@ class Recorder:
         self._lost.add(info.role)
         self._event(trace.TRACE_EVENT_KIND_LOST, info, now_us, reason)
 
-    def round(self, done: Round, *, setting: Setting, batch: TraceBatch, now_us: int) -> None:
+    def round(self, done: Round, *, setting: Speculation, batch: TraceBatch, now_us: int) -> None:
         """Adds one applied commit. Its tokens are dropped unless they are to be kept: nobody reads them afterwards."""
         if not self._rounds:
             self.trace.cached_tokens = done.num_cached_tokens

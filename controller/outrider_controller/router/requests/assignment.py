@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from outrider.drafting.speculation import Speculation
 from outrider.errors import InternalError, Overloaded, Unavailable
 from outrider.prefix import block_hashes
 from outrider.protocol.pairs import pairing_problem
@@ -40,7 +41,7 @@ from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.failover import FailoverState, TargetKey, UnreachablePairs
 from outrider_controller.router.requests.request import RequestState
 from outrider_controller.router.requests.sequences import ActiveRequest, Client, NewResponse, RoundTimer, SequenceTable
-from outrider_controller.router.speculation.controller import Allowance, Setting, SpeculationController
+from outrider_controller.router.speculation.controller import Allowance, SpeculationController
 from outrider_controller.router.speculation.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -439,7 +440,7 @@ class Assigner:
             self._telemetry.failover("draft")
         self._table.set_draft(active, draft, self._setting(active, active.target.link, draft))
 
-    def _setting(self, active: ActiveRequest, target: TargetLink, draft: LeasedDraft) -> Setting:
+    def _setting(self, active: ActiveRequest, target: TargetLink, draft: LeasedDraft) -> Speculation:
         record = self._policy.record(active.request.tenant, active.request.model, draft.info)
         return active.speculation.opened(common_draft_limit(target.info, draft.info), record)
 

@@ -13,6 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol import logprobs
 from outrider.protocol.limits import clamp_us
@@ -27,7 +28,7 @@ from outrider_controller.router.observe.tracing import Recorder, now_us
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.failover import FailoverState
 from outrider_controller.router.requests.request import BadReply, RequestState
-from outrider_controller.router.speculation.controller import Setting, SpeculationController
+from outrider_controller.router.speculation.controller import SpeculationController
 
 # Closed target sequences whose tenant is remembered.
 _MAX_CLOSED = 16_384
@@ -224,7 +225,7 @@ class SequenceTable:
         active: ActiveRequest,
         link: TargetLink,
         draft: LeasedDraft | None,
-        setting: Setting,
+        setting: Speculation,
         shadow: LeasedDraft | None = None,
     ) -> None:
         """Opens the request on a target, which opens it at the draft and at a candidate that only follows it."""
@@ -254,7 +255,7 @@ class SequenceTable:
         link.open_sequences.add(sequence_id)
         active.recorder.opened(link.info, at_us)
 
-    def set_draft(self, active: ActiveRequest, draft: LeasedDraft, setting: Setting) -> None:
+    def set_draft(self, active: ActiveRequest, draft: LeasedDraft, setting: Speculation) -> None:
         """Names another draft, with its setting, to the target where the request is open."""
         if active.target is None:
             return
@@ -273,7 +274,7 @@ class SequenceTable:
         active.recorder.opened(draft.info, at_us)
         return _assignment(draft, opened.sequence_id)
 
-    def set_speculation(self, active: ActiveRequest, setting: Setting) -> None:
+    def set_speculation(self, active: ActiveRequest, setting: Speculation) -> None:
         """Sends a setting to the target, which passes the draft's part on."""
         if active.target is None:
             return
@@ -343,7 +344,7 @@ def open_message(
     )
 
 
-def _speculation(setting: Setting) -> sequence.Speculation:
+def _speculation(setting: Speculation) -> sequence.Speculation:
     return sequence.Speculation(
         max_draft_tokens=setting.max_draft_tokens,
         max_wait_us=setting.max_wait_us,

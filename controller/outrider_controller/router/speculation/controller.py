@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.drafting.waiting import worthwhile_wait_us
 from outrider.protocol.rounds import Round
 
@@ -24,45 +25,17 @@ _PRIOR_ACCEPTED = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """The speculation settings sent to the target and the draft of one sequence."""
+class Allowance(Speculation):
+    """The most that client, operators and the plan allow one request, and on what terms."""
 
-    max_draft_tokens: int
-    max_wait_us: int
-    run_ahead_tokens: int = 0
-    weight: float = 1.0
-    max_own_draft_tokens: int = 0
-    """Of drafts that the target makes itself, without a draft worker."""
-
-    def like(self, other: Setting) -> bool:
-        """Whether the difference is not worth a message."""
-        mine = self.max_draft_tokens, self.max_own_draft_tokens, self.run_ahead_tokens
-        theirs = other.max_draft_tokens, other.max_own_draft_tokens, other.run_ahead_tokens
-        return mine == theirs and _alike(self.max_wait_us, other.max_wait_us)
-
-
-PLAIN = Setting(max_draft_tokens=0, max_wait_us=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """The speculation that client, operators and the plan allow one request."""
-
-    max_draft_tokens: int
-    """Per step, of a draft worker; 0 means none."""
-    max_wait_us: int
     insistent: bool = False
     """The target waits for the draft, within the limit, whether or not that pays."""
-    weight: float = 1.0
-    """Value of a saved token, relative to other requests."""
     saving: float = 0.5
     """Expected saving of a round, in plain rounds."""
     min_acceptance: float | None = None
     """Floor on the acceptance of the last 200 verified tokens: below it the rest of the request is decoded plainly."""
     draft: str | None = None
     """The draft version to use; None: any."""
-    max_own_draft_tokens: int = 0
-    """Per step, of drafts that the target makes itself."""
 
 
 @dataclass(slots=True)
@@ -116,7 +89,7 @@ class SpeculationController:
     """Most drafted tokens per step that both workers support; 0 without a draft."""
     unanswered: int = 0
     """Rounds in which the target waited, since the draft last sent something."""
-    sent: Setting = PLAIN
+    sent: Speculation = PLAIN
     """The setting in force."""
     gain: SpeculationGain = field(default_factory=SpeculationGain)
     window: Window = field(default_factory=Window)
@@ -131,7 +104,7 @@ class SpeculationController:
         """Most drafted tokens per step."""
         return min(self.workers_limit, self.allowed.max_draft_tokens)
 
-    def opened(self, workers_limit: int, record: DraftRecord | None = None) -> Setting:
+    def opened(self, workers_limit: int, record: DraftRecord | None = None) -> Speculation:
         """A draft was opened. The first wait follows from the times of earlier requests.
 
         `record` is the draft's; without it, the draft is the same as before.
@@ -143,7 +116,7 @@ class SpeculationController:
         self.sent = self._wanted()
         return self.sent
 
-    def allow(self, allowed: Allowance) -> Setting | None:
+    def allow(self, allowed: Allowance) -> Speculation | None:
         """The allowance has changed. Returns the setting to send if it changes too."""
         was, before, self.allowed = self.limit, self.allowed, allowed
         if (self.gain.resting and allowed.insistent) or (self.limit and not was):
@@ -159,13 +132,13 @@ class SpeculationController:
         self.gain.begin(record, self.allowed.saving)
         self._forget_draft()
 
-    def lost(self) -> Setting:
+    def lost(self) -> Speculation:
         """There is no draft worker, or none any more: the target goes on alone."""
         self.workers_limit = 0
         self.sent = self._wanted()
         return self.sent
 
-    def committed(self, done: Round, now_us: int, *, decides: bool = True) -> Setting | None:
+    def committed(self, done: Round, now_us: int, *, decides: bool = True) -> Speculation | None:
         """A round that was applied to the request. Returns a setting to send when it changes noticeably.
 
         Without `decides` the round is only added to the sums for the next decision: to decide costs more than
@@ -230,13 +203,13 @@ class SpeculationController:
         least = self.allowed.min_acceptance
         return least is not None and (acceptance := self.window.acceptance) is not None and acceptance < least
 
-    def _wanted(self) -> Setting:
+    def _wanted(self) -> Speculation:
         if self._below_floor:
             return PLAIN
         own = self.allowed.max_own_draft_tokens
         if self.gain.resting or self._off:
-            return Setting(0, 0, weight=self.allowed.weight, max_own_draft_tokens=own) if own else PLAIN
-        return Setting(self.limit, self._wait_us(), self.config.run_ahead_tokens, self.allowed.weight, own)
+            return Speculation(weight=self.allowed.weight, max_own_draft_tokens=own) if own else PLAIN
+        return Speculation(self.limit, self._wait_us(), self.config.run_ahead_tokens, self.allowed.weight, own)
 
     def _wait_us(self) -> int:
         if self.unanswered >= self.config.silent_commits:
@@ -251,13 +224,20 @@ class SpeculationController:
             turnaround_us=self.times.turnaround_us,
         )
 
-    def _change(self) -> Setting | None:
+    def _change(self) -> Speculation | None:
         """The setting to send, if it differs noticeably from the last one sent."""
         wanted = self._wanted()
-        if wanted.like(self.sent):
+        if _like(wanted, self.sent):
             return None
         self.sent = wanted
         return wanted
+
+
+def _like(one: Speculation, other: Speculation) -> bool:
+    """Whether the difference is not worth a message."""
+    mine = one.max_draft_tokens, one.max_own_draft_tokens, one.run_ahead_tokens
+    theirs = other.max_draft_tokens, other.max_own_draft_tokens, other.run_ahead_tokens
+    return mine == theirs and _alike(one.max_wait_us, other.max_wait_us)
 
 
 def _alike(one: int, other: int) -> bool:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from outrider.drafting.heads import HeadFeatures
 from outrider.drafting.source import CloseReason, DraftSource, Features, learns, reads_states
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.engine.run.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats
 
 log = logging.getLogger(__name__)

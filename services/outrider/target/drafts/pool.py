@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from outrider.drafting.pool import DraftLeases, DraftVocabulary, PoolDrafts, PoolListener
 from outrider.drafting.source import CloseReason, DraftLimits
+from outrider.drafting.speculation import Speculation
 from outrider.errors import OutriderError
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import clamp_us
@@ -18,7 +19,7 @@ from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered, Opened
-from outrider.target.requests.opening import Limits, Speculation
+from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import assignment_of
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import Grammar
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from outrider.worker.events import SequenceKey, WorkerEvent
 
 

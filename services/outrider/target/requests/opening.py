@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from outrider.drafting import source as drafting
 from outrider.drafting.source import DraftLimits
+from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.errors import InvalidRequest
 from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
-from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
 from outrider.protocol.validate import check_label, check_opening, check_prediction
 from outrider.speculation import Grammar, LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
 from outrider.target.grammars.grammar import GrammarCompiler
-from outrider.target.step.calibration import min_chance
 
 SAMPLED_TOP = 8
 """Likeliest tokens that a sample has at each position."""
@@ -37,52 +36,6 @@ class Limits:
     """None when structured output is not served."""
     samples: bool = False
     """Whether samples are recorded, where a tenant consents."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """How much drafts may propose for one sequence. The default is plain decoding."""
-
-    max_draft_tokens: int = 0
-    """Most drafted tokens verified in one step."""
-    max_wait_us: int = 0
-    """Longest that the sequence is held back for a draft, in µs from the moment it is ready for a step."""
-    run_ahead_tokens: int = 0
-    """Draft tokens kept beyond those of the next step."""
-    weight: float = 1.0
-    """What an accepted token is worth: a drafted one is verified when weight times its chance is at least its row's
-    price."""
-    max_own_draft_tokens: int = 0
-    """As max_draft_tokens, for drafts that the target makes itself: those do not need a draft worker."""
-
-    @property
-    def capacity(self) -> int:
-        """Draft positions worth keeping."""
-        return self.draft_limits(0.0).capacity
-
-    def draft_limits(self, row_price: float) -> DraftLimits:
-        """What a draft worker is told, at this price of a row."""
-        return DraftLimits(self.max_draft_tokens, self.run_ahead_tokens, min_chance(row_price, self.weight))
-
-    @property
-    def own_limits(self) -> DraftLimits:
-        """What a source in this process is told."""
-        return DraftLimits(self.max_own_draft_tokens)
-
-    def check(self, limits: Limits) -> None:
-        """Raises InvalidRequest."""
-        bounds = {
-            "max_draft_tokens": limits.max_draft_tokens,
-            "max_wait_us": MAX_WAIT_US,
-            "run_ahead_tokens": MAX_RUN_AHEAD_TOKENS,
-        }
-        for name, bound in bounds.items():
-            value = getattr(self, name)
-            if not 0 <= value <= bound:
-                raise InvalidRequest(f"speculation.{name}", f"must be at most {bound}, got {value}")
-        # Written so that NaN fails too.
-        if not 0 < self.weight <= MAX_WEIGHT:
-            raise InvalidRequest("speculation.weight", f"must be above 0 and at most {MAX_WEIGHT:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +65,7 @@ class Opening:
     stopping: Stopping
     committed: tuple[int, ...] = ()
     """Output tokens committed so far, here or elsewhere."""
-    speculation: Speculation = Speculation()
+    speculation: Speculation = PLAIN
     salt: bytes = b""
     logits: LogitsOptions | None = None
     grammar: Grammar | None = None
@@ -183,7 +136,7 @@ class Opening:
             vocab_size=limits.vocab_size,
             max_context_len=limits.max_context_len,
         )
-        self.speculation.check(limits)
+        self.speculation.check(limits.max_draft_tokens)
         check_prediction(self.prediction, limits.vocab_size, limits.max_context_len)
         check_label("request_id", self.request_id)
         check_label("tenant", self.tenant)

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from outrider.drafting.source import DraftAssignment
+from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest, NotSupported
 from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol import convert, logprobs
@@ -20,7 +21,7 @@ from outrider.protocol.limits import to_us
 from outrider.protocol.rounds import sources_to_proto
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, Event, Opened
-from outrider.target.requests.opening import Limits, Opening, SampleConsent, Speculation, Stopping
+from outrider.target.requests.opening import Limits, Opening, SampleConsent, Stopping
 from outrider.target.requests.report import Committed, TargetReport
 from outrider.worker.events import Closed, SequenceKey, translated
 
@@ -91,7 +92,7 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
         # As many as this target verifies: no draft worker has to agree.
         max_own_draft_tokens=min(message.max_own_draft_tokens, limits.max_draft_tokens),
     )
-    speculation.check(limits)
+    speculation.check(limits.max_draft_tokens)
     return speculation
 
 

@@ -204,8 +204,3 @@ def _mean(share: _Share | None, prior: float, step: int) -> float:
 def _hoped(share: _Share | None, prior: float, step: int) -> float:
     mean, hope = _mean(share, prior, step), _HOPE if share is None else share.hope(step)
     return mean + hope * (1 - mean)
-
-
-def min_chance(price: float, weight: float) -> float:
-    """The least chance at which a draft should still propose, in [0, 1]; sent to drafts."""
-    return min(1.0, price / weight) if price > 0 and weight > 0 else 0.0

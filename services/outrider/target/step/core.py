@@ -12,13 +12,14 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar, assert_never
 
 from outrider.drafting.source import DraftSource
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.speculation import Grammar
 from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests import events
 from outrider.target.requests.events import Event
-from outrider.target.requests.opening import Limits, Opening, Speculation
+from outrider.target.requests.opening import Limits, Opening
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow

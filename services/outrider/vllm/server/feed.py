@@ -22,6 +22,7 @@ from vllm.sampling_params import SamplingType
 
 from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
+from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
@@ -30,7 +31,7 @@ from outrider.protocol.validate import check_label
 from outrider.rpc.v1 import sequence_pb2
 from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Offered
-from outrider.target.requests.opening import Opening, Speculation, Stopping
+from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.by_source import chances_of, tokens_by_source
 from outrider.target.step.calibration import Fit

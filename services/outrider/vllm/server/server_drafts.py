@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from outrider.drafting.pool import DraftLeases
 from outrider.drafting.source import CloseReason
+from outrider.drafting.speculation import Speculation
 from outrider.metadata import LeaseRecord
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.sequence_key import Finish, SequenceKey
@@ -19,7 +20,7 @@ from outrider.rpc.v1 import sequence_pb2, target_pb2, worker_pb2
 from outrider.runtime.supervision import until_first_ends
 from outrider.target.drafts.pool import PooledDrafts
 from outrider.target.requests.events import Adjusted, Event, Opened
-from outrider.target.requests.opening import Limits, Opening, Speculation
+from outrider.target.requests.opening import Limits, Opening
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.wire import events_of, response_of
 from outrider.vllm.server.fixed_drafts import FixedDrafts, Reach

@@ -10,11 +10,12 @@ from typing import Any
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCore
 
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Grammar
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats
 from outrider.target.step.core import KnownSequences
 from outrider.target.step.times import Timer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from outrider.drafting.speculation import Speculation
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
@@ -13,11 +14,10 @@ from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.observe.tracing import Recorder, TraceBatch, Traces
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.sequences import ActiveRequest
-from outrider_controller.router.speculation.controller import Setting
 
 from tests.unit.router.made_requests import a_request, under_way
 
-SETTING = Setting(max_draft_tokens=5, max_wait_us=700)
+SETTING = Speculation(max_draft_tokens=5, max_wait_us=700)
 PROMPT = (111, 112, 113)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.speculation.controller import (
-    PLAIN,
     Allowance,
-    Setting,
     SpeculationController,
 )
 from outrider_controller.router.speculation.gain import DraftRecord
@@ -47,7 +46,7 @@ def committed(
     *,
     num_tokens: int = 1,
     **fields: int,
-) -> Setting | None:
+) -> Speculation | None:
     """A round before which the target waited, unless `wait_us` is given. `fields` are those of `a_round`."""
     return controller.committed(a_round(length, num_tokens=num_tokens, step_us=step_us, **fields), now_us)
 
@@ -121,7 +120,7 @@ def test_rounds_on_the_way_when_the_target_was_told_to_wait_do_not_count_against
     assert controller.sent.max_wait_us == 0
 
 
-def silent(controller: SpeculationController, rounds: int) -> list[Setting | None]:
+def silent(controller: SpeculationController, rounds: int) -> list[Speculation | None]:
     """Commits that the draft leaves unanswered, 20 ms apart."""
     return [committed(controller, i, i * 20_000) for i in range(10, 10 + rounds)]
 
@@ -230,7 +229,7 @@ def test_a_draft_may_always_guess_as_far_ahead_as_is_configured() -> None:
 
 
 OWN = replace(ALLOWED, max_own_draft_tokens=3)
-ALONE = Setting(0, 0, max_own_draft_tokens=3)
+ALONE = Speculation(0, 0, max_own_draft_tokens=3)
 
 
 def test_a_target_makes_its_own_drafts_with_a_draft_worker_and_without() -> None:

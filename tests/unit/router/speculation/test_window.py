@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outrider.drafting.speculation import PLAIN
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.speculation.controller import PLAIN, Allowance, SpeculationController
+from outrider_controller.router.speculation.controller import Allowance, SpeculationController
 from outrider_controller.router.speculation.gain import DraftRecord
 from outrider_controller.router.speculation.window import Window
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from outrider.drafting.lookup import ALL_NAMES, NAMES
 from outrider.drafting.source import make_sources
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from outrider.target.step.choice import Pricing
 from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.times import Timer

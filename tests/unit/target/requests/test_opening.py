@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest
 from outrider.speculation import VerificationMode
-from outrider.target.requests.opening import Limits, Opening, Speculation
+from outrider.target.requests.opening import Limits, Opening
 
 from tests.unit.target.harness import SAMPLED, opening
 
@@ -47,6 +48,11 @@ def test_what_could_never_fit_the_kv_cache_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
         opening([1] * 100, max_new_tokens=29).check(LIMITS)
     assert caught.value.field == "stopping.max_new_tokens"
+
+
+@pytest.mark.parametrize(("price", "weight", "chance"), [(0.0, 1.0, 0.0), (0.3, 2.0, 0.15), (0.6, 0.5, 1.0)])
+def test_drafts_hear_of_a_price_as_a_chance_of_their_tenants_tokens(price: float, weight: float, chance: float) -> None:
+    assert Speculation(weight=weight).draft_limits(price).min_chance == pytest.approx(chance)
 
 
 def test_speculation_off_keeps_no_drafts() -> None:

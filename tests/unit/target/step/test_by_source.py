@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import KINDS, make_sources
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.protocol.rounds import Round, SourceTokens
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.target.metrics import TargetMetrics
-from outrider.target.requests.opening import Speculation
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import response_of
 from outrider.target.step.by_source import chances_of, judged, tokens_by_source

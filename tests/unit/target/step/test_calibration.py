@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from outrider.target.step.calibration import Bin, Calibration, Fit, bin_of, min_chance
+from outrider.target.step.calibration import Bin, Calibration, Fit, bin_of
 
 
 def judged(calibration: Calibration, each: Bin, share: float, *, times: int, fit: Fit | None = None) -> Fit:
@@ -146,9 +146,3 @@ def test_a_draft_that_invents_sources_fills_no_table() -> None:
 def test_a_chance_that_is_no_number_is_as_good_as_none(confidence: float) -> None:
     chance = Calibration().own(bin_of("model", confidence), Fit())
     assert 0 < chance < 1
-
-
-def test_drafts_hear_of_a_price_as_a_chance_of_their_tenants_tokens() -> None:
-    assert min_chance(0.0, 1.0) == 0.0
-    assert min_chance(0.3, 2.0) == pytest.approx(0.15)
-    assert min_chance(0.6, 0.5) == 1.0

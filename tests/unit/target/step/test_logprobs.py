@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from outrider.drafting.speculation import Speculation
 from outrider.engine import Engine, Row
 from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
 from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
-from outrider.target.requests.opening import Opening, Speculation
+from outrider.target.requests.opening import Opening
 from transformers import AutoModelForCausalLM
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts

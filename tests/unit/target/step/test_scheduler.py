@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.speculation import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
-from outrider.target.requests.opening import Speculation
 from outrider.target.step.calibration import Bin, Calibration, Fit
 from outrider.target.step.choice import Pricing
 from outrider.target.step.scheduler import Batching, StepPlan, admissible, plan
