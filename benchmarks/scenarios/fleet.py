@@ -53,7 +53,7 @@ def fleet(
 
     Computed: 24 hours of the arrivals that Azure published, on targets with Llama 70B on four H100. Draft workers have
     1B in int8 on an L4, or 1B or 3B on an H100. Tenants differ in size and in how well each draft knows their texts.
-    Beliefs, plan and sizing are
+    Estimates, plan and sizing are
     those that ship; load, steps and rounds are a mean field. As many targets run as keep a token's mean time within
     --token-ms; the arrivals are so many that plain decoding needs --targets of them at the peak. It must take at most
     60 s of one core and 2 GiB.

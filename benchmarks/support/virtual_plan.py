@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider_controller.autoscaler.belief import Beliefs
+from outrider_controller.autoscaler.estimator import SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Mode, Plan, TargetState, plan
 
@@ -47,10 +47,10 @@ def swinging(period_s: float, share: float = 0.1) -> Saving:
 
 def planned(saving: Saving, seconds: int, *, streams: int = 8, seed: int = 1) -> Planned:
     """Each stream makes 30 rounds a second; requests last two seconds."""
-    chance, beliefs, last, ran = random.Random(seed), Beliefs(), Plan(), Planned()
-    beliefs.expect([PAIRING])
+    chance, estimator, last, ran = random.Random(seed), SavingEstimator(), Plan(), Planned()
+    estimator.expect([PAIRING])
     for second in range(seconds):
-        last = plan(beliefs, {}, FLEET, last, float(second))
+        last = plan(estimator, {}, FLEET, last, float(second))
         decision = last.decision(Cell("acme", "target"))
         assert decision is not None
         ran.modes.append(decision.mode)
@@ -62,5 +62,5 @@ def planned(saving: Saving, seconds: int, *, streams: int = 8, seed: int = 1) ->
             for _ in range(10 if drafts else 0):
                 seen.add_rounds(rounds=3, tokens=6, saved=chance.gauss(3 * saved, 1.2 * 3**0.5))
         ran.always_on += speed
-        beliefs.learn({PAIRING: seen})
+        estimator.learn({PAIRING: seen})
     return ran

@@ -10,10 +10,10 @@ from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import tenants_pb2 as tenants
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.autoscaler.belief import STATE
+from outrider_controller.autoscaler.estimator import STATE
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
-from outrider_controller.autoscaler.planner import Belief
+from outrider_controller.autoscaler.planner import DecayedSums
 
 _SUMS = tuple(each.name for each in fields(Evidence))
 _MODES = {Mode.OFF: policy.PLAN_MODE_OFF, Mode.TRY: policy.PLAN_MODE_TRY, Mode.ON: policy.PLAN_MODE_ON}
@@ -51,16 +51,16 @@ def evidence_from_proto(message: policy.PairingEvidence) -> tuple[Pairing, Evide
     return (Pairing(*names), evidence) if min(sums[0], sums[1], *sums[3:]) >= 0 else None
 
 
-def belief_to_proto(belief: Belief) -> policy.PairingEvidence:
-    pairing, values = belief
+def sums_to_proto(known: DecayedSums) -> policy.PairingEvidence:
+    pairing, values = known
     return policy.PairingEvidence(
         tenant=pairing.tenant, target=pairing.target, draft=pairing.draft, **dict(zip(STATE, values, strict=True))
     )
 
 
-def beliefs_from_proto(message: policy.TenantDecision) -> Iterator[Belief]:
-    """All beliefs in a decision's message."""
-    for one in (message.belief, *message.other_beliefs):
+def sums_from_proto(message: policy.TenantDecision) -> Iterator[DecayedSums]:
+    """All evidence in a decision's message."""
+    for one in (message.evidence, *message.other_evidence):
         # A resumed decision may not name its draft.
         if one.draft:
             yield Pairing(one.tenant, one.target, one.draft), [float(getattr(one, name)) for name in STATE]
@@ -113,9 +113,9 @@ def tenant_policy(
     )
 
 
-def decision_to_proto(cell: Cell, decision: Decision, beliefs: Iterable[Belief]) -> policy.TenantDecision:
-    """`beliefs`: those about every known draft for the cell."""
-    evidence = {one.draft: one for one in map(belief_to_proto, beliefs)}
+def decision_to_proto(cell: Cell, decision: Decision, sums: Iterable[DecayedSums]) -> policy.TenantDecision:
+    """`sums`: of every known draft for the cell."""
+    evidence = {one.draft: one for one in map(sums_to_proto, sums)}
     best = evidence.pop(decision.draft, None)
     return policy.TenantDecision(
         tenant=cell.tenant,
@@ -130,8 +130,8 @@ def decision_to_proto(cell: Cell, decision: Decision, beliefs: Iterable[Belief])
         upper=decision.upper,
         rounds=decision.rounds,
         price=decision.price,
-        belief=best or policy.PairingEvidence(tenant=cell.tenant, target=cell.target, draft=decision.draft),
-        other_beliefs=evidence.values(),
+        evidence=best or policy.PairingEvidence(tenant=cell.tenant, target=cell.target, draft=decision.draft),
+        other_evidence=evidence.values(),
         changes=decision.changes,
         shadows=[policy.DraftShare(draft=draft, share=share) for draft, share in decision.shadow_shares],
     )
@@ -147,7 +147,7 @@ def decision_from_proto(message: policy.TenantDecision, *, clock_s: float = 0.0)
         lower=message.lower,
         upper=message.upper,
         rounds=message.rounds,
-        draft=message.belief.draft,
+        draft=message.evidence.draft,
         price=message.price,
         changes=message.changes,
         shadow_shares=tuple((share.draft, share.share) for share in message.shadows),

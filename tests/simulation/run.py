@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 from outrider.gateway.generation.requests import SpeculationChoice
-from outrider_controller.router.fleet.loads import BELIEVED_S
+from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S
 
 from tests.simulation.client import Answer, Clients
 from tests.simulation.processes import TargetProcess
@@ -76,7 +76,7 @@ async def _run(schedule: Schedule, outcome: Outcome, note: Print | None) -> None
         outcome.violations += leftovers(world)
         if not outcome.violations:
             # A router that has lost the metadata store may use its last reports for this long.
-            await asyncio.sleep(BELIEVED_S)
+            await asyncio.sleep(MAX_REPORT_AGE_S)
             answers.append(await _last(world, clients))
             await asyncio.sleep(_SETTLE_S / 2)
             outcome.violations += leftovers(world)

@@ -227,7 +227,7 @@ async def measure(
             await say(up, _HELD, OFF)
             ended = len(load.ended)
             await until(lambda: len(load.ended) > ended + 10 * streams)
-            # Beliefs are written every 2 s.
+            # Evidence is written every 2 s.
             await asyncio.sleep(_SAVED_S)
         for loss in losses:
             outcomes.append(outcome := await lose(up, load, loss))

@@ -14,10 +14,12 @@ _FORMER = {
     *("Course", "Openings", "Legs", "Sums", "Worth", "Standing", "Pace", "Ahead", "Preparing", "_Way", "Lengths"),
     *("Beside", "Sibling", "SiblingKV", "OfferedDraft", "SentDraft", "Drafted"),
     *("Notices", "Persistence", "Meter", "Metered", "RoundLog", "Tally"),
+    *("Belief", "Beliefs"),
 }
 _FORMER_WORDS = {
     *("course", "legs", "worth", "standing", "alternatives", "heard", "spoke", "apart", "judge"),
     *("conclude", "tally", "metering", "margins", "parting", "attach"),
+    *("belief", "beliefs", "believed"),
 }
 """With an underscore before them or without."""
 _SHARED = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from outrider_controller.autoscaler.belief import Z_80, Beliefs, Column, Estimate
+from outrider_controller.autoscaler.estimator import Z_80, Column, Estimate, SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.rollout import Rollouts, Stage
 
@@ -139,7 +139,7 @@ class Decision:
     policy: TenantPolicy = field(default_factory=TenantPolicy)
     """The tenant's policy."""
     saving: float = 0.0
-    """Believed saving of a round with the best draft, in plain rounds: a new request starts from it."""
+    """Expected saving of a round with the best draft, in plain rounds: a new request starts from it."""
     lower: float = 0.0
     upper: float = 0.0
     """80 % interval of `saving`."""
@@ -282,16 +282,21 @@ class Plan:
 
 
 def plan(
-    beliefs: Beliefs, tenants: Tenants, fleet: Fleet, last: Plan, now_s: float, rollouts: Rollouts = _NO_ROLLOUTS
+    estimator: SavingEstimator,
+    tenants: Tenants,
+    fleet: Fleet,
+    last: Plan,
+    now_s: float,
+    rollouts: Rollouts = _NO_ROLLOUTS,
 ) -> Plan:
     """The next plan. `last` is the one in force, whose modes are left only with enough evidence."""
-    estimate = beliefs.estimate()
-    cells = beliefs.cells
-    rolled = _Rolled(beliefs, fleet, rollouts)
-    live = _live(beliefs, fleet) | rolled.promoted
-    was = _Before(beliefs, last)
-    best = _best(beliefs, estimate, live, was, rolled.promoted)
-    seen = np.bincount(beliefs.cell_of, weights=beliefs.column("seen"), minlength=len(cells))
+    estimate = estimator.estimate()
+    cells = estimator.cells
+    rolled = _Rolled(estimator, fleet, rollouts)
+    live = _live(estimator, fleet) | rolled.promoted
+    was = _Before(estimator, last)
+    best = _best(estimator, estimate, live, was, rolled.promoted)
+    seen = np.bincount(estimator.cell_of, weights=estimator.column("seen"), minlength=len(cells))
     load = _too_dear(fleet, last, now_s)
     changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / _LATELY_S)
     mode, reason = _modes(estimate, best, was, seen, _WIDER * changes, now_s)
@@ -309,15 +314,15 @@ def plan(
         changes=changes + (entered & (was.mode != _NEVER)),
         best=best,
         sent=np.where(np.abs(estimate.saving[best] - was.sent) > _MOVED, estimate.saving[best], was.sent),
-        share=_shares(beliefs, estimate, live, best, mode, rolled.canary),
+        share=_shares(estimator, estimate, live, best, mode, rolled.canary),
         shadow=rolled.shadow,
         load=load,
         _policies=policies,
         _fleet=fleet,
-        _drafts=[pairing.draft for pairing in beliefs.pairings],
-        _cell_of=beliefs.cell_of.copy(),
+        _drafts=[pairing.draft for pairing in estimator.pairings],
+        _cell_of=estimator.cell_of.copy(),
         _estimate=estimate,
-        _seen=beliefs.column("seen").copy(),
+        _seen=estimator.column("seen").copy(),
     )
 
 
@@ -326,12 +331,12 @@ _NEVER = -1
 
 
 class _Before:
-    """The last plan's columns in the order of these beliefs. A cell that is not in it has mode _NEVER."""
+    """The last plan's columns in the order of the estimator's. A cell that is not in it has mode _NEVER."""
 
-    def __init__(self, beliefs: Beliefs, last: Plan) -> None:
-        cells, known = beliefs.cells, len(last.cells)
+    def __init__(self, estimator: SavingEstimator, last: Plan) -> None:
+        cells, known = estimator.cells, len(last.cells)
         # Pairings move up when a tenant is forgotten.
-        same_pairings = np.array_equal(last._cell_of, beliefs.cell_of[: len(last._cell_of)])
+        same_pairings = np.array_equal(last._cell_of, estimator.cell_of[: len(last._cell_of)])
         self.aligned = last.cells == cells[:known] and same_pairings
         numbers = np.arange(known) if self.aligned else np.array([last.index.get(c, _NEVER) for c in cells], dtype=int)
         here = np.arange(known) if self.aligned else np.flatnonzero(numbers >= 0)
@@ -349,39 +354,39 @@ class _Before:
             self.best[here] = last.best
 
 
-def _live(beliefs: Beliefs, fleet: Fleet) -> Column:
+def _live(estimator: SavingEstimator, fleet: Fleet) -> Column:
     """Per pairing: whether a live worker has its draft."""
-    groups = [target in fleet and draft in fleet[target].drafts for target, draft in beliefs.groups]
-    return np.array(groups, dtype=bool)[beliefs.group_of]
+    groups = [target in fleet and draft in fleet[target].drafts for target, draft in estimator.groups]
+    return np.array(groups, dtype=bool)[estimator.group_of]
 
 
 class _Rolled:
     """Per pairing, what the rollouts say of candidates."""
 
-    def __init__(self, beliefs: Beliefs, fleet: Fleet, rollouts: Rollouts) -> None:
-        self.canary = np.zeros(len(beliefs))
+    def __init__(self, estimator: SavingEstimator, fleet: Fleet, rollouts: Rollouts) -> None:
+        self.canary = np.zeros(len(estimator))
         """Share of the requests that draft; 0 for a version that is no candidate on trial."""
-        self.shadow = np.zeros(len(beliefs))
-        self.promoted = np.zeros(len(beliefs), dtype=bool)
-        for number, (target, draft) in enumerate(beliefs.groups):
+        self.shadow = np.zeros(len(estimator))
+        self.promoted = np.zeros(len(estimator), dtype=bool)
+        for number, (target, draft) in enumerate(estimator.groups):
             rollout = rollouts.get(draft)
             if rollout is None or target not in fleet or draft not in fleet[target].candidates:
                 continue
-            for row in np.flatnonzero(beliefs.group_of == number):
-                if rollout.covers(beliefs.pairings[row].tenant):
+            for row in np.flatnonzero(estimator.group_of == number):
+                if rollout.covers(estimator.pairings[row].tenant):
                     self.promoted[row] = rollout.stage is Stage.PROMOTED
                     runs = rollout.stage is Stage.RUNNING
                     self.canary[row], self.shadow[row] = (rollout.share, rollout.shadow_share) if runs else (0.0, 0.0)
 
 
-def _best(beliefs: Beliefs, estimate: Estimate, live: Column, was: _Before, promoted: Column) -> Column:
+def _best(estimator: SavingEstimator, estimate: Estimate, live: Column, was: _Before, promoted: Column) -> Column:
     """Per cell: the live pairing with the greatest saving. The previous one has an advantage, and so has a promoted
     one: the test that it has passed sees smaller differences than the estimates do."""
     score = np.where(live, estimate.saving, estimate.saving - 1e6)
     kept = np.union1d(was.best[was.best >= 0], np.flatnonzero(promoted))
     score[kept] += _BETTER + estimate.error[kept]
-    order = np.lexsort((score, beliefs.cell_of))
-    ends = np.cumsum(np.bincount(beliefs.cell_of, minlength=len(beliefs.cells))) - 1
+    order = np.lexsort((score, estimator.cell_of))
+    ends = np.cumsum(np.bincount(estimator.cell_of, minlength=len(estimator.cells))) - 1
     return np.asarray(order[ends])
 
 
@@ -424,9 +429,11 @@ def _overrule(
     mode[~has_draft], reason[~has_draft] = Mode.OFF, _CODE[Reason.NO_DRAFT]
 
 
-def _shares(beliefs: Beliefs, estimate: Estimate, live: Column, best: Column, mode: Column, canary: Column) -> Column:
+def _shares(
+    estimator: SavingEstimator, estimate: Estimate, live: Column, best: Column, mode: Column, canary: Column
+) -> Column:
     """Per pairing: its share of the tenant's requests. One draw serves trials, exploration and canaries."""
-    cell_of = beliefs.cell_of
+    cell_of = estimator.cell_of
     others = live.copy()
     others[best] = False
     count = np.bincount(cell_of, weights=others, minlength=len(mode))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from outrider_controller.autoscaler.belief import Beliefs
+from outrider_controller.autoscaler.estimator import SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Decision, Fleet, Plan, TenantPolicy, plan
 from outrider_controller.autoscaler.rollout import Rollouts
@@ -16,29 +16,29 @@ ANYBODY = ""
 """Tenant of the decision for tenants that have none yet: made from the mean of all tenants at the target."""
 
 _NO_ROLLOUTS: Rollouts = {}
-Belief = tuple[Pairing, Sequence[float]]
-"""A pairing and its sums, in the order of `belief.STATE`."""
+DecayedSums = tuple[Pairing, Sequence[float]]
+"""A pairing and its sums, in the order of `estimator.STATE`."""
 
 
 class Planner:
     def __init__(self) -> None:
-        self.beliefs = Beliefs()
+        self.estimator = SavingEstimator()
         self.plan = Plan()
         self._resumed: Mapping[Cell, Decision] = {}
         self._planned_for: tuple[object, ...] = ()
 
-    def resume(self, decisions: Mapping[Cell, Decision], beliefs: Iterable[Belief], now_s: float) -> None:
-        """Continues from another process's decisions and beliefs."""
-        self.beliefs.restore(beliefs)
+    def resume(self, decisions: Mapping[Cell, Decision], sums: Iterable[DecayedSums], now_s: float) -> None:
+        """Continues from another process's decisions and sums."""
+        self.estimator.restore(sums)
         self.plan, self._resumed = Plan.resumed(decisions, now_s), decisions
 
     def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
-        self.beliefs.learn(evidence)
+        self.estimator.learn(evidence)
 
     def forget(self, tenants: Collection[str]) -> list[Cell]:
-        """Drops the tenants' beliefs and decisions. Returns the cells that have no decision any more."""
+        """Drops the tenants' evidence and decisions. Returns the cells that have no decision any more."""
         gone = [cell for cell in self.plan.cells if cell.tenant in tenants]
-        self.beliefs, self._planned_for = self.beliefs.without(tenants), ()
+        self.estimator, self._planned_for = self.estimator.without(tenants), ()
         self._resumed = {cell: one for cell, one in self._resumed.items() if cell.tenant not in tenants}
         return gone
 
@@ -47,7 +47,7 @@ class Planner:
     ) -> dict[Cell, Decision]:
         """Makes the next plan and returns the changed decisions. `tenants`: those with a policy of operators."""
         self._expect(tenants, fleet)
-        last, self.plan = self.plan, plan(self.beliefs, tenants, fleet, self.plan, now_s, rollouts)
+        last, self.plan = self.plan, plan(self.estimator, tenants, fleet, self.plan, now_s, rollouts)
         return dict(self.plan.changed(last))
 
     def decisions(self, tenant: str | None = None) -> dict[Cell, Decision]:
@@ -63,15 +63,15 @@ class Planner:
     def _expect(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet) -> None:
         """Expects each known tenant with every draft of its targets, and each tenant with a policy at every target."""
         drafts = tuple((target, state.drafts | state.candidates) for target, state in fleet.items())
-        if self._planned_for == (now := (drafts, frozenset(tenants), len(self.beliefs.cells))):
+        if self._planned_for == (now := (drafts, frozenset(tenants), len(self.estimator.cells))):
             return
         known: dict[str, set[str]] = {target: {ANYBODY, *tenants} for target in fleet}
-        for cell in self.beliefs.cells:
+        for cell in self.estimator.cells:
             known.setdefault(cell.target, set()).add(cell.tenant)
-        self.beliefs.expect(
+        self.estimator.expect(
             Pairing(tenant, target, draft)
             for target, versions in drafts
             for draft in sorted(versions)
             for tenant in sorted(known[target])
         )
-        self._planned_for = (*now[:2], len(self.beliefs.cells))
+        self._planned_for = (*now[:2], len(self.estimator.cells))

@@ -2,7 +2,7 @@
 
 Every target has the same mix of tenants. An hour is a fixed point: the load sets the time of a step and the price of a
 row, these set how far each tenant drafts and what that saves, the plan sets who drafts with what, and that sets the
-load. Beliefs and plan are those that ship; they go from hour to hour.
+load. Estimates and plan are those that ship; they go from hour to hour.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from outrider_controller.autoscaler.belief import Beliefs, Column
+from outrider_controller.autoscaler.estimator import Column, SavingEstimator
 from outrider_controller.autoscaler.evidence import Evidence, Pairing
 from outrider_controller.autoscaler.plan import Plan, TargetState, plan
 from outrider_controller.autoscaler.sizing import Sizing, Utilisation, sizing
@@ -104,7 +104,7 @@ class _Load:
 @dataclass(slots=True)
 class Simulation:
     day: Day
-    _beliefs: Beliefs = field(default_factory=Beliefs)
+    _estimator: SavingEstimator = field(default_factory=SavingEstimator)
     _plan: Plan = field(default_factory=Plan)
     _sizing: Sizing = field(default_factory=Sizing)
     _class: Column = field(init=False)
@@ -118,7 +118,7 @@ class Simulation:
         self._class = np.minimum((acceptance * _CLASSES).astype(int), _CLASSES - 1)
         tenants = range(len(self.day.weights))
         self._pairings = [Pairing(f"tenant-{number}", _MODEL, draft.name) for number in tenants for draft in drafts]
-        self._beliefs.expect(self._pairings)
+        self._estimator.expect(self._pairings)
 
     def run(self) -> Iterator[Hour]:
         for number, rate in enumerate(self.day.rates):
@@ -157,9 +157,9 @@ class Simulation:
 
     def _replan(self, now_s: float, rate: float) -> None:
         load = self._load(rate / self._targets, self._mass)
-        self._beliefs.learn(self._evidence(load, rate))
+        self._estimator.learn(self._evidence(load, rate))
         fleet = {_MODEL: TargetState(frozenset(draft.name for draft in self.day.drafts), load.price)}
-        self._plan = plan(self._beliefs, {}, fleet, self._plan, now_s)
+        self._plan = plan(self._estimator, {}, fleet, self._plan, now_s)
 
     def _evidence(self, load: _Load, rate: float) -> dict[Pairing, Evidence]:
         """What the rounds of the time since the last plan saved."""

@@ -44,7 +44,7 @@ class Keys:
         self.overrides = f"{namespace}:overrides"
         """Hash: tenant → a serialized SpeculationOverride."""
         self.deleted_tenants = f"{namespace}:deletedtenants"
-        """Set of names, until the leading control plane has dropped its beliefs about them."""
+        """Set of names, until the leading control plane has dropped its evidence about them."""
         self.ledgers = f"{namespace}:ledgers"
         """Sorted set of HOUR:ROUTER of every ledger, each with its hour since 1970 as score."""
 

@@ -1,4 +1,4 @@
-"""Decisions, beliefs and tenants' records as messages, and back."""
+"""Decisions, evidence and tenants' records as messages, and back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from outrider_controller.autoscaler.evidence import Cell, Pairing
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.plan_messages import (
-    beliefs_from_proto,
     decision_from_proto,
     decision_to_proto,
     speculation_of,
+    sums_from_proto,
 )
 
 CELL = Cell("acme", "m")
@@ -52,17 +52,17 @@ def test_a_decision_is_the_same_after_its_way_as_a_message() -> None:
     )
     message = decision_to_proto(CELL, decision, KNOWN)
     assert decision_from_proto(message) == (CELL, decision)
-    assert sorted(beliefs_from_proto(message)) == KNOWN
+    assert sorted(sums_from_proto(message)) == KNOWN
 
 
 def test_who_goes_on_from_a_plan_knows_of_every_draft_and_says_so_before_it_has_planned() -> None:
     decision = Decision(Mode.ON, Reason.SAVES, (("a@1", 1.0),), saving=0.5, rounds=900, draft="a@1")
     first, second = Planner(), Planner()
-    first.beliefs.restore(KNOWN)
-    sent = decision_to_proto(CELL, decision, first.beliefs.of_cell(CELL))
-    second.resume(dict([decision_from_proto(sent)]), beliefs_from_proto(sent), 0.0)
+    first.estimator.restore(KNOWN)
+    sent = decision_to_proto(CELL, decision, first.estimator.of_cell(CELL))
+    second.resume(dict([decision_from_proto(sent)]), sums_from_proto(sent), 0.0)
     # One with news that it has not decided on yet is left for later.
     (resumed,) = second.decisions_of([CELL, Cell("new", "m")]).items()
-    again = decision_to_proto(*resumed, second.beliefs.of_cell(CELL))
+    again = decision_to_proto(*resumed, second.estimator.of_cell(CELL))
     assert again == sent
-    assert sorted(one.draft for one in (again.belief, *again.other_beliefs)) == ["a@1", "b@1"]
+    assert sorted(one.draft for one in (again.evidence, *again.other_evidence)) == ["a@1", "b@1"]

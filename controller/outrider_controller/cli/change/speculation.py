@@ -144,43 +144,43 @@ def paced_lines(tenant: str, beats_ms: Sequence[float]) -> Iterator[str]:
 
 
 def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
-    belief = decision.belief
+    evidence = decision.evidence
     return {
         "target": decision.target,
         "mode": mode_of(decision),
         "reason": decision.reason,
-        "draft": belief.draft,
+        "draft": evidence.draft,
         "saving": round(decision.saving, 3),
         "interval": [round(decision.lower, 3), round(decision.upper, 3)],
-        "times_plain": times_plain(belief, decision.saving),
-        "times_plain_interval": [times_plain(belief, decision.lower), times_plain(belief, decision.upper)],
+        "times_plain": times_plain(evidence, decision.saving),
+        "times_plain_interval": [times_plain(evidence, decision.lower), times_plain(evidence, decision.upper)],
         "rounds": round(decision.rounds),
-        "acceptance": round(belief.accepted / belief.verified, 3) if belief.verified else None,
-        "tokens_per_round": round(belief.tokens / belief.rounds, 2) if belief.rounds else None,
-        "late": round(belief.late / belief.rounds, 3) if belief.rounds else None,
+        "acceptance": round(evidence.accepted / evidence.verified, 3) if evidence.verified else None,
+        "tokens_per_round": round(evidence.tokens / evidence.rounds, 2) if evidence.rounds else None,
+        "late": round(evidence.late / evidence.rounds, 3) if evidence.rounds else None,
         "price": round(decision.price, 4),
         "made_by": "target" if model_of(decision.target)[1] else "draft",
-        "sources": [source_row(one) for one in (belief, *decision.other_beliefs) if one.rounds],
+        "sources": [source_row(one) for one in (evidence, *decision.other_evidence) if one.rounds],
         "drafting_share": round(sum(share.share for share in decision.shares), 4),
         "why": because(decision),
         "what_would_change_it": would_change(decision),
     }
 
 
-def times_plain(belief: policy_pb2.PairingEvidence, saving: float) -> float:
+def times_plain(evidence: policy_pb2.PairingEvidence, saving: float) -> float:
     """How many times as fast as plain decoding rounds are that save so many plain rounds each."""
-    tokens = belief.tokens / belief.rounds if belief.rounds else _USUAL_TOKENS
+    tokens = evidence.tokens / evidence.rounds if evidence.rounds else _USUAL_TOKENS
     return round(tokens / max(tokens - saving, _MIN_TIME), 2)
 
 
-def source_row(belief: policy_pb2.PairingEvidence) -> dict[str, Any]:
+def source_row(evidence: policy_pb2.PairingEvidence) -> dict[str, Any]:
     """What one draft version, or one kind of source in the target, saves the tenant."""
     return {
-        "source": belief.draft,
-        "saving": round(belief.saved / belief.rounds, 3),
-        "times_plain": times_plain(belief, belief.saved / belief.rounds),
-        "rounds": round(belief.seen),
-        "acceptance": round(belief.accepted / belief.verified, 3) if belief.verified else None,
+        "source": evidence.draft,
+        "saving": round(evidence.saved / evidence.rounds, 3),
+        "times_plain": times_plain(evidence, evidence.saved / evidence.rounds),
+        "rounds": round(evidence.seen),
+        "acceptance": round(evidence.accepted / evidence.verified, 3) if evidence.verified else None,
     }
 
 
@@ -251,5 +251,5 @@ def would_change(decision: policy_pb2.TenantDecision) -> str:
 
 def _speeds(decision: policy_pb2.TenantDecision, bound: float, now: float) -> str:
     """Both from what a round saves."""
-    belief = decision.belief
-    return f"{times_plain(belief, bound):.2f} × plain: now {times_plain(belief, now):.2f}"
+    evidence = decision.evidence
+    return f"{times_plain(evidence, bound):.2f} × plain: now {times_plain(evidence, now):.2f}"

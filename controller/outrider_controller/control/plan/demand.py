@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from outrider_controller.autoscaler.belief import STATE
+from outrider_controller.autoscaler.estimator import STATE
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Decision, Mode
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
@@ -103,7 +103,7 @@ class TenantMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         enabled = _gauge("enabled", "1 where a tenant's requests speculate; 0 where none do, or a few try.")
-        saving = _gauge("saving", "Believed saving of a round with a draft, in plain rounds.")
+        saving = _gauge("saving", "Expected saving of a round with a draft, in plain rounds.")
         price = _gauge("price", "How likely a drafted token has to be for its row to be worth its time.")
         acceptance = _gauge("acceptance", "Share of a tenant's verified draft tokens that were accepted of late.")
         planner = self._planner()
@@ -128,5 +128,5 @@ def _gauge(name: str, meaning: str) -> GaugeMetricFamily:
 
 def _acceptance(planner: Planner, cell: Cell, decision: Decision) -> float | None:
     """None when no token was verified."""
-    known = dict(zip(STATE, planner.beliefs.of(Pairing(*cell, decision.draft)), strict=True))
+    known = dict(zip(STATE, planner.estimator.of(Pairing(*cell, decision.draft)), strict=True))
     return known["accepted"] / known["verified"] if known["verified"] else None

@@ -1,4 +1,4 @@
-"""The plan in the metadata store: a leader's decisions and beliefs, so that the next leader continues from them and
+"""The plan in the metadata store: a leader's decisions and evidence, so that the next leader continues from them and
 other control planes can explain them.
 """
 
@@ -17,7 +17,7 @@ from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.control.fleet import FleetLeases
 from outrider_controller.control.plan.followers import not_leading
 from outrider_controller.control.plan.policies import Overrides
-from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
+from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, sums_from_proto
 
 _SAVE_EVERY_S = 2.0
 
@@ -48,8 +48,8 @@ class KeptPlan:
         kept = await self._plans.load()
         if kept is None:
             return False
-        beliefs = [belief for one in kept for belief in beliefs_from_proto(one)]
-        planner.resume(dict(decision_from_proto(one) for one in kept), beliefs, now_s)
+        sums = [known for one in kept for known in sums_from_proto(one)]
+        planner.resume(dict(decision_from_proto(one) for one in kept), sums, now_s)
         return True
 
     async def find(self, tenant: str) -> list[policy.TenantDecision]:
@@ -76,6 +76,6 @@ class KeptPlan:
 
 
 def messages(planner: Planner, decisions: Mapping[Cell, Decision]) -> dict[Cell, policy.TenantDecision]:
-    """The decisions as messages, with the beliefs about each cell's drafts."""
-    known = planner.beliefs.of_cell
+    """The decisions as messages, with the evidence about each cell's drafts."""
+    known = planner.estimator.of_cell
     return {cell: decision_to_proto(cell, decision, known(cell)) for cell, decision in decisions.items()}

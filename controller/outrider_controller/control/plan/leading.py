@@ -1,6 +1,6 @@
 """The plan of the whole cluster, made by the leading control plane and sent to all routers.
 
-Beliefs and modes are kept in the metadata store, so that the next leader continues from them. A leader that cannot
+Evidence and modes are kept in the metadata store, so that the next leader continues from them. A leader that cannot
 reach the store keeps leading while its routers cannot reach it either: no other could take over. If its routers can
 reach the store, the leader alone is cut off and steps down, because another one may lead by now.
 """

@@ -18,7 +18,7 @@ from outrider.errors import Overloaded
 from outrider_controller.router.admission.fair_queue import FairQueue, Room, Ticket
 from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.fleet.fleet import TargetLink
-from outrider_controller.router.fleet.loads import BELIEVED_S, WorkerLoads
+from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S, WorkerLoads
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.requests.checks import Request
 
@@ -198,10 +198,10 @@ class AdmissionQueue:
         """Free tokens in the targets' KV caches: the higher of two estimates.
 
         The first is made from the expected need of each request. It is never old, but too low where requests share a
-        prefix. The second is made from the targets' reports, which count shared prefixes but are up to `BELIEVED_S`
-        old; running answers are assumed to grow by half of their length.
+        prefix. The second is made from the targets' reports, which count shared prefixes but are up to
+        `MAX_REPORT_AGE_S` old; running answers are assumed to grow by half of their length.
         """
         needed = elsewhere * queue.means.cost + queue.held_tokens * held / max(1, queue.num_running)
         reported = sum(self._fleet.loads.of(one).num_free_blocks * one.info.block_size for one in targets)
-        since_s = asyncio.get_running_loop().time() - BELIEVED_S
+        since_s = asyncio.get_running_loop().time() - MAX_REPORT_AGE_S
         return max(tokens - needed, reported - queue.held_output / 2 - queue.admitted_since(since_s))

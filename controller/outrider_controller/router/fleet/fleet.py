@@ -23,7 +23,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.supervision import Backoff, beside, keep_running, stop, until_first_ends
 
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
-from outrider_controller.router.fleet.loads import BELIEVED_S, WorkerLoads
+from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S, WorkerLoads
 from outrider_controller.router.fleet.placement import info_problem
 from outrider_controller.router.requests.failover import TargetKey
 
@@ -69,7 +69,7 @@ class Fleet:
         self.drafts: dict[str, LeasedDraft] = {}
         self.seen: dict[str, worker.WorkerInfo] = {}
         """By model: the target that was leased last, even if it is gone."""
-        self.loads = WorkerLoads(1 + math.ceil(BELIEVED_S / config.refresh_s))
+        self.loads = WorkerLoads(1 + math.ceil(MAX_REPORT_AGE_S / config.refresh_s))
         self.link_setup = LinkSetup(
             listener, config.link, config.failover, connect, credential(config.secret, Role.ROUTER)
         )

@@ -13,7 +13,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 # How long a report is used. Afterwards the worker's load may have changed, which is not reported while the metadata
 # store is away.
-BELIEVED_S = 2 * HEARTBEAT_S
+MAX_REPORT_AGE_S = 2 * HEARTBEAT_S
 
 
 class LoadedWorker(Protocol):
@@ -26,9 +26,9 @@ class LoadedWorker(Protocol):
     """Those of this router."""
 
 
-def believed_load(record: LeaseRecord) -> worker.WorkerLoad:
+def load_of(record: LeaseRecord) -> worker.WorkerLoad:
     """The reported load; of an old report only whether the worker drains, which is final."""
-    return record.load if record.age_ms <= BELIEVED_S * 1000 else _only_leaving(record.load)
+    return record.load if record.age_ms <= MAX_REPORT_AGE_S * 1000 else _only_leaving(record.load)
 
 
 def _only_leaving(load: worker.WorkerLoad) -> worker.WorkerLoad:
@@ -39,7 +39,7 @@ class WorkerLoads:
     """The loads of all workers, as of the last leases read."""
 
     def __init__(self, num_refreshes: int) -> None:
-        """`num_refreshes`: reads of the leases for as long as a report is believed."""
+        """`num_refreshes`: reads of the leases for as long as a report is used."""
         self.cordons: dict[str, control_pb2.Cordon] = {}
         """By worker id: workers that operators have taken out of use."""
         self.num_routers = 1
@@ -52,7 +52,7 @@ class WorkerLoads:
 
     def report(self, records: Iterable[LeaseRecord], connected: Collection[str]) -> None:
         """Takes all leases. A connected worker without a lease stays cordoned if it was."""
-        self._reported = {r.info.worker_id: believed_load(r) for r in records}
+        self._reported = {r.info.worker_id: load_of(r) for r in records}
         kept = {i: cordon for i, cordon in self.cordons.items() if i not in self._reported and i in connected}
         self.cordons = {**kept, **{r.info.worker_id: r.cordon for r in records if r.cordon is not None}}
         routers = [r for r in records if r.info.role == worker.WORKER_ROLE_ROUTER and not r.load.draining]
@@ -61,7 +61,8 @@ class WorkerLoads:
     def count_elsewhere(self, workers: Iterable[LoadedWorker]) -> None:
         """Each worker's reported load, less the most sequences that this router had there since.
 
-        A report is up to `BELIEVED_S` old: sequences that this router has opened or closed meanwhile are not in it.
+        A report is up to `MAX_REPORT_AGE_S` old: it does not have the sequences that this router has opened or closed
+        meanwhile.
         """
         before, self._recent, self._elsewhere = self._recent, {}, {}
         for one in workers:

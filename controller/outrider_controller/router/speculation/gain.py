@@ -25,7 +25,7 @@ _KNOWN_ROUNDS = 24.0
 # Decay per round of this request's measurements, and of earlier knowledge.
 _KEEP = 0.93
 _KEEP_KNOWN = 0.975
-# A smaller saving is not believed before a plain round was measured with the draft at rest. Next to a busy draft a
+# A smaller saving does not count before a plain round was measured with the draft at rest. Next to a busy draft a
 # step takes longer, most of all where both share a memory, and the draft would get credit for that.
 _CLEAR_SAVING = 0.35
 _MEASURE_AFTER_ROUNDS = 6

@@ -21,10 +21,10 @@ from outrider.runtime.supervision import until_first_ends
 
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.plan_messages import (
-    beliefs_from_proto,
     decision_from_proto,
     evidence_to_proto,
     report_to_proto,
+    sums_from_proto,
 )
 from outrider_controller.router.fleet.fleet import WorkerLeases
 from outrider_controller.router.speculation.settings import PLAN_EVERY_S, SettingsSender
@@ -115,8 +115,8 @@ class PlanFollower:
         clock_s = asyncio.get_running_loop().time() - time.time()
         removed = [Cell(one.tenant, one.target) for one in decisions if one.removed]
         decided = dict(decision_from_proto(one, clock_s=clock_s) for one in decisions if not one.removed)
-        beliefs = [belief for one in decisions for belief in beliefs_from_proto(one)]
+        sums = [known for one in decisions for known in sums_from_proto(one)]
         self._settings_sender.policy.forget(removed)
-        self._settings_sender.policy.follow(decided, beliefs)
+        self._settings_sender.policy.follow(decided, sums)
         self._settings_sender.plan_changed({*removed, *decided})
         self._tried.set()

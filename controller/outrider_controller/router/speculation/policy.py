@@ -16,7 +16,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantSetting
-from outrider_controller.autoscaler.planner import ANYBODY, Belief, Planner
+from outrider_controller.autoscaler.planner import ANYBODY, DecayedSums, Planner
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.requests.checks import Request
@@ -42,7 +42,7 @@ class Policy:
     decisions: dict[Cell, Decision] = field(default_factory=dict)
     _records: dict[Pairing, DraftRecord] = field(default_factory=dict)
     _planner: Planner = field(default_factory=Planner)
-    _beliefs: dict[Pairing, Sequence[float]] = field(default_factory=dict)
+    _sums: dict[Pairing, Sequence[float]] = field(default_factory=dict)
     """Received with decisions; this router plans from them if it loses the control plane."""
     own_sources: dict[str, set[str]] = field(default_factory=dict)
     """By model: the sources of drafts that its targets have made themselves."""
@@ -142,18 +142,18 @@ class Policy:
             if record.evidence.rounds or record.evidence.missed or record.evidence.requests
         }
 
-    def follow(self, decisions: Mapping[Cell, Decision], beliefs: Iterable[Belief]) -> None:
-        """Takes the control plane's decisions, and its beliefs, from which this router would plan alone."""
+    def follow(self, decisions: Mapping[Cell, Decision], sums: Iterable[DecayedSums]) -> None:
+        """Takes the control plane's decisions, and the evidence from which this router would plan alone."""
         self.led, self._left_s = True, None
         self.decisions.update(decisions)
-        self._beliefs.update(beliefs)
+        self._sums.update(sums)
 
     def forget(self, cells: Collection[Cell]) -> None:
         """Drops the cells of deleted tenants."""
         for cell in cells:
             self.decisions.pop(cell, None)
-            for pairing in [one for one in self._beliefs if one.cell == cell]:
-                del self._beliefs[pairing]
+            for pairing in [one for one in self._sums if one.cell == cell]:
+                del self._sums[pairing]
 
     def lost(self, now_s: float) -> None:
         """The connection to the control plane was lost."""
@@ -166,7 +166,7 @@ class Policy:
             return ()
         if self._left_s is not None:
             self._left_s = None
-            self._planner.resume(self.decisions, self._beliefs.items(), now_s)
+            self._planner.resume(self.decisions, self._sums.items(), now_s)
         self._planner.learn(self.evidence())
         tenants = {cell.tenant: decision.policy for cell, decision in self.decisions.items()}
         changed = self._planner.step(tenants, states, now_s)
@@ -175,5 +175,5 @@ class Policy:
 
 
 def _undecided(decision: Decision) -> bool:
-    """No decision yet, or one made when there was no draft: one may have come, so the believed saving counts."""
+    """No decision yet, or one made when there was no draft: one may have come, so the expected saving counts."""
     return decision.saving > 0 and (decision is _UNPLANNED or decision.reason is Reason.NO_DRAFT)

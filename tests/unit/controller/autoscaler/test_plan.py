@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from outrider_controller.autoscaler.belief import Beliefs
+from outrider_controller.autoscaler.estimator import SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import (
     Decision,
@@ -23,11 +23,11 @@ CELL = Cell("acme", "target")
 FLEET = {"target": TargetState(frozenset({"a@1", "b@1"}))}
 
 
-def learned(savings: Mapping[str, float], rounds: float = 2000) -> Beliefs:
+def learned(savings: Mapping[str, float], rounds: float = 2000) -> SavingEstimator:
     """What each draft version saves the tenant."""
-    beliefs = Beliefs()
-    beliefs.learn({Pairing(*CELL, draft): noted(rounds, saving) for draft, saving in savings.items()})
-    return beliefs
+    estimator = SavingEstimator()
+    estimator.learn({Pairing(*CELL, draft): noted(rounds, saving) for draft, saving in savings.items()})
+    return estimator
 
 
 def noted(rounds: float, saving: float) -> Evidence:
@@ -40,10 +40,10 @@ def decided(planned: Plan, cell: Cell = CELL) -> Decision:
     return decision
 
 
-def settled(beliefs: Beliefs, **more: TenantPolicy) -> Plan:
+def settled(estimator: SavingEstimator, **more: TenantPolicy) -> Plan:
     """A plan that has held for long."""
-    planned = plan(beliefs, more, FLEET, Plan(), 0.0)
-    beliefs.learn({Pairing(*CELL, "a@1"): noted(1, 0.0)})
+    planned = plan(estimator, more, FLEET, Plan(), 0.0)
+    estimator.learn({Pairing(*CELL, "a@1"): noted(1, 0.0)})
     return planned
 
 
@@ -74,27 +74,27 @@ def test_what_is_known_of_a_tenant_decides_how_it_begins(
     ],
 )
 def test_a_mode_is_left_only_when_the_saving_is_likely_on_the_other_side(first: float, news: float, then: Mode) -> None:
-    beliefs = learned({"a@1": first})
-    planned = plan(beliefs, {}, FLEET, Plan(), 0.0)
+    estimator = learned({"a@1": first})
+    planned = plan(estimator, {}, FLEET, Plan(), 0.0)
     for second in range(1, 30):
-        beliefs.learn({Pairing(*CELL, "a@1"): noted(100, news)})
-        planned = plan(beliefs, {}, FLEET, planned, float(second))
+        estimator.learn({Pairing(*CELL, "a@1"): noted(100, news)})
+        planned = plan(estimator, {}, FLEET, planned, float(second))
     assert decided(planned).mode is then
 
 
 def test_a_mode_holds_for_five_seconds_and_a_hundred_rounds() -> None:
-    beliefs = learned({"a@1": 0.5})
-    planned = plan(beliefs, {}, FLEET, Plan(), 0.0)
-    beliefs.learn({Pairing(*CELL, "a@1"): noted(5000, -0.5)})
-    early = plan(beliefs, {}, FLEET, planned, 4.9)
+    estimator = learned({"a@1": 0.5})
+    planned = plan(estimator, {}, FLEET, Plan(), 0.0)
+    estimator.learn({Pairing(*CELL, "a@1"): noted(5000, -0.5)})
+    early = plan(estimator, {}, FLEET, planned, 4.9)
     assert (decided(early).mode, decided(early).reason) == (Mode.ON, Reason.DWELL)
-    assert decided(plan(beliefs, {}, FLEET, early, 5.0)).mode is Mode.TRY
+    assert decided(plan(estimator, {}, FLEET, early, 5.0)).mode is Mode.TRY
     # Time alone does not do: after the change nothing new is known.
-    left = plan(beliefs, {}, FLEET, early, 5.0)
+    left = plan(estimator, {}, FLEET, early, 5.0)
     was = learned({"a@1": 0.5}, 2000)
-    beliefs.restore([(pairing, was.of(pairing)) for pairing in was.pairings])
-    beliefs.learn({Pairing(*CELL, "a@1"): noted(1, 0.5)})
-    assert decided(plan(beliefs, {}, FLEET, left, 60.0)).mode is Mode.TRY
+    estimator.restore([(pairing, was.of(pairing)) for pairing in was.pairings])
+    estimator.learn({Pairing(*CELL, "a@1"): noted(1, 0.5)})
+    assert decided(plan(estimator, {}, FLEET, left, 60.0)).mode is Mode.TRY
 
 
 def test_trials_cost_less_than_a_hundredth() -> None:
@@ -117,44 +117,44 @@ def test_trials_cost_less_than_a_hundredth() -> None:
 def test_operators_overrule_the_evidence_until_their_word_expires(
     setting: TenantSetting, saving: float, mode: Mode, reason: Reason
 ) -> None:
-    beliefs = learned({"a@1": saving})
+    estimator = learned({"a@1": saving})
     tenants = {"acme": TenantPolicy(setting, until_s=10.0, max_draft_tokens=3, weight=2.0)}
-    planned = plan(beliefs, tenants, FLEET, Plan(), 0.0)
+    planned = plan(estimator, tenants, FLEET, Plan(), 0.0)
     decision = decided(planned)
     assert (decision.mode, decision.reason) == (mode, reason)
     assert (decision.policy.max_draft_tokens, decision.policy.weight) == (3, 2.0)
     assert (sum(share for _, share in decision.draft_shares) > 0.99) == (mode is Mode.ON)
-    beliefs.learn({Pairing(*CELL, "a@1"): noted(200, saving)})
-    later = decided(plan(beliefs, tenants, FLEET, planned, 10.0))
+    estimator.learn({Pairing(*CELL, "a@1"): noted(200, saving)})
+    later = decided(plan(estimator, tenants, FLEET, planned, 10.0))
     assert later.mode is (Mode.ON if saving > 0 else Mode.TRY)
 
 
 def test_an_operators_cap_gives_way_to_the_tenants_own_when_it_expires() -> None:
-    beliefs = learned({"a@1": 0.5})
+    estimator = learned({"a@1": 0.5})
     tenants = {"acme": TenantPolicy(until_s=10.0, override_draft_tokens=2, max_draft_tokens=4)}
-    planned = plan(beliefs, tenants, FLEET, Plan(), 0.0)
+    planned = plan(estimator, tenants, FLEET, Plan(), 0.0)
     assert decided(planned).policy.cap == 2
-    later = plan(beliefs, tenants, FLEET, planned, 10.0)
+    later = plan(estimator, tenants, FLEET, planned, 10.0)
     assert [(cell, decision.policy.cap) for cell, decision in later.changed(planned)] == [(CELL, 4)]
 
 
 def test_changes_of_mode_count_on_where_another_process_goes_on() -> None:
-    beliefs, planned, cells = learned({"a@1": 0.5}), Plan(), [CELL]
+    estimator, planned, cells = learned({"a@1": 0.5}), Plan(), [CELL]
     for second in range(120):
-        beliefs.learn({Pairing(*CELL, "a@1"): noted(300, -0.6 if second // 20 % 2 else 0.6)})
-        planned = plan(beliefs, {}, FLEET, planned, float(second))
+        estimator.learn({Pairing(*CELL, "a@1"): noted(300, -0.6 if second // 20 % 2 else 0.6)})
+        planned = plan(estimator, {}, FLEET, planned, float(second))
     decisions = {cell: decided(planned, cell) for cell in cells}
     assert decisions[CELL].changes > 1
-    resumed = plan(beliefs, {}, FLEET, Plan.resumed(decisions, 120.0), 120.0)
+    resumed = plan(estimator, {}, FLEET, Plan.resumed(decisions, 120.0), 120.0)
     assert decided(resumed).changes == pytest.approx(decisions[CELL].changes)
 
 
 def test_a_full_target_rests_its_drafts_and_wakes_them_at_half_the_price() -> None:
-    beliefs, modes = learned({"a@1": 0.5}), []
+    estimator, modes = learned({"a@1": 0.5}), []
     planned = Plan()
     for second, price in enumerate((0.5, 1.0, 1.0, 1.0, 0.6, 0.4)):
         fleet = {"target": TargetState(frozenset({"a@1"}), price, best_chance=0.9)}
-        planned = plan(beliefs, {}, fleet, planned, float(second))
+        planned = plan(estimator, {}, fleet, planned, float(second))
         modes.append((decided(planned).mode, decided(planned).reason is Reason.LOAD))
     on, off = (Mode.ON, False), (Mode.OFF, True)
     assert modes == [on, on, off, off, off, on]
@@ -183,34 +183,34 @@ def test_a_request_gets_the_same_draft_on_every_router() -> None:
 
 
 def test_the_version_in_use_is_kept_until_another_is_clearly_better() -> None:
-    beliefs = learned({"a@1": 0.5, "b@1": 0.52})
-    first = plan(beliefs, {}, {"target": TargetState(frozenset({"a@1"}))}, Plan(), 0.0)
-    both = plan(beliefs, {}, FLEET, first, 1.0)
+    estimator = learned({"a@1": 0.5, "b@1": 0.52})
+    first = plan(estimator, {}, {"target": TargetState(frozenset({"a@1"}))}, Plan(), 0.0)
+    both = plan(estimator, {}, FLEET, first, 1.0)
     assert dict(decided(both).draft_shares)["a@1"] > 0.5
-    beliefs.learn({Pairing(*CELL, "b@1"): noted(3000, 1.2)})
-    assert dict(decided(plan(beliefs, {}, FLEET, both, 2.0)).draft_shares)["b@1"] > 0.5
+    estimator.learn({Pairing(*CELL, "b@1"): noted(3000, 1.2)})
+    assert dict(decided(plan(estimator, {}, FLEET, both, 2.0)).draft_shares)["b@1"] > 0.5
 
 
 def test_only_what_changed_is_told() -> None:
-    beliefs = learned({"a@1": 0.5})
-    beliefs.learn({Pairing("other", "target", "a@1"): noted(2000, 0.5)})
-    planned = plan(beliefs, {}, FLEET, Plan(), 0.0)
+    estimator = learned({"a@1": 0.5})
+    estimator.learn({Pairing("other", "target", "a@1"): noted(2000, 0.5)})
+    planned = plan(estimator, {}, FLEET, Plan(), 0.0)
     assert {cell.tenant for cell, _ in planned.changed(Plan())} == {"acme", "other"}
-    same = plan(beliefs, {}, FLEET, planned, 1.0)
+    same = plan(estimator, {}, FLEET, planned, 1.0)
     assert list(same.changed(planned)) == []
-    forced = plan(beliefs, {"acme": TenantPolicy(TenantSetting.OFF)}, FLEET, same, 2.0)
+    forced = plan(estimator, {"acme": TenantPolicy(TenantSetting.OFF)}, FLEET, same, 2.0)
     assert [(cell.tenant, d.mode) for cell, d in forced.changed(same)] == [("acme", Mode.OFF)]
-    beliefs.learn({Pairing("third", "target", "a@1"): noted(2000, 0.5)})
-    grown = plan(beliefs, {"acme": TenantPolicy(TenantSetting.OFF)}, FLEET, forced, 3.0)
+    estimator.learn({Pairing("third", "target", "a@1"): noted(2000, 0.5)})
+    grown = plan(estimator, {"acme": TenantPolicy(TenantSetting.OFF)}, FLEET, forced, 3.0)
     assert [cell.tenant for cell, _ in grown.changed(forced)] == ["third"]
 
 
-def test_a_plan_goes_on_from_one_of_other_beliefs() -> None:
+def test_a_plan_goes_on_from_one_of_another_estimator() -> None:
     planned = plan(learned({"a@1": 0.5}), {}, FLEET, Plan(), 0.0)
-    other = Beliefs()
+    other = SavingEstimator()
     other.learn({Pairing("first", "target", "a@1"): noted(100, 0.5), Pairing(*CELL, "a@1"): noted(9000, -0.5)})
     assert decided(plan(other, {}, FLEET, planned, 1.0)).reason is Reason.DWELL
 
 
 def test_who_was_never_seen_has_no_decision() -> None:
-    assert plan(Beliefs(), {}, FLEET, Plan(), 0.0).decision(CELL) is None
+    assert plan(SavingEstimator(), {}, FLEET, Plan(), 0.0).decision(CELL) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider_controller.autoscaler.belief import Beliefs
+from outrider_controller.autoscaler.estimator import SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
 from outrider_controller.autoscaler.plan import Mode, Plan, plan
 
@@ -35,13 +35,13 @@ def test_a_tenant_is_never_far_from_the_better_of_always_and_never(saving: float
 
 
 def test_who_was_away_comes_back_in_its_mode() -> None:
-    beliefs, last = Beliefs(), Plan()
+    estimator, last = SavingEstimator(), Plan()
     for second in range(30):
-        beliefs.learn({PAIRING: Evidence(100, 120, -60.0, 160.0)})
-        last = plan(beliefs, {}, FLEET, last, float(second))
+        estimator.learn({PAIRING: Evidence(100, 120, -60.0, 160.0)})
+        last = plan(estimator, {}, FLEET, last, float(second))
     for second in range(30, 3600, 60):
-        beliefs.learn({Pairing("other", "target", "draft@1"): Evidence(1000, 3000, 900.0, 1810.0)})
-        last = plan(beliefs, {}, FLEET, last, float(second))
+        estimator.learn({Pairing("other", "target", "draft@1"): Evidence(1000, 3000, 900.0, 1810.0)})
+        last = plan(estimator, {}, FLEET, last, float(second))
     decision = last.decision(Cell("acme", "target"))
     assert decision is not None
     assert decision.mode is Mode.TRY

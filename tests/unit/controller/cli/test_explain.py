@@ -7,19 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider_controller.autoscaler.belief import STATE
+from outrider_controller.autoscaler.estimator import STATE
 from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.cli.change.speculation import because, decision_row, explained, would_change
-from outrider_controller.plan_messages import beliefs_from_proto, decision_from_proto, decision_to_proto
+from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, sums_from_proto
 
 CELL = Cell("acme", "m")
 VALUES = dict(zip(STATE, (100.0, 250.0, 40.0, 90.0, 5.0, 300.0, 150.0, 4000.0), strict=True))
-BELIEF = (Pairing("acme", "m", "d@1"), list(VALUES.values()))
+KNOWN = (Pairing("acme", "m", "d@1"), list(VALUES.values()))
 
 
 def message(decision: Decision) -> Any:
-    return decision_to_proto(CELL, replace(decision, draft="d@1"), [BELIEF])
+    return decision_to_proto(CELL, replace(decision, draft="d@1"), [KNOWN])
 
 
 def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> None:
@@ -43,12 +43,12 @@ def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> 
 
 def test_the_sources_in_the_target_are_told_apart_each_with_what_it_saves() -> None:
     cell = Cell("acme", own_drafts_of("m"))
-    beliefs = [
+    sums = [
         (Pairing(*cell, "ngram"), [100.0, 250.0, 90.0, 90.0, 0.0, 300.0, 150.0, 4000.0]),
         (Pairing(*cell, "suffix"), [10.0, 12.0, -2.0, 9.0, 0.0, 40.0, 4.0, 10.0]),
     ]
     decision = Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),), saving=0.9, rounds=4000, draft="ngram")
-    said = decision_to_proto(cell, decision, beliefs)
+    said = decision_to_proto(cell, decision, sums)
     lines = "\n".join(explained("acme", said))
     for part in (
         "acme at m, drafts that the target makes itself: on",
@@ -92,6 +92,6 @@ def test_a_decision_is_the_same_after_the_wire(decision: Decision) -> None:
     assert cell == CELL
     for name in ("mode", "reason", "draft_shares", "policy", "saving", "lower", "upper", "rounds", "price"):
         assert getattr(heard, name) == getattr(decision, name)
-    assert list(beliefs_from_proto(sent)) == [BELIEF]
+    assert list(sums_from_proto(sent)) == [KNOWN]
     # The receiver's clock may begin anywhere.
     assert decision_from_proto(sent, clock_s=-40.0)[1].policy.until_s in (math.inf, 10.0)

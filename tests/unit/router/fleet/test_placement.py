@@ -8,7 +8,7 @@ from outrider.metadata import LeaseRecord
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider_controller.router.fleet.loads import believed_load
+from outrider_controller.router.fleet.loads import load_of
 from outrider_controller.router.fleet.placement import (
     MAX_ASKED,
     PlacementCandidate,
@@ -37,8 +37,8 @@ def order(*candidates: PlacementCandidate, expected_tokens: int = 128) -> list[s
 def test_an_old_report_tells_only_who_is_leaving() -> None:
     load = worker.WorkerLoad(num_running=64, num_waiting=3, num_free_blocks=1, draining=True)
     fresh = LeaseRecord(TARGET, load, "127.0.0.1:7001", pid=1, age_ms=1800)
-    assert believed_load(fresh) == load
-    assert believed_load(replace(fresh, age_ms=2500)) == worker.WorkerLoad(draining=True)
+    assert load_of(fresh) == load
+    assert load_of(replace(fresh, age_ms=2500)) == worker.WorkerLoad(draining=True)
 
 
 def test_a_cached_prefix_is_worth_the_time_that_it_saves_and_no_more() -> None:

@@ -167,7 +167,7 @@ def test_a_draft_that_becomes_good_is_found_out() -> None:
     assert play(accepting(0.7, 42_000), requests=30, tenant=tenant).ratio > 1.5
 
 
-def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_small_saving_is_believed() -> None:
+def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_small_saving_counts() -> None:
     gain = begun(DraftRecord())
     # Beside the draft a step takes a third longer than it does alone, so this draft seems to lose nothing.
     while not gain.resting:

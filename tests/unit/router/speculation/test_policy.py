@@ -46,7 +46,7 @@ def allowed(request: Request, decision: Decision) -> tuple[int, bool]:
         (AUTO, Decision(Mode.OFF, Reason.LOAD), 0, False),
         (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF)), 0, False),
         (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON, max_draft_tokens=2)), 2, True),
-        # A draft may have come since: what is believed of it counts.
+        # A draft may have come since: what is expected of it counts.
         (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=0.3), 5, False),
         (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, saving=-0.3), 0, False),
         (AUTO, Decision(Mode.OFF, Reason.NO_DRAFT, (), TenantPolicy(TenantSetting.OFF), saving=0.3), 0, False),
@@ -169,8 +169,8 @@ def test_what_a_target_makes_itself_is_allowed_until_a_router_has_seen_what_it_s
 def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
     """A policy whose control plane has just been lost, at second 0."""
     policy = Policy(PolicyConfig(), led=True)
-    beliefs = [(Pairing(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions]
-    policy.follow(decisions, beliefs)
+    sums = [(Pairing(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions]
+    policy.follow(decisions, sums)
     policy.lost(0.0)
     return policy
 

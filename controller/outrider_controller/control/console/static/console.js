@@ -71,8 +71,8 @@ function badge(decision) {
 
 function why(decision) {
   if (!decision) return "";
-  const rounds = number(decision.belief?.rounds);
-  const tokens = rounds > 0 ? number(decision.belief.tokens) / rounds : 2;
+  const rounds = number(decision.evidence?.rounds);
+  const tokens = rounds > 0 ? number(decision.evidence.tokens) / rounds : 2;
   const timesPlain = (saving) => (tokens / Math.max(tokens - number(saving), 0.05)).toFixed(2);
   const [speed, lower, upper] = [decision.saving, decision.lower, decision.upper].map(timesPlain);
   return element("span", `${decision.reason}: ${speed} × plain (${lower} to ${upper})`, "why");

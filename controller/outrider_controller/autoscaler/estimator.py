@@ -1,4 +1,4 @@
-"""The believed saving of each pairing: decayed evidence, shrunk towards the mean of all tenants.
+"""The estimated saving of each pairing: decayed evidence, shrunk towards the mean of all tenants.
 
 A tenant's evidence decays with its own rounds, not with time: after an idle night it still counts. Stored as columns,
 not objects: ten thousand tenants are planned every second.
@@ -26,7 +26,7 @@ _FIRST_SAVING, _FIRST_ROUNDS = 0.5, 50.0
 # Rounds of one request are correlated, so evidence is worth less than the same number of independent rounds.
 _MIN_VARIANCE = 1.5
 _ALIKE_ROUNDS = 4.0
-# New evidence this many standard errors from the belief makes three quarters of the old evidence decay at once.
+# New evidence this many standard errors from the estimate makes three quarters of the old evidence decay at once.
 _SURPRISE, _KEPT_AFTER_A_SURPRISE = 4.0, 0.25
 _FIRST_TOKENS = 2.0
 Z_80 = 1.2816
@@ -55,8 +55,8 @@ class Estimate:
         return np.asarray(self.saving + Z_80 * self.error)
 
 
-class Beliefs:
-    """Beliefs about every pairing that was ever seen or expected. Row i of every column belongs to `pairings[i]`."""
+class SavingEstimator:
+    """Estimates for every pairing that was ever seen or expected. Row i of every column belongs to `pairings[i]`."""
 
     def __init__(self) -> None:
         self.pairings: list[Pairing] = []
@@ -110,14 +110,14 @@ class Beliefs:
             self._columns["seen"][row] += news.rounds
 
     def _surprises(self, row: int, news: Evidence) -> bool:
-        """Whether the new evidence is so far from the belief that the text or the machine must have changed."""
+        """Whether the new evidence is so far from the estimate that the text or the machine must have changed."""
         rounds = self._columns["rounds"][row]
         if rounds < _USUAL_ROUNDS:
             return False
-        believed = self._columns["saved"][row] / rounds
-        variance = max(self._columns["saved_squared"][row] / rounds - believed * believed, _MIN_VARIANCE)
+        mean = self._columns["saved"][row] / rounds
+        variance = max(self._columns["saved_squared"][row] / rounds - mean * mean, _MIN_VARIANCE)
         error = np.sqrt(variance / rounds + variance * _ALIKE_ROUNDS / news.rounds)
-        return bool(abs(news.saved / news.rounds - believed) > _SURPRISE * error)
+        return bool(abs(news.saved / news.rounds - mean) > _SURPRISE * error)
 
     def estimate(self) -> Estimate:
         """Per pairing: its own evidence, shrunk towards that of all tenants with the same target and draft."""
@@ -144,9 +144,9 @@ class Beliefs:
             if target == cell.target and (values := self.of(pairing := Pairing(*cell, draft)))[-1]:
                 yield pairing, values
 
-    def without(self, tenants: Collection[str]) -> Beliefs:
+    def without(self, tenants: Collection[str]) -> SavingEstimator:
         """A copy without these tenants."""
-        left = Beliefs()
+        left = SavingEstimator()
         left.restore((pairing, self.of(pairing)) for pairing in self.pairings if pairing.tenant not in tenants)
         return left
 
