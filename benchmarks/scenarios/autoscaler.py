@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
-from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.cli.output import json_file_option
@@ -128,11 +128,11 @@ def _plan_time() -> Iterator[Figure]:
     chance, planner = random.Random(1), Planner()
     versions, models = [f"draft@{n}" for n in range(_VERSIONS)], [f"model {n}" for n in range(_MODELS)]
     fleet = {model: TargetState(frozenset(versions)) for model in models}
-    pairings = [Pairing(f"tenant {n}", m, v) for n in range(_TENANTS) for m in models for v in versions]
-    planner.learn({pairing: Evidence(200, 440, chance.gauss(100, 100), 500) for pairing in pairings})
+    keys = [EvidenceKey(f"tenant {n}", m, v) for n in range(_TENANTS) for m in models for v in versions]
+    planner.learn({key: Evidence(200, 440, chance.gauss(100, 100), 500) for key in keys})
     took = []
     for second in range(_STEPS):
-        planner.learn({one: Evidence(30, 66, chance.gauss(15, 15), 75) for one in chance.sample(pairings, 5000)})
+        planner.learn({one: Evidence(30, 66, chance.gauss(15, 15), 75) for one in chance.sample(keys, 5000)})
         started_s = time.process_time()
         planner.step({}, fleet, float(second))
         took.append(time.process_time() - started_s)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider_controller.autoscaler.estimator import SavingEstimator
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, Plan, TargetState, plan
 
-PAIRING = Pairing("acme", "target", "draft@1")
+KEY = EvidenceKey("acme", "target", "draft@1")
 FLEET = {"target": TargetState(frozenset({"draft@1"}))}
 TOKENS = 2.2
 """Tokens per round."""
@@ -48,7 +48,7 @@ def swinging(period_s: float, share: float = 0.1) -> Saving:
 def planned(saving: Saving, seconds: int, *, streams: int = 8, seed: int = 1) -> Planned:
     """Each stream makes 30 rounds a second; requests last two seconds."""
     chance, estimator, last, ran = random.Random(seed), SavingEstimator(), Plan(), Planned()
-    estimator.expect([PAIRING])
+    estimator.expect([KEY])
     for second in range(seconds):
         last = plan(estimator, {}, FLEET, last, float(second))
         decision = last.decision(Cell("acme", "target"))
@@ -62,5 +62,5 @@ def planned(saving: Saving, seconds: int, *, streams: int = 8, seed: int = 1) ->
             for _ in range(10 if drafts else 0):
                 seen.add_rounds(rounds=3, tokens=6, saved=chance.gauss(3 * saved, 1.2 * 3**0.5))
         ran.always_on += speed
-        estimator.learn({PAIRING: seen})
+        estimator.learn({KEY: seen})
     return ran

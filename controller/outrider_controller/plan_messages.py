@@ -11,7 +11,7 @@ from outrider.rpc.v1 import tenants_pb2 as tenants
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.estimator import STATE
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import DecayedSums
 
@@ -36,25 +36,25 @@ def draft_version(info: worker.WorkerInfo) -> str:
     return f"{info.model}@{info.model_revision}/{info.draft_kind}"
 
 
-def evidence_to_proto(pairing: Pairing, evidence: Evidence) -> policy.PairingEvidence:
+def evidence_to_proto(key: EvidenceKey, evidence: Evidence) -> policy.DraftEvidence:
     sums = {name: getattr(evidence, name) for name in _SUMS}
-    return policy.PairingEvidence(tenant=pairing.tenant, target=pairing.target, draft=pairing.draft, **sums)
+    return policy.DraftEvidence(tenant=key.tenant, target=key.target, draft=key.draft, **sums)
 
 
-def evidence_from_proto(message: policy.PairingEvidence) -> tuple[Pairing, Evidence] | None:
+def evidence_from_proto(message: policy.DraftEvidence) -> tuple[EvidenceKey, Evidence] | None:
     """None for impossible numbers: the plan uses a peer's numbers, so they are checked."""
     sums = [float(getattr(message, name)) for name in _SUMS]
     names = message.tenant, message.target, message.draft
     if not all(math.isfinite(one) and abs(one) <= _MAX_SUM for one in sums) or max(map(len, names)) > _MAX_NAME:
         return None
     evidence = Evidence(*sums)
-    return (Pairing(*names), evidence) if min(sums[0], sums[1], *sums[3:]) >= 0 else None
+    return (EvidenceKey(*names), evidence) if min(sums[0], sums[1], *sums[3:]) >= 0 else None
 
 
-def sums_to_proto(known: DecayedSums) -> policy.PairingEvidence:
-    pairing, values = known
-    return policy.PairingEvidence(
-        tenant=pairing.tenant, target=pairing.target, draft=pairing.draft, **dict(zip(STATE, values, strict=True))
+def sums_to_proto(known: DecayedSums) -> policy.DraftEvidence:
+    key, values = known
+    return policy.DraftEvidence(
+        tenant=key.tenant, target=key.target, draft=key.draft, **dict(zip(STATE, values, strict=True))
     )
 
 
@@ -63,7 +63,7 @@ def sums_from_proto(message: policy.TenantDecision) -> Iterator[DecayedSums]:
     for one in (message.evidence, *message.other_evidence):
         # A resumed decision may not name its draft.
         if one.draft:
-            yield Pairing(one.tenant, one.target, one.draft), [float(getattr(one, name)) for name in STATE]
+            yield EvidenceKey(one.tenant, one.target, one.draft), [float(getattr(one, name)) for name in STATE]
 
 
 def report_to_proto(model: str, state: TargetState) -> policy.TargetReport:
@@ -130,7 +130,7 @@ def decision_to_proto(cell: Cell, decision: Decision, sums: Iterable[DecayedSums
         upper=decision.upper,
         rounds=decision.rounds,
         price=decision.price,
-        evidence=best or policy.PairingEvidence(tenant=cell.tenant, target=cell.target, draft=decision.draft),
+        evidence=best or policy.DraftEvidence(tenant=cell.tenant, target=cell.target, draft=decision.draft),
         other_evidence=evidence.values(),
         changes=decision.changes,
         shadows=[policy.DraftShare(draft=draft, share=share) for draft, share in decision.shadow_shares],

@@ -47,7 +47,7 @@ class Planted(Enum):
     DRAFT_ENDS_SEQUENCE = "a malformed draft ends its sequence"
     CLOSE_FORGOTTEN = "a target is not told that a request was cancelled"
     STREAM_END_FORGOTTEN = "a draft keeps the sequences of a target that is gone"
-    PAIRING_KEPT = "a target does not tell its draft that a sequence has ended"
+    DRAFT_SEQUENCE_KEPT = "a target does not tell its draft that a sequence has ended"
     PREFIX_FORGOTTEN = "a failover opens without what was committed"
     RESUME_FORGOTTEN = "a request goes to the next router without what was delivered"
     WAKE_LOST = "a request is woken only once"
@@ -235,7 +235,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.DRAFT_ENDS_SEQUENCE: (TargetCore, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Dispatcher, "end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
-    Planted.PAIRING_KEPT: (PoolDrafts, "_unpair", _no_unpair),
+    Planted.DRAFT_SEQUENCE_KEPT: (PoolDrafts, "_unpair", _no_unpair),
     Planted.PREFIX_FORGOTTEN: (sequences, "open_message", _no_prefix),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
     Planted.WAKE_LOST: (SequenceEvents, "next", _wake_once),

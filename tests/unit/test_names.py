@@ -14,11 +14,13 @@ _FORMER = {
     *("Course", "Openings", "Legs", "Sums", "Worth", "Standing", "Pace", "Ahead", "Preparing", "_Way", "Lengths"),
     *("Beside", "Sibling", "SiblingKV", "OfferedDraft", "SentDraft", "Drafted"),
     *("Notices", "Persistence", "Meter", "Metered", "RoundLog", "Tally"),
+    *("Pairing", "PairingEvidence"),
     *("Belief", "Beliefs"),
 }
 _FORMER_WORDS = {
     *("course", "legs", "worth", "standing", "alternatives", "heard", "spoke", "apart", "judge"),
     *("conclude", "tally", "metering", "margins", "parting", "attach"),
+    *("pairing", "pairings", "pairing_problem"),
     *("belief", "beliefs", "believed"),
 }
 """With an underscore before them or without."""

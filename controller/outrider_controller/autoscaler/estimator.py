@@ -1,4 +1,4 @@
-"""The estimated saving of each pairing: decayed evidence, shrunk towards the mean of all tenants.
+"""The estimated saving of each tenant's drafts: decayed evidence, shrunk towards the mean of all tenants.
 
 A tenant's evidence decays with its own rounds, not with time: after an idle night it still counts. Stored as columns,
 not objects: ten thousand tenants are planned every second.
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,7 +37,7 @@ _SUMS = ("rounds", "tokens", "saved", "saved_squared", "late", "verified", "acce
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One entry per pairing."""
+    """One entry per evidence key."""
 
     saving: Column
     """Saving of a round, in plain rounds."""
@@ -56,13 +56,13 @@ class Estimate:
 
 
 class SavingEstimator:
-    """Estimates for every pairing that was ever seen or expected. Row i of every column belongs to `pairings[i]`."""
+    """Estimates for every key that was ever seen or expected. Row i of every column belongs to `keys[i]`."""
 
     def __init__(self) -> None:
-        self.pairings: list[Pairing] = []
+        self.keys: list[EvidenceKey] = []
         self.cells: list[Cell] = []
-        """In order of their first pairing. Only grows."""
-        self._rows: dict[Pairing, int] = {}
+        """In order of their first key. Only grows."""
+        self._rows: dict[EvidenceKey, int] = {}
         self._cell_numbers: dict[Cell, int] = {}
         self._groups: dict[tuple[str, str], int] = {}
         self._columns: dict[str, Column] = {name: np.zeros(64) for name in (*_SUMS, "seen")}
@@ -70,7 +70,7 @@ class SavingEstimator:
         self._group_of: Column = np.zeros(64, dtype=np.int64)
 
     def __len__(self) -> int:
-        return len(self.pairings)
+        return len(self.keys)
 
     def column(self, name: str) -> Column:
         """Decayed sums of a field of Evidence; `seen`: all rounds ever, without decay."""
@@ -78,7 +78,7 @@ class SavingEstimator:
 
     @property
     def cell_of(self) -> Column:
-        """Number of each pairing's cell."""
+        """Number of each key's cell."""
         return self._cell_of[: len(self)]
 
     @property
@@ -88,19 +88,19 @@ class SavingEstimator:
 
     @property
     def group_of(self) -> Column:
-        """Number of each pairing's target and draft in `groups`."""
+        """Number of each key's target and draft in `groups`."""
         return self._group_of[: len(self)]
 
-    def expect(self, pairings: Iterable[Pairing]) -> None:
-        """Adds rows for pairings that may come, so that they are planned for."""
-        for pairing in pairings:
-            self._row(pairing)
+    def expect(self, keys: Iterable[EvidenceKey]) -> None:
+        """Adds rows for keys that may come, so that they are planned for."""
+        for key in keys:
+            self._row(key)
 
-    def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
-        for pairing, news in evidence.items():
+    def learn(self, evidence: Mapping[EvidenceKey, Evidence]) -> None:
+        for key, news in evidence.items():
             if news.rounds <= 0:
                 continue
-            row = self._row(pairing)
+            row = self._row(key)
             kept = max(_MIN_KEPT, 0.5 ** (news.rounds / HALF_LIFE_ROUNDS))
             if self._surprises(row, news):
                 kept = min(kept, _KEPT_AFTER_A_SURPRISE)
@@ -120,7 +120,7 @@ class SavingEstimator:
         return bool(abs(news.saved / news.rounds - mean) > _SURPRISE * error)
 
     def estimate(self) -> Estimate:
-        """Per pairing: its own evidence, shrunk towards that of all tenants with the same target and draft."""
+        """Per key: its own evidence, shrunk towards that of all tenants with the same target and draft."""
         rounds, saved = self.column("rounds"), self.column("saved")
         groups = self.group_of
         count = len(self._groups)
@@ -133,38 +133,38 @@ class SavingEstimator:
         tokens = (self.column("tokens") + _USUAL_ROUNDS * _FIRST_TOKENS) / (rounds + _USUAL_ROUNDS)
         return Estimate(saving, np.sqrt(variance / (rounds + _USUAL_ROUNDS)), np.maximum(tokens, 1.0))
 
-    def of(self, pairing: Pairing) -> Sequence[float]:
-        """The sums of one pairing, in the order of `STATE`."""
-        row = self._rows.get(pairing)
+    def of(self, key: EvidenceKey) -> Sequence[float]:
+        """The sums of one key, in the order of `STATE`."""
+        row = self._rows.get(key)
         return [0.0] * len(STATE) if row is None else [float(self._columns[name][row]) for name in STATE]
 
-    def of_cell(self, cell: Cell) -> Iterator[tuple[Pairing, Sequence[float]]]:
+    def of_cell(self, cell: Cell) -> Iterator[tuple[EvidenceKey, Sequence[float]]]:
         """The sums of each draft for which the cell has evidence."""
         for target, draft in self._groups:
-            if target == cell.target and (values := self.of(pairing := Pairing(*cell, draft)))[-1]:
-                yield pairing, values
+            if target == cell.target and (values := self.of(key := EvidenceKey(*cell, draft)))[-1]:
+                yield key, values
 
     def without(self, tenants: Collection[str]) -> SavingEstimator:
         """A copy without these tenants."""
         left = SavingEstimator()
-        left.restore((pairing, self.of(pairing)) for pairing in self.pairings if pairing.tenant not in tenants)
+        left.restore((key, self.of(key)) for key in self.keys if key.tenant not in tenants)
         return left
 
-    def restore(self, state: Iterable[tuple[Pairing, Sequence[float]]]) -> None:
-        """Takes another process's sums, which replace those of the same pairings here."""
-        for pairing, values in state:
-            row = self._row(pairing)
+    def restore(self, state: Iterable[tuple[EvidenceKey, Sequence[float]]]) -> None:
+        """Takes another process's sums, which replace those of the same keys here."""
+        for key, values in state:
+            row = self._row(key)
             for name, value in zip(STATE, values, strict=True):
                 self._columns[name][row] = value
 
-    def _row(self, pairing: Pairing) -> int:
-        row = self._rows.get(pairing)
+    def _row(self, key: EvidenceKey) -> int:
+        row = self._rows.get(key)
         if row is None:
-            row = self._rows[pairing] = len(self.pairings)
+            row = self._rows[key] = len(self.keys)
             self._grow(row + 1)
-            self.pairings.append(pairing)
-            self._cell_of[row] = self._cell_number(pairing.cell)
-            self._group_of[row] = self._groups.setdefault((pairing.target, pairing.draft), len(self._groups))
+            self.keys.append(key)
+            self._cell_of[row] = self._cell_number(key.cell)
+            self._group_of[row] = self._groups.setdefault((key.target, key.draft), len(self._groups))
         return row
 
     def _cell_number(self, cell: Cell) -> int:

@@ -1,4 +1,4 @@
-"""Evidence of one pairing: sums over rounds, which can be added across routers.
+"""Evidence of a draft for one tenant: sums over rounds, which can be added across routers.
 
 The unit of `saved` is the plain round: a round that committed three tokens in the time of two plain ones saved one.
 """
@@ -30,9 +30,9 @@ class Cell(NamedTuple):
     """A model's name, or `own_drafts_of` one."""
 
 
-class Pairing(NamedTuple):
-    """A cell and a draft: the unit of evidence. `draft` is a version (model@revision), not a worker: these change. Of
-    own drafts it is the kind of source."""
+class EvidenceKey(NamedTuple):
+    """A cell and a draft. `draft` is a version (model@revision), not a worker: these change. Of own
+    drafts it is the kind of source."""
 
     tenant: str
     target: str

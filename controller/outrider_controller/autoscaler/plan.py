@@ -173,7 +173,7 @@ def _drawn(request_id: str, purpose: bytes, shares: tuple[tuple[str, float], ...
 
 @dataclass(slots=True)
 class Plan:
-    """Decisions of one moment, as columns: one entry per cell, and per pairing where noted."""
+    """Decisions of one moment, as columns: one entry per cell, and per evidence key where noted."""
 
     now_s: float = -math.inf
     cells: list[Cell] = field(default_factory=list)
@@ -187,11 +187,11 @@ class Plan:
     changes: Column = field(default_factory=lambda: np.zeros(0))
     """Changes of mode, halved every ten minutes."""
     best: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """The pairing of the draft that most requests get."""
+    """The key of the draft that most requests get."""
     share: Column = field(default_factory=lambda: np.zeros(0))
-    """Per pairing: its share of the tenant's requests."""
+    """Per key: its draft's share of the tenant's requests."""
     shadow: Column = field(default_factory=lambda: np.zeros(0))
-    """Per pairing: the share of the tenant's requests that it follows."""
+    """Per key: the share of the tenant's requests that its draft follows."""
     sent: Column = field(default_factory=lambda: np.zeros(0))
     """The saving that followers of the plan were last sent."""
     load: dict[str, float] = field(default_factory=dict)
@@ -319,7 +319,7 @@ def plan(
         load=load,
         _policies=policies,
         _fleet=fleet,
-        _drafts=[pairing.draft for pairing in estimator.pairings],
+        _drafts=[key.draft for key in estimator.keys],
         _cell_of=estimator.cell_of.copy(),
         _estimate=estimate,
         _seen=estimator.column("seen").copy(),
@@ -335,9 +335,9 @@ class _Before:
 
     def __init__(self, estimator: SavingEstimator, last: Plan) -> None:
         cells, known = estimator.cells, len(last.cells)
-        # Pairings move up when a tenant is forgotten.
-        same_pairings = np.array_equal(last._cell_of, estimator.cell_of[: len(last._cell_of)])
-        self.aligned = last.cells == cells[:known] and same_pairings
+        # Keys move up when a tenant is forgotten.
+        same_keys = np.array_equal(last._cell_of, estimator.cell_of[: len(last._cell_of)])
+        self.aligned = last.cells == cells[:known] and same_keys
         numbers = np.arange(known) if self.aligned else np.array([last.index.get(c, _NEVER) for c in cells], dtype=int)
         here = np.arange(known) if self.aligned else np.flatnonzero(numbers >= 0)
         there = numbers[here] if not self.aligned else here
@@ -355,13 +355,13 @@ class _Before:
 
 
 def _live(estimator: SavingEstimator, fleet: Fleet) -> Column:
-    """Per pairing: whether a live worker has its draft."""
+    """Per key: whether a live worker has its draft."""
     groups = [target in fleet and draft in fleet[target].drafts for target, draft in estimator.groups]
     return np.array(groups, dtype=bool)[estimator.group_of]
 
 
 class _Rolled:
-    """Per pairing, what the rollouts say of candidates."""
+    """Per key, what the rollouts say of candidates."""
 
     def __init__(self, estimator: SavingEstimator, fleet: Fleet, rollouts: Rollouts) -> None:
         self.canary = np.zeros(len(estimator))
@@ -373,14 +373,14 @@ class _Rolled:
             if rollout is None or target not in fleet or draft not in fleet[target].candidates:
                 continue
             for row in np.flatnonzero(estimator.group_of == number):
-                if rollout.covers(estimator.pairings[row].tenant):
+                if rollout.covers(estimator.keys[row].tenant):
                     self.promoted[row] = rollout.stage is Stage.PROMOTED
                     runs = rollout.stage is Stage.RUNNING
                     self.canary[row], self.shadow[row] = (rollout.share, rollout.shadow_share) if runs else (0.0, 0.0)
 
 
 def _best(estimator: SavingEstimator, estimate: Estimate, live: Column, was: _Before, promoted: Column) -> Column:
-    """Per cell: the live pairing with the greatest saving. The previous one has an advantage, and so has a promoted
+    """Per cell: the live draft with the greatest saving. The previous one has an advantage, and so has a promoted
     one: the test that it has passed sees smaller differences than the estimates do."""
     score = np.where(live, estimate.saving, estimate.saving - 1e6)
     kept = np.union1d(was.best[was.best >= 0], np.flatnonzero(promoted))
@@ -432,7 +432,7 @@ def _overrule(
 def _shares(
     estimator: SavingEstimator, estimate: Estimate, live: Column, best: Column, mode: Column, canary: Column
 ) -> Column:
-    """Per pairing: its share of the tenant's requests. One draw serves trials, exploration and canaries."""
+    """Per key: its draft's share of the tenant's requests. One draw serves trials, exploration and canaries."""
     cell_of = estimator.cell_of
     others = live.copy()
     others[best] = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from outrider_controller.autoscaler.estimator import SavingEstimator
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Decision, Fleet, Plan, TenantPolicy, plan
 from outrider_controller.autoscaler.rollout import Rollouts
 
@@ -16,8 +16,8 @@ ANYBODY = ""
 """Tenant of the decision for tenants that have none yet: made from the mean of all tenants at the target."""
 
 _NO_ROLLOUTS: Rollouts = {}
-DecayedSums = tuple[Pairing, Sequence[float]]
-"""A pairing and its sums, in the order of `estimator.STATE`."""
+DecayedSums = tuple[EvidenceKey, Sequence[float]]
+"""A key and its sums, in the order of `estimator.STATE`."""
 
 
 class Planner:
@@ -32,7 +32,7 @@ class Planner:
         self.estimator.restore(sums)
         self.plan, self._resumed = Plan.resumed(decisions, now_s), decisions
 
-    def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
+    def learn(self, evidence: Mapping[EvidenceKey, Evidence]) -> None:
         self.estimator.learn(evidence)
 
     def forget(self, tenants: Collection[str]) -> list[Cell]:
@@ -69,7 +69,7 @@ class Planner:
         for cell in self.estimator.cells:
             known.setdefault(cell.target, set()).add(cell.tenant)
         self.estimator.expect(
-            Pairing(tenant, target, draft)
+            EvidenceKey(tenant, target, draft)
             for target, versions in drafts
             for draft in sorted(versions)
             for tenant in sorted(known[target])

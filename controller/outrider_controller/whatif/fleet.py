@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from outrider_controller.autoscaler.estimator import Column, SavingEstimator
-from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Plan, TargetState, plan
 from outrider_controller.autoscaler.sizing import Sizing, Utilisation, sizing
 from outrider_controller.whatif.machines import Machine
@@ -109,7 +109,7 @@ class Simulation:
     _sizing: Sizing = field(default_factory=Sizing)
     _class: Column = field(init=False)
     """[tenants, drafts]: the class of acceptance."""
-    _pairings: list[Pairing] = field(init=False)
+    _keys: list[EvidenceKey] = field(init=False)
     _targets: int = 1
 
     def __post_init__(self) -> None:
@@ -117,8 +117,8 @@ class Simulation:
         acceptance = np.stack([draft.acceptance for draft in drafts], axis=1)
         self._class = np.minimum((acceptance * _CLASSES).astype(int), _CLASSES - 1)
         tenants = range(len(self.day.weights))
-        self._pairings = [Pairing(f"tenant-{number}", _MODEL, draft.name) for number in tenants for draft in drafts]
-        self._estimator.expect(self._pairings)
+        self._keys = [EvidenceKey(f"tenant-{number}", _MODEL, draft.name) for number in tenants for draft in drafts]
+        self._estimator.expect(self._keys)
 
     def run(self) -> Iterator[Hour]:
         for number, rate in enumerate(self.day.rates):
@@ -161,7 +161,7 @@ class Simulation:
         fleet = {_MODEL: TargetState(frozenset(draft.name for draft in self.day.drafts), load.price)}
         self._plan = plan(self._estimator, {}, fleet, self._plan, now_s)
 
-    def _evidence(self, load: _Load, rate: float) -> dict[Pairing, Evidence]:
+    def _evidence(self, load: _Load, rate: float) -> dict[EvidenceKey, Evidence]:
         """What the rounds of the time since the last plan saved."""
         tokens, num = self._of_tenants(load.tokens), self._of_tenants(load.num_drafted)
         made = self._shares * self.day.weights[:, None] * rate * _HOUR_S / _PLANS / tokens
@@ -169,10 +169,10 @@ class Simulation:
         saved = tokens - self._of_tenants(load.round_s) / load.step_s
         squares, accepted = rounds * (saved * saved + _VARIANCE), rounds * (tokens - 1)
         columns = [rounds, rounds * tokens, rounds * saved, squares, rounds * num, accepted]
-        rows = zip(self._pairings, *(column.ravel().tolist() for column in columns), strict=True)
+        rows = zip(self._keys, *(column.ravel().tolist() for column in columns), strict=True)
         return {
-            pairing: Evidence(each, brought, total, square, verified=verified, accepted=taken)
-            for pairing, each, brought, total, square, verified, taken in rows
+            key: Evidence(each, brought, total, square, verified=verified, accepted=taken)
+            for key, each, brought, total, square, verified, taken in rows
             if each >= 1
         }
 

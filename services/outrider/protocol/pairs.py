@@ -8,7 +8,7 @@ from outrider.protocol.identity import ProtocolRange
 from outrider.rpc.v1 import worker_pb2
 
 
-def pairing_problem(target: worker_pb2.WorkerInfo, draft: worker_pb2.WorkerInfo) -> str | None:
+def compatibility_problem(target: worker_pb2.WorkerInfo, draft: worker_pb2.WorkerInfo) -> str | None:
     """Why the two cannot work together, with each field and both values; None when they can."""
     differing = []
     if target.tokenizer_fingerprint != draft.tokenizer_fingerprint:
@@ -39,7 +39,7 @@ def unpaired(workers: Iterable[worker_pb2.WorkerInfo]) -> dict[str, str]:
 def _why_none(targets: Iterable[worker_pb2.WorkerInfo], draft: worker_pb2.WorkerInfo) -> str | None:
     first = None
     for target in targets:
-        if (problem := pairing_problem(target, draft)) is None:
+        if (problem := compatibility_problem(target, draft)) is None:
             return None
         first = first or problem
     return first

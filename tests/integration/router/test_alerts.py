@@ -6,7 +6,7 @@ import time
 
 from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.v1 import policy_pb2
-from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.control.alerts.report import AlertMetrics, AlertReport
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.leading import PlanLeader
@@ -22,7 +22,9 @@ async def test_what_routers_tell_becomes_an_event_and_a_metric_and_ends_with_the
     now_s = [time.time()]
     registry = CollectorRegistry()
     labels = {"alert": "output_loops", "tenant": "acme", "model_name": "m"}
-    seen = evidence_to_proto(Pairing("acme", "m", DRAFT), Evidence(rounds=20, tokens=120, verified=100, accepted=100))
+    seen = evidence_to_proto(
+        EvidenceKey("acme", "m", DRAFT), Evidence(rounds=20, tokens=120, verified=100, accepted=100)
+    )
     async with EventWriter(fleet.store).running() as events:
         store, report = fleet.store, AlertReport(events, None)
         parts = (store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)

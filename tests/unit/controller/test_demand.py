@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.control.plan.demand import EVERY_S, Demand
 from prometheus_client import CollectorRegistry
 
-PAIRING = Pairing("t", "m", "d")
+KEY = EvidenceKey("t", "m", "d")
 
 
 def wanted(registry: CollectorRegistry) -> tuple[float | None, float | None]:
@@ -19,7 +19,7 @@ def minutes(demand: Demand, *, count: int, busy: float, late: float, routers: li
     """Of one draft worker that is so busy, in so many minutes."""
     for minute in range(count + 1):
         demand.look({"d": 1}, routers, minute * EVERY_S)
-        demand.learn({PAIRING: Evidence(rounds=1000, late=1000 * late, draft_us=busy * EVERY_S * 1e6)})
+        demand.learn({KEY: Evidence(rounds=1000, late=1000 * late, draft_us=busy * EVERY_S * 1e6)})
 
 
 def test_busy_drafts_and_routers_want_more_of_their_kind() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outrider.rpc.v1 import tenants_pb2 as tenants
-from outrider_controller.autoscaler.evidence import Cell, Pairing
+from outrider_controller.autoscaler.evidence import Cell, EvidenceKey
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.plan_messages import (
@@ -15,7 +15,7 @@ from outrider_controller.plan_messages import (
 )
 
 CELL = Cell("acme", "m")
-KNOWN = [(Pairing(*CELL, draft), [100.0, 200.0, 50.0, 80.0, 1.0, 300.0, 150.0, 900.0]) for draft in ("a@1", "b@1")]
+KNOWN = [(EvidenceKey(*CELL, draft), [100.0, 200.0, 50.0, 80.0, 1.0, 300.0, 150.0, 900.0]) for draft in ("a@1", "b@1")]
 
 
 @pytest.mark.parametrize(("weight", "worth"), [(0.0, 1.0), (0.1, 0.5), (1.5, 1.5), (100.0, 2.0)])

@@ -13,7 +13,7 @@ from outrider.drafters import load_drafter
 from outrider.drafting.heads import HeadFeatures
 from outrider.drafting.source import SourceOpening
 from outrider.engine import CheckpointError, EngineConfig, weights_revision
-from outrider.protocol.pairs import pairing_problem
+from outrider.protocol.pairs import compatibility_problem
 from outrider.target.config import TargetConfig
 from outrider.target.process import _head
 from outrider.target.process import load as load_target
@@ -49,7 +49,7 @@ def test_a_head_s_directory_needs_no_tokenizer_to_be_started_with(tiny: Path, tm
         engine=EngineConfig(dtype="float32", num_blocks=64),
     )
     engine, its_info = load_target(target)
-    assert its_info.features == info.features and pairing_problem(its_info, info) is None
+    assert its_info.features == info.features and compatibility_problem(its_info, info) is None
     assert isinstance(_head(target, engine)[0], HeadFeatures)
     other.mkdir()
     for name in ("config.json", "tokenizer.json"):

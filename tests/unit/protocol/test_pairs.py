@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider.protocol.pairs import pairing_problem, unpaired
+from outrider.protocol.pairs import compatibility_problem, unpaired
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from tests.fakes import fake_info
@@ -26,24 +26,24 @@ def draft(worker_id: str = "d", **fields: Any) -> worker.WorkerInfo:
     ],
 )
 def test_a_pair_that_cannot_work_is_told_what_differs(fields: dict[str, Any], said: list[str]) -> None:
-    problem = pairing_problem(TARGET, draft(**fields))
+    problem = compatibility_problem(TARGET, draft(**fields))
     assert problem is not None
     assert [name for name in ("protocol_version", "tokenizer_fingerprint", "vocab_size") if name in problem] == said
     assert all(repr(value).strip("'") in problem for value in fields.values())
 
 
 def test_rows_beyond_the_tokens_keep_no_pair_apart() -> None:
-    assert pairing_problem(TARGET, draft()) is None
-    assert pairing_problem(TARGET, draft(vocab_size=TARGET.vocab_size + 64)) is None
+    assert compatibility_problem(TARGET, draft()) is None
+    assert compatibility_problem(TARGET, draft(vocab_size=TARGET.vocab_size + 64)) is None
 
 
 def test_a_head_drafts_only_for_targets_that_send_what_it_reads() -> None:
     sends = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t", features="abc")
-    assert pairing_problem(sends, draft(features="abc")) is None
+    assert compatibility_problem(sends, draft(features="abc")) is None
     # Another draft needs nothing of it, and one of the version before does not know the field.
-    assert pairing_problem(sends, draft()) is None
+    assert compatibility_problem(sends, draft()) is None
     for target in (TARGET, fake_info(worker.WORKER_ROLE_TARGET, features="other")):
-        problem = pairing_problem(target, draft(features="abc"))
+        problem = compatibility_problem(target, draft(features="abc"))
         assert problem is not None and "features is" in problem
 
 

@@ -167,13 +167,13 @@ def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
     }
 
 
-def times_plain(evidence: policy_pb2.PairingEvidence, saving: float) -> float:
+def times_plain(evidence: policy_pb2.DraftEvidence, saving: float) -> float:
     """How many times as fast as plain decoding rounds are that save so many plain rounds each."""
     tokens = evidence.tokens / evidence.rounds if evidence.rounds else _USUAL_TOKENS
     return round(tokens / max(tokens - saving, _MIN_TIME), 2)
 
 
-def source_row(evidence: policy_pb2.PairingEvidence) -> dict[str, Any]:
+def source_row(evidence: policy_pb2.DraftEvidence) -> dict[str, Any]:
     """What one draft version, or one kind of source in the target, saves the tenant."""
     return {
         "source": evidence.draft,

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 
 RECENT_S, HOUR_S = 60.0, 3600.0
 _QUIET_S = 300.0
@@ -109,10 +109,10 @@ class Alerts:
         self._high_since_s: dict[str, float] = {}
         self._swept_s = -math.inf
 
-    def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
+    def learn(self, evidence: Mapping[EvidenceKey, Evidence]) -> None:
         """Adds a router's evidence since its last report."""
-        for pairing, one in evidence.items():
-            self._news.setdefault(pairing.cell, Evidence()).merge(one)
+        for key, one in evidence.items():
+            self._news.setdefault(key.cell, Evidence()).merge(one)
 
     def end(self, reason: str) -> list[Change]:
         """Clears all alerts."""

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider_controller.autoscaler.estimator import STATE
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Decision, Mode
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.autoscaler.sizing import Sizing, Utilisation, sizing
@@ -45,9 +45,9 @@ class Demand:
         self.num_routers = 0
         """Routers that the load needs; 0 while another control plane leads, or before the first sizing."""
 
-    def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
-        for pairing, news in evidence.items():
-            self._used.setdefault(pairing.draft, Evidence()).merge(news)
+    def learn(self, evidence: Mapping[EvidenceKey, Evidence]) -> None:
+        for key, news in evidence.items():
+            self._used.setdefault(key.draft, Evidence()).merge(news)
 
     def look(self, workers: Mapping[str, int], routers: Sequence[float], now_s: float) -> None:
         """`workers`: live ones by draft version. `routers`: each one's share of a core since its last report."""
@@ -128,5 +128,5 @@ def _gauge(name: str, meaning: str) -> GaugeMetricFamily:
 
 def _acceptance(planner: Planner, cell: Cell, decision: Decision) -> float | None:
     """None when no token was verified."""
-    known = dict(zip(STATE, planner.estimator.of(Pairing(*cell, decision.draft)), strict=True))
+    known = dict(zip(STATE, planner.estimator.of(EvidenceKey(*cell, decision.draft)), strict=True))
     return known["accepted"] / known["verified"] if known["verified"] else None

@@ -15,7 +15,7 @@ from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.autoscaler.rollout import Shadowed
 from outrider_controller.plan_messages import draft_version
 
@@ -64,12 +64,12 @@ class DraftVersions:
     def shadow_pairs(self, version: str) -> worker.ShadowPairs:
         return pairs_of(self._known.get(version, drafts.DraftVersion()))
 
-    def learn(self, evidence: Mapping[Pairing, Evidence]) -> None:
-        for pairing, news in evidence.items():
-            if (known := self._known.get(pairing.draft)) is not None and news.verified:
+    def learn(self, evidence: Mapping[EvidenceKey, Evidence]) -> None:
+        for key, news in evidence.items():
+            if (known := self._known.get(key.draft)) is not None and news.verified:
                 known.num_verified += news.verified
                 known.num_accepted += news.accepted
-                self._unsaved.add(pairing.draft)
+                self._unsaved.add(key.draft)
 
     async def save(self, epoch: int) -> None:
         """In a store in which `epoch` leads. What an operator has deleted there is forgotten."""

@@ -178,12 +178,12 @@ class PlanLeader:
         evidence = dict(one for each in message.evidence if (one := evidence_from_proto(each)) is not None)
         self._planner.learn(evidence)
         # Own drafts need no workers, and a client's prediction may be right throughout.
-        of_drafts = {pairing: one for pairing, one in evidence.items() if not model_of(pairing.target)[1]}
+        of_drafts = {key: one for key, one in evidence.items() if not model_of(key.target)[1]}
         self.announcements.alerts.learn(of_drafts)
         self._demand.learn(of_drafts)
         self._versions.learn(of_drafts)
         self._rollouts.learn(of_drafts, self._in_use)
-        self._kept.unsaved.update(pairing.cell for pairing in evidence)
+        self._kept.unsaved.update(key.cell for key in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
         follower.busy, follower.reaches_store = message.busy, message.reaches_store
 

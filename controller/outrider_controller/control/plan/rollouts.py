@@ -14,7 +14,7 @@ from outrider.metadata.events import EventKind, FieldValue
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.rollout import Arm, Rollout, Shadowed, Stage, Trial
 from outrider_controller.control.plan.draft_versions import VersionStore, add_pairs
 
@@ -95,16 +95,16 @@ class RolloutLeader:
             await self.store.put_rollout(rollout, "restore rollout", drafts.Rollout())
         self._unsaved = set(self._trials)
 
-    def learn(self, evidence: Mapping[Pairing, Evidence], in_use: Callable[[Cell], str]) -> None:
+    def learn(self, evidence: Mapping[EvidenceKey, Evidence], in_use: Callable[[Cell], str]) -> None:
         """One report of one router. `in_use`: the draft that most of a cell's requests have."""
         for draft in self._running():
             candidate, incumbent = Evidence(), Evidence()
-            for pairing, news in evidence.items():
-                if not news.requests or not self.stages[draft].covers(pairing.tenant):
+            for key, news in evidence.items():
+                if not news.requests or not self.stages[draft].covers(key.tenant):
                     continue
-                if pairing.draft == draft:
+                if key.draft == draft:
                     candidate.merge(news)
-                elif pairing.draft == in_use(pairing.cell):
+                elif key.draft == in_use(key.cell):
                     incumbent.merge(news)
             if candidate.requests or incumbent.requests:
                 self._trials[draft].add(candidate, incumbent)

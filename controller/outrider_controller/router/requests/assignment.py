@@ -18,7 +18,7 @@ from typing import Protocol
 from outrider.drafting.speculation import Speculation
 from outrider.errors import InternalError, Overloaded, Unavailable
 from outrider.prefix import block_hashes
-from outrider.protocol.pairs import pairing_problem
+from outrider.protocol.pairs import compatibility_problem
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -179,7 +179,7 @@ class WorkerPicker:
             tokenizer_fingerprint=info.tokenizer_fingerprint,
             tokenizer_sha256=info.tokenizer_sha256,
             num_targets=len(live),
-            num_drafts=sum(pairing_problem(info, d.info) is None for d in drafts),
+            num_drafts=sum(compatibility_problem(info, d.info) is None for d in drafts),
         )
 
     async def _best(
@@ -228,7 +228,7 @@ class WorkerPicker:
         )
 
     def _fits(self, target: worker.WorkerInfo, draft: worker.WorkerInfo) -> bool:
-        problem = pairing_problem(target, draft)
+        problem = compatibility_problem(target, draft)
         if problem and problem not in self._warned:
             self._warned.add(problem)
             log.warning("%s", problem)

@@ -89,7 +89,7 @@ class PlanFollower:
             await call.write(
                 policy.FollowRequest(
                     router_id=self._router_id,
-                    evidence=[evidence_to_proto(pairing, one) for pairing, one in evidence.items()],
+                    evidence=[evidence_to_proto(key, one) for key, one in evidence.items()],
                     targets=[report_to_proto(model, state) for model, state in settings_sender.target_states().items()],
                     busy=(now_used_s - used_s) / max(now_s - at_s, 1e-3),
                     epoch=self._epoch,

@@ -14,7 +14,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing, own_drafts_of
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantSetting
 from outrider_controller.autoscaler.planner import ANYBODY, DecayedSums, Planner
 from outrider_controller.plan_messages import draft_version
@@ -27,7 +27,7 @@ ALONE_AFTER_S = 5.0
 """After this many seconds without the control plane a router plans by itself."""
 # Kinds of sources of one model's own drafts.
 _MAX_OWN_SOURCES = 16
-# Pairings whose measurements a router keeps.
+# Drafts of tenants whose measurements a router keeps.
 _MAX_RECORDS = 8192
 _UNPLANNED = Decision(Mode.ON, Reason.UNKNOWN, saving=0.5)
 
@@ -40,9 +40,9 @@ class Policy:
     led: bool = False
     """Whether the control plane's decisions are followed."""
     decisions: dict[Cell, Decision] = field(default_factory=dict)
-    _records: dict[Pairing, DraftRecord] = field(default_factory=dict)
+    _records: dict[EvidenceKey, DraftRecord] = field(default_factory=dict)
     _planner: Planner = field(default_factory=Planner)
-    _sums: dict[Pairing, Sequence[float]] = field(default_factory=dict)
+    _sums: dict[EvidenceKey, Sequence[float]] = field(default_factory=dict)
     """Received with decisions; this router plans from them if it loses the control plane."""
     own_sources: dict[str, set[str]] = field(default_factory=dict)
     """By model: the sources of drafts that its targets have made themselves."""
@@ -51,12 +51,12 @@ class Policy:
 
     def record(self, tenant: str, target: str, draft: worker.WorkerInfo) -> DraftRecord:
         """The measurements that this tenant's requests share for this draft version."""
-        return self._record(Pairing(tenant, target, draft_version(draft)))
+        return self._record(EvidenceKey(tenant, target, draft_version(draft)))
 
     def missed(self, request: Request, draft: str | None) -> None:
         """Counts a round for which no worker of the planned draft version was found."""
         if draft is not None:
-            self._record(Pairing(request.tenant, request.model, draft)).evidence.missed += 1
+            self._record(EvidenceKey(request.tenant, request.model, draft)).evidence.missed += 1
 
     def own_drafts(self, request: Request, done: Round, price: float) -> None:
         """Counts what the target's own drafts saved in a round: each accepted token a plain round, less the price of
@@ -67,7 +67,7 @@ class Policy:
             known = self.own_sources.setdefault(request.model, set())
             if one.source in known or len(known) < _MAX_OWN_SOURCES:
                 known.add(one.source)
-                self._record(Pairing(request.tenant, own_drafts_of(request.model), one.source)).evidence.add_rounds(
+                self._record(EvidenceKey(request.tenant, own_drafts_of(request.model), one.source)).evidence.add_rounds(
                     rounds=1,
                     tokens=done.num_tokens,
                     saved=one.num_accepted - price * one.num_drafted,
@@ -75,10 +75,10 @@ class Policy:
                     accepted=one.num_accepted,
                 )
 
-    def _record(self, pairing: Pairing) -> DraftRecord:
-        if pairing not in self._records and len(self._records) >= _MAX_RECORDS:
+    def _record(self, key: EvidenceKey) -> DraftRecord:
+        if key not in self._records and len(self._records) >= _MAX_RECORDS:
             del self._records[next(iter(self._records))]
-        return self._records.setdefault(pairing, DraftRecord())
+        return self._records.setdefault(key, DraftRecord())
 
     def decision(self, tenant: str, target: str) -> Decision:
         decisions = self.decisions
@@ -134,11 +134,11 @@ class Policy:
 
     # -- evidence and plan
 
-    def evidence(self) -> dict[Pairing, Evidence]:
+    def evidence(self) -> dict[EvidenceKey, Evidence]:
         """The requests' evidence since the last call."""
         return {
-            pairing: record.take()
-            for pairing, record in self._records.items()
+            key: record.take()
+            for key, record in self._records.items()
             if record.evidence.rounds or record.evidence.missed or record.evidence.requests
         }
 
@@ -152,8 +152,8 @@ class Policy:
         """Drops the cells of deleted tenants."""
         for cell in cells:
             self.decisions.pop(cell, None)
-            for pairing in [one for one in self._sums if one.cell == cell]:
-                del self._sums[pairing]
+            for key in [one for one in self._sums if one.cell == cell]:
+                del self._sums[key]
 
     def lost(self, now_s: float) -> None:
         """The connection to the control plane was lost."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import NoReturn
 
-from outrider.protocol.pairs import pairing_problem
+from outrider.protocol.pairs import compatibility_problem
 from outrider.protocol.rounds import Round
 from outrider.runtime.supervision import Backoff, keep_running
 
@@ -98,7 +98,7 @@ class SettingsSender:
             attached = [t for t in fleet.attached.values() if t.info.model == model]
             prices = [t.price for t in (*fleet.live_targets(model), *attached)]
             known = [price for price in prices if now_s - price.at_s < _PRICE_S and price.best_chance]
-            fitting = [d.info for d in drafts if pairing_problem(target.info, d.info) is None]
+            fitting = [d.info for d in drafts if compatibility_problem(target.info, d.info) is None]
             states[model] = TargetState(
                 frozenset(draft_version(info) for info in fitting if not info.candidate),
                 price=min((price.row for price in known), default=0.0),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 from outrider_controller.autoscaler.estimator import SavingEstimator
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import (
     Decision,
     Mode,
@@ -26,7 +26,7 @@ FLEET = {"target": TargetState(frozenset({"a@1", "b@1"}))}
 def learned(savings: Mapping[str, float], rounds: float = 2000) -> SavingEstimator:
     """What each draft version saves the tenant."""
     estimator = SavingEstimator()
-    estimator.learn({Pairing(*CELL, draft): noted(rounds, saving) for draft, saving in savings.items()})
+    estimator.learn({EvidenceKey(*CELL, draft): noted(rounds, saving) for draft, saving in savings.items()})
     return estimator
 
 
@@ -43,7 +43,7 @@ def decided(planned: Plan, cell: Cell = CELL) -> Decision:
 def settled(estimator: SavingEstimator, **more: TenantPolicy) -> Plan:
     """A plan that has held for long."""
     planned = plan(estimator, more, FLEET, Plan(), 0.0)
-    estimator.learn({Pairing(*CELL, "a@1"): noted(1, 0.0)})
+    estimator.learn({EvidenceKey(*CELL, "a@1"): noted(1, 0.0)})
     return planned
 
 
@@ -77,7 +77,7 @@ def test_a_mode_is_left_only_when_the_saving_is_likely_on_the_other_side(first: 
     estimator = learned({"a@1": first})
     planned = plan(estimator, {}, FLEET, Plan(), 0.0)
     for second in range(1, 30):
-        estimator.learn({Pairing(*CELL, "a@1"): noted(100, news)})
+        estimator.learn({EvidenceKey(*CELL, "a@1"): noted(100, news)})
         planned = plan(estimator, {}, FLEET, planned, float(second))
     assert decided(planned).mode is then
 
@@ -85,15 +85,15 @@ def test_a_mode_is_left_only_when_the_saving_is_likely_on_the_other_side(first: 
 def test_a_mode_holds_for_five_seconds_and_a_hundred_rounds() -> None:
     estimator = learned({"a@1": 0.5})
     planned = plan(estimator, {}, FLEET, Plan(), 0.0)
-    estimator.learn({Pairing(*CELL, "a@1"): noted(5000, -0.5)})
+    estimator.learn({EvidenceKey(*CELL, "a@1"): noted(5000, -0.5)})
     early = plan(estimator, {}, FLEET, planned, 4.9)
     assert (decided(early).mode, decided(early).reason) == (Mode.ON, Reason.DWELL)
     assert decided(plan(estimator, {}, FLEET, early, 5.0)).mode is Mode.TRY
     # Time alone does not do: after the change nothing new is known.
     left = plan(estimator, {}, FLEET, early, 5.0)
     was = learned({"a@1": 0.5}, 2000)
-    estimator.restore([(pairing, was.of(pairing)) for pairing in was.pairings])
-    estimator.learn({Pairing(*CELL, "a@1"): noted(1, 0.5)})
+    estimator.restore([(key, was.of(key)) for key in was.keys])
+    estimator.learn({EvidenceKey(*CELL, "a@1"): noted(1, 0.5)})
     assert decided(plan(estimator, {}, FLEET, left, 60.0)).mode is Mode.TRY
 
 
@@ -124,7 +124,7 @@ def test_operators_overrule_the_evidence_until_their_word_expires(
     assert (decision.mode, decision.reason) == (mode, reason)
     assert (decision.policy.max_draft_tokens, decision.policy.weight) == (3, 2.0)
     assert (sum(share for _, share in decision.draft_shares) > 0.99) == (mode is Mode.ON)
-    estimator.learn({Pairing(*CELL, "a@1"): noted(200, saving)})
+    estimator.learn({EvidenceKey(*CELL, "a@1"): noted(200, saving)})
     later = decided(plan(estimator, tenants, FLEET, planned, 10.0))
     assert later.mode is (Mode.ON if saving > 0 else Mode.TRY)
 
@@ -141,7 +141,7 @@ def test_an_operators_cap_gives_way_to_the_tenants_own_when_it_expires() -> None
 def test_changes_of_mode_count_on_where_another_process_goes_on() -> None:
     estimator, planned, cells = learned({"a@1": 0.5}), Plan(), [CELL]
     for second in range(120):
-        estimator.learn({Pairing(*CELL, "a@1"): noted(300, -0.6 if second // 20 % 2 else 0.6)})
+        estimator.learn({EvidenceKey(*CELL, "a@1"): noted(300, -0.6 if second // 20 % 2 else 0.6)})
         planned = plan(estimator, {}, FLEET, planned, float(second))
     decisions = {cell: decided(planned, cell) for cell in cells}
     assert decisions[CELL].changes > 1
@@ -187,20 +187,20 @@ def test_the_version_in_use_is_kept_until_another_is_clearly_better() -> None:
     first = plan(estimator, {}, {"target": TargetState(frozenset({"a@1"}))}, Plan(), 0.0)
     both = plan(estimator, {}, FLEET, first, 1.0)
     assert dict(decided(both).draft_shares)["a@1"] > 0.5
-    estimator.learn({Pairing(*CELL, "b@1"): noted(3000, 1.2)})
+    estimator.learn({EvidenceKey(*CELL, "b@1"): noted(3000, 1.2)})
     assert dict(decided(plan(estimator, {}, FLEET, both, 2.0)).draft_shares)["b@1"] > 0.5
 
 
 def test_only_what_changed_is_told() -> None:
     estimator = learned({"a@1": 0.5})
-    estimator.learn({Pairing("other", "target", "a@1"): noted(2000, 0.5)})
+    estimator.learn({EvidenceKey("other", "target", "a@1"): noted(2000, 0.5)})
     planned = plan(estimator, {}, FLEET, Plan(), 0.0)
     assert {cell.tenant for cell, _ in planned.changed(Plan())} == {"acme", "other"}
     same = plan(estimator, {}, FLEET, planned, 1.0)
     assert list(same.changed(planned)) == []
     forced = plan(estimator, {"acme": TenantPolicy(TenantSetting.OFF)}, FLEET, same, 2.0)
     assert [(cell.tenant, d.mode) for cell, d in forced.changed(same)] == [("acme", Mode.OFF)]
-    estimator.learn({Pairing("third", "target", "a@1"): noted(2000, 0.5)})
+    estimator.learn({EvidenceKey("third", "target", "a@1"): noted(2000, 0.5)})
     grown = plan(estimator, {"acme": TenantPolicy(TenantSetting.OFF)}, FLEET, forced, 3.0)
     assert [cell.tenant for cell, _ in grown.changed(forced)] == ["third"]
 
@@ -208,7 +208,7 @@ def test_only_what_changed_is_told() -> None:
 def test_a_plan_goes_on_from_one_of_another_estimator() -> None:
     planned = plan(learned({"a@1": 0.5}), {}, FLEET, Plan(), 0.0)
     other = SavingEstimator()
-    other.learn({Pairing("first", "target", "a@1"): noted(100, 0.5), Pairing(*CELL, "a@1"): noted(9000, -0.5)})
+    other.learn({EvidenceKey("first", "target", "a@1"): noted(100, 0.5), EvidenceKey(*CELL, "a@1"): noted(9000, -0.5)})
     assert decided(plan(other, {}, FLEET, planned, 1.0)).reason is Reason.DWELL
 
 

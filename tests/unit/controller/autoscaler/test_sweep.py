@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from outrider_controller.autoscaler.estimator import SavingEstimator
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, Plan, plan
 
-from benchmarks.support.virtual_plan import FLEET, PAIRING, planned, swinging
+from benchmarks.support.virtual_plan import FLEET, KEY, planned, swinging
 
 
 @pytest.mark.parametrize("period_s", [20, 60, 150, 600])
@@ -37,10 +37,10 @@ def test_a_tenant_is_never_far_from_the_better_of_always_and_never(saving: float
 def test_who_was_away_comes_back_in_its_mode() -> None:
     estimator, last = SavingEstimator(), Plan()
     for second in range(30):
-        estimator.learn({PAIRING: Evidence(100, 120, -60.0, 160.0)})
+        estimator.learn({KEY: Evidence(100, 120, -60.0, 160.0)})
         last = plan(estimator, {}, FLEET, last, float(second))
     for second in range(30, 3600, 60):
-        estimator.learn({Pairing("other", "target", "draft@1"): Evidence(1000, 3000, 900.0, 1810.0)})
+        estimator.learn({EvidenceKey("other", "target", "draft@1"): Evidence(1000, 3000, 900.0, 1810.0)})
         last = plan(estimator, {}, FLEET, last, float(second))
     decision = last.decision(Cell("acme", "target"))
     assert decision is not None

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from outrider_controller.autoscaler.estimator import STATE
-from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
+from outrider_controller.autoscaler.evidence import Cell, EvidenceKey, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.cli.change.speculation import because, decision_row, explained, would_change
 from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, sums_from_proto
 
 CELL = Cell("acme", "m")
 VALUES = dict(zip(STATE, (100.0, 250.0, 40.0, 90.0, 5.0, 300.0, 150.0, 4000.0), strict=True))
-KNOWN = (Pairing("acme", "m", "d@1"), list(VALUES.values()))
+KNOWN = (EvidenceKey("acme", "m", "d@1"), list(VALUES.values()))
 
 
 def message(decision: Decision) -> Any:
@@ -44,8 +44,8 @@ def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> 
 def test_the_sources_in_the_target_are_told_apart_each_with_what_it_saves() -> None:
     cell = Cell("acme", own_drafts_of("m"))
     sums = [
-        (Pairing(*cell, "ngram"), [100.0, 250.0, 90.0, 90.0, 0.0, 300.0, 150.0, 4000.0]),
-        (Pairing(*cell, "suffix"), [10.0, 12.0, -2.0, 9.0, 0.0, 40.0, 4.0, 10.0]),
+        (EvidenceKey(*cell, "ngram"), [100.0, 250.0, 90.0, 90.0, 0.0, 300.0, 150.0, 4000.0]),
+        (EvidenceKey(*cell, "suffix"), [10.0, 12.0, -2.0, 9.0, 0.0, 40.0, 4.0, 10.0]),
     ]
     decision = Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),), saving=0.9, rounds=4000, draft="ngram")
     said = decision_to_proto(cell, decision, sums)

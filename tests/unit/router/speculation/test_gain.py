@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import pytest
 from outrider.protocol.rounds import Round as Commit
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.router.speculation.gain import FIRST_REST_TOKENS, DraftRecord, RoundSums, SpeculationGain
 
 PLAIN_US = 30_000
-PAIRING = Pairing("t", "m", "d")
+KEY = EvidenceKey("t", "m", "d")
 FLEET = {"m": TargetState(frozenset({"d"}))}
 Round = Callable[[random.Random], tuple[int, int]]
 """Tokens and microseconds of one round with a draft."""
@@ -52,7 +52,7 @@ class Tenant:
         self.us += us
         if self.us / 1e6 - self._planned_s >= 1:
             self._planned_s = self.us / 1e6
-            self.planner.learn({PAIRING: self.record.take()})
+            self.planner.learn({KEY: self.record.take()})
             self.planner.step({}, FLEET, self._planned_s)
 
     def begin(self) -> SpeculationGain | None:

@@ -10,7 +10,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider_controller.autoscaler.evidence import Cell, Pairing, own_drafts_of
+from outrider_controller.autoscaler.evidence import Cell, EvidenceKey, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import ANYBODY
 from outrider_controller.plan_messages import draft_version
@@ -169,7 +169,7 @@ def test_what_a_target_makes_itself_is_allowed_until_a_router_has_seen_what_it_s
 def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
     """A policy whose control plane has just been lost, at second 0."""
     policy = Policy(PolicyConfig(), led=True)
-    sums = [(Pairing(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions]
+    sums = [(EvidenceKey(*cell, VERSION), [1000, 1500, saving * 1000, 2000, 0, 0, 0, 5000]) for cell in decisions]
     policy.follow(decisions, sums)
     policy.lost(0.0)
     return policy

@@ -1,4 +1,4 @@
-"""A target and its drafts: what it says to them, what becomes of what they say, and how a pairing ends."""
+"""A target and its drafts: what it says to them, what becomes of what they say, and how a target leaves a draft."""
 
 from __future__ import annotations
 
@@ -337,8 +337,8 @@ async def test_a_draft_s_error_is_handed_on_at_a_length_that_fits(world: World) 
 async def test_a_draft_that_floods_is_not_remembered_word_by_word(world: World) -> None:
     await world.paired()
     await world.draft.say(*(guess(4, 9) for _ in range(1000)))
-    [pairing] = [found.pooled for found in world.drafts.pool._open.values()]
-    assert pairing is not None and len(pairing.log._sent) <= 256
+    [pooled] = [found.pooled for found in world.drafts.pool._open.values()]
+    assert pooled is not None and len(pooled.log._sent) <= 256
     # The last one is still known.
     assert await world.follow(committed(4, [9, 10], drafted=1, serial=1000)) is not None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider_controller.autoscaler.evidence import Cell, Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.control.alerts.active import Alert, AlertKind, Alerts, Change
 
 CELL = Cell("acme", "m")
-PAIRING = Pairing("acme", "m", "d@1")
+KEY = EvidenceKey("acme", "m", "d@1")
 
 
 def told(changes: Sequence[Change]) -> list[str]:
@@ -39,7 +39,7 @@ class Cluster:
             if verified or missed:
                 accepted = verified * acceptance
                 seen = Evidence(rounds=20 - missed, late=late, verified=verified, accepted=accepted, missed=missed)
-                self.alerts.learn({PAIRING: seen})
+                self.alerts.learn({KEY: seen})
             found += told(self.alerts.step({"m": price}, self.now_s))
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider_controller.autoscaler.evidence import Evidence, Pairing
+from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.control.plan.demand import MAX_TENANTS, TenantMetrics
@@ -16,7 +16,7 @@ def planned(*tenants: str, saved: float) -> Planner:
     planner = Planner()
     evidence = Evidence(rounds=1000, tokens=2000, saved=1000 * saved, saved_squared=1500, verified=4000, accepted=3000)
     for second in range(10):
-        planner.learn({Pairing(tenant, "m", "d"): evidence for tenant in tenants})
+        planner.learn({EvidenceKey(tenant, "m", "d"): evidence for tenant in tenants})
         planner.step({}, FLEET, float(second))
     return planner
 
