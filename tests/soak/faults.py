@@ -149,7 +149,7 @@ async def disturbed(
     blow: Blow = killed,
 ) -> Outcome:
     """One answer during which a worker of `role` that serves it is struck; afterwards that worker is started again."""
-    await _rested(stack)
+    await _idle(stack)
     times: list[tuple[float, int]] = []
     enough = asyncio.Event()
 
@@ -188,7 +188,7 @@ async def disturbed(
     )
 
 
-async def _rested(stack: Stack) -> None:
+async def _idle(stack: Stack) -> None:
     """No lease tells any more of a request that is over: the next one may be served by another worker."""
     deadline_s = time.monotonic() + _SEEN_RUNNING_TIMEOUT_S
     while time.monotonic() < deadline_s:

@@ -20,6 +20,7 @@ _FORMER = {
 _FORMER_WORDS = {
     *("course", "legs", "worth", "standing", "alternatives", "heard", "spoke", "apart", "judge"),
     *("conclude", "tally", "metering", "margins", "parting", "attach"),
+    *("resting", "rested", "rests", "may_rest", "rest_tokens"),
     *("pairing", "pairings", "pairing_problem"),
     *("belief", "beliefs", "believed"),
 }

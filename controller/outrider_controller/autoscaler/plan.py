@@ -418,8 +418,8 @@ def _overrule(
 ) -> None:
     """Applies, in rising priority: load, operators' settings, and missing drafts."""
     if full:
-        resting = [cell.target in full for cell in cells]
-        mode[resting], reason[resting] = Mode.OFF, _CODE[Reason.LOAD]
+        loaded = [cell.target in full for cell in cells]
+        mode[loaded], reason[loaded] = Mode.OFF, _CODE[Reason.LOAD]
     for number, policy in enumerate(policies):
         if policy.speculation is TenantSetting.AUTO:
             continue
@@ -453,8 +453,8 @@ def _too_dear(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
     load = {}
     for target, state in fleet.items():
         since_s = last.load.get(target)
-        rests = since_s is not None and last.now_s - since_s >= LOAD_S
-        if state.price > state.best_chance * (_WAKE_SHARE if rests else 1.0):
+        paused = since_s is not None and last.now_s - since_s >= LOAD_S
+        if state.price > state.best_chance * (_WAKE_SHARE if paused else 1.0):
             load[target] = now_s if since_s is None else since_s
     return load
 

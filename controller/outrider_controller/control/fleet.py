@@ -113,7 +113,7 @@ class FleetWatch:
         """Drafts that no target can use, of which an event has told."""
 
     async def run(self) -> NoReturn:
-        await keep_running(self._look_and_rest, Backoff(HEARTBEAT_S, HEARTBEAT_S), _failed)
+        await keep_running(self._look_and_sleep, Backoff(HEARTBEAT_S, HEARTBEAT_S), _failed)
 
     async def look(self) -> None:
         now = by_key(await self._leases.workers())
@@ -147,7 +147,7 @@ class FleetWatch:
             if (reason := self._unpaired.get(record.info.worker_id)) and record.info.worker_id not in known:
                 FleetChange(EventKind.DRAFT_UNPAIRED, record, reason).tell(self._events)
 
-    async def _look_and_rest(self) -> None:
+    async def _look_and_sleep(self) -> None:
         await self.look()
         await asyncio.sleep(HEARTBEAT_S)
 

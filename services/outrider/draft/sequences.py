@@ -93,7 +93,7 @@ class OpenDraftSequences:
         if may_run_ahead:
             self._ahead[found.key] = found
 
-    def rest(self, key: SequenceKey) -> None:
+    def pause(self, key: SequenceKey) -> None:
         """Takes it from both queues."""
         self._due.pop(key, None)
         self._ahead.pop(key, None)
@@ -104,6 +104,6 @@ class OpenDraftSequences:
 
     def remove(self, key: SequenceKey) -> OpenSequence | None:
         """Forgets the key; returns its sequence if that had not finished."""
-        self.rest(key)
+        self.pause(key)
         self._finished.discard(key)
         return self._open.pop(key, None)

@@ -138,7 +138,7 @@ class DraftWorker:
         since_s = self._clock()
         for found, drafted in zip(ahead, self._rounds.run_ahead(ahead), strict=True):
             if not drafted.token_ids:
-                self._sequences.rest(found.key)
+                self._sequences.pause(found.key)
                 continue
             self._propose(found.proposed(drafted, since_s, self._clock() - since_s, run_ahead=True))
 
@@ -190,7 +190,7 @@ class DraftWorker:
         grown = event.limits.max_draft_tokens > found.sequence.limits.max_draft_tokens
         self._drafter.set_limits(found.sequence, event.limits)
         if not event.limits.max_draft_tokens:
-            self._sequences.rest(event.key)
+            self._sequences.pause(event.key)
         elif grown:
             self._sequences.make_due(found, event.received_s)
 

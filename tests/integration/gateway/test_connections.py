@@ -149,11 +149,11 @@ async def test_of_too_many_connections_the_one_that_rested_longest_makes_room(
     async with routing(router) as address, gateway(address, limits=GatewayLimits(max_connections=5)) as running:
         asking = asyncio.create_task(serves(running.http_address))
         await until(lambda: router.num_running == 1)
-        resting = [await connect(running.http_address) for _ in range(12)]
+        waiting = [await connect(running.http_address) for _ in range(12)]
         # The one under way is left alone, the others go in the order in which they came.
-        for reader, _ in resting[:8]:
+        for reader, _ in waiting[:8]:
             assert await rest_of(reader) == b""
-        assert not any(reader.at_eof() for reader, _ in resting[8:])
+        assert not any(reader.at_eof() for reader, _ in waiting[8:])
         release.set()
         assert await asking
         assert await serves(running.http_address)

@@ -225,7 +225,7 @@ async def test_a_server_that_goes_before_it_has_erased_is_named(fleet: Any) -> N
 async def test_a_server_outlives_its_router_and_is_attached_to_the_next(
     fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A draft that rests when its router ends rests until there is another.
+    # A draft that is paused when its router ends is paused until there is another.
     monkeypatch.setattr(SpeculationGain, "round", lambda *seen, **settings: None)
     await fleet.draft()
     async with AsyncExitStack() as first:

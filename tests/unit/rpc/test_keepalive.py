@@ -53,7 +53,7 @@ async def connected(target: EchoTarget) -> AsyncIterator[target_pb2_grpc.TargetS
             yield target_pb2_grpc.TargetServiceStub(channel)
 
 
-async def rest() -> None:
+async def idle() -> None:
     """A connection without any call."""
     target = EchoTarget()
     async with connected(target) as stub:
@@ -75,6 +75,6 @@ async def compute() -> None:
         assert await call.read() == target_pb2.VerifyResponse()
 
 
-async def test_a_resting_connection_and_a_silent_stream_stay_open_however_often_they_are_pinged() -> None:
-    outcomes = await asyncio.gather(rest(), compute(), return_exceptions=True)
+async def test_an_idle_connection_and_a_silent_stream_stay_open_however_often_they_are_pinged() -> None:
+    outcomes = await asyncio.gather(idle(), compute(), return_exceptions=True)
     assert outcomes == [None, None]

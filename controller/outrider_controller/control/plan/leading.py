@@ -127,7 +127,7 @@ class PlanLeader:
         self._planned_s = float("-inf")
 
     async def run(self) -> NoReturn:
-        async def tick_and_rest() -> None:
+        async def tick_and_sleep() -> None:
             await self.tick()
             changed = await self._plans.changed(_TICK_S)
             if changed:
@@ -141,7 +141,7 @@ class PlanLeader:
             log.error("planning failed", exc_info=error)
 
         try:
-            await keep_running(tick_and_rest, Backoff(_TICK_S, _TICK_S), failed)
+            await keep_running(tick_and_sleep, Backoff(_TICK_S, _TICK_S), failed)
         finally:
             if self.epoch:
                 self.announcements.end()

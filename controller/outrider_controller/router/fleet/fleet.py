@@ -196,7 +196,7 @@ async def _until_tried(links: Iterable[LeasedTarget], timeout_s: float) -> None:
 
 
 async def _keep_refreshing(fleet: Fleet, pause_s: float) -> NoReturn:
-    async def refresh_and_rest() -> None:
+    async def refresh_and_sleep() -> None:
         await fleet.refresh()
         await asyncio.sleep(pause_s)
 
@@ -204,7 +204,7 @@ async def _keep_refreshing(fleet: Fleet, pause_s: float) -> NoReturn:
         log.error("reading the leases failed", exc_info=error)
 
     # The last known fleet keeps serving. An error must not end this task: no other reads the leases.
-    await keep_running(refresh_and_rest, Backoff(pause_s, pause_s), failed)
+    await keep_running(refresh_and_sleep, Backoff(pause_s, pause_s), failed)
 
 
 # -- the connection to one target

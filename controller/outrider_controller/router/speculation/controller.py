@@ -119,7 +119,7 @@ class SpeculationController:
     def allow(self, allowed: Allowance) -> Speculation | None:
         """The allowance has changed. Returns the setting to send if it changes too."""
         was, before, self.allowed = self.limit, self.allowed, allowed
-        if (self.gain.resting and allowed.insistent) or (self.limit and not was):
+        if (self.gain.paused and allowed.insistent) or (self.limit and not was):
             self._begin(self.gain.record)
         elif allowed.saving < before.saving:
             self.gain.known = min(self.gain.known, allowed.saving)
@@ -162,11 +162,11 @@ class SpeculationController:
 
     def _learn(self, seen: RoundSums) -> None:
         gain, times = self.gain, self.times
-        was_resting, step_us = gain.resting, seen.step_us / seen.rounds
+        was_paused, step_us = gain.paused, seen.step_us / seen.rounds
         if draft_active := bool(times.answers_us):
             times.turnaround_us = gain.record.turnaround_us = min(times.answers_us)
-        gain.round(seen, draft_active=draft_active, may_rest=not self.allowed.insistent)
-        if was_resting and not gain.resting:
+        gain.round(seen, draft_active=draft_active, may_pause=not self.allowed.insistent)
+        if was_paused and not gain.paused:
             # The draft must first prefill the tokens committed meanwhile.
             self._forget_draft()
         if self.window.add(seen.verified, seen.accepted, self.allowed.min_acceptance):
@@ -185,8 +185,8 @@ class SpeculationController:
     def draft_active(self, answer_us: int) -> None:
         """The draft works: its last answer came `answer_us` after the commit, 0 where it answered nothing. The setting
         is decided with the next commit."""
-        if self.gain.resting:
-            # Sent before the draft received the setting to rest.
+        if self.gain.paused:
+            # Sent before the draft received the setting that pauses it.
             return
         if answer_us > 0:
             self.times.answers_us.append(answer_us)
@@ -207,7 +207,7 @@ class SpeculationController:
         if self._below_floor:
             return PLAIN
         own = self.allowed.max_own_draft_tokens
-        if self.gain.resting or self._off:
+        if self.gain.paused or self._off:
             return Speculation(weight=self.allowed.weight, max_own_draft_tokens=own) if own else PLAIN
         return Speculation(self.limit, self._wait_us(), self.config.run_ahead_tokens, self.allowed.weight, own)
 

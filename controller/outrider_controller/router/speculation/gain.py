@@ -1,8 +1,9 @@
 """Whether a draft saves time within one request, compared with plain decoding. Pure.
 
 The unit is the plain round: a round that committed three tokens in the time of two plain ones saved one. A draft that
-costs the request more than it saves rests: the target decodes plainly. Then the draft is tried again, after twice as
-many tokens each time that it fails. The savings of all rounds are evidence for the plan, which decides across requests.
+costs the request more than it saves is paused: the target decodes plainly. Then the draft is tried again, after
+twice as many tokens each time that it fails. The savings of all rounds are evidence for the plan, which decides across
+requests.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from outrider.protocol.rounds import Round
 
 from outrider_controller.autoscaler.evidence import Evidence
 
-# A draft that has rested must prefill the whole sequence again while the target decodes.
-FIRST_REST_TOKENS = 128
-LONGEST_REST_TOKENS = 512
+# A draft that was paused must prefill the whole sequence again while the target decodes.
+FIRST_PAUSE_TOKENS = 128
+LONGEST_PAUSE_TOKENS = 512
 MEASURING_TOKENS = 8
 """Tokens decoded plainly to measure a plain round."""
 _MIN_ROUNDS = 3
@@ -25,7 +26,7 @@ _KNOWN_ROUNDS = 24.0
 # Decay per round of this request's measurements, and of earlier knowledge.
 _KEEP = 0.93
 _KEEP_KNOWN = 0.975
-# A smaller saving does not count before a plain round was measured with the draft at rest. Next to a busy draft a
+# A smaller saving does not count before a plain round was measured with the draft paused. Next to a busy draft a
 # step takes longer, most of all where both share a memory, and the draft would get credit for that.
 _CLEAR_SAVING = 0.35
 _MEASURE_AFTER_ROUNDS = 6
@@ -79,7 +80,7 @@ class DraftRecord:
     saving: float | None = None
     """Saving of recent rounds, in plain rounds per round. It shows a busy machine sooner than the plan does."""
     plain_share: float = 1.0
-    """Time of a plain round with the draft at rest, relative to a target step next to a busy draft."""
+    """Time of a plain round with the draft paused, relative to a target step next to a busy draft."""
     measured: bool = False
     """Whether `plain_share` was measured."""
     step_us: float = 0.0
@@ -87,7 +88,7 @@ class DraftRecord:
     turnaround_us: int = 0
     """From a commit to the draft that answers it, likewise."""
 
-    def rested(self, share: float) -> None:
+    def add_plain_round(self, share: float) -> None:
         """Adds the time of a plain round, relative to a step next to a busy draft."""
         share = min(max(share, 0.25), 1.5)
         self.plain_share = 0.8 * self.plain_share + 0.2 * share if self.measured else share
@@ -100,7 +101,7 @@ class DraftRecord:
 
 @dataclass(slots=True)
 class RequestCost:
-    """What one request has cost with its draft, whether that drafts or rests.
+    """What one request has cost with its draft, whether that drafts or is paused.
 
     By counts and waits, not by the clock: two drafts are compared by few requests, and how long a round takes depends
     on everything else that runs.
@@ -129,14 +130,14 @@ class RequestCost:
 
 @dataclass(slots=True)
 class SpeculationGain:
-    """The gain of drafting in one request, and whether its draft rests."""
+    """The gain of drafting in one request, and whether its draft is paused."""
 
     record: DraftRecord = field(default_factory=DraftRecord)
     known: float = 0.5
     """Saving of a round expected from earlier requests, in plain rounds."""
-    resting: bool = False
-    _rest_tokens: int = FIRST_REST_TOKENS
-    """Length of the next rest, in tokens."""
+    paused: bool = False
+    _pause_tokens: int = FIRST_PAUSE_TOKENS
+    """Length of the next pause, in tokens."""
     _step_us: float = 0.0
     """Time of a target step while the draft works."""
     _rounds: float = 0.0
@@ -144,8 +145,8 @@ class SpeculationGain:
     _num_late: int = 0
     _num_in_time: int = 0
     _num_silent: int = 0
-    _num_rested: int = 0
-    _tokens_rested: int = 0
+    _num_paused: int = 0
+    _tokens_paused: int = 0
     _measuring: bool = False
     cost: RequestCost = field(default_factory=RequestCost)
 
@@ -165,14 +166,14 @@ class SpeculationGain:
         if record is not self.record:
             self.ended()
         self.record, self.known = record, known if record.saving is None else max(0.0, min(known, record.saving))
-        self._rest_tokens = FIRST_REST_TOKENS
-        self._enter(resting=False)
+        self._pause_tokens = FIRST_PAUSE_TOKENS
+        self._enter(paused=False)
 
-    def round(self, seen: RoundSums, *, draft_active: bool, may_rest: bool = True) -> None:
+    def round(self, seen: RoundSums, *, draft_active: bool, may_pause: bool = True) -> None:
         """`draft_active`: the draft has answered a commit since it was opened or woken."""
         rounds, step_us = seen.rounds, seen.step_us / seen.rounds
-        if self.resting:
-            self._rested(seen)
+        if self.paused:
+            self._plain_rounds(seen)
         elif not draft_active:
             self._num_silent += rounds
             if self._num_silent > _MAX_LATE_ROUNDS:
@@ -199,7 +200,7 @@ class SpeculationGain:
                 accepted=seen.accepted - seen.own_accepted,
                 draft_us=seen.draft_us,
             )
-            if may_rest:
+            if may_pause:
                 self._decide(record)
 
     def ended(self) -> None:
@@ -219,28 +220,28 @@ class SpeculationGain:
             return
         saving = self.saving
         if saving < 0:
-            self._enter(resting=True)
+            self._enter(paused=True)
             # The cause, a busy machine for example, may be over at the next trial: that one starts without credit.
             self.known = 0.0
         elif not record.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
-            self._enter(resting=True)
+            self._enter(paused=True)
             self._measuring = True
         else:
-            self._rest_tokens = FIRST_REST_TOKENS
+            self._pause_tokens = FIRST_PAUSE_TOKENS
 
-    def _rested(self, seen: RoundSums) -> None:
+    def _plain_rounds(self, seen: RoundSums) -> None:
         # The first plain round began while the draft still worked.
-        if self._num_rested and self._step_us:
-            self.record.rested(seen.us / seen.rounds / self._step_us)
-        self._num_rested += seen.rounds
-        self._tokens_rested += seen.tokens
-        if self._tokens_rested >= (MEASURING_TOKENS if self._measuring else self._rest_tokens):
+        if self._num_paused and self._step_us:
+            self.record.add_plain_round(seen.us / seen.rounds / self._step_us)
+        self._num_paused += seen.rounds
+        self._tokens_paused += seen.tokens
+        if self._tokens_paused >= (MEASURING_TOKENS if self._measuring else self._pause_tokens):
             if not self._measuring:
-                self._rest_tokens = min(2 * self._rest_tokens, LONGEST_REST_TOKENS)
-            self._enter(resting=False)
+                self._pause_tokens = min(2 * self._pause_tokens, LONGEST_PAUSE_TOKENS)
+            self._enter(paused=False)
 
-    def _enter(self, *, resting: bool) -> None:
-        self.resting = resting
+    def _enter(self, *, paused: bool) -> None:
+        self.paused = paused
         self._rounds = self._saved = 0.0
-        self._num_late = self._num_in_time = self._num_silent = self._num_rested = self._tokens_rested = 0
+        self._num_late = self._num_in_time = self._num_silent = self._num_paused = self._tokens_paused = 0
         self._measuring = False

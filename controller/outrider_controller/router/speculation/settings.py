@@ -113,7 +113,7 @@ class SettingsSender:
     async def keep_planning(self) -> NoReturn:
         """Plans while no control plane does."""
 
-        async def replan_and_rest() -> None:
+        async def replan_and_sleep() -> None:
             self.plan_changed(self.policy.replan(self.target_states(), asyncio.get_running_loop().time()))
             await asyncio.sleep(PLAN_EVERY_S)
 
@@ -121,4 +121,4 @@ class SettingsSender:
             log.error("planning failed", exc_info=error)
 
         # After an error the last plan stays in force.
-        await keep_running(replan_and_rest, Backoff(PLAN_EVERY_S, PLAN_EVERY_S), failed)
+        await keep_running(replan_and_sleep, Backoff(PLAN_EVERY_S, PLAN_EVERY_S), failed)

@@ -33,7 +33,7 @@ class Bounds:
 
     limits: GatewayLimits
     max_connections: int
-    resting: dict[Connection, None] = field(default_factory=dict)
+    waiting: dict[Connection, None] = field(default_factory=dict)
     """Connections without a complete request, longest first."""
     left: bool = False
 
@@ -42,7 +42,7 @@ class Bounds:
         connect again, to another gateway if there is one.
         """
         self.left = True
-        for connection in [one for one in self.resting if one.idle]:
+        for connection in [one for one in self.waiting if one.idle]:
             connection.transport.close()
 
     def protocol(self, **of_uvicorn: Any) -> Connection:
@@ -81,7 +81,7 @@ class Connection(H11Protocol):
         self.conn = StrictConnection(MAX_HEAD_BYTES)
         self._bounds = bounds
         self._limits = bounds.limits
-        self._resting_timer: asyncio.TimerHandle | None = None
+        self._waiting_timer: asyncio.TimerHandle | None = None
         self._sending_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -90,25 +90,25 @@ class Connection(H11Protocol):
             message = "every connection that this gateway takes has a request under way"
             self._end(HttpError(503, message, "service_unavailable", headers={"Retry-After": "1"}))
             return
-        self._rest(self._limits.header_timeout_s)
+        self._wait_for_head(self._limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._bounds.resting.pop(self, None)
-        _stop(self._resting_timer)
+        self._bounds.waiting.pop(self, None)
+        _stop(self._waiting_timer)
         _stop(self._sending_timer)
 
     def handle_events(self) -> None:
         super().handle_events()
         if self._answering:
-            _stop(self._resting_timer)
+            _stop(self._waiting_timer)
             if not self.cycle.more_body:
-                self._bounds.resting.pop(self, None)
+                self._bounds.waiting.pop(self, None)
 
     def on_response_complete(self) -> None:
         # Before the call, because a pipelined request may begin in it. uvicorn closes at idle_timeout_s unless a byte
         # arrives. The timer set here continues, so that an endless head or unread body does not keep the connection.
-        self._rest(self._limits.idle_timeout_s + self._limits.header_timeout_s)
+        self._wait_for_head(self._limits.idle_timeout_s + self._limits.header_timeout_s)
         if self._bounds.left:
             # Closes after the rest is sent. A further request would only be refused.
             self.transport.close()
@@ -142,13 +142,13 @@ class Connection(H11Protocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
-    def _rest(self, timeout_s: float) -> None:
-        _stop(self._resting_timer)
-        self._resting_timer = self.loop.call_later(timeout_s, self._rested_too_long)
-        self._bounds.resting.pop(self, None)
-        self._bounds.resting[self] = None
+    def _wait_for_head(self, timeout_s: float) -> None:
+        _stop(self._waiting_timer)
+        self._waiting_timer = self.loop.call_later(timeout_s, self._head_too_late)
+        self._bounds.waiting.pop(self, None)
+        self._bounds.waiting[self] = None
 
-    def _rested_too_long(self) -> None:
+    def _head_too_late(self) -> None:
         part_of_a_head = self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]
         if part_of_a_head and self.transport.get_write_buffer_size() == 0:
             self._end(HttpError(408, "the head of the request did not arrive in time"))
@@ -157,11 +157,11 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> bool:
         """Closes the connection longest without a request. False when all have one."""
-        longest = next(iter(self._bounds.resting), None)
+        longest = next(iter(self._bounds.waiting), None)
         if longest is None:
             return False
         # Removed at once and not in connection_lost, because more connections may arrive before that.
-        del self._bounds.resting[longest]
+        del self._bounds.waiting[longest]
         self.connections.discard(longest)
         longest.transport.abort()
         return True

@@ -176,8 +176,8 @@ class Catalog:
         key = served.model, served.tokenizer_sha256
         known = self._loading.get(key)
         now_s = time.monotonic()
-        rested = anew or (known is not None and now_s - known.started_s > _RETRY_LOAD_S)
-        if known is not None and not (_failed(known.task) and rested):
+        due = anew or (known is not None and now_s - known.started_s > _RETRY_LOAD_S)
+        if known is not None and not (_failed(known.task) and due):
             return known
         loading = self._loading[key] = _Loading(asyncio.create_task(self._fetched(*key)), now_s)
         loading.task.add_done_callback(lambda task: _report(served.model, task))

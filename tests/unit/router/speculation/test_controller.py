@@ -219,9 +219,9 @@ def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns: int) -> N
 
 @pytest.mark.parametrize("turns", [1, 4])
 def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_over(turns: int) -> None:
-    assert not in_turns(turns, accepted=0, round_us=45_000, count=8).gain.resting
+    assert not in_turns(turns, accepted=0, round_us=45_000, count=8).gain.paused
     controller = in_turns(turns, accepted=0, round_us=45_000, count=40)
-    assert controller.gain.resting and controller.sent == PLAIN
+    assert controller.gain.paused and controller.sent == PLAIN
 
 
 def test_a_draft_may_always_guess_as_far_ahead_as_is_configured() -> None:

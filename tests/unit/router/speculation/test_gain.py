@@ -12,7 +12,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.router.speculation.gain import FIRST_REST_TOKENS, DraftRecord, RoundSums, SpeculationGain
+from outrider_controller.router.speculation.gain import FIRST_PAUSE_TOKENS, DraftRecord, RoundSums, SpeculationGain
 
 PLAIN_US = 30_000
 KEY = EvidenceKey("t", "m", "d")
@@ -72,9 +72,9 @@ def play(drafted: Round, *, requests: int = 12, length: int = 64, tenant: Tenant
         gain = tenant.begin()
         tokens, rounds_awake = 0, 0
         while tokens < length:
-            draft_active = gain is not None and not gain.resting and rounds_awake > 0
+            draft_active = gain is not None and not gain.paused and rounds_awake > 0
             count, us = drafted(rng) if draft_active else (1, PLAIN_US)
-            rounds_awake = 0 if gain is None or gain.resting else rounds_awake + 1
+            rounds_awake = 0 if gain is None or gain.paused else rounds_awake + 1
             if gain is not None:
                 gain.round(one_round(count, int(draft_active), us, PLAIN_US), draft_active=draft_active)
             tokens += count
@@ -108,7 +108,7 @@ def test_a_draft_that_is_always_wrong_costs_less_than_a_twentieth_and_soon_next_
     assert play(wrong, requests=200, tenant=tenant).ratio > 0.99
 
 
-def test_a_draft_that_pays_is_hardly_ever_at_rest() -> None:
+def test_a_draft_that_pays_is_hardly_ever_paused() -> None:
     good = accepting(0.6, 42_000)
     always = Played()
     rng = random.Random(7)
@@ -167,18 +167,18 @@ def test_a_draft_that_becomes_good_is_found_out() -> None:
     assert play(accepting(0.7, 42_000), requests=30, tenant=tenant).ratio > 1.5
 
 
-def test_what_a_plain_round_takes_is_measured_with_the_draft_at_rest_before_a_small_saving_counts() -> None:
+def test_what_a_plain_round_takes_is_measured_with_the_draft_paused_before_a_small_saving_counts() -> None:
     gain = begun(DraftRecord())
     # Beside the draft a step takes a third longer than it does alone, so this draft seems to lose nothing.
-    while not gain.resting:
+    while not gain.paused:
         gain.round(one_round(1, 1, 40_000, 40_000), draft_active=True)
     assert gain.record.evidence.rounds < 10
-    while gain.resting:
+    while gain.paused:
         gain.round(one_round(1, 0, PLAIN_US, PLAIN_US), draft_active=False)
     assert gain.record.plain_share == pytest.approx(0.75)
     for _ in range(30):
         gain.round(one_round(1, 1, 40_000, 40_000), draft_active=True)
-    assert gain.resting
+    assert gain.paused
 
 
 def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid() -> None:
@@ -188,14 +188,14 @@ def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid() -> None:
     assert gain is not None
     for _ in range(4):
         gain.round(one_round(1, 1, 42_000, PLAIN_US), draft_active=True)
-    assert not gain.resting
+    assert not gain.paused
 
 
 def test_a_draft_that_is_never_in_time_rests_too() -> None:
     gain = begun(DraftRecord(measured=True))
     # It only keeps the memory busy: a round takes a fifth longer.
     rounds = 0
-    while not gain.resting:
+    while not gain.paused:
         gain.round(one_round(1, 0, 40_000, 33_000), draft_active=True)
         rounds += 1
     assert rounds < 15
@@ -204,7 +204,7 @@ def test_a_draft_that_is_never_in_time_rests_too() -> None:
 def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known() -> None:
     gain = begun(DraftRecord(measured=True), 0.8)
     rounds = 0
-    while not gain.resting:
+    while not gain.paused:
         in_time = rounds % 20 == 3
         gain.round(one_round(2 if in_time else 1, int(in_time), 40_000, 35_000), draft_active=True)
         rounds += 1
@@ -218,8 +218,8 @@ def begun(record: DraftRecord, known: float = 0.5) -> SpeculationGain:
 
 
 def failed(gain: SpeculationGain) -> None:
-    """Until it rests, a draft is wrong."""
-    while not gain.resting:
+    """Until it is paused, a draft is wrong."""
+    while not gain.paused:
         gain.round(one_round(1, 1, 45_000, PLAIN_US), draft_active=True)
 
 
@@ -230,19 +230,19 @@ def plainly(gain: SpeculationGain, rounds: int) -> None:
 
 def test_within_a_request_a_draft_is_tried_again_after_twice_as_long_each_time_that_it_fails() -> None:
     gain = begun(DraftRecord(measured=True))
-    for rest in (FIRST_REST_TOKENS, 2 * FIRST_REST_TOKENS, 4 * FIRST_REST_TOKENS, 4 * FIRST_REST_TOKENS):
+    for pause in (FIRST_PAUSE_TOKENS, 2 * FIRST_PAUSE_TOKENS, 4 * FIRST_PAUSE_TOKENS, 4 * FIRST_PAUSE_TOKENS):
         failed(gain)
-        plainly(gain, rest - 1)
-        assert gain.resting
+        plainly(gain, pause - 1)
+        assert gain.paused
         plainly(gain, 1)
-        assert not gain.resting
+        assert not gain.paused
 
 
-def test_a_request_that_insists_gives_evidence_and_never_rests() -> None:
+def test_a_request_that_insists_gives_evidence_and_is_never_paused() -> None:
     gain = begun(DraftRecord(measured=True))
     for _ in range(100):
-        gain.round(one_round(1, 1, 45_000, PLAIN_US, verified=4), draft_active=True, may_rest=False)
-    assert not gain.resting
+        gain.round(one_round(1, 1, 45_000, PLAIN_US, verified=4), draft_active=True, may_pause=False)
+    assert not gain.paused
     taken = gain.record.take()
     assert (taken.rounds, taken.verified, taken.accepted) == (100, 400, 0)
     assert taken.saved == pytest.approx(-50)
@@ -270,7 +270,7 @@ def test_a_draft_gets_no_credit_for_what_the_target_drafts_itself() -> None:
         for _ in range(20):
             seen = RoundSums()
             seen.add(Commit.from_commit(commit, PLAIN_US), 2 * PLAIN_US)
-            gain.round(seen, draft_active=True, may_rest=False)
+            gain.round(seen, draft_active=True, may_pause=False)
         return gain.record.evidence
 
     of_all, of_the_draft = evidence(own=False), evidence(own=True)

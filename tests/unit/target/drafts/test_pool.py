@@ -379,7 +379,7 @@ async def test_another_worker_at_the_address_is_not_the_one_that_was_meant(world
 @virtual
 async def test_a_draft_that_is_silent_and_does_not_answer_is_given_up(world: World) -> None:
     await world.paired()
-    # Silent alone is what a draft at rest is.
+    # Silent alone is what a paused draft is.
     await asyncio.sleep(10)
     assert not world.faults
     world.draft_host.silent_until_s = asyncio.get_running_loop().time() + 60
@@ -508,7 +508,7 @@ async def test_the_pairing_asked_for_last_is_the_one_that_counts(world: World) -
 async def test_a_link_with_nothing_open_on_it_is_closed_after_a_while(world: World) -> None:
     await world.paired()
     await asyncio.sleep(100)
-    assert not world.draft.ended, "its sequence rests"
+    assert not world.draft.ended, "its sequence is paused"
     await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])
     await asyncio.sleep(20)
     assert not world.draft.ended

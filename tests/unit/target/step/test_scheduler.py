@@ -161,13 +161,13 @@ def test_a_draft_is_not_waited_for_before_its_first_word() -> None:
     assert plan([silent], BATCHING, free_blocks=9, now_s=0.001).held
 
 
-def test_a_draft_that_rested_is_waited_for_after_its_next_word() -> None:
-    rested = sequence(0, speculation=WAITING)
-    rested.adjust(Speculation(0, 0, 0))
+def test_a_draft_that_paused_is_waited_for_after_its_next_word() -> None:
+    paused = sequence(0, speculation=WAITING)
+    paused.adjust(Speculation(0, 0, 0))
     # Said before it knew.
-    rested.offer(DraftTree(10, (3, 3)), 0.0)
-    rested.adjust(WAITING)
-    assert rows(plan([rested], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
+    paused.offer(DraftTree(10, (3, 3)), 0.0)
+    paused.adjust(WAITING)
+    assert rows(plan([paused], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
 
 
 def test_the_wait_ends_at_its_bound() -> None:
