@@ -109,7 +109,7 @@ def tenant_policy(
         max_wait_us=record.max_wait_ms * 1000 if record.HasField("max_wait_ms") else None,
         weight=record.weight or 1.0,
         min_acceptance=record.min_acceptance if record.HasField("min_acceptance") else None,
-        clients_insist=not record.clients_may_not_insist,
+        on_counts_as_auto=record.on_counts_as_auto,
     )
 
 
@@ -160,7 +160,7 @@ def _policy_to_proto(given: TenantPolicy) -> tenants.SpeculationPolicy:
         max_wait_ms=None if given.max_wait_us is None else given.max_wait_us // 1000,
         weight=given.weight,
         min_acceptance=given.min_acceptance,
-        clients_may_not_insist=not given.clients_insist,
+        on_counts_as_auto=given.on_counts_as_auto,
     )
 
 

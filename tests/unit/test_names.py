@@ -20,6 +20,7 @@ _FORMER = {
 _FORMER_WORDS = {
     *("course", "legs", "worth", "standing", "alternatives", "heard", "spoke", "apart", "judge"),
     *("conclude", "tally", "metering", "margins", "parting", "attach"),
+    *("insists", "insistent", "clients_insist", "clients_may_not_insist"),
     *("resting", "rested", "rests", "may_rest", "rest_tokens"),
     *("pairing", "pairings", "pairing_problem"),
     *("belief", "beliefs", "believed"),

@@ -93,8 +93,8 @@ class TenantPolicy:
     """Value of a saved token to the tenant: 2 for latency, 0.5 for batch work."""
     min_acceptance: float | None = None
     """A request with a lower acceptance of its last 200 verified tokens decodes plainly from then on."""
-    clients_insist: bool = True
-    """Whether a client's `speculation: on` overrides the plan."""
+    on_counts_as_auto: bool = False
+    """Whether a client's `speculation: on` leaves the decision to the plan."""
 
     @property
     def cap(self) -> int | None:

@@ -340,13 +340,13 @@ async def test_a_leader_gives_way_when_only_it_is_cut_off_from_the_store(
 
 
 async def test_an_answers_metrics_say_where_on_counted_as_auto(fleet: Any) -> None:
-    policy = tenants_pb2.SpeculationPolicy(clients_may_not_insist=True)
+    policy = tenants_pb2.SpeculationPolicy(on_counts_as_auto=True)
     await fleet.store.tenants.put([tenants_pb2.Tenant(name="t", speculation=policy)], by="test")
     await fleet.target()
     await fleet.draft()
     async with control_plane(fleet):
         router = await fleet.start()
-        await until(lambda: follows(router) and not decision(router).policy.clients_insist)
+        await until(lambda: follows(router) and decision(router).policy.on_counts_as_auto)
         for mode, counted in ((router_pb2.SPECULATION_MODE_ON, 1), (router_pb2.SPECULATION_MODE_AUTO, 0)):
             answer = await fleet.ask(fleet.request(request_id=f"r{mode}", max_new_tokens=4, speculation=mode))
             assert answer.metrics.num_on_as_auto == counted

@@ -38,7 +38,7 @@ async def started(fleet: Fleet, *, old: float = 0.8, new: float = 0.8, step_s: f
         await fleet.draft(FakeDraft(accuracy=old, model="old")),
         await fleet.draft(FakeDraft(accuracy=new, model="new", candidate=True)),
     )
-    # Requests that insist wait so long for a draft: less than a step.
+    # Requests with `speculation: on` wait so long for a draft: less than a step.
     await fleet.start(policy=PolicyConfig(max_wait_us=round(5e5 * step_s)))
     return drafts
 

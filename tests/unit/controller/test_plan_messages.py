@@ -37,7 +37,7 @@ def test_of_whom_nothing_is_said_is_as_everybody() -> None:
 
 
 def test_a_decision_is_the_same_after_its_way_as_a_message() -> None:
-    policy = TenantPolicy(TenantSetting.OFF, 2e9, 2, max_draft_tokens=4, max_wait_us=3000, clients_insist=False)
+    policy = TenantPolicy(TenantSetting.OFF, 2e9, 2, max_draft_tokens=4, max_wait_us=3000, on_counts_as_auto=True)
     decision = Decision(
         mode=Mode.TRY,
         reason=Reason.COSTS,

@@ -38,7 +38,7 @@ _SPECULATION = {
     "max_wait_ms": int,
     "weight": float,
     "min_acceptance": float,
-    "clients_may_not_insist": bool,
+    "on_counts_as_auto": bool,
 }
 _KINDS: dict[type, str] = {
     str: "text",

@@ -28,7 +28,7 @@ _PRIOR_ACCEPTED = 1.0
 class Allowance(Speculation):
     """The most that client, operators and the plan allow one request, and on what terms."""
 
-    insistent: bool = False
+    always_draft: bool = False
     """The target waits for the draft, within the limit, whether or not that pays."""
     saving: float = 0.5
     """Expected saving of a round, in plain rounds."""
@@ -119,7 +119,7 @@ class SpeculationController:
     def allow(self, allowed: Allowance) -> Speculation | None:
         """The allowance has changed. Returns the setting to send if it changes too."""
         was, before, self.allowed = self.limit, self.allowed, allowed
-        if (self.gain.paused and allowed.insistent) or (self.limit and not was):
+        if (self.gain.paused and allowed.always_draft) or (self.limit and not was):
             self._begin(self.gain.record)
         elif allowed.saving < before.saving:
             self.gain.known = min(self.gain.known, allowed.saving)
@@ -165,7 +165,7 @@ class SpeculationController:
         was_paused, step_us = gain.paused, seen.step_us / seen.rounds
         if draft_active := bool(times.answers_us):
             times.turnaround_us = gain.record.turnaround_us = min(times.answers_us)
-        gain.round(seen, draft_active=draft_active, may_pause=not self.allowed.insistent)
+        gain.round(seen, draft_active=draft_active, may_pause=not self.allowed.always_draft)
         if was_paused and not gain.paused:
             # The draft must first prefill the tokens committed meanwhile.
             self._forget_draft()
@@ -215,7 +215,7 @@ class SpeculationController:
         if self.unanswered >= self.config.silent_commits:
             return 0
         cap_us = self.allowed.max_wait_us
-        if self.allowed.insistent:
+        if self.allowed.always_draft:
             return cap_us
         return worthwhile_wait_us(
             cap_us=cap_us,

@@ -93,25 +93,25 @@ class Policy:
         decision, config = self.decision(request.tenant, request.model), self.config
         policy = decision.policy
         forced = policy.speculation
-        insists = request.speculation == router.SPECULATION_MODE_ON and policy.clients_insist
-        insistent = forced is TenantSetting.ON or (forced is TenantSetting.AUTO and insists)
+        asks_on = request.speculation == router.SPECULATION_MODE_ON and not policy.on_counts_as_auto
+        always = forced is TenantSetting.ON or (forced is TenantSetting.AUTO and asks_on)
         # Beyond its row, one more token of a lookup costs nothing: where nobody asks for a bound, the price decides.
         asked = [bound for bound in (request.max_draft_tokens, policy.cap) if bound is not None]
         most_own = min(asked, default=MAX_DRAFT_TOKENS) if config.max_draft_tokens else 0
         off = request.speculation == router.SPECULATION_MODE_OFF or forced is TenantSetting.OFF
         allowed = Allowance(
             max_draft_tokens=min([config.max_draft_tokens, *asked]),
-            max_own_draft_tokens=0 if off or not (insistent or self._own_drafts_pay(request)) else most_own,
+            max_own_draft_tokens=0 if off or not (always or self._own_drafts_pay(request)) else most_own,
             max_wait_us=config.max_wait_us
             if policy.max_wait_us is None
             else min(config.max_wait_us, policy.max_wait_us),
-            insistent=insistent,
+            always_draft=always,
             weight=policy.weight,
             saving=max(decision.saving, 0.0),
             min_acceptance=policy.min_acceptance,
             draft=decision.draft_for(request.request_id),
         )
-        if off or not (insistent or allowed.draft is not None or _undecided(decision)):
+        if off or not (always or allowed.draft is not None or _undecided(decision)):
             return replace(allowed, max_draft_tokens=0)
         return allowed
 
@@ -130,7 +130,7 @@ class Policy:
     def counts_on_as_auto(self, request: Request) -> bool:
         """Whether the client asked for `on`, which its tenant's policy treats as `auto`."""
         policy = self.decision(request.tenant, request.model).policy
-        return request.speculation == router.SPECULATION_MODE_ON and not policy.clients_insist
+        return request.speculation == router.SPECULATION_MODE_ON and policy.on_counts_as_auto
 
     # -- evidence and plan
 

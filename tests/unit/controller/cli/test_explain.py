@@ -82,7 +82,7 @@ def test_every_reason_has_words(reason: Reason) -> None:
         Decision(
             Mode.ON,
             Reason.OPERATOR_ON,
-            policy=TenantPolicy(TenantSetting.ON, 50.0, 2, 3, 20_000, 2.0, min_acceptance=0.5, clients_insist=False),
+            policy=TenantPolicy(TenantSetting.ON, 50.0, 2, 3, 20_000, 2.0, min_acceptance=0.5, on_counts_as_auto=True),
         ),
     ],
 )

@@ -17,7 +17,7 @@ from outrider_controller.router.speculation.gain import DraftRecord
 
 CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
 ALLOWED = Allowance(5, CONFIG.max_wait_us)
-INSISTENT = replace(ALLOWED, insistent=True)
+ALWAYS = replace(ALLOWED, always_draft=True)
 
 
 def opened() -> SpeculationController:
@@ -162,8 +162,8 @@ def test_waiting_stops_for_a_draft_that_is_never_right_and_stays_for_one_that_is
     assert played(opened(), 60, drafted=5, accepted=3)[-1] > 15_000
 
 
-def test_a_client_that_insists_is_served_drafts_whether_or_not_they_pay() -> None:
-    controller = SpeculationController(CONFIG, INSISTENT)
+def test_a_client_that_asks_for_drafts_is_served_drafts_whether_or_not_they_pay() -> None:
+    controller = SpeculationController(CONFIG, ALWAYS)
     assert controller.opened(5).max_wait_us == 50_000
     assert played(controller, 60, drafted=5, accepted=0) == []
     assert (controller.sent.max_draft_tokens, controller.sent.max_wait_us) == (5, 50_000)

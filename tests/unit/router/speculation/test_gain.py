@@ -238,7 +238,7 @@ def test_within_a_request_a_draft_is_tried_again_after_twice_as_long_each_time_t
         assert not gain.paused
 
 
-def test_a_request_that_insists_gives_evidence_and_is_never_paused() -> None:
+def test_a_request_that_always_drafts_gives_evidence_and_is_never_paused() -> None:
     gain = begun(DraftRecord(measured=True))
     for _ in range(100):
         gain.round(one_round(1, 1, 45_000, PLAIN_US, verified=4), draft_active=True, may_pause=False)

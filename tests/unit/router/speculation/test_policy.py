@@ -28,21 +28,21 @@ AUTO, ON, OFF = router.SPECULATION_MODE_AUTO, router.SPECULATION_MODE_ON, router
 
 
 def allowed(request: Request, decision: Decision) -> tuple[int, bool]:
-    """Drafted tokens, and whether it insists."""
+    """Drafted tokens, and whether it always drafts."""
     policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
     allowance = policy.allowance(request)
-    return allowance.max_draft_tokens, allowance.insistent
+    return allowance.max_draft_tokens, allowance.always_draft
 
 
 @pytest.mark.parametrize(
-    ("client", "decision", "tokens", "insists"),
+    ("client", "decision", "tokens", "always"),
     [
         (AUTO, Decision(Mode.ON, Reason.SAVES, ALL), 5, False),
         (OFF, Decision(Mode.ON, Reason.SAVES, ALL), 0, False),
         (OFF, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON)), 0, True),
         (AUTO, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 0, False),
         (ON, Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.0),)), 5, True),
-        (ON, Decision(Mode.TRY, Reason.COSTS, (), TenantPolicy(clients_insist=False)), 0, False),
+        (ON, Decision(Mode.TRY, Reason.COSTS, (), TenantPolicy(on_counts_as_auto=True)), 0, False),
         (AUTO, Decision(Mode.OFF, Reason.LOAD), 0, False),
         (ON, Decision(Mode.OFF, Reason.OPERATOR_OFF, (), TenantPolicy(TenantSetting.OFF)), 0, False),
         (AUTO, Decision(Mode.ON, Reason.OPERATOR_ON, ALL, TenantPolicy(TenantSetting.ON, max_draft_tokens=2)), 2, True),
@@ -53,9 +53,9 @@ def allowed(request: Request, decision: Decision) -> tuple[int, bool]:
     ],
 )
 def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
-    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int, insists: bool
+    client: router.SpeculationMode.ValueType, decision: Decision, tokens: int, always: bool
 ) -> None:
-    assert allowed(a_request(speculation=client), decision) == (tokens, insists)
+    assert allowed(a_request(speculation=client), decision) == (tokens, always)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +228,10 @@ def test_of_a_deleted_tenant_nothing_is_left() -> None:
     assert Cell("t", "m") not in policy.decisions
 
 
-@pytest.mark.parametrize(("client", "may", "counts"), [(ON, False, True), (ON, True, False), (AUTO, False, False)])
+@pytest.mark.parametrize(("client", "as_auto", "counts"), [(ON, True, True), (ON, False, False), (AUTO, True, False)])
 def test_a_client_is_told_where_its_on_counts_as_auto(
-    client: router.SpeculationMode.ValueType, may: bool, counts: bool
+    client: router.SpeculationMode.ValueType, as_auto: bool, counts: bool
 ) -> None:
-    decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(clients_insist=may))
+    decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(on_counts_as_auto=as_auto))
     policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
     assert policy.counts_on_as_auto(a_request(speculation=client)) is counts

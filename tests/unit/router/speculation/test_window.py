@@ -54,7 +54,7 @@ def test_below_a_tenants_floor_the_rest_of_the_request_is_plain() -> None:
     assert set(sent[60:]) == {0}
     assert controller.sent == PLAIN
     # Whatever else becomes of it.
-    assert controller.allow(replace(ALLOWED, min_acceptance=0.4, insistent=True)) is None
+    assert controller.allow(replace(ALLOWED, min_acceptance=0.4, always_draft=True)) is None
 
 
 def test_below_a_floor_above_one_half_the_alarm_is_given_before_the_request_is_plain() -> None:
@@ -66,7 +66,7 @@ def test_below_a_floor_above_one_half_the_alarm_is_given_before_the_request_is_p
 
 
 def test_a_low_window_takes_the_credit_that_earlier_requests_gave() -> None:
-    controller = SpeculationController(PolicyConfig(), replace(ALLOWED, saving=3.0, insistent=True))
+    controller = SpeculationController(PolicyConfig(), replace(ALLOWED, saving=3.0, always_draft=True))
     controller.opened(5, DraftRecord(measured=True))
     played(controller, 49, accepted=0)
     assert controller.gain.known > -1.0
