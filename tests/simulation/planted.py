@@ -34,7 +34,7 @@ from outrider_controller.router.requests.sequences import SequenceEvents
 class Planted(Enum):
     """The value describes the fault."""
 
-    UNJUDGED = "a drafted token is accepted unjudged"
+    UNVERIFIED = "a drafted token is accepted unverified"
     SHIFTED_NOISE = "noise is keyed one position too far when there are drafts"
     STOP_IGNORED = "a stop token inside an accepted block does not stop"
     LENGTH_OFF_BY_ONE = "a sequence may have one token too many"
@@ -66,7 +66,7 @@ def planted(fault: Planted) -> Iterator[None]:
         setattr(owner, name, shipped)
 
 
-def _unjudged(shipped: Any) -> Any:
+def _unverified(shipped: Any) -> Any:
     def verify_by_choice(candidate: Any, logits: Any, favourites: Any) -> Any:
         verdict = shipped(candidate, logits, favourites)
         if candidate.draft and not verdict.num_accepted:
@@ -222,7 +222,7 @@ def _any_position(shipped: Any) -> Any:
 
 
 _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
-    Planted.UNJUDGED: (verification, "_verify_by_choice", _unjudged),
+    Planted.UNVERIFIED: (verification, "_verify_by_choice", _unverified),
     Planted.SHIFTED_NOISE: (verify, "_candidate", _shifted),
     Planted.STOP_IGNORED: (worker, "apply_stop_conditions", _no_stop),
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),

@@ -121,7 +121,7 @@ def _count(outcome: Outcome, world: World, answers: list[Answer]) -> None:
             counts["preemptions"] += stats.num_preemptions
             counts["refused drafts"] += stats.num_refused_drafts
             counts["failed steps"] += stats.num_step_failures
-            counts["tokens judged beside a guess"] += stats.num_branch_tokens
+            counts["tokens verified on branches"] += stats.num_branch_tokens
             counts["tokens accepted beside a guess"] += stats.num_branch_tokens_accepted
 
 

@@ -14,12 +14,14 @@ _FORMER = {
     *("Course", "Openings", "Legs", "Sums", "Worth", "Standing", "Pace", "Ahead", "Preparing", "_Way", "Lengths"),
     *("Beside", "Sibling", "SiblingKV", "OfferedDraft", "SentDraft", "Drafted"),
     *("Notices", "Persistence", "Meter", "Metered", "RoundLog", "Tally"),
+    "Judged",
     *("Pairing", "PairingEvidence"),
     *("Belief", "Beliefs"),
 }
 _FORMER_WORDS = {
     *("course", "legs", "worth", "standing", "alternatives", "heard", "spoke", "apart", "judge"),
     *("conclude", "tally", "metering", "margins", "parting", "attach"),
+    *("judged", "unjudged"),
     *("insists", "insistent", "clients_insist", "clients_may_not_insist"),
     *("resting", "rested", "rests", "may_rest", "rest_tokens"),
     *("pairing", "pairings", "pairing_problem"),

@@ -21,7 +21,7 @@ from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.vllm import plugin
 from outrider.vllm.coupling import Coupling
-from outrider.vllm.drafts import Decoding, DraftBook, Judged, StepRoom
+from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
 from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.feed import Feed, client_id, opening_of
 from outrider.vllm.server.plugin_config import PluginConfig
@@ -178,11 +178,11 @@ def test_a_router_is_told_what_a_step_committed_and_what_it_cost() -> None:
     feed.open(one)
     feed.follow(StepFacts({"one": 5}, {}, 0.25))
     one.append_output_token_ids([7, 8])
-    judged = Judged(DraftTree(len(PROMPT), (7, 9, 9)), num_verified=2, num_accepted=1)
-    feed.follow(StepFacts({"one": 4}, {"one": [7, 9, 9]}, 0.5), {"one": judged}, {"one": 6})
+    verified = VerifiedDraft(DraftTree(len(PROMPT), (7, 9, 9)), num_verified=2, num_accepted=1)
+    feed.follow(StepFacts({"one": 4}, {"one": [7, 9, 9]}, 0.5), {"one": verified}, {"one": 6})
     one.append_output_token_ids([5])
     one.status = RequestStatus.FINISHED_STOPPED
-    feed.follow(StepFacts({"one": 1}, {}, 0.125), {"one": Judged()})
+    feed.follow(StepFacts({"one": 1}, {}, 0.125), {"one": VerifiedDraft()})
     first, last = pool.commits
     assert (first.base_len, first.outcome.token_ids, first.outcome.num_accepted) == (len(PROMPT), [7, 8], 1)
     assert (first.num_cached_tokens, first.rejected, first.outcome.finish) == (6, [9, 9], Finish.NONE)
@@ -206,8 +206,8 @@ def decoding(feed: Feed, book: DraftBook, one: Request, tokens: list[int], draft
     """A step of 50 ms that verified these and committed those."""
     one.append_output_token_ids(tokens)
     one.num_computed_tokens = one.num_tokens - 1
-    judged = book.committed(one.request_id, tokens, drafted, finished=False)
-    feed.follow(StepFacts({one.request_id: 1 + len(drafted)}, {}, 0.05), {one.request_id: judged})
+    verified = book.committed(one.request_id, tokens, drafted, finished=False)
+    feed.follow(StepFacts({one.request_id: 1 + len(drafted)}, {}, 0.05), {one.request_id: verified})
 
 
 def answer(key: SequenceKey, one: Request, serial: int, *tokens: int) -> Offered:

@@ -40,7 +40,7 @@ class StepRoom:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class VerifiedDraft:
     """What one step did with a request's drafted tokens."""
 
     draft: DraftTree = field(default_factory=lambda: DraftTree(0))
@@ -223,7 +223,9 @@ class DraftBook:
             self._open[request_id].placed = chains[request_id].upto(count)
         return {request_id: list(chains[request_id].token_ids[:count]) for request_id, count in counts.items()}
 
-    def committed(self, request_id: str, token_ids: Sequence[int], drafted: Sequence[int], *, finished: bool) -> Judged:
+    def committed(
+        self, request_id: str, token_ids: Sequence[int], drafted: Sequence[int], *, finished: bool
+    ) -> VerifiedDraft:
         """Follows a commit, in a step that verified these drafted tokens."""
         num_accepted = _equal(token_ids, drafted)
         ended = finished and num_accepted == len(token_ids)
@@ -234,13 +236,13 @@ class DraftBook:
             # What the engine could not take of it is not in `drafted`.
             draft = found.placed.upto(len(drafted))
         if found is None:
-            return Judged(draft, num_verified, num_accepted)
+            return VerifiedDraft(draft, num_verified, num_accepted)
         found.placed = None
         verdicts = [(bin_at(draft, node, node + 1), node < num_accepted) for node in range(num_verified)]
         self.calibration.observe(verdicts, found.fit)
         found.buffer.advance(token_ids, len(drafted))
         found.cut_impossible()
-        return Judged(draft, num_verified, num_accepted, found.buffer.take_num_dropped())
+        return VerifiedDraft(draft, num_verified, num_accepted, found.buffer.take_num_dropped())
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """One step of the engine: its rows that decode or verify, its prompt tokens, the tokens that it committed."""

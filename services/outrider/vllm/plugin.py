@@ -67,7 +67,7 @@ class Scheduler(BaseScheduler):
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
-        self._safely(lambda: self.feed.follow(self.step, self.judged, _cached(outputs)))
+        self._safely(lambda: self.feed.follow(self.step, self.verified, _cached(outputs)))
         return outputs
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler as BaseScheduler
 
-from outrider.vllm.drafts import Decoding, DraftBook, Judged, StepRoom
+from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Scheduler(BaseScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.book = DraftBook(self.vllm_config.model_config.get_vocab_size())
-        self.judged: dict[str, Judged] = {}
+        self.verified: dict[str, VerifiedDraft] = {}
         """What the last step did, by request that committed tokens in it."""
         self.num_faults = self.num_preemptions = 0
         self.before_step: Callable[[], None] = lambda: None
@@ -70,7 +70,7 @@ class Scheduler(BaseScheduler):
         """The proposer says nothing."""
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        self.judged.clear()
+        self.verified.clear()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         committed = [one for group in outputs.values() for one in group.outputs]
         self._safely(lambda: self._follow(scheduler_output, committed))
@@ -128,7 +128,7 @@ class Scheduler(BaseScheduler):
         for output in outputs:
             if output.new_token_ids:
                 finished = output.finish_reason is not None
-                self.judged[output.request_id] = self.book.committed(
+                self.verified[output.request_id] = self.book.committed(
                     output.request_id, output.new_token_ids, drafted.get(output.request_id, ()), finished=finished
                 )
         self.book.stepped(

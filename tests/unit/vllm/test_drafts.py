@@ -55,11 +55,11 @@ def test_what_is_looked_up_and_what_a_draft_worker_sends_are_one_tree() -> None:
     # Their first token is the same, and the own cap is 3.
     verified = chosen(drafts)
     assert verified == [4, 6, 7]
-    judged = drafts.committed("a", [4, 6, 9], verified, finished=False)
-    counts, places = tokens_by_source(judged.draft, range(judged.num_accepted), judged.verified)
+    result = drafts.committed("a", [4, 6, 9], verified, finished=False)
+    counts, places = tokens_by_source(result.draft, range(result.num_accepted), result.verified)
     assert counts == [SourceTokens("model", False, 1, 1, 1), SourceTokens("ngram", True, 2, 2, 1)]
     assert places == [0, 1, 1]
-    assert (judged.num_accepted, judged.rejected, judged.draft_serial) == (2, [7], 1)
+    assert (result.num_accepted, result.rejected, result.draft_serial) == (2, [7], 1)
 
 
 def test_what_is_looked_up_has_a_cap_of_its_own_and_none_after_a_commit() -> None:
@@ -112,21 +112,21 @@ def test_a_commit_says_what_was_accepted_and_the_rest_stays() -> None:
     drafts.offer("a", DraftTree(3, (4, 5, 6, 7), serial=8))
     verified = chosen(drafts)
     tokens += [4, 5, 6]
-    judged = drafts.committed("a", [4, 5, 6], verified, finished=False)
-    assert (len(judged.draft), judged.num_verified, judged.num_accepted) == (2, 2, 2)
-    assert (judged.rejected, judged.draft_serial, judged.num_dropped) == ([], 8, 0)
+    result = drafts.committed("a", [4, 5, 6], verified, finished=False)
+    assert (len(result.draft), result.num_verified, result.num_accepted) == (2, 2, 2)
+    assert (result.rejected, result.draft_serial, result.num_dropped) == ([], 8, 0)
     assert chosen(drafts, length=6) == [7]
     tokens += [9]
-    judged = drafts.committed("a", [9], [7], finished=False)
-    assert (judged.num_verified, judged.num_accepted, judged.rejected) == (1, 0, [7])
+    result = drafts.committed("a", [9], [7], finished=False)
+    assert (result.num_verified, result.num_accepted, result.rejected) == (1, 0, [7])
     assert chosen(drafts, length=7) == []
 
 
 def test_a_stop_inside_accepted_drafts_verifies_nothing_after_it() -> None:
     drafts = book()
     drafts.offer("a", DraftTree(3, (4, 5, 6)))
-    judged = drafts.committed("a", [4, 5], chosen(drafts), finished=True)
-    assert (len(judged.draft), judged.num_verified, judged.num_accepted) == (3, 2, 2)
+    result = drafts.committed("a", [4, 5], chosen(drafts), finished=True)
+    assert (len(result.draft), result.num_verified, result.num_accepted) == (3, 2, 2)
 
 
 def test_what_a_grammar_forbids_is_not_verified() -> None:

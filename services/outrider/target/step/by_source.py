@@ -9,7 +9,7 @@ from outrider.protocol.limits import to_us
 from outrider.protocol.rounds import SourceTokens
 
 
-def judged(draft: DraftTree, path: Sequence[int], num_verified: int) -> list[tuple[int, int]]:
+def verified_nodes(draft: DraftTree, path: Sequence[int], num_verified: int) -> list[tuple[int, int]]:
     """The nodes that were verified, each with its depth: at each position, all that follow the accepted one before."""
     children = draft.children()
     parents = enumerate([ROOT, *path][:num_verified], start=1)
@@ -20,7 +20,7 @@ def tokens_by_source(
     draft: DraftTree, path: Sequence[int], verified: Sequence[tuple[int, int]]
 ) -> tuple[list[SourceTokens], list[int]]:
     """The counts of each source, and the place in them of each token that a commit tells of: the accepted ones, then
-    the others of the longest path. `path`: the accepted nodes; `verified`: as `judged` finds them."""
+    the others of the longest path. `path`: the accepted nodes; `verified`: as `verified_nodes` finds them."""
     if not draft.token_ids:
         return [], []
     if not draft.origins:

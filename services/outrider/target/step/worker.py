@@ -18,7 +18,7 @@ from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetStats
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
-from outrider.target.step.by_source import chances_of, judged, tokens_by_source
+from outrider.target.step.by_source import chances_of, tokens_by_source, verified_nodes
 from outrider.target.step.choice import Pricing
 from outrider.target.step.commit import apply_stop_conditions
 from outrider.target.step.core import Clock, TargetCore
@@ -149,7 +149,7 @@ class TargetWorker(TargetCore[TargetSequence]):
         outcome = apply_stop_conditions(verdict, draft.depth, stop_token_ids=stops, remaining=sequence.remaining)
         prompt, path = sequence.prompt_report or PromptReport(), result.path
         accepted = path[: outcome.num_accepted]
-        verified = judged(draft, accepted, outcome.num_verified)
+        verified = verified_nodes(draft, accepted, outcome.num_verified)
         sources, token_sources = tokens_by_source(draft, accepted, verified)
         self._accounting.verified(result.row, outcome, accepted, verified)
         self._engine.kv.keep(kv_of(sequence), path)

@@ -38,14 +38,14 @@ from outrider.target.step.calibration import Fit
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Timer
 from outrider.vllm.coupling import coupled_params, extra_args
-from outrider.vllm.drafts import DraftBook, Judged
+from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.measured_wait import MeasuredWait
 from outrider.vllm.server.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
 from outrider.vllm.server.pool_thread import PoolThread
 from outrider.vllm.target.sequence import FINISHES
 
-_NO_STEP, _NOTHING = StepFacts({}, {}, 0.0), Judged()
+_NO_STEP, _NOTHING = StepFacts({}, {}, 0.0), VerifiedDraft()
 _REQUEST_ID = re.compile(r"(?:\d+_)?(?:chatcmpl-(.*)|cmpl-(.*)-\d+|(.*))-[0-9a-f]{8}")
 """Of one choice of one prompt: the numbers of both, and a random end that vLLM appends."""
 
@@ -151,21 +151,21 @@ class Feed:
     def follow(
         self,
         step: StepFacts = _NO_STEP,
-        judged: Mapping[str, Judged] = MappingProxyType({}),
+        verified: Mapping[str, VerifiedDraft] = MappingProxyType({}),
         cached: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Tells the sources what the last step committed, and which requests have ended. `judged`: by request that
+        """Tells the sources what the last step committed, and which requests have ended. `verified`: by request that
         committed tokens in it; `cached`: by request whose prompt ended in it, tokens from the prefix cache."""
         report = TargetReport(row_price=self._book.row_price)
         if step.counts:
             self._wait.stepped(step.seconds)
         if self._config.routers:
-            self._time(step, judged, report)
+            self._time(step, verified, report)
         ended: list[SequenceKey] = []
         for request_id, fed in list(self._open.items()):
             finish = FINISHES.get(fed.request.get_finished_reason())
             if fresh := list(fed.request.all_token_ids[fed.told_len :]):
-                if (seen := judged.get(request_id, _NOTHING)).draft_serial:
+                if (seen := verified.get(request_id, _NOTHING)).draft_serial:
                     self._wait.verified(seen.num_accepted)
                 found = seen, finish or Finish.NONE, cached.get(request_id, 0)
                 report.commits.append(_committed(fed, fresh, *found))
@@ -181,7 +181,7 @@ class Feed:
         if self._pool is not None:
             self._pool.stop()
 
-    def _time(self, step: StepFacts, judged: Mapping[str, Judged], report: TargetReport) -> None:
+    def _time(self, step: StepFacts, verified: Mapping[str, VerifiedDraft], report: TargetReport) -> None:
         """Divides a step's time among its requests: bills and plan need it."""
         report.step_us, report.batch_sequences = round(step.seconds * 1e6), len(step.counts)
         report.batch_tokens, report.best_chance = step.num_tokens, self._book.calibration.best(Fit())
@@ -194,11 +194,11 @@ class Feed:
                 continue
             timer, decodes = fed.timer, step.decodes(request_id)
             timer.step_began(ended_s - step.seconds)
-            timer.step_ended(ended_s - step.seconds, ended_s, decides=request_id in judged)
+            timer.step_ended(ended_s - step.seconds, ended_s, decides=request_id in verified)
             timer.times.share_s += shares.of(
                 prompt_tokens=0 if decodes else num_tokens, rows=num_tokens if decodes else 0
             )
-            found = judged.get(request_id, _NOTHING)
+            found = verified.get(request_id, _NOTHING)
             timer.times.drafted_s += len(found.draft) * shares.row_s
             timer.times.wasted_s += (len(found.draft) - found.num_accepted) * shares.row_s
 
@@ -259,22 +259,22 @@ def _speculation(limit: int, run_ahead_tokens: int) -> Speculation:
     return Speculation(limit, run_ahead_tokens=run_ahead_tokens, max_own_draft_tokens=limit)
 
 
-def _committed(fed: _Fed, tokens: list[int], judged: Judged, finish: Finish, num_cached: int) -> Committed:
-    sources, token_sources = tokens_by_source(judged.draft, range(judged.num_accepted), judged.verified)
+def _committed(fed: _Fed, tokens: list[int], result: VerifiedDraft, finish: Finish, num_cached: int) -> Committed:
+    sources, token_sources = tokens_by_source(result.draft, range(result.num_accepted), result.verified)
     return Committed(
         key=fed.key,
         base_len=fed.told_len,
-        outcome=Outcome(tokens, len(judged.draft), judged.num_verified, judged.num_accepted, finish),
-        rejected=judged.rejected,
-        num_dropped=judged.num_dropped,
-        draft_serial=judged.draft_serial,
+        outcome=Outcome(tokens, len(result.draft), result.num_verified, result.num_accepted, finish),
+        rejected=result.rejected,
+        num_dropped=result.num_dropped,
+        draft_serial=result.draft_serial,
         times=fed.timer.take(),
         num_prompt_tokens=0,
         num_cached_tokens=num_cached,
-        draft_useful_s=judged.draft_useful_s,
+        draft_useful_s=result.draft_useful_s,
         sources=sources,
         token_sources=token_sources,
-        chances=chances_of(judged.draft, range(judged.num_accepted)),
+        chances=chances_of(result.draft, range(result.num_accepted)),
     )
 
 

@@ -26,7 +26,7 @@ from outrider.target.step.by_source import chances_of, tokens_by_source
 from outrider.target.step.commit import Outcome
 from outrider.target.step.core import TargetCore
 from outrider.target.step.times import Timer
-from outrider.vllm.drafts import DraftBook, Judged
+from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of
 from outrider.vllm.target.sequence import FINISHES, VllmSequence, VllmSequences
@@ -168,10 +168,10 @@ class VllmMachine(TargetCore[VllmSequence]):
     def _row(self, sequence: VllmSequence, *, decides: bool) -> SteppedRow:
         facts, name = self._scheduler.step, sequence.request_id
         count, rows = facts.counts[name], facts.counts[name] if facts.decodes(name) else 0
-        return SteppedRow(sequence.timer, count - rows, rows, self._judged(name).draft, decides)
+        return SteppedRow(sequence.timer, count - rows, rows, self._verified(name).draft, decides)
 
-    def _judged(self, request_id: str) -> Judged:
-        found: Judged = self._scheduler.judged.get(request_id, Judged())
+    def _verified(self, request_id: str) -> VerifiedDraft:
+        found: VerifiedDraft = self._scheduler.verified.get(request_id, VerifiedDraft())
         return found
 
     def _settle(self, sequence: VllmSequence, output: Any) -> None:
@@ -184,7 +184,7 @@ class VllmMachine(TargetCore[VllmSequence]):
             self._remove(sequence.key)
 
     def _commit(self, sequence: VllmSequence, output: Any) -> None:
-        judged = self._judged(output.request_id)
+        result = self._verified(output.request_id)
         token_ids, base_len = list(output.new_token_ids), sequence.committed_len
         finish, first = FINISHES[output.finish_reason], not sequence.answered
         if sequence.grammar is not None:
@@ -192,25 +192,25 @@ class VllmMachine(TargetCore[VllmSequence]):
         sequence.committed_len += len(token_ids)
         sequence.answered = True
         self._own_drafts.commit(sequence.key, base_len, token_ids)
-        num_drafted, num_verified, num_accepted = len(judged.draft), judged.num_verified, judged.num_accepted
+        num_drafted, num_verified, num_accepted = len(result.draft), result.num_verified, result.num_accepted
         sequence.timer.times.num_wasted_rows = num_drafted - num_accepted
-        sources, token_sources = tokens_by_source(judged.draft, range(num_accepted), judged.verified)
+        sources, token_sources = tokens_by_source(result.draft, range(num_accepted), result.verified)
         committed = Committed(
             key=sequence.key,
             base_len=base_len,
             outcome=Outcome(token_ids, num_drafted, num_verified, num_accepted, finish),
-            rejected=judged.rejected,
-            num_dropped=judged.num_dropped,
-            draft_serial=judged.draft_serial,
+            rejected=result.rejected,
+            num_dropped=result.num_dropped,
+            draft_serial=result.draft_serial,
             times=sequence.timer.take(),
             num_prompt_tokens=len(sequence.opening.prompt) if first else 0,
             num_cached_tokens=_num_cached(output, len(sequence.opening.prompt)),
             logprobs=sequence.logprobs(output.new_logprobs),
             prompt_logprobs=sequence.prompt_logprobs(output.new_prompt_logprobs_tensors),
-            draft_useful_s=judged.draft_useful_s,
+            draft_useful_s=result.draft_useful_s,
             sources=sources,
             token_sources=token_sources,
-            chances=chances_of(judged.draft, range(num_accepted)),
+            chances=chances_of(result.draft, range(num_accepted)),
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)

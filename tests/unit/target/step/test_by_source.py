@@ -16,7 +16,7 @@ from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import response_of
-from outrider.target.step.by_source import chances_of, judged, tokens_by_source
+from outrider.target.step.by_source import chances_of, tokens_by_source, verified_nodes
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
 from prometheus_client import CollectorRegistry
@@ -29,7 +29,7 @@ LOOKUP = DraftTree(10, (5, 8), chances=(0.5, 0.5), source="ngram")
 
 def test_each_drafted_token_counts_for_one_source() -> None:
     merged = POOL.merge(LOOKUP)
-    counts, places = tokens_by_source(merged, [0, 3], judged(merged, [0, 3], num_verified=2))
+    counts, places = tokens_by_source(merged, [0, 3], verified_nodes(merged, [0, 3], num_verified=2))
     # Both propose 5, and the model gives it the greater chance.
     assert counts == [SourceTokens("model", False, 3, 2, 1), SourceTokens("ngram", True, 1, 1, 1)]
     assert places == [0, 1, 0], "5 of the model, 8 that was looked up, and the 7 that nobody got to"
