@@ -119,7 +119,7 @@ def _page() -> Iterator[str]:
         key = "none" if access.open else "asked for"
         yield f"| `{_path(route)}` | {'POST' if route in BODIES else 'GET'} | {key} |"
     yield from ("", "| status | type of the error |", "|---|---|")
-    yield from (f"| {status} | {told['description']} |" for status, told in _failures().items())
+    yield from (f"| {status} | {failure['description']} |" for status, failure in _failures().items())
     for route, body in BODIES.items():
         schema = body.model_json_schema()
         yield from ("", f"## {route}", "", "| field | type | default |", "|---|---|---|")

@@ -123,9 +123,9 @@ def _row(name: str, outcomes: Sequence[Outcome], slo: Slo, seconds: float) -> di
 
 def _acceptance_length(answered: Sequence[Outcome]) -> float | None:
     """Tokens of a round with drafted tokens, the target's own included. None without such rounds."""
-    told = [one for one in answered if one.drafted_rounds]
-    rounds = sum(one.drafted_rounds for one in told)
-    return round(1 + sum(one.accepted_tokens for one in told) / rounds, 3) if rounds else None
+    reported = [one for one in answered if one.drafted_rounds]
+    rounds = sum(one.drafted_rounds for one in reported)
+    return round(1 + sum(one.accepted_tokens for one in reported) / rounds, 3) if rounds else None
 
 
 def _percentiles(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -303,8 +303,8 @@ def main(root: Path, roles: list[str]) -> None:
         images = {role: builder.image(role) for role in roles}
         for role, image in images.items():
             image.starts([*_CHECK[role], "--metadata", "redis://redis:6379", "--check-config"])
-            told = subprocess.run(["du", "-sm", str(image.root)], capture_output=True, text=True, check=True).stdout
-            print(f"{role}: starts as {image.user}, writes to {', '.join(_WRITABLE)} only; {told.split()[0]} MB")
+            size = subprocess.run(["du", "-sm", str(image.root)], capture_output=True, text=True, check=True).stdout
+            print(f"{role}: starts as {image.user}, writes to {', '.join(_WRITABLE)} only; {size.split()[0]} MB")
         if images.keys() == _CHECK.keys():
             serve(images, work)
 

@@ -198,7 +198,7 @@ async def serving_all(directory: Path) -> AsyncIterator[Mapping[str, str]]:
             }
 
 
-async def _serve_until_told() -> None:
+async def _serve_until_stopped() -> None:
     with tempfile.TemporaryDirectory() as directory:
         async with serving_all(Path(directory)) as addresses:
             print(json.dumps(dict(addresses)), flush=True)
@@ -207,4 +207,4 @@ async def _serve_until_told() -> None:
 
 if __name__ == "__main__":
     configure_logging("services", "human")
-    asyncio.run(_serve_until_told())
+    asyncio.run(_serve_until_stopped())

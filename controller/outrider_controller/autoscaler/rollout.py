@@ -198,15 +198,15 @@ class Trial:
     def verdict(self) -> tuple[Stage, str] | None:
         """The stage that the rollout enters now, and why; None while it goes on."""
         found = self.compare()
-        told = f"after {self.candidate.tokens:,.0f} tokens of the candidate"
+        text = f"after {self.candidate.tokens:,.0f} tokens of the candidate"
         if found is not None:
-            told = f"it saves {found} plain rounds a token {told}"
+            text = f"it saves {found} plain rounds a token {text}"
             if found.lower > PROMOTE_ABOVE:
-                return Stage.PROMOTED, told
+                return Stage.PROMOTED, text
             if found.upper < UNDO_BELOW:
-                return Stage.UNDONE, told
+                return Stage.UNDONE, text
         beside = self.shadow.compare()
         if beside is not None and beside.upper < UNDO_BELOW:
             where = f"in {self.shadow.sequences:,.0f} requests that it followed as a shadow"
             return Stage.UNDONE, f"it saves {beside} rounds a token {where}"
-        return (Stage.GIVEN_UP, told) if self.candidate.tokens >= GIVE_UP_TOKENS else None
+        return (Stage.GIVEN_UP, text) if self.candidate.tokens >= GIVE_UP_TOKENS else None

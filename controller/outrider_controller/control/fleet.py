@@ -26,7 +26,7 @@ SETTLE_MS = 3000
 
 
 class FleetLeases(Protocol):
-    """The part of the metadata store that names workers, and knows what was told of them."""
+    """The part of the metadata store that has the workers' leases, and the events about them."""
 
     @property
     def available(self) -> bool: ...
@@ -110,7 +110,7 @@ class FleetWatch:
         self._wall_clock = wall_clock
         self._known: dict[Key, LeaseRecord] | None = None
         self._unpaired: dict[str, str] = {}
-        """Drafts that no target can use, of which an event has told."""
+        """Drafts that no target can use, as far as an event was written."""
 
     async def run(self) -> NoReturn:
         await keep_running(self._look_and_sleep, Backoff(HEARTBEAT_S, HEARTBEAT_S), _failed)
@@ -135,10 +135,10 @@ class FleetWatch:
                 FleetChange(EventKind.WORKER_DRAINED, record, record.cordon.reason, record.cordon.by).tell(self._events)
 
     async def _announced(self, now: Mapping[Key, LeaseRecord]) -> dict[Key, LeaseRecord]:
-        """Of the workers that were there first, those whose joining an earlier control plane has told."""
+        """Of the workers that were there first, those for which an earlier control plane wrote that they joined."""
         last = await self._leases.last_events(MAX_EVENTS)
-        told = {event.fields.get("worker_id") for event in last if event.kind == EventKind.WORKER_JOINED}
-        return {key: record for key, record in now.items() if record.info.worker_id in told}
+        announced = {event.fields.get("worker_id") for event in last if event.kind == EventKind.WORKER_JOINED}
+        return {key: record for key, record in now.items() if record.info.worker_id in announced}
 
     def _tell_unpaired(self, now: Mapping[Key, LeaseRecord]) -> None:
         """Also those that this control plane found when it came to lead."""

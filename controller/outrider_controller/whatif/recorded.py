@@ -97,8 +97,8 @@ def _guessed(line: Line) -> dict[str, dict[int, Guess]]:
     found: dict[str, dict[int, Guess]] = defaultdict(dict)
     for one in line["rounds"]:
         own = {each["source"] for each in one["sources"] if each["made_by"] == "target"}
-        told = zip(one["token_sources"], one["chances"], strict=False)
-        for depth, (source, chance) in enumerate(list(told)[: one["verified"]]):
+        drafted = zip(one["token_sources"], one["chances"], strict=False)
+        for depth, (source, chance) in enumerate(list(drafted)[: one["verified"]]):
             token = _RIGHT if depth < one["accepted"] else _WRONG + (source in own)
             place = one["position"] - line["prompt_tokens"] + depth
             chance = min(max(chance, _MIN_CHANCE), _MAX_CHANCE)

@@ -218,8 +218,8 @@ class VirtualStack:
         now_s = self._loop.now_s
         self._target.deliver(now_s, Opened(key, opening, now_s))
         if draft is not None:
-            told = opening.for_drafts(opening.speculation.draft_limits(self._sent_price))
-            self._tell(stream, lambda at_s: draft_events.DraftOpened(key, told, at_s))
+            source_opening = opening.for_drafts(opening.speculation.draft_limits(self._sent_price))
+            self._tell(stream, lambda at_s: draft_events.DraftOpened(key, source_opening, at_s))
 
     def _request(self, name: str, number: int) -> Request:
         return Request(
@@ -260,9 +260,9 @@ class VirtualStack:
     def _follow(self, stream: _Stream, committed: Committed, step_us: int, turns: int) -> None:
         now_s, outcome, key = self._loop.now_s, committed.outcome, committed.key
         finished = outcome.finish is not Finish.NONE
-        told = committed.base_len, tuple(outcome.token_ids)
-        self._tell(stream, lambda at_s: draft_events.DraftCommitted(key, *told, finished, at_s))
-        stream.asked[committed.base_len + len(told[1])] = now_s
+        base_len, token_ids = committed.base_len, tuple(outcome.token_ids)
+        self._tell(stream, lambda at_s: draft_events.DraftCommitted(key, base_len, token_ids, finished, at_s))
+        stream.asked[base_len + len(token_ids)] = now_s
         done = _round(stream, committed, step_us)
         self._measure(stream, done)
         stream.committed_s, stream.active, stream.answer_us = now_s, False, 0

@@ -116,7 +116,7 @@ def _sized(headers: Any, body: bytes) -> list[tuple[bytes, bytes]]:
 
 
 async def _refuse(error: InvalidRequest, send: Send) -> None:
-    told = {"message": str(error), "type": "BadRequestError", "param": error.field, "code": 400}
+    body = {"message": str(error), "type": "BadRequestError", "param": error.field, "code": 400}
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": 400, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps({"error": told}).encode()})
+    await send({"type": "http.response.body", "body": json.dumps({"error": body}).encode()})

@@ -32,7 +32,7 @@ SAMPLES = {
     "acceptance": sequence_pb2.SAMPLE_CONSENT_ACCEPTANCE,
     "text": sequence_pb2.SAMPLE_CONSENT_TEXT,
 }
-_WORDS: dict[str, Mapping[str, int]] = {"pacing": PACINGS, "samples": SAMPLES}
+_CHOICES: dict[str, Mapping[str, int]] = {"pacing": PACINGS, "samples": SAMPLES}
 _SPECULATION = {
     "max_draft_tokens": int,
     "max_wait_ms": int,
@@ -65,15 +65,15 @@ def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
 
 
 def _tenant(where: str, given: Any) -> tenants_pb2.Tenant:
-    fields = _mapping(where, _with_words(given), _FIELDS)
+    fields = _mapping(where, _with_off(given), _FIELDS)
     _check_weight(where, fields)
     quota = _mapping(f"{where}.quota", fields.pop("quota", {}), _QUOTA)
     if "speculation" in fields:
         speculation = _mapping(f"{where}.speculation", fields.pop("speculation"), _SPECULATION)
         _check_weight(f"{where}.speculation", speculation)
         fields["speculation"] = tenants_pb2.SpeculationPolicy(**speculation)
-    for name in _WORDS.keys() & fields.keys():
-        fields[name] = _one_of(f"{where}.{name}", fields[name], _WORDS[name])
+    for name in _CHOICES.keys() & fields.keys():
+        fields[name] = _one_of(f"{where}.{name}", fields[name], _CHOICES[name])
     for i, model in enumerate(fields.get("models", [])):
         _check_kind(f"{where}.models[{i}]", model, str)
     try:
@@ -82,9 +82,9 @@ def _tenant(where: str, given: Any) -> tenants_pb2.Tenant:
         raise _refused(f"{where}: {error}") from None
 
 
-def _with_words(given: Any) -> Any:
+def _with_off(given: Any) -> Any:
     """YAML 1.1 reads `off` as false."""
-    unquoted = {name: "off" for name in _WORDS if isinstance(given, dict) and given.get(name) is False}
+    unquoted = {name: "off" for name in _CHOICES if isinstance(given, dict) and given.get(name) is False}
     return given | unquoted if unquoted else given
 
 

@@ -84,7 +84,7 @@ def event_row(event: control_pb2.Event) -> dict[str, Any]:
 
 
 def event_line(row: Mapping[str, Any]) -> str:
-    fields = " ".join(f"{name}={_word(row['fields'][name])}" for name in _ordered(row["fields"]))
+    fields = " ".join(f"{name}={_quoted(row['fields'][name])}" for name in _ordered(row["fields"]))
     return f"{row['time']}  {row['kind']:<20}  {fields}"
 
 
@@ -94,6 +94,6 @@ def _ordered(fields: Any) -> list[str]:
     return sorted(fields, key=lambda name: (first.index(name) if name in first else len(first), name))
 
 
-def _word(value: str) -> str:
+def _quoted(value: str) -> str:
     """On one line, without anything a terminal would obey."""
     return value if value.isprintable() and " " not in value and value else json.dumps(value)

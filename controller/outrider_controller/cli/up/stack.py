@@ -59,7 +59,7 @@ class Stack:
     cores: Cores
 
     def __init__(self, config: StackConfig, report: Report = lambda line: None, amend: Amend = unamended) -> None:
-        """`amend` has the last word on what is started, and with which options."""
+        """`amend` may change which processes are started, and with which options."""
         self.config = config
         self.processes: dict[str, ManagedProcess] = {}
         self._report = report

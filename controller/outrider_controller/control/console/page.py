@@ -134,10 +134,10 @@ class Console:
             return shown | {"texts_to_come": True}
         if table is not None:
             decoder = _decoder()
-            for one, told in zip(trace.rounds, shown["rounds"], strict=True):
-                told["texts"] = _texts(table, one.token_ids, decoder)
+            for one, row in zip(trace.rounds, shown["rounds"], strict=True):
+                row["texts"] = _texts(table, one.token_ids, decoder)
                 # With a decoder of their own: what was rejected is not part of the text.
-                told["rejected_texts"] = _texts(table, one.rejected_token_ids, _decoder())
+                row["rejected_texts"] = _texts(table, one.rejected_token_ids, _decoder())
         return shown
 
 

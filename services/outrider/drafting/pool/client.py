@@ -68,8 +68,8 @@ class PoolDrafts:
     _arrived: deque[tuple[SequenceKey, DraftTree | OutriderError]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        told = self._pair, self._replied, self._lose, self.listener.unleased
-        self.links = DraftLinks(self.leases, *told, self.connect, self.credential)
+        callbacks = self._pair, self._replied, self._lose, self.listener.unleased
+        self.links = DraftLinks(self.leases, *callbacks, self.connect, self.credential)
 
     def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
         """Without an assignment it waits for one."""

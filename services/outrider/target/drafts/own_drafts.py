@@ -39,8 +39,8 @@ class OwnDrafts:
 
     def open(self, key: SequenceKey, opening: Opening) -> None:
         if self._sources:
-            told = opening.for_drafts(opening.speculation.own_limits)
-            self._tell(lambda source: source.open(key, told))
+            source_opening = opening.for_drafts(opening.speculation.own_limits)
+            self._tell(lambda source: source.open(key, source_opening))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if self._sources:

@@ -165,8 +165,8 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
 
 def _sources(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -> dict[str, Any]:
     """Nothing where the other fields say it all."""
-    sources, told = committed.sources, None if draft_stats is None else (draft_stats.source, False)
-    if not committed.num_branch_tokens and [one[:2] for one in sources] == [told]:
+    sources, drafted_by = committed.sources, None if draft_stats is None else (draft_stats.source, False)
+    if not committed.num_branch_tokens and [one[:2] for one in sources] == [drafted_by]:
         return {}
     token_sources = committed.token_sources if len(sources) > 1 else ()
     return {"sources": sources_to_proto(sources), "token_sources": token_sources}

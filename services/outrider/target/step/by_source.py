@@ -38,8 +38,8 @@ def tokens_by_source(
         )
         for one in names
     ]
-    told = [*path, *draft.longest()[len(path) :]]
-    return counts, [names.index(sources[node]) for node in told]
+    shown = [*path, *draft.longest()[len(path) :]]
+    return counts, [names.index(sources[node]) for node in shown]
 
 
 def chances_of(draft: DraftTree, path: Sequence[int]) -> bytes:

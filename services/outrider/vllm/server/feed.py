@@ -56,7 +56,7 @@ class _Fed:
 
     key: SequenceKey
     request: Any
-    told_len: int
+    sent_len: int
     """Tokens that the sources know, the prompt included."""
     committed_s: deque[tuple[int, float]] = field(default_factory=lambda: deque([(0, 0.0)], maxlen=4))
     """Its last few commits: its length after each, and when that was."""
@@ -103,7 +103,7 @@ class Feed:
         announced = announcement_of(key, opening, request) if routed else None
         self._open[request.request_id] = _Fed(key, request, request.num_tokens)
         self._names[key] = request.request_id
-        # A router's request waits for its word, or for the pool's if there is none.
+        # With a router a request has no drafts before the router allows some, or the pool finds no router.
         self._book.open(request.request_id, request.all_token_ids, Speculation() if routed else speculation, tenant)
         if self._pool is not None:
             self._pool.tell(lambda drafts: drafts.open(key, opening, announced))
@@ -164,7 +164,7 @@ class Feed:
         ended: list[SequenceKey] = []
         for request_id, fed in list(self._open.items()):
             finish = FINISHES.get(fed.request.get_finished_reason())
-            if fresh := list(fed.request.all_token_ids[fed.told_len :]):
+            if fresh := list(fed.request.all_token_ids[fed.sent_len :]):
                 if (seen := verified.get(request_id, _NOTHING)).draft_serial:
                     self._wait.verified(seen.num_accepted)
                 found = seen, finish or Finish.NONE, cached.get(request_id, 0)
@@ -209,9 +209,9 @@ class Feed:
             pool.tell(lambda drafts, key=key: drafts.close(key, CloseReason.CANCELLED))  # type: ignore[misc]
 
     def _commit(self, fed: _Fed, tokens: list[int]) -> None:
-        self._lookups.commit(fed.key, fed.told_len, tokens)
-        fed.told_len += len(tokens)
-        fed.committed_s.append((fed.told_len, time.monotonic()))
+        self._lookups.commit(fed.key, fed.sent_len, tokens)
+        fed.sent_len += len(tokens)
+        fed.committed_s.append((fed.sent_len, time.monotonic()))
 
     def _forget(self, request_id: str, fed: _Fed) -> None:
         del self._open[request_id], self._names[fed.key]
@@ -263,7 +263,7 @@ def _committed(fed: _Fed, tokens: list[int], result: VerifiedDraft, finish: Fini
     sources, token_sources = tokens_by_source(result.draft, range(result.num_accepted), result.verified)
     return Committed(
         key=fed.key,
-        base_len=fed.told_len,
+        base_len=fed.sent_len,
         outcome=Outcome(tokens, len(result.draft), result.num_verified, result.num_accepted, finish),
         rejected=result.rejected,
         num_dropped=result.num_dropped,

@@ -45,7 +45,7 @@ class ServerDrafts:
         leases = DraftLeases(self._leases, time.monotonic)
         self.pooled = PooledDrafts(limits, time.monotonic, post, self._answer, leases, reach.connect, reach.credential)
         self.fixed = FixedDrafts(reach, self.pooled.pool.assign)
-        self.router = None if router is None else RouterLink(router, self._told, self._router_changed)
+        self.router = None if router is None else RouterLink(router, self._router_message, self._router_changed)
         self._limits = limits
         self._post = post
         self._erase = erase
@@ -118,14 +118,14 @@ class ServerDrafts:
                 self._settle(key)
 
     def _settle(self, key: SequenceKey) -> None:
-        """Without a router: by its last word on the tenant, or else by the server's own setting."""
+        """Without a router: by its last setting for the tenant, or else by the server's own setting."""
         opening = self._unsettled.pop(key)
         event = Adjusted(key, self._last.get(opening.tenant, opening.speculation))
         self._apply(event)
         self._post([event])
         self.fixed.open(key)
 
-    def _told(self, message: target_pb2.VerifyRequest) -> None:
+    def _router_message(self, message: target_pb2.VerifyRequest) -> None:
         for change in message.set_drafts:
             draft = change.draft
             if len(self._named) >= _MAX_NAMED:

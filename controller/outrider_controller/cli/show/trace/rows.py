@@ -27,8 +27,8 @@ def trace_row(part: trace.RequestTrace) -> dict[str, Any]:
         "model": part.model,
         "router": part.router_id,
         "started_unix_ms": part.started_unix_us // 1000,
-        "speculation": _word(router.SpeculationMode.Name(part.speculation)),
-        "verification": _word(sequence.VerificationMode.Name(part.mode)),
+        "speculation": _short_name(router.SpeculationMode.Name(part.speculation)),
+        "verification": _short_name(sequence.VerificationMode.Name(part.mode)),
         "temperature": round(part.temperature, 6),
         "prompt_tokens": part.prompt_tokens,
         "cached_tokens": part.cached_tokens,
@@ -110,8 +110,8 @@ def event_row(event: trace.TraceEvent) -> dict[str, Any]:
     return {
         "at_ms": _ms(event.at_us),
         "position": event.position,
-        "event": _word(trace.TraceEventKind.Name(event.kind)),
-        "role": _word(worker.WorkerRole.Name(event.role)),
+        "event": _short_name(trace.TraceEventKind.Name(event.kind)),
+        "role": _short_name(worker.WorkerRole.Name(event.role)),
         "worker": event.worker_id,
         "model": event.model,
         "reason": event.reason,
@@ -121,7 +121,7 @@ def event_row(event: trace.TraceEvent) -> dict[str, Any]:
 def state(part: trace.RequestTrace) -> str:
     """running, how it finished, or the reason for which it broke off."""
     if part.finish_reason:
-        return _word(sequence.FinishReason.Name(part.finish_reason))
+        return _short_name(sequence.FinishReason.Name(part.finish_reason))
     return "running" if part.running else part.error
 
 
@@ -138,7 +138,7 @@ def _ms(us: int) -> float:
 _PREFIXES = ("SPECULATION_MODE_", "VERIFICATION_MODE_", "FINISH_REASON_", "WORKER_ROLE_", "TRACE_EVENT_KIND_")
 
 
-def _word(constant: str) -> str:
+def _short_name(constant: str) -> str:
     for prefix in _PREFIXES:
         constant = constant.removeprefix(prefix)
     return constant.lower()

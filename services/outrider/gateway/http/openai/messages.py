@@ -57,7 +57,7 @@ def message(where: str, given: dict[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"{where}.tool_call_id", "is missing: the call that this is the answer to")
     content = given.get("content")
     if role == "assistant" and isinstance(content, list):
-        content, thought = _told_apart(_without_calls(content, read.get("tool_calls", ())))
+        content, thought = _without_reasoning(_without_calls(content, read.get("tool_calls", ())))
         read = thought | read
     # An answer may have no text, and a tool no result.
     if (role == "assistant" and content is None) or (role in ("assistant", "tool") and content == []):
@@ -96,7 +96,7 @@ def _says_nothing(role: str, name: str, value: Any) -> bool:
     return value is None or value in ([], {}) or (value == "" and name not in _FIELDS[role])
 
 
-def _told_apart(parts: list[Any]) -> tuple[list[Any], dict[str, str]]:
+def _without_reasoning(parts: list[Any]) -> tuple[list[Any], dict[str, str]]:
     """The parts of an answer without those of its reasoning, and the reasoning."""
     texts = [text for each in parts if isinstance(text := _thought(each), str)]
     # A text in its place, so that errors number the parts as they were sent.
