@@ -74,7 +74,7 @@ def _measured(
 
     config = EngineConfig(dtype=dtype, prefix_cache=False)
     every = ModelConfig(min_confidence=0.0, num_alternatives=0)
-    drafter = load_drafter(draft, engine=config, model=every, speaks=target)
+    drafter = load_drafter(draft, engine=config, model=every, target=target)
     pair = Pair(
         load_engine(target, config),
         drafter,

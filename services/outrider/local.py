@@ -87,7 +87,7 @@ class Speculator:
         Raises CheckpointError for a model that does not exist or cannot be read.
         """
         path = resolve(str(target))
-        drafter = None if draft is None else load_drafter(resolve(str(draft)), speaks=path)
+        drafter = None if draft is None else load_drafter(resolve(str(draft)), target=path)
         engine = load_engine(path, EngineConfig(dtype=dtype))
         self._tokenizer: Any = load_tokenizer(path)
         self._pair = Pair(engine, drafter, max_sequences=max_sequences, max_draft_tokens=max_draft_tokens)

@@ -21,6 +21,7 @@ _FORMER = {
 _FORMER_WORDS = {
     *("course", "legs", "worth", "standing", "alternatives", "heard", "spoke", "apart", "judge"),
     *("conclude", "tally", "metering", "margins", "parting", "attach"),
+    "speaks",
     *("told", "told_len"),
     *("judged", "unjudged"),
     *("insists", "insistent", "clients_insist", "clients_may_not_insist"),

@@ -1,6 +1,6 @@
 """Drafts by name, as they are compared: kinds of lookups, directories of models and of heads, and mixtures of these.
 
-A model with another tokenizer than the target's drafts as `outrider draft --speaks` lets it.
+A model with another tokenizer than the target's drafts as `outrider draft --target-model` lets it.
 """
 
 from __future__ import annotations
@@ -64,5 +64,5 @@ def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: i
     if is_head(path):
         head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
         return lambda: HeadDrafts(head, most)
-    drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), speaks=target)
+    drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), target=target)
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences), most)

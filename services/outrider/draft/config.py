@@ -16,7 +16,7 @@ from outrider.worker.config import WorkerConfig
 class DraftConfig(WorkerConfig):
     """One draft worker process."""
 
-    speaks: str = ""
+    target_model: str = ""
     """The target, by name or path, if its tokens may be others than those of `model`: tokens that both spell alike are
     proposed. Only its tokenizer and config.json are read."""
     head: str = ""
@@ -36,8 +36,8 @@ class DraftConfig(WorkerConfig):
         WorkerConfig.__post_init__(self)
         if self.max_draft_tokens < 1:
             raise ValueError(f"max_draft_tokens: must be at least 1, got {self.max_draft_tokens}")
-        if self.head and self.speaks:
-            raise ValueError("speaks: not with head, whose target is the model")
+        if self.head and self.target_model:
+            raise ValueError("target_model: not together with head: a head drafts for its own `model`")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> DraftConfig:

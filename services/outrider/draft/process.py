@@ -37,7 +37,7 @@ SERVICE = draft_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 
 def load(config: DraftConfig, path: Path) -> Drafter:
     """The drafter that `config` asks for, from the checkpoint at `path`."""
-    more = {"speaks": _target(config), "head": _head(config)}
+    more = {"target": _target(config), "head": _head(config)}
     return load_drafter(path, engine=config.engine, model=config.drafting, **more)
 
 
@@ -47,7 +47,7 @@ def _head(config: DraftConfig) -> Path | None:
 
 def _target(config: DraftConfig) -> Path | None:
     """The checkpoint whose tokens are proposed, if another than the draft's. Its weights need not be there."""
-    return directory(config.speaks, log.info) if config.speaks else None
+    return directory(config.target_model, log.info) if config.target_model else None
 
 
 async def run(config: DraftConfig, load: Callable[[DraftConfig, Path], Drafter] = load) -> None:

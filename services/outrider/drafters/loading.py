@@ -18,10 +18,10 @@ def load_drafter(
     *,
     engine: EngineConfig | None = None,
     model: ModelConfig | None = None,
-    speaks: Path | None = None,
+    target: Path | None = None,
     head: Path | None = None,
 ) -> Drafter:
-    """`speaks`: the target, if its tokens may be others than the model's. `head`: a head's files, whose target is in
+    """`target`: the target, if its tokens may be others than the model's. `head`: a head's files, whose target is in
     `path`. Raises CheckpointError."""
     # Only here: these bring transformers.
     from outrider.drafters.head import HeadDrafter
@@ -30,12 +30,12 @@ def load_drafter(
     if head is not None:
         return HeadDrafter.load(head, path, (engine or EngineConfig()).device)
     loaded = load_engine(path, engine or EngineConfig())
-    return ModelDrafter(loaded, model or ModelConfig(), _vocabulary(loaded, path, speaks))
+    return ModelDrafter(loaded, model or ModelConfig(), _vocabulary(loaded, path, target))
 
 
-def _vocabulary(engine: Engine, path: Path, speaks: Path | None) -> Vocabulary:
+def _vocabulary(engine: Engine, path: Path, target: Path | None) -> Vocabulary:
     size, token_map = engine.info.vocab_size, engine.token_map
-    if speaks is None or tokenizer_fingerprint(speaks) == tokenizer_fingerprint(path):
+    if target is None or tokenizer_fingerprint(target) == tokenizer_fingerprint(path):
         return OwnVocabulary(size, num_tokens(path), token_map)
     logit_ids = range(size) if token_map is None else token_map.tolist()
-    return OtherVocabulary(path, speaks, logit_ids, engine.info.device)
+    return OtherVocabulary(path, target, logit_ids, engine.info.device)

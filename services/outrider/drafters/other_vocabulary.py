@@ -70,7 +70,7 @@ class OtherVocabulary:
         known, wanted = _spelt(self._tokenizer, self._bytes), _spelt(tokenizer, self._target_bytes)
         alike = [spelling for spelling, i in wanted.items() if spelling in known and i < self.size]
         if all(special for _, special in alike):
-            raise CheckpointError("speaks", f"{own} has no token that is spelt as one of {target}")
+            raise CheckpointError("target_model", f"{own} has no token with the same text as one of {target}")
         self._own_ids = {wanted[spelling]: known[spelling] for spelling in alike}
         logit_of = {own_id: logit for logit, own_id in enumerate(logit_ids)}
         pairs = sorted((i, logit_of[own_id]) for i, own_id in self._own_ids.items() if own_id in logit_of)

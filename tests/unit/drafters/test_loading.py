@@ -55,6 +55,9 @@ def test_a_head_s_directory_needs_no_tokenizer_to_be_started_with(tiny: Path, tm
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(tiny / name, other)
     speaking = DraftConfig(
-        listen="127.0.0.1:0", model=str(tiny), speaks=str(other), engine=EngineConfig(dtype="float32", num_blocks=64)
+        listen="127.0.0.1:0",
+        model=str(tiny),
+        target_model=str(other),
+        engine=EngineConfig(dtype="float32", num_blocks=64),
     )
     assert describe(speaking, tiny, load(speaking, tiny)).draft_kind == "model"

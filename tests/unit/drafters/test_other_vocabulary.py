@@ -123,7 +123,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def drafter_of(draft: Path, target: Path, config: ModelConfig = CHAINS) -> ModelDrafter:
     engine = EngineConfig(dtype="float32", num_blocks=600, block_size=8)
-    found = load_drafter(draft, engine=engine, model=config, speaks=target)
+    found = load_drafter(draft, engine=engine, model=config, target=target)
     assert isinstance(found, ModelDrafter) and isinstance(found._vocabulary, OtherVocabulary)
     return found
 
@@ -294,7 +294,7 @@ def test_vocabularies_that_share_nothing_and_tokenizers_that_spell_no_bytes_are_
     empty = Tokenizer(models.BPE(vocab={"Ω": 0, "Ψ": 1}, merges=[], unk_token="Ω"))
     empty.decoder = decoders.ByteLevel()
     other = checkpoint(tmp_path / "other", empty)
-    with pytest.raises(CheckpointError, match=r"speaks: .* has no token that is spelt as one of"):
+    with pytest.raises(CheckpointError, match=r"target_model: .* has no token with the same text as one of"):
         OtherVocabulary(other, twins[0], range(SIZE), "cpu")
     wordpiece = Tokenizer(models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     wordpiece.decoder = decoders.WordPiece()

@@ -91,14 +91,14 @@ def test_workers_take_their_own_options_beside_those_of_the_stack(engine: str, b
         engine=engine,
         borrow_cores=borrow_cores,
         target_args="--lookups 'ngram,suffix' --dtype=float32",
-        draft_args="--speaks '/models/a target' --num-alternatives 2",
+        draft_args="--target-model '/models/a target' --num-alternatives 2",
     )
     plan = StackPlanner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
     target = parse_arguments(plan.targets[0].argv[3:])
     # The last of two goes.
     assert (target.lookup_names, target.engine.dtype) == (["ngram", "suffix"], "float32")
     draft = parse_draft_arguments(plan.drafts[0].argv[3:])
-    assert (draft.speaks, draft.drafting.num_alternatives) == ("/models/a target", 2)
+    assert (draft.target_model, draft.drafting.num_alternatives) == ("/models/a target", 2)
 
 
 @pytest.mark.parametrize(
