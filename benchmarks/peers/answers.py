@@ -40,7 +40,7 @@ from benchmarks.peers.subjects import PeerFailed, Subject
 from benchmarks.support.asking import make_request
 from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import Prompt, read_prompts, spread
-from benchmarks.support.stacks import beside
+from benchmarks.support.stacks import outside_cores
 
 _MODEL = "smollm2-135m-instruct"
 # Pause between answers: OpenMP threads spin for a few milliseconds after their work and would slow the next subject.
@@ -219,12 +219,12 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
             for peer in peers:
                 exits.callback(peer.close)
             asked: list[Asked] = [Ours("ours", gateway, "auto"), Ours("ours-off", gateway, "off"), *map(Peer, peers)]
-            with beside(stack):
+            with outside_cores(stack):
                 await take_turns(asked, asking[:1], Limits(16, True), failures)  # Warms up.
             await asyncio.sleep(1.0)
             pids = {peer.name: [peer.pid] for peer in peers}
             idle = await idle_shares({"ours": [one.pid for one in stack.processes.values() if one.pid], **pids})
-            with beside(stack):
+            with outside_cores(stack):
                 answers = await take_turns(asked, asking, limits, failures)
             about = {peer.name: peer.about for peer in peers}
     return {

@@ -134,9 +134,9 @@ def python_of(peer: Peer) -> Path:
         print(f"installing {peer.package} in {directory}", file=sys.stderr)
         _install(directory, python, peer.package, peer.build)
         ready.touch()
-    if peer.needs and not (beside := directory / f".ready-{'-'.join(peer.needs)}").exists():
+    if peer.needs and not (needed := directory / f".ready-{'-'.join(peer.needs)}").exists():
         _pip(python, *peer.needs)
-        beside.touch()
+        needed.touch()
     return python
 
 

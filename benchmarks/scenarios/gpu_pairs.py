@@ -36,7 +36,7 @@ from benchmarks.support.prompts import prompts_option, read_prompts, spread
 _DRAFT = "smollm2-135m-draft"
 _BAR = 1.15
 # The host, between two steps of a target; and a message between two machines of one rack.
-_BESIDE_S, _WAY_S = 0.0003, 0.0001
+_BETWEEN_STEPS_S, _ONE_WAY_S = 0.0003, 0.0001
 _TOKENS = 1500
 """That a stream decodes in a run."""
 
@@ -54,8 +54,8 @@ class GpuPair:
             target=self.target.step_s,
             # A forward of one token for each sequence.
             draft=lambda sequences, rows, tokens: self.draft.step_s(sequences, sequences, tokens),
-            way_s=_WAY_S + added_s / 2,
-            beside_s=_BESIDE_S,
+            one_way_s=_ONE_WAY_S + added_s / 2,
+            between_steps_s=_BETWEEN_STEPS_S,
             num_free=self.target.num_free,
         )
 

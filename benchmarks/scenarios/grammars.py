@@ -29,7 +29,7 @@ from benchmarks.arms import turns
 from benchmarks.support.asking import Keyed, make_request
 from benchmarks.support.hostile_grammars import NUM_GRAMMARS, as_message, hostile
 from benchmarks.support.open_loop import p99_ratio, percentile_ms
-from benchmarks.support.stacks import beside
+from benchmarks.support.stacks import outside_cores
 from benchmarks.support.tenants import make_tenants
 
 _ARMS = ("plain", "hostile")
@@ -81,7 +81,7 @@ async def _grammars(blocks: int, streams: int, others: int, num_grammars: int, j
         _clients(stack) as (quiet, other),
     ):
         process = psutil.Process(stack.processes["target-0"].pid)
-        with beside(stack):
+        with outside_cores(stack):
             await _warm_up(stack, quiet, other)
             before_bytes, before = process.memory_info().rss, psutil.cpu_times()
             for _, arm in turns(blocks, list(_ARMS)):

@@ -26,7 +26,7 @@ from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import by_category, count_option, make_request, max_tokens_option, mean
 from benchmarks.support.one_process import one_process
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
-from benchmarks.support.stacks import added_round_trip, beside, delayed, replace_drafts, target_cores
+from benchmarks.support.stacks import added_round_trip, delayed, outside_cores, replace_drafts, target_cores
 
 _MODES = {"off": "off", "auto": "auto", "on": "on", "in-step": "on"}
 """Arm → the request's speculation mode. `one-process` uses no stack."""
@@ -206,7 +206,7 @@ async def _measured(config: StackConfig, asked: Asked, conditions: Sequence[Cond
                 await prepare(one, condition)
             measured_ms = await _round_trip_ms(stack) if condition.added_ms is not None else None
             async with _dying(stack, condition.draft == "dies") as deaths:
-                with beside(stack):
+                with outside_cores(stack):
                     samples = await _sampled(asked, arms, condition)
             about = {**asdict(condition), "measured_ms": measured_ms, "deaths": len(deaths)}
             found.append({**about, **outcome(asked.prompts, samples, condition)})

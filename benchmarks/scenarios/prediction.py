@@ -16,7 +16,7 @@ from benchmarks.arms import Ask, Sample, compared, summary, take_turns
 from benchmarks.report import finish, show, table
 from benchmarks.support.asking import count_option, make_request, max_tokens_option
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
-from benchmarks.support.stacks import beside
+from benchmarks.support.stacks import outside_cores
 
 _MIN_SPEEDUP = 2.0
 _ARMS = ("off", "auto", "prediction")
@@ -45,7 +45,7 @@ async def _prediction(prompts: list[Prompt], max_tokens: int, edited: float, jso
             answer = await gateway.answer(make_request(model, prompt.text, "off", max_tokens=max_tokens, temperature=0))
             predicted[prompt.text] = with_edits(answer.text, edited, seed=prompt.id)
         arms = {arm: _through(gateway, model, arm, predicted) for arm in _ARMS}
-        with beside(stack):
+        with outside_cores(stack):
             samples = await take_turns([prompt.text for prompt in prompts], arms, max_tokens, "prompts")
     ratios = {arm: compared(samples["off"], samples[arm]) for arm in _ARMS[1:]}
     speedup, equal = ratios["prediction"]["request_speedup"], ratios["prediction"]["texts_equal"]

@@ -156,7 +156,7 @@ def _measure(
                 round(speed.ratio, 4),
                 _share(sum(a.num_accepted for a in sums), sum(a.num_verified for a in sums)),
                 _share(sum(len(a.token_ids) for a in sums), sum(a.num_steps for a in sums)),
-                agreement(_favourites(models["none"][0], prompts, plain), _favourites(engine, prompts, plain)),
+                agreement(_argmax_ids(models["none"][0], prompts, plain), _argmax_ids(engine, prompts, plain)),
             )
         )
     return found
@@ -233,7 +233,7 @@ def _answers(
     return pair.answer(prompts, max_tokens, speculate=True, salt=salt)
 
 
-def _favourites(engine: Engine, prompts: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> list[int]:
+def _argmax_ids(engine: Engine, prompts: Sequence[Sequence[int]], answered: Sequence[Sequence[int]]) -> list[int]:
     """The model's likeliest token at every position of the answers."""
     from outrider.engine import Row
 

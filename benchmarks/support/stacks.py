@@ -94,7 +94,7 @@ def target_cores(stack: Stack) -> tuple[int, ...]:
 
 
 @contextmanager
-def beside(stack: Stack) -> Iterator[None]:
+def outside_cores(stack: Stack) -> Iterator[None]:
     """Keeps this process off the targets' cores for the block, where workers are pinned.
 
     A client that wakes on a target's core for each round would take time from the next step.

@@ -141,7 +141,7 @@ def build(cls: type[C], given: Mapping[str, Given]) -> C:
         made: C = _made(cls, defaults.__getitem__, values)
         return made
     except ValueError as error:
-        raise ConfigError(f"{error}{_blamed(cls, given, str(error))}") from None
+        raise ConfigError(f"{error}{_where_given(cls, given, str(error))}") from None
 
 
 def shown(config: Any) -> dict[str, Any]:
@@ -210,10 +210,10 @@ def _made(make: Callable[..., Any], default_of: Callable[[str], Any], values: Ma
     return make(**own)
 
 
-def _blamed(cls: type[Any], given: Mapping[str, Given], message: str) -> str:
+def _where_given(cls: type[Any], given: Mapping[str, Given], message: str) -> str:
     """The source of the option that a class rejects: its messages begin with the name of the field."""
-    blamed = message.partition(":")[0]
-    names = {blamed.replace(".", "_"), blamed.rpartition(".")[2]}
+    field = message.partition(":")[0]
+    names = {field.replace(".", "_"), field.rpartition(".")[2]}
     for setting in settings(cls):
         if setting.name in given and not names.isdisjoint((setting.name, setting.path[-1])):
             return f" ({given[setting.name].where})"

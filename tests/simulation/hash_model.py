@@ -24,7 +24,7 @@ _DOUBT = 5.0
 LOGITS = 6.5 * torch.eye(VOCAB_SIZE) + torch.rand(VOCAB_SIZE, VOCAB_SIZE, generator=_GENERATOR)
 
 
-def favourite(tokens: Sequence[int]) -> int:
+def argmax_id(tokens: Sequence[int]) -> int:
     """The model's likeliest token after `tokens`, never 0. Repeats often, so that n-grams find matches."""
     digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=8).digest()
     if len(tokens) > _PERIOD and digest[0] < 160:
@@ -34,7 +34,7 @@ def favourite(tokens: Sequence[int]) -> int:
 
 def guess(tokens: Sequence[int], accuracy: float) -> int:
     """The proposal of a draft that is right with probability `accuracy`; the same for the same tokens."""
-    right = favourite(tokens)
+    right = argmax_id(tokens)
     digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=2, salt=b"draft").digest()
     wrong = int.from_bytes(digest, "little") >= accuracy * 65536
     return 1 + right % (VOCAB_SIZE - 1) if wrong else right
@@ -44,7 +44,7 @@ def text(prompt: Sequence[int], count: int, params: SamplingParams, mode: Verifi
     """The model's text after `prompt`, by plain decoding without an engine. Every answer must equal it."""
     tokens = list(prompt)
     for _ in range(count):
-        best = favourite(tokens)
+        best = argmax_id(tokens)
         if mode is not VerificationMode.GREEDY:
             plain = Candidate(params, VerificationMode.COUPLED, base_len=len(tokens))
             best = verify(LOGITS[best : best + 1], [plain])[0].token_ids[0]
@@ -78,7 +78,7 @@ class _Attention:
 class HashDecoder:
     """Gives the token that `choose` picks for the tokens in the cache, each at its own position."""
 
-    choose: Callable[[Sequence[int]], int] = favourite
+    choose: Callable[[Sequence[int]], int] = argmax_id
     before: Callable[[int], None] = lambda num_tokens: None
     """Called before each forward: takes time, or fails."""
     doubt: Callable[[Sequence[int]], int] | None = None

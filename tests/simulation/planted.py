@@ -67,8 +67,8 @@ def planted(fault: Planted) -> Iterator[None]:
 
 
 def _unverified(shipped: Any) -> Any:
-    def verify_by_choice(candidate: Any, logits: Any, favourites: Any) -> Any:
-        verdict = shipped(candidate, logits, favourites)
+    def verify_by_choice(candidate: Any, logits: Any, argmax_ids: Any) -> Any:
+        verdict = shipped(candidate, logits, argmax_ids)
         if candidate.draft and not verdict.num_accepted:
             verdict.token_ids, verdict.num_accepted, verdict.num_verified = [candidate.draft[0]], 1, 1
         return verdict

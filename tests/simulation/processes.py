@@ -34,7 +34,7 @@ from outrider_controller.router.requests.service import RouterServicer
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import fake_info
-from tests.simulation.hash_model import VOCAB_SIZE, HashDecoder, HashEngine, favourite, guess
+from tests.simulation.hash_model import VOCAB_SIZE, HashDecoder, HashEngine, argmax_id, guess
 from tests.simulation.machine import Machine, VirtualSteps
 from tests.simulation.network import Host, Network
 from tests.simulation.schedule import Schedule, WorkerPlan
@@ -146,7 +146,7 @@ class TargetProcess(Worker):
         self, name: str, address: str, network: Network, store: SimulatedStore, schedule: Schedule, plan: WorkerPlan
     ) -> None:
         super().__init__(name, address, network, plan)
-        self.engine = self._engine(schedule, favourite)
+        self.engine = self._engine(schedule, argmax_id)
         limits = TargetLimits(
             VOCAB_SIZE, plan.max_context_len, schedule.block_size, plan.num_blocks, plan.max_sequences, 8
         )
@@ -200,7 +200,7 @@ class DraftProcess(Worker):
     ) -> None:
         super().__init__(name, address, network, plan)
         # Where the draft is wrong, its second choice is right, so that branches matter.
-        self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), favourite)
+        self.engine = self._engine(schedule, lambda tokens: guess(tokens, plan.accuracy), argmax_id)
         config = ModelConfig(max_batch_tokens=plan.max_batch_tokens, ready_lag=8, catch_up_tokens=12)
         self.drafter = ModelDrafter(self.engine, config)
         self.worker = DraftWorker(self.drafter, plan.max_sequences, self.machine.clock)

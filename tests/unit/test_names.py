@@ -14,6 +14,7 @@ _FORMER = {
     *("Course", "Openings", "Legs", "Sums", "Worth", "Standing", "Pace", "Ahead", "Preparing", "_Way", "Lengths"),
     *("Beside", "Sibling", "SiblingKV", "OfferedDraft", "SentDraft", "Drafted"),
     *("Notices", "Persistence", "Meter", "Metered", "RoundLog", "Tally"),
+    *("Patience", "Sighting", "MatcherAside"),
     "Judged",
     *("Pairing", "PairingEvidence"),
     *("Belief", "Beliefs"),
@@ -21,6 +22,8 @@ _FORMER = {
 _FORMER_WORDS = {
     *("course", "legs", "worth", "standing", "alternatives", "heard", "spoke", "apart", "judge"),
     *("conclude", "tally", "metering", "margins", "parting", "attach"),
+    *("aside", "masks_aside", "compile_aside", "blamed", "sighting", "seen_then"),
+    *("beside", "beside_s", "way_s", "hope", "hoped", "favourite", "favourites"),
     "speaks",
     *("told", "told_len"),
     *("judged", "unjudged"),

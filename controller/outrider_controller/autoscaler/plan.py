@@ -182,7 +182,7 @@ class Plan:
     reason: Column = field(default_factory=lambda: np.zeros(0, dtype=np.int8))
     since_s: Column = field(default_factory=lambda: np.zeros(0))
     """When the mode was entered."""
-    seen_then: Column = field(default_factory=lambda: np.zeros(0))
+    seen_at_entry: Column = field(default_factory=lambda: np.zeros(0))
     """Rounds of evidence when the mode was entered."""
     changes: Column = field(default_factory=lambda: np.zeros(0))
     """Changes of mode, halved every ten minutes."""
@@ -218,7 +218,7 @@ class Plan:
             index={cell: number for number, cell in enumerate(cells)},
             mode=np.array([decision.mode for decision in decisions.values()], dtype=np.int8),
             since_s=np.full(count, now_s),
-            seen_then=np.array([decision.rounds for decision in decisions.values()], dtype=float),
+            seen_at_entry=np.array([decision.rounds for decision in decisions.values()], dtype=float),
             changes=np.array([decision.changes for decision in decisions.values()], dtype=float),
             best=np.full(count, _NEVER, dtype=np.int64),
             reason=np.array([_CODE[decision.reason] for decision in decisions.values()], dtype=np.int8),
@@ -297,7 +297,7 @@ def plan(
     was = _Before(estimator, last)
     best = _best(estimator, estimate, live, was, rolled.promoted)
     seen = np.bincount(estimator.cell_of, weights=estimator.column("seen"), minlength=len(cells))
-    load = _too_dear(fleet, last, now_s)
+    load = _priced_out(fleet, last, now_s)
     changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / _LATELY_S)
     mode, reason = _modes(estimate, best, was, seen, _WIDER * changes, now_s)
     policies = [tenants.get(cell.tenant, _DEFAULT).at(now_s) for cell in cells]
@@ -310,7 +310,7 @@ def plan(
         mode=mode,
         reason=reason,
         since_s=np.where(entered, now_s, was.since_s),
-        seen_then=np.where(entered, seen, was.seen_then),
+        seen_at_entry=np.where(entered, seen, was.seen_at_entry),
         changes=changes + (entered & (was.mode != _NEVER)),
         best=best,
         sent=np.where(np.abs(estimate.saving[best] - was.sent) > _MOVED, estimate.saving[best], was.sent),
@@ -343,12 +343,12 @@ class _Before:
         there = numbers[here] if not self.aligned else here
         self.mode = np.full(len(cells), _NEVER, dtype=np.int8)
         self.since_s = np.zeros(len(cells))
-        self.seen_then = np.zeros(len(cells))
+        self.seen_at_entry = np.zeros(len(cells))
         self.changes = np.zeros(len(cells))
         self.best = np.full(len(cells), _NEVER, dtype=np.int64)
         self.sent = np.full(len(cells), np.inf)
         self.mode[here], self.since_s[here] = last.mode[there], last.since_s[there]
-        self.seen_then[here], self.changes[here] = last.seen_then[there], last.changes[there]
+        self.seen_at_entry[here], self.changes[here] = last.seen_at_entry[there], last.changes[there]
         self.sent[here] = last.sent[there]
         if self.aligned:
             self.best[here] = last.best
@@ -395,7 +395,7 @@ def _modes(
 ) -> tuple[Column, Column]:
     """Modes and reasons from the evidence alone, before operators and load."""
     saving, lower, upper = estimate.saving[best], estimate.lower[best] - margin, estimate.upper[best] + margin
-    settled = (now_s - was.since_s >= DWELL_S) & (seen - was.seen_then >= DWELL_ROUNDS)
+    settled = (now_s - was.since_s >= DWELL_S) & (seen - was.seen_at_entry >= DWELL_ROUNDS)
     # Without any evidence of its own, a cell is decided anew each time from the mean at the target.
     fresh = (was.mode == _NEVER) | (was.mode == Mode.OFF) | (seen == 0)
     wants = np.where(upper < TRY_BELOW, Mode.TRY, np.where(lower > ON_ABOVE, Mode.ON, was.mode))
@@ -448,7 +448,7 @@ def _shares(
     return np.asarray(share * wanted[cell_of])
 
 
-def _too_dear(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
+def _priced_out(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
     """Targets at which no drafted token is worth a row, and since when."""
     load = {}
     for target, state in fleet.items():

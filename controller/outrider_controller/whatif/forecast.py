@@ -132,4 +132,4 @@ def half_width(values: Sequence[float]) -> float:
 
 def slower(times: Times, added_s: float) -> Times:
     """With a longer round trip between target and draft."""
-    return replace(times, way_s=times.way_s + added_s / 2)
+    return replace(times, one_way_s=times.one_way_s + added_s / 2)

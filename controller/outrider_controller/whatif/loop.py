@@ -42,13 +42,13 @@ class Stepping(Protocol):
 
 @dataclass(slots=True)
 class Process:
-    """One worker. `reported` gets each report when its step has ended; `beside_s` passes between two steps."""
+    """One worker. `reported` gets each report when its step has ended; `between_steps_s` passes between two steps."""
 
     loop: Loop
     worker: Stepping
     clock: Clock
     reported: Callable[[Any], None]
-    beside_s: float = 0.0
+    between_steps_s: float = 0.0
     busy_s: float = 0.0
     _inbox: list[Any] = field(default_factory=list)
     _free_s: float = 0.0
@@ -77,7 +77,7 @@ class Process:
         ended_s, report = self.clock.now_s, self.worker.take_report()
         took_s = ended_s - self.loop.now_s
         self.busy_s += took_s
-        self._free_s = ended_s + (self.beside_s if took_s else 0.0)
+        self._free_s = ended_s + (self.between_steps_s if took_s else 0.0)
         self.loop.at(ended_s, lambda: self.reported(report))
         if again_s is not None:
             self._wake(max(self._free_s, again_s))

@@ -145,8 +145,8 @@ class _Fit:
         return Times(
             target=lambda sequences, rows, tokens: base + each * sequences + row * (rows - sequences) + prompt * tokens,
             draft=lambda sequences, rows, tokens: draft_base + draft_each * sequences + reads * tokens,
-            way_s=_median([one["wire_ms"] for one in self._by_draft()]) / 2e3,
-            beside_s=_low([one["queue_ms"] for one in self._steps if not one["wait_ms"]]) / 1e3,
+            one_way_s=_median([one["wire_ms"] for one in self._by_draft()]) / 2e3,
+            between_steps_s=_low([one["queue_ms"] for one in self._steps if not one["wait_ms"]]) / 1e3,
             between_s=_median([_before_s(line) for line in self.recording.requests]),
         )
 

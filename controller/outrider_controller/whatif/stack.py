@@ -62,9 +62,9 @@ class Times:
     target: StepSeconds
     draft: StepSeconds
     """A forward of the draft."""
-    way_s: float = 0.0005
+    one_way_s: float = 0.0005
     """A message from the target to a draft, or back."""
-    beside_s: float = 0.0
+    between_steps_s: float = 0.0
     """Between two steps of the target."""
     between_s: float = 0.002
     """From the end of a stream's request to the opening of its next one at the target."""
@@ -185,7 +185,7 @@ class VirtualStack:
         price: Callable[[StepCost], float] = (lambda cost: cost.price) if setup.priced else (lambda cost: 0.0)
         batching = Batching(info.block_size, setup.max_batch_tokens)
         worker = TargetWorker(engine, limits, batching, clock, price, setup.sources(self._texts))
-        return Process(self._loop, worker, clock, self._committed, setup.times.beside_s)
+        return Process(self._loop, worker, clock, self._committed, setup.times.between_steps_s)
 
     def _draft_process(self) -> Process:
         clock = Clock()
@@ -200,7 +200,7 @@ class VirtualStack:
         text, key = self._texts.texts[number], SequenceKey(1, next(self._keys))
         request = self._request(str(key.sequence_id), number)
         allowed = self._policy.allowance(request)
-        draft = self._emptiest() if allowed.max_draft_tokens else None
+        draft = self._least_loaded() if allowed.max_draft_tokens else None
         controller = SpeculationController(self._setup.policy, allowed)
         record = self._policy.record(request.tenant, request.model, _DRAFT)
         setting = controller.lost() if draft is None else controller.opened(MAX_DRAFT_TOKENS, record)
@@ -236,14 +236,14 @@ class VirtualStack:
             cache_salt=b"",
         )
 
-    def _emptiest(self) -> Process | None:
+    def _least_loaded(self) -> Process | None:
         serving = [stream.draft for stream in self._streams.values()]
         return min(self._drafts, key=lambda draft: sum(each is draft for each in serving), default=None)
 
     def _tell(self, stream: _Stream, made: Callable[[float], Any]) -> None:
         """Sends an event to the stream's draft."""
         if stream.draft is not None:
-            at_s = self._loop.now_s + self._setup.times.way_s
+            at_s = self._loop.now_s + self._setup.times.one_way_s
             stream.draft.deliver(at_s, made(at_s))
 
     # -- what workers report
@@ -291,7 +291,7 @@ class VirtualStack:
     def _proposed(self, report: Any) -> None:
         for failed in report.failures:
             raise failed.error
-        at_s = self._loop.now_s + self._setup.times.way_s
+        at_s = self._loop.now_s + self._setup.times.one_way_s
         for proposed in report.proposals:
             if (stream := self._streams.get(proposed.key)) is not None:
                 stream.serial += 1

@@ -96,8 +96,8 @@ class _Replayed:
         return max(answer.last_s for answer in self.answers) - self.started_s
 
     @property
-    def beside_s(self) -> float:
-        """Time of a round beside the step of the target; at one stream."""
+    def overhead_s(self) -> float:
+        """Time of a round apart from the step of the target; at one stream."""
         return (self.total_s - self.steps_s) / sum(answer.num_steps for answer in self.answers)
 
     @property
@@ -151,7 +151,7 @@ class _Replays:
             "+".join(parts),
             self._shares(parts, range(len(self.loaded.texts))),
             {category: self._shares(parts, numbers) for category, numbers in by_category.items()},
-            round(1000 * (self.run(parts, 1).beside_s - self.run((), 1).beside_s), 3),
+            round(1000 * (self.run(parts, 1).overhead_s - self.run((), 1).overhead_s), 3),
             {streams: self.times_plain(parts, streams) for streams in self.loaded.config.streams},
         )
 

@@ -73,8 +73,8 @@ class DraftChain:
         self.chances = [kept.chances[node] for node in main] if kept.chances else []
         self._num_kept = len(main)
         # An alternative follows the token before the one in whose place it may come.
-        beside = [node for node in range(len(kept)) if node not in main]
-        self._sent = [self._other(kept, node, kept.parent(node) + 1) for node in beside]
+        branches = [node for node in range(len(kept)) if node not in main]
+        self._sent = [self._other(kept, node, kept.parent(node) + 1) for node in branches]
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -40,7 +40,7 @@ from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import generation_pb2_grpc, worker_pb2
 from outrider.runtime.collector import gc_frozen
-from outrider.runtime.supervision import beside
+from outrider.runtime.supervision import background
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
@@ -113,16 +113,16 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 drain_delay_s=config.leaving_s,
             )
         )
-        await stack.enter_async_context(beside(_say_leaving(core.admission, life), "say leaving"))
+        await stack.enter_async_context(background(_say_leaving(core.admission, life), "say leaving"))
         bounds = Bounds(limits, max_connections)
         http_address = await stack.enter_async_context(
             _http(closing(create_app(core, limits, guard), life.leaving), config, bounds, grace_s=1.0)
         )
         ops.ready["server"] = lambda: core.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
-        await stack.enter_async_context(beside(_keep_current(core, life), "keep current"))
+        await stack.enter_async_context(background(_keep_current(core, life), "keep current"))
         if store is not None:
-            await stack.enter_async_context(beside(quotas.run(), "quotas"))
+            await stack.enter_async_context(background(quotas.run(), "quotas"))
             lease = store.register(info, config.advertised(life.address), lambda: _load(core))
             await stack.enter_async_context(lease)
         name_worker(info.worker_id)

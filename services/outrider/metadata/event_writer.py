@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
 from outrider.metadata.events import EventKind, FieldValue
-from outrider.runtime.supervision import beside
+from outrider.runtime.supervision import background
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class EventWriter:
     async def running(self) -> AsyncIterator[EventWriter]:
         """Writes until the block is left, then the last events, such as why this process stops."""
         try:
-            async with beside(self._run(), "events writer"):
+            async with background(self._run(), "events writer"):
                 yield self
         finally:
             # This ends: the store limits the time of each write.

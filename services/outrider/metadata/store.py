@@ -24,8 +24,8 @@ from outrider.metadata.workers.cordons import CORDON_KEPT_S, CordonStore
 from outrider.metadata.workers.directory import (
     LEASE_TTL_S,
     Key,
+    LeaseRead,
     LeaseRecord,
-    Sighting,
     WorkerDirectory,
     check_id,
     decode_lease,
@@ -152,10 +152,10 @@ class MetadataStore:
         Waits at most a second, so no request should wait for it.
         """
         roles = ROLES if role is None else (role,)
-        sightings = await self._link.call_in_background(lambda redis: self._read_leases(redis, roles))
+        reads = await self._link.call_in_background(lambda redis: self._read_leases(redis, roles))
         now_s = time.monotonic()
-        if sightings is not None:
-            self._directory.update(sightings, now_s)
+        if reads is not None:
+            self._directory.update(reads, now_s)
             self._directory.expire(now_s)
         return self._directory.records(role, now_s)
 
@@ -197,25 +197,25 @@ class MetadataStore:
 
         await self._link.call_in_background(work)
 
-    async def _read_leases(self, redis: Redis, roles: Sequence[worker_pb2.WorkerRole.ValueType]) -> list[Sighting]:
+    async def _read_leases(self, redis: Redis, roles: Sequence[worker_pb2.WorkerRole.ValueType]) -> list[LeaseRead]:
         pipe = redis.pipeline(transaction=False)
         for role in roles:
             keys = self._keys.workers(role), self._keys.lease(role, ""), self._keys.cordon("")
             pipe.eval(_READ_LEASES, len(keys), *keys)
         answers = await pipe.execute()
-        sightings = [self._sighting(role, *row) for role, rows in zip(roles, answers, strict=True) for row in rows]
-        return [seen for seen in sightings if seen is not None]
+        reads = [self._lease_read(role, *row) for role, rows in zip(roles, answers, strict=True) for row in rows]
+        return [seen for seen in reads if seen is not None]
 
-    def _sighting(
+    def _lease_read(
         self, role: worker_pb2.WorkerRole.ValueType, raw_id: bytes, value: bytes, ttl_ms: int, cordon: bytes
-    ) -> Sighting | None:
+    ) -> LeaseRead | None:
         try:
             worker_id = raw_id.decode()
             check_id(worker_id)
             key = role, worker_id
             if not value:
-                return Sighting(key, None)
-            return Sighting(key, decode_lease(key, value, cordon), min(ttl_ms, _TTL_MS) / 1000)
+                return LeaseRead(key, None)
+            return LeaseRead(key, decode_lease(key, value, cordon), min(ttl_ms, _TTL_MS) / 1000)
         except ValueError as error:
             self._malformed(error)
             return None

@@ -77,7 +77,7 @@ async def stop(task: asyncio.Task[Any] | None) -> None:
 
 
 @asynccontextmanager
-async def beside(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
     """Runs `work` concurrently with the block, and cancels it at the latest when the block is left."""
     task = asyncio.create_task(work, name=name)
     try:

@@ -29,10 +29,10 @@ to 37.4; the rounding of such numbers is far less."""
 
 
 def probabilities(
-    logits: Tensor, favourites: Tensor | None, settings: Settings, likeliest: int = LIKELIEST
+    logits: Tensor, argmax_ids: Tensor | None, settings: Settings, likeliest: int = LIKELIEST
 ) -> tuple[Tensor, Tensor]:
     """float64 [rows, vocab] for the rows in `settings`: each sums to 1, with 0 for tokens that cannot follow. As
-    `support`, in rows that are certain: bool [rows]. favourites: of each row of logits, for greedy rows."""
+    `support`, in rows that are certain: bool [rows]. argmax_ids: of each row of logits, for greedy rows."""
     chosen = logits[settings.rows]
     temperature = settings.temperature[:, None]
     top = chosen.double().amax(-1, keepdim=True) / temperature
@@ -46,9 +46,9 @@ def probabilities(
         certain = _holds_all(ranked, floor, settings, chosen.shape[1])
     weights = torch.where(scaled >= floor, torch.exp(scaled), 0.0)
     probs = weights / weights.sum(-1, keepdim=True)
-    if favourites is None:
+    if argmax_ids is None:
         return probs, certain
-    one = torch.zeros_like(probs).scatter_(1, favourites[settings.rows][:, None], 1.0)
+    one = torch.zeros_like(probs).scatter_(1, argmax_ids[settings.rows][:, None], 1.0)
     return torch.where(settings.greedy[:, None], one, probs), certain | settings.greedy
 
 

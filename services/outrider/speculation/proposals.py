@@ -44,9 +44,9 @@ def propose(
     # Only greedy rows need it, but one batched operation costs less than selecting them.
     best = logits.softmax(-1).topk(min(1 + num_others, logits.shape[-1]))
     confidence = best.values.tolist()
-    favourites = best.indices if token_map is None else token_map[best.indices]
+    argmax_ids = best.indices if token_map is None else token_map[best.indices]
     proposals = []
-    for row, (token_ids, settings, mode) in enumerate(zip(favourites.tolist(), params, modes, strict=True)):
+    for row, (token_ids, settings, mode) in enumerate(zip(argmax_ids.tolist(), params, modes, strict=True)):
         if mode is VerificationMode.RATIO:
             if settings.greedy:
                 proposals.append(Proposal(token_ids[0], confidence[row][0], _certain(token_ids[0])))

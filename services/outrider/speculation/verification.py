@@ -64,24 +64,24 @@ def _verify_processed(logits: Tensor, candidates: Sequence[Candidate]) -> list[V
     # The maximum is not finite where a logit is NaN or +inf, or all are -inf; a masked token alone does no harm.
     if not np.isfinite(values[np.arange(len(values)), best]).all():
         raise NotFinite("logits")
-    favourites: list[int] = best.tolist()
+    argmax_ids: list[int] = best.tolist()
     verdicts = []
     start = 0
     for candidate in candidates:
         rows = slice(start, start + candidate.num_rows)
         verify_one = _verify_ratio if candidate.mode is VerificationMode.RATIO else _verify_by_choice
-        verdicts.append(verify_one(candidate, logits[rows], favourites[rows]))
+        verdicts.append(verify_one(candidate, logits[rows], argmax_ids[rows]))
         start += candidate.num_rows
     return verdicts
 
 
-def _verify_by_choice(candidate: Candidate, logits: Tensor, favourites: Sequence[int]) -> Verdict:
+def _verify_by_choice(candidate: Candidate, logits: Tensor, argmax_ids: Sequence[int]) -> Verdict:
     """Greedy and coupled: the target's choice at each node is fixed; a draft is accepted when it is that choice."""
     verdict = Verdict()
     node = -1
     while True:
         position = candidate.base_len + verdict.num_accepted
-        choice = _choose(candidate, logits[node + 1], favourites[node + 1], position)
+        choice = _choose(candidate, logits[node + 1], argmax_ids[node + 1], position)
         verdict.token_ids.append(choice)
         children = candidate.children(node)
         match = next((child for child in children if candidate.draft[child] == choice), None)
@@ -93,21 +93,21 @@ def _verify_by_choice(candidate: Candidate, logits: Tensor, favourites: Sequence
         node = match
 
 
-def _choose(candidate: Candidate, logits: Tensor, favourite: int, position: int) -> int:
+def _choose(candidate: Candidate, logits: Tensor, argmax_id: int, position: int) -> int:
     if candidate.mode is VerificationMode.GREEDY or candidate.params.greedy:
-        return favourite
+        return argmax_id
     p = support(logits, candidate.params)
     index = int((p.probs.log() + gumbel(candidate.params.seed, position, p.token_ids)).argmax())
     return int(p.token_ids[index])
 
 
-def _verify_ratio(candidate: Candidate, logits: Tensor, favourites: Sequence[int]) -> Verdict:
+def _verify_ratio(candidate: Candidate, logits: Tensor, argmax_ids: Sequence[int]) -> Verdict:
     """Accept x with probability min(1, p(x) / q(x)); else sample max(p - q, 0), normalised (Leviathan et al., 1)."""
     verdict = Verdict()
     seed = candidate.params.seed
     for index, token_id in enumerate(candidate.draft):
         position = candidate.base_len + index
-        p = _distribution(candidate, logits[index], favourites[index])
+        p = _distribution(candidate, logits[index], argmax_ids[index])
         verdict.num_verified += 1
         q = candidate.q[index]
         # Strict: p(x) = 0 must never be accepted, not even at u = 0.
@@ -118,15 +118,15 @@ def _verify_ratio(candidate: Candidate, logits: Tensor, favourites: Sequence[int
         verdict.token_ids.append(token_id)
         verdict.num_accepted += 1
         verdict.path.append(index + 1)
-    bonus = _distribution(candidate, logits[-1], favourites[-1])
+    bonus = _distribution(candidate, logits[-1], argmax_ids[-1])
     position = candidate.base_len + len(candidate.draft)
     verdict.token_ids.append(bonus.draw(uniform(seed, position, Purpose.BONUS)))
     return verdict
 
 
-def _distribution(candidate: Candidate, logits: Tensor, favourite: int) -> Support:
+def _distribution(candidate: Candidate, logits: Tensor, argmax_id: int) -> Support:
     if candidate.params.greedy:
-        return Support(torch.tensor([favourite]), torch.ones(1, dtype=torch.float64))
+        return Support(torch.tensor([argmax_id]), torch.ones(1, dtype=torch.float64))
     return support(logits, candidate.params)
 
 

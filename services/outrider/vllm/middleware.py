@@ -38,13 +38,13 @@ class Tenants:
         if body is None:
             return
         try:
-            body = self._told(body, scope, headers)
+            body = self._with_tenant(body, scope, headers)
         except InvalidRequest as error:
             await _refuse(error, send)
             return
         await self._app({**scope, "headers": _sized(scope["headers"], body)}, _replayed(body, receive), send)
 
-    def _told(self, body: bytes, scope: Message, headers: Mapping[str, str]) -> bytes:
+    def _with_tenant(self, body: bytes, scope: Message, headers: Mapping[str, str]) -> bytes:
         """The body with the request's tenant. What is no JSON object is left for vLLM to refuse."""
         try:
             request = json.loads(body)

@@ -60,16 +60,16 @@ class StepCost:
             return
         self._weight = _KEEP * self._weight + 1
         share = 1 / self._weight
-        aside = rows - self._rows
-        self._rows += share * aside
+        deviation = rows - self._rows
+        self._rows += share * deviation
         self._tokens += share * (tokens - self._tokens)
         self._seconds += share * (seconds - self._seconds)
         # Welford: one factor uses the mean before, one the mean after.
-        varies = aside * (rows - self._rows)
+        varies = deviation * (rows - self._rows)
         informs = varies * self._weight / (self._variance + _PRIOR_STEPS * _PRIOR_VARIANCE)
         kept = min(_KEEP_ALIKE, _KEEP ** min(1.0, informs))
         self._variance = kept * self._variance + varies
-        self._covariance = kept * self._covariance + aside * (seconds - self._seconds)
+        self._covariance = kept * self._covariance + deviation * (seconds - self._seconds)
 
     @property
     def row_share(self) -> float:

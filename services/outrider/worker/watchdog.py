@@ -52,7 +52,7 @@ class StepPace:
         return min(most_s, max(self._least_s, _TIMES_THE_LONGEST * largest_s))
 
 
-class Patience:
+class StepTimeout:
     """How long one step has lasted, counting only time in which this process ran: being stopped by a signal or starved
     of CPU does not count."""
 
@@ -105,9 +105,9 @@ def ending_hung_steps(
     over = threading.Event()
 
     def watch() -> None:
-        patience = Patience(limit_s)
+        timeout = StepTimeout(limit_s)
         while not over.wait(_PERIOD_S):
-            if patience.ends(busy_since_s(), time.monotonic()):
+            if timeout.ends(busy_since_s(), time.monotonic()):
                 end(limit_s())
                 return
 

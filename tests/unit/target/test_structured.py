@@ -25,7 +25,7 @@ from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
-from outrider.target.grammars.matcher import GrammarMatcher, MatcherAside, WaitAllowance
+from outrider.target.grammars.matcher import GrammarMatcher, ThreadedMatcher, WaitAllowance
 from outrider.target.process import load
 from outrider.target.requests.events import Compiled, GrammarWork, Offered
 from outrider.target.requests.opening import Opening
@@ -295,7 +295,7 @@ async def test_a_grammar_that_takes_too_long_is_refused_by_name(tiny: Path) -> N
 
     released = threading.Event()
     with pytest.raises(InvalidRequest, match="could not be compiled") as refused:
-        await Stuck(tiny, VOCAB, [EOS], max_s=0.01).compile_aside("x", ())
+        await Stuck(tiny, VOCAB, [EOS], max_s=0.01).compile_on_thread("x", ())
     released.set()
     assert refused.value.field == "logits.grammar"
 
@@ -305,12 +305,12 @@ async def test_an_expression_that_would_be_compiled_for_hours_leaves_its_thread_
     terms = " & ".join(f"/(.|\\n)*a.{{{i}}}/" for i in range(40))
     compiler, worked = GrammarCompiler(tiny, VOCAB, [EOS], max_s=2.0), list[float]()
     with pytest.raises(InvalidRequest, match="is too complex: it could not be compiled within 2 s"):
-        await compiler.compile_aside(f"start: T\nT: {terms}", (), "hostile", worked.append)
+        await compiler.compile_on_thread(f"start: T\nT: {terms}", (), "hostile", worked.append)
     # The process that tries it may reach the bound of its memory before that of its time.
     assert sum(worked) > 0.05
     # The tenant has one thread, which is free again; an intersection that is small is compiled.
     async with asyncio.timeout(60):
-        found = await compiler.compile_aside("start: T\nT: /[a-z]*/ & /.*b/", (), "hostile")
+        found = await compiler.compile_on_thread("start: T\nT: /[a-z]*/ & /.*b/", (), "hostile")
     assert found.num_allowed(TOKENIZER.encode("ab")) == 2
 
 
@@ -358,7 +358,7 @@ async def test_waiting_for_a_thread_does_not_count_against_the_limit(tiny: Path)
     begun: list[str] = []
     compiler = Slow(tiny, VOCAB, [EOS], max_s=1.0)
     grammars = [Structured("choice", [f"number {i}"], "x").to_grammar() for i in range(6)]
-    assert len(await asyncio.gather(*(compiler.compile_aside(each, ()) for each in grammars))) == 6
+    assert len(await asyncio.gather(*(compiler.compile_on_thread(each, ()) for each in grammars))) == 6
 
 
 async def test_tenants_take_turns_with_the_compilers(tiny: Path) -> None:
@@ -368,7 +368,7 @@ async def test_tenants_take_turns_with_the_compilers(tiny: Path) -> None:
     held = [turns.submit("many", lambda: released.wait(60)) for _ in range(5)]
     choice = ASKED[1].to_grammar()
     async with asyncio.timeout(60):
-        await compiler.compile_aside(choice, (), "other", lambda seconds: order.append("other"))
+        await compiler.compile_on_thread(choice, (), "other", lambda seconds: order.append("other"))
     assert order == ["other"] and not any(each.done() for each in held), "one tenant cannot take every thread"
     released.set()
 
@@ -421,14 +421,14 @@ async def test_one_tenants_masks_leave_a_thread_to_the_others(compiler: GrammarC
         released.set()
 
 
-class Aside:
+class Threaded:
     """Masks on threads, which work as the test says."""
 
     def __init__(self, compiler: GrammarCompiler, grammar: str) -> None:
         self.jobs: list[Callable[[], None]] = []
         self.seconds: list[float] = []
         inner = compiler.compile(grammar, ())
-        self.matcher = MatcherAside(inner, self.jobs.append, WaitAllowance(), self.seconds.append)
+        self.matcher = ThreadedMatcher(inner, self.jobs.append, WaitAllowance(), self.seconds.append)
 
     def work(self) -> None:
         while self.jobs:
@@ -441,9 +441,9 @@ def test_masks_of_other_threads_are_the_same_and_hold_up_nobody_while_they_are_n
 ) -> None:
     plain = run(tiny, asking(compiler, ASKED[0], sampled))
     asked, beside = asking(compiler, ASKED[0], sampled)[:2]
-    aside = Aside(compiler, ASKED[0].to_grammar())
+    threaded = Threaded(compiler, ASKED[0].to_grammar())
     bench = Bench(tiny, num_blocks=1024)
-    bench.open(0, replace(asked, grammar=aside.matcher))
+    bench.open(0, replace(asked, grammar=threaded.matcher))
     bench.open(1, beside)
     # No thread works: the other one's text is complete all the same.
     while key(1) not in bench.answers or bench.answers[key(1)].finish is Finish.NONE:
@@ -454,9 +454,9 @@ def test_masks_of_other_threads_are_the_same_and_hold_up_nobody_while_they_are_n
     while key(0) not in bench.answers or bench.answers[key(0)].finish is Finish.NONE:
         for draft in drafter(0, bench.tokens[key(0)]):
             bench.apply(Offered(key(0), draft))
-        aside.work()
-        while aside.seconds:
-            bench.apply(GrammarWork(key(0), aside.seconds.pop()))
+        threaded.work()
+        while threaded.seconds:
+            bench.apply(GrammarWork(key(0), threaded.seconds.pop()))
         bench.step()
     assert bench.tokens[key(0)] == plain.tokens[key(0)]
     [times] = [times for report in bench.reports for removed, times in report.removed if removed == key(0)]
@@ -464,16 +464,16 @@ def test_masks_of_other_threads_are_the_same_and_hold_up_nobody_while_they_are_n
 
 
 def test_an_answer_that_is_out_of_date_is_no_mask(compiler: GrammarCompiler) -> None:
-    aside = Aside(compiler, ASKED[1].to_grammar())
-    aside.matcher.advance(TOKENIZER.encode("y"))
+    threaded = Threaded(compiler, ASKED[1].to_grammar())
+    threaded.matcher.advance(TOKENIZER.encode("y"))
     # It was asked for before the commit.
-    aside.jobs.pop(0)()
+    threaded.jobs.pop(0)()
     with pytest.raises(MaskLate):
-        aside.matcher.allowed(())
-    assert aside.matcher.awaited
-    aside.work()
-    assert not aside.matcher.awaited
-    mask = aside.matcher.allowed(())
+        threaded.matcher.allowed(())
+    assert threaded.matcher.awaited
+    threaded.work()
+    assert not threaded.matcher.awaited
+    mask = threaded.matcher.allowed(())
     assert mask is not None and [t for t in range(VOCAB) if mask[t // 8] >> t % 8 & 1] == TOKENIZER.encode("e")
 
 
@@ -507,7 +507,7 @@ def test_a_chain_of_rules_ends_no_process(tiny: Path) -> None:
     """The library follows it by recursion, so threads that compile have room for it."""
     chain = "\n".join(["start: a0", *(f'a{i}: a{i + 1} | "x"' for i in range(3000)), 'a3000: "y"'])
     compiler = GrammarCompiler(tiny, VOCAB, [EOS], max_s=60.0)
-    assert asyncio.run(compiler.compile_aside(chain, ()))
+    assert asyncio.run(compiler.compile_on_thread(chain, ()))
 
 
 @pytest.mark.slow

@@ -30,11 +30,11 @@ def expected_tokens(cap: int) -> float:
     return float((1 - CHANCE ** (cap + 1)) / (1 - CHANCE))
 
 
-def times(way_s: float = WAY_S) -> Times:
+def times(one_way_s: float = WAY_S) -> Times:
     return Times(
         target=lambda sequences, rows, tokens: STEP_S + ROW_S * (rows - sequences),
         draft=lambda sequences, rows, tokens: FORWARD_S,
-        way_s=way_s,
+        one_way_s=one_way_s,
         between_s=0.0,
     )
 
@@ -49,9 +49,9 @@ def texts(count: int = 60) -> Texts:
     return Texts(made, VOCAB_SIZE)
 
 
-def run(cap: int, *, mode: str = "on", run_ahead: int = 0, way_s: float = WAY_S, streams: int = 1) -> Ran:
+def run(cap: int, *, mode: str = "on", run_ahead: int = 0, one_way_s: float = WAY_S, streams: int = 1) -> Ran:
     setup = Setup(
-        times(way_s),
+        times(one_way_s),
         streams=streams,
         policy=PolicyConfig(max_draft_tokens=cap, run_ahead_tokens=run_ahead),
         drafting=ModelConfig(min_confidence=0.0, num_alternatives=0),
@@ -76,9 +76,9 @@ def test_in_step_a_round_brings_and_takes_what_the_formulas_say(cap: int) -> Non
 
 
 def test_a_longer_way_costs_time_and_running_ahead_wins_some_of_it_back() -> None:
-    near, far = run(4).tokens_per_s, run(4, way_s=0.01).tokens_per_s
+    near, far = run(4).tokens_per_s, run(4, one_way_s=0.01).tokens_per_s
     assert far < 0.8 * near
-    assert run(4, run_ahead=8, way_s=0.01).tokens_per_s > 1.1 * far
+    assert run(4, run_ahead=8, one_way_s=0.01).tokens_per_s > 1.1 * far
 
 
 def lines(cap: int = 4, count: int = 20) -> Iterator[dict[str, Any]]:
@@ -136,7 +136,7 @@ def test_times_are_read_off_the_rounds(recorded: Path) -> None:
     assert found.target(1, 1, 0) == pytest.approx(STEP_S, rel=0.02)
     assert found.target(1, 5, 0) == pytest.approx(STEP_S + 4 * ROW_S, rel=0.02)
     assert found.draft(1, 1, 0) == pytest.approx(FORWARD_S)
-    assert found.way_s == pytest.approx(WAY_S)
+    assert found.one_way_s == pytest.approx(WAY_S)
 
 
 @pytest.mark.parametrize("cap", [1, 2])

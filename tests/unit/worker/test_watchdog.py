@@ -4,33 +4,33 @@ from __future__ import annotations
 
 import threading
 
-from outrider.worker.watchdog import Patience, StepPace, ending_hung_steps
+from outrider.worker.watchdog import StepPace, StepTimeout, ending_hung_steps
 
 
-def looks(patience: Patience, begun_s: float | None, times: list[float]) -> list[bool]:
-    return [patience.ends(begun_s, now_s) for now_s in times]
+def looks(timeout: StepTimeout, begun_s: float | None, times: list[float]) -> list[bool]:
+    return [timeout.ends(begun_s, now_s) for now_s in times]
 
 
 def test_a_step_may_last_so_long_and_no_longer() -> None:
-    patience = Patience(lambda: 1.0, period_s=0.25)
-    assert looks(patience, 0.0, [0.25, 0.5, 0.75, 1.0, 1.25]) == [False] * 5
-    assert patience.ends(0.0, 1.5)
+    timeout = StepTimeout(lambda: 1.0, period_s=0.25)
+    assert looks(timeout, 0.0, [0.25, 0.5, 0.75, 1.0, 1.25]) == [False] * 5
+    assert timeout.ends(0.0, 1.5)
 
 
 def test_many_steps_may_last_for_ever() -> None:
-    patience = Patience(lambda: 1.0, period_s=0.25)
-    assert not any(patience.ends(now_s - 0.1, now_s) for now_s in (n * 0.25 for n in range(100)))
+    timeout = StepTimeout(lambda: 1.0, period_s=0.25)
+    assert not any(timeout.ends(now_s - 0.1, now_s) for now_s in (n * 0.25 for n in range(100)))
 
 
 def test_idling_is_no_step() -> None:
-    patience = Patience(lambda: 1.0, period_s=0.25)
-    assert not any(looks(patience, None, [n * 0.25 for n in range(100)]))
+    timeout = StepTimeout(lambda: 1.0, period_s=0.25)
+    assert not any(looks(timeout, None, [n * 0.25 for n in range(100)]))
 
 
 def test_a_stopped_process_is_given_the_time_that_it_lost() -> None:
-    patience = Patience(lambda: 1.0, period_s=0.25)
-    assert looks(patience, 0.0, [0.25, 30.0, 30.25]) == [False, False, False]
-    assert looks(patience, 0.0, [30.5, 30.75]) == [False, True]
+    timeout = StepTimeout(lambda: 1.0, period_s=0.25)
+    assert looks(timeout, 0.0, [0.25, 30.0, 30.25]) == [False, False, False]
+    assert looks(timeout, 0.0, [30.5, 30.75]) == [False, True]
 
 
 def test_a_hung_step_ends_the_process_once_and_a_quick_one_never() -> None:

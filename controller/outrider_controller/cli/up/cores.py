@@ -16,7 +16,7 @@ class Cores:
     threads: int
     """Of one worker's engine."""
 
-    def beside(self, own: tuple[int, ...]) -> tuple[int, ...]:
+    def drafts_without(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """The drafts' cores that are not among these."""
         return tuple(sorted({core for one in self.drafts for core in one} - set(own)))
 
@@ -40,5 +40,5 @@ def pinned(available: Sequence[int], targets: int, drafts: int) -> Cores:
     own_each = tuple((core,) for core in cores[:targets])
     draft_each = tuple((core,) for core in cores[targets : targets + drafts])
     left = tuple(cores[targets + drafts :])
-    beside = tuple(core for one in draft_each for core in one)
-    return Cores(own_each, draft_each, left or beside or own_each[-1], 1)
+    of_drafts = tuple(core for one in draft_each for core in one)
+    return Cores(own_each, draft_each, left or of_drafts or own_each[-1], 1)

@@ -191,7 +191,7 @@ class StackPlanner:
             return self._spec(f"target-{number}", "outrider.target", flags, port, own, self._config.vllm_python)
         if not self._config.borrow_cores:
             return self._spec(f"target-{number}", "outrider.target", (*flags, *more), port, own)
-        borrowed = self.cores.beside(own)
+        borrowed = self.cores.drafts_without(own)
         flags += ("--prefill-threads", str(threads + len(borrowed) if own else self._num_cores))
         flags += ("--cpu-cores", ",".join(map(str, own)), *more)
         return self._spec(f"target-{number}", "outrider.target", flags, port, (*own, *borrowed))

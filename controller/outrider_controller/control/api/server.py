@@ -23,7 +23,7 @@ from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc, usage_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.runtime.supervision import beside
+from outrider.runtime.supervision import background
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
@@ -213,7 +213,7 @@ async def running_control(
         webhook_metrics = WebhookMetrics(ops.registry)
         webhook = Webhook(config.webhook, webhook_metrics.count) if config.webhook.url else None
         if webhook is not None:
-            await stack.enter_async_context(beside(webhook.run(), "webhook"))
+            await stack.enter_async_context(background(webhook.run(), "webhook"))
         report = AlertReport(events, webhook)
         demand = Demand(ops.registry)
         leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, store.drafts, report)
@@ -248,9 +248,9 @@ async def running_control(
         with suppress(Unavailable):
             await leader.tick()
         await stack.enter_async_context(store.register(info, config.advertised(life.address), worker.WorkerLoad))
-        await stack.enter_async_context(beside(leader.run(), "plan"))
+        await stack.enter_async_context(background(leader.run(), "plan"))
         watch = FleetWatch(store, store.cordons, events, leads=lambda: leader.epoch > 0)
-        await stack.enter_async_context(beside(watch.run(), "watch fleet"))
+        await stack.enter_async_context(background(watch.run(), "watch fleet"))
         name_worker(info.worker_id)
         log.info("control plane %s listens on %s", info.worker_id, life.address)
         yield RunningControl(life, demand)

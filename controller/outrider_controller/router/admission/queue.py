@@ -28,7 +28,7 @@ OnAccepted = Callable[[], None]
 _ANSWER_S = 0.25
 _ANSWER_SHARE = 0.2
 # A request whose expected wait exceeds this part of its time is refused at once: the estimate is only a mean.
-_HOPEFUL = 0.5
+_EXPECTED_WAIT_SHARE = 0.5
 # Clients of the OpenAI API ignore a longer one.
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.05
@@ -131,7 +131,7 @@ class AdmissionQueue:
         pool.queue.put(ticket, ticket.arrived_s)
         self._hand_out(request.model)
         if ticket.admitted_s is None:
-            if wait_s is not None and wait_s > _HOPEFUL * (until_s - ticket.arrived_s):
+            if wait_s is not None and wait_s > _EXPECTED_WAIT_SHARE * (until_s - ticket.arrived_s):
                 raise self._refusal(
                     request, ticket, f"{request.model!r} has more requests waiting than get a place in time"
                 )

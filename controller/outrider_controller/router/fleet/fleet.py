@@ -20,7 +20,7 @@ from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.runtime.supervision import Backoff, beside, keep_running, stop, until_first_ends
+from outrider.runtime.supervision import Backoff, background, keep_running, stop, until_first_ends
 
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
 from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S, WorkerLoads
@@ -84,7 +84,7 @@ class Fleet:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         try:
-            async with beside(_keep_refreshing(self, self._config.refresh_s), "refresh fleet"):
+            async with background(_keep_refreshing(self, self._config.refresh_s), "refresh fleet"):
                 yield
         finally:
             await asyncio.gather(*(link.stop() for link in self.targets.values()))

@@ -17,7 +17,7 @@ from outrider.metadata.tenants.ledger import HOUR_S, SourceSums, TenantUsage
 from outrider.protocol.limits import MAX_TREE_TOKENS, clamp_us
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.runtime.supervision import beside
+from outrider.runtime.supervision import background
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class LedgerWriter:
     async def running(self) -> AsyncIterator[None]:
         """Writes during the block, and the rest at its end."""
         try:
-            async with beside(self._run(), "ledger writer"):
+            async with background(self._run(), "ledger writer"):
                 yield
         finally:
             await self.flush()

@@ -330,7 +330,7 @@ class Assigner:
 
     async def _replace_target(self, active: ActiveRequest) -> None:
         failover, wait_s = active.failover, self._config.failover.wait_for_restart_s
-        await self._endure_failures(failover)
+        await self._check_failures(failover)
         # A request with committed tokens is never dropped for load.
         room_until_s = active.room_until_s if active.untouched else math.inf
         target = await self._find_target(
@@ -349,7 +349,7 @@ class Assigner:
         setting = speculation.lost() if draft is None else speculation.opened(speculation.workers_limit)
         self._table.open(active, target, draft, setting)
 
-    async def _endure_failures(self, failover: FailoverState) -> None:
+    async def _check_failures(self, failover: FailoverState) -> None:
         if failover.gives_up:
             raise InternalError(
                 f"given up after {failover.num_failures} targets failed with this request", reason="TARGETS_FAILED"

@@ -18,7 +18,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import router_pb2, target_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.runtime.supervision import beside
+from outrider.runtime.supervision import background
 
 from outrider_controller.router.admission.queue import AdmissionQueue
 from outrider_controller.router.config import RouterConfig
@@ -66,7 +66,7 @@ class Dispatcher:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Dispatcher]:
-        async with self.fleet.running(), beside(self.settings_sender.keep_planning(), "plan"):
+        async with self.fleet.running(), background(self.settings_sender.keep_planning(), "plan"):
             yield self
 
     async def idle(self) -> None:

@@ -33,7 +33,7 @@ from outrider.rpc.streams import let_end
 from outrider.rpc.v1 import attach_pb2_grpc, router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.runtime.supervision import beside
+from outrider.runtime.supervision import background
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
@@ -374,7 +374,7 @@ async def running_router(
         await life.ready()
         control = connect_to(Role.CONTROL, config.tls)
         follower = PlanFollower(info.worker_id, dispatcher.settings_sender, store, control, config.secret)
-        await stack.enter_async_context(beside(follower.run(), "follow the plan"))
+        await stack.enter_async_context(background(follower.run(), "follow the plan"))
         # The first request already must run in its tenant's mode.
         await follower.tried(_PLAN_TIMEOUT_S)
         await stack.enter_async_context(store.register(info, attaching.address, servicer.load))

@@ -78,7 +78,7 @@ def check_id(worker_id: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class LeaseRead:
     """The result of one read of one key."""
 
     key: Key
@@ -100,9 +100,9 @@ class WorkerDirectory:
     """Leases that were given back, by the last read: their workers were stopped."""
     _known: dict[Key, _Known] = field(default_factory=dict)
 
-    def update(self, sightings: Collection[Sighting], now_s: float) -> None:
-        self.given_back = frozenset(seen.key for seen in sightings if seen.record is None)
-        for seen in sightings:
+    def update(self, reads: Collection[LeaseRead], now_s: float) -> None:
+        self.given_back = frozenset(seen.key for seen in reads if seen.record is None)
+        for seen in reads:
             if seen.record is None:
                 self._known.pop(seen.key, None)
             else:

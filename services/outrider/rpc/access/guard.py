@@ -15,7 +15,7 @@ from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
 from outrider.rpc.access.credentials import roles_of
 from outrider.rpc.access.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
 from outrider.rpc.handlers import Behaviour, Context, wrapped
-from outrider.runtime.supervision import beside
+from outrider.runtime.supervision import background
 
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
 
@@ -95,7 +95,7 @@ async def while_admitted(caller: Caller) -> AsyncIterator[None]:
         return
     refusals: list[Exception] = []
     try:
-        async with asyncio.timeout(None) as ended, beside(_recheck(caller, ended, refusals), "recheck key"):
+        async with asyncio.timeout(None) as ended, background(_recheck(caller, ended, refusals), "recheck key"):
             yield
     except TimeoutError:
         if not ended.expired():

@@ -25,7 +25,7 @@ from outrider.rpc.v1 import tokenizer_pb2
 from outrider.runtime.turns import TenantTurns
 from outrider.speculation import Grammar
 from outrider.target.config import GRAMMAR_BYTES
-from outrider.target.grammars.matcher import FIELD, GrammarMatcher, MatcherAside, WaitAllowance
+from outrider.target.grammars.matcher import FIELD, GrammarMatcher, ThreadedMatcher, WaitAllowance
 from outrider.target.grammars.memory import TENANT_SHARE, GrammarMemory, footprint
 from outrider.target.grammars.trial import GrammarTrials, TrialSetting, process_bytes
 from outrider.target.requests.tokenizer import read_tokenizer
@@ -77,14 +77,14 @@ class GrammarCompiler:
         max_s: float = MAX_COMPILE_S,
         step_fuel: int = STEP_FUEL,
         most_bytes: int = GRAMMAR_BYTES,
-        masks_aside: bool = True,
+        masks_on_threads: bool = True,
     ) -> None:
-        """`most_bytes`: of cached and running grammars together. `masks_aside`: whether masks are made on threads, for
-        callers that can do without one for a while."""
+        """`most_bytes`: of cached and running grammars together. `masks_on_threads`: for callers that can do
+        without a mask for a while."""
         self.memory = GrammarMemory(most_bytes)
         self._max_s = max_s
         self._limits = {"step_lexer_fuel": step_fuel, "max_lexer_states": _MAX_LEXER_STATES}
-        self._masks_aside = masks_aside
+        self._masks_on_threads = masks_on_threads
         self._cached: OrderedDict[bytes, _Compiled] = OrderedDict()
         """By the grammar's hash; the last used is last."""
         self._checkpoint = checkpoint
@@ -95,7 +95,7 @@ class GrammarCompiler:
         self._reading = threading.Lock()
         threading.Thread(target=self._warm, name="read vocabulary", daemon=True).start()
 
-    async def compile_aside(
+    async def compile_on_thread(
         self,
         grammar: str,
         committed: Sequence[int],
@@ -129,10 +129,10 @@ class GrammarCompiler:
             raise self._too_slow() from None
         finally:
             compiling.cancel()
-        if not self._masks_aside:
+        if not self._masks_on_threads:
             return found
         submit = partial(self._mask_turns.submit, tenant)
-        return MatcherAside(found, submit, self._allowance, worked)
+        return ThreadedMatcher(found, submit, self._allowance, worked)
 
     def compile(self, grammar: str, committed: Sequence[int], tenant: str = "") -> GrammarMatcher:
         """The grammar's state after `committed`, with its first mask computed. Raises InvalidRequest, NotSupported, or

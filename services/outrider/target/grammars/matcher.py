@@ -1,6 +1,6 @@
 """A sequence's state in its grammar: which tokens may come next. llguidance makes the masks.
 
-`GrammarMatcher` does the work where it is called. `MatcherAside` does it on threads, so that a step waits little for
+`GrammarMatcher` does the work where it is called. `ThreadedMatcher` does it on threads, so that a step waits little for
 one sequence's masks, and in all no longer than its allowance.
 """
 
@@ -121,7 +121,7 @@ class WaitAllowance:
         return found
 
 
-class MatcherAside(Grammar):
+class ThreadedMatcher(Grammar):
     """The step thread asks; a thread of `submit` works, in the order of the questions."""
 
     def __init__(

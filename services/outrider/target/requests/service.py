@@ -125,7 +125,7 @@ class TargetServicer(
         worked = lambda seconds: self.post(GrammarWork(opened.key, seconds))  # noqa: E731
         asked = opening.logits.grammar, opening.committed, opening.tenant
         try:
-            self.post(Compiled(opened.key, await compiler.compile_aside(*asked, worked)))
+            self.post(Compiled(opened.key, await compiler.compile_on_thread(*asked, worked)))
         except Exception as error:
             self.post(Refused(opened.key, error))
 

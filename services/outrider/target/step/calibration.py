@@ -27,7 +27,7 @@ phrase."""
 _PRIOR = 8.0
 # A token that was never verified may be likelier than its draft claims. Its chance is raised by this share of the
 # distance to 1; the share shrinks as verdicts come in.
-_HOPE = 0.5
+_BONUS = 0.5
 # Forgetting per verdict, and per step of the worker: a bin that is no longer verified returns to its prior.
 _KEEP, _KEEP_STEP = 0.995, 0.9985
 # Drafts choose the names of their sources, so without a bound a draft could fill the memory.
@@ -87,10 +87,10 @@ class _Share:
         kept = _KEEP_STEP ** (step - self.at_step)
         return (kept * self.accepted + _PRIOR * prior) / (kept * self.verified + _PRIOR)
 
-    def hope(self, step: int) -> float:
-        """How far the estimate moves from the mean to 1. Without it, tokens that are not verified would never be
-        learned about."""
-        return _HOPE / math.sqrt(1 + _KEEP_STEP ** (step - self.at_step) * self.verified)
+    def bonus(self, step: int) -> float:
+        """The exploration bonus: how far the estimate moves from the mean to 1. Without it, tokens that are not
+        verified would never be learned about."""
+        return _BONUS / math.sqrt(1 + _KEEP_STEP ** (step - self.at_step) * self.verified)
 
     def add(self, accepted: bool, step: int) -> None:
         kept = _KEEP * _KEEP_STEP ** (step - self.at_step)
@@ -152,24 +152,26 @@ class Calibration:
         self._step += 1
         self._chances.clear()
 
-    def own(self, each: Bin, fit: Fit, *, hope: bool = True) -> float:
-        """The chance that a token is accepted if all before it are. `hope`: whether one that was hardly ever verified
-        gets a better one."""
-        if (chance := self._chances.get((each, hope))) is None:
-            chance = (_hoped if hope else _mean)(self._shares.get(each), each.prior, self._step)
-            self._chances[each, hope] = chance
+    def own(self, each: Bin, fit: Fit, *, explore: bool = True) -> float:
+        """The chance that a token is accepted if all before it are. `explore`: whether one that was hardly ever
+        verified gets a better one."""
+        if (chance := self._chances.get((each, explore))) is None:
+            chance = (_optimistic if explore else _mean)(self._shares.get(each), each.prior, self._step)
+            self._chances[each, explore] = chance
         return fit.corrected(chance)
 
-    def usual(self, each: Bin, fit: Fit, *, hope: bool = True) -> float:
+    def usual(self, each: Bin, fit: Fit, *, explore: bool = True) -> float:
         """As `own`, on which a decision about the token itself may rest: a drawn token gets the mean of its source,
         because whether it is verified must not depend on which token it is."""
         drawn = each.drawn and not each.matched
-        return fit.corrected(self._mean(each)) if drawn else self.own(each, fit, hope=hope)
+        return fit.corrected(self._mean(each)) if drawn else self.own(each, fit, explore=explore)
 
     def best(self, fit: Fit) -> float:
         """The chance of the likeliest first token that a draft worker could still propose for a text."""
         if self._best[0] != self._step:
-            known = (_hoped(share, each.prior, self._step) for each, share in self._shares.items() if not each.matched)
+            known = (
+                _optimistic(share, each.prior, self._step) for each, share in self._shares.items() if not each.matched
+            )
             self._best = self._step, max(known, default=1.0)
         return fit.corrected(self._best[1])
 
@@ -187,7 +189,7 @@ class Calibration:
 
     def _mean(self, each: Bin) -> float:
         """The estimate for the token's source, whatever the token's own probability."""
-        return _hoped(self._sources.get((each.source, each.drawn)), 0.5, self._step)
+        return _optimistic(self._sources.get((each.source, each.drawn)), 0.5, self._step)
 
     def _source(self, each: Bin) -> _Share | None:
         """None when there are too many sources."""
@@ -201,6 +203,6 @@ def _mean(share: _Share | None, prior: float, step: int) -> float:
     return prior if share is None else share.mean(prior, step)
 
 
-def _hoped(share: _Share | None, prior: float, step: int) -> float:
-    mean, hope = _mean(share, prior, step), _HOPE if share is None else share.hope(step)
-    return mean + hope * (1 - mean)
+def _optimistic(share: _Share | None, prior: float, step: int) -> float:
+    mean, bonus = _mean(share, prior, step), _BONUS if share is None else share.bonus(step)
+    return mean + bonus * (1 - mean)

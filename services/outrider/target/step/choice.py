@@ -88,10 +88,10 @@ class DraftChoice:
         for child in self._children[node + 1]:
             each = bin_at(self.tree, child, self._depths[child])
             # A source's alternatives to its own first choice are tried no more often than it thinks them right.
-            hope = each.source not in sources
+            explore = each.source not in sources
             sources.add(each.source)
-            own = self.calibration.own(each, fit, hope=hope)
-            usual = self.calibration.usual(each, fit, hope=hope) if each.drawn else own
+            own = self.calibration.own(each, fit, explore=explore)
+            usual = self.calibration.usual(each, fit, explore=explore) if each.drawn else own
             value = min(least, weight * joint * usual)
             self._reached[child] = joint * own, value
             found.append((value, child))

@@ -94,7 +94,7 @@ class Feed:
         """From now on the request has drafts, if its tenant may have any, and a router is told of it."""
         tenant = tenant_of(request)
         limit = min(self._config.cap_of(tenant), _asked(request), self._max_draft_tokens) if _is_text(request) else 0
-        routed = bool(self._config.routers) and _is_told(request)
+        routed = bool(self._config.routers) and _has_tokens_alone(request)
         if request.request_id in self._open or not (limit > 0 or routed):
             return
         speculation = _speculation(max(0, limit), self._config.run_ahead_tokens)
@@ -247,10 +247,10 @@ def _asked(request: Any) -> int:
 
 def _is_text(request: Any) -> bool:
     """Whether a draft worker can know all that its next token follows from."""
-    return _is_told(request) and not request.mm_features
+    return _has_tokens_alone(request) and not request.mm_features
 
 
-def _is_told(request: Any) -> bool:
+def _has_tokens_alone(request: Any) -> bool:
     """Whether its tokens are all that a router needs to know of it."""
     return bool(request.prompt_token_ids and request.sampling_params) and not request.resumable
 

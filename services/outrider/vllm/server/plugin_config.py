@@ -72,7 +72,7 @@ class PluginConfig(_Strict):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise ValueError("; ".join(_told(each) for each in error.errors())) from None
+            raise ValueError("; ".join(_error_line(each) for each in error.errors())) from None
 
     def cap_of(self, tenant: str) -> int:
         found = self.tenants.get(tenant)
@@ -84,7 +84,7 @@ class PluginConfig(_Strict):
         return next((name for name, tenant in self.tenants.items() if digest in tenant.keys), "")
 
 
-def _told(error: Any) -> str:
+def _error_line(error: Any) -> str:
     field = ".".join(("additional_config", CONFIG, *map(str, error["loc"])))
     if error["type"] == "extra_forbidden":
         return f"{field}: there is no such option"

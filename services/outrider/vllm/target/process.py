@@ -136,7 +136,7 @@ def _servicer(
         max_sequences=config.max_sequences,
         max_draft_tokens=config.max_draft_tokens,
         grammars=GrammarCompiler(
-            path, info.vocab_size, end_tokens(path), most_bytes=config.grammar_bytes, masks_aside=False
+            path, info.vocab_size, end_tokens(path), most_bytes=config.grammar_bytes, masks_on_threads=False
         ),
     )
     machine = VllmMachine(core, limits, time.monotonic, end_soon, make_sources(config.lookup_names))

@@ -62,7 +62,7 @@ def test_what_was_looked_up_was_not_drawn_so_its_match_decides_its_chance() -> N
 
 
 def test_a_token_that_is_not_hoped_for_has_the_chance_that_its_source_gives_it() -> None:
-    assert Calibration().own(bin_of("model", 0.35), Fit(), hope=False) == pytest.approx(0.35)
+    assert Calibration().own(bin_of("model", 0.35), Fit(), explore=False) == pytest.approx(0.35)
 
 
 def test_a_text_that_its_draft_cannot_guess_is_not_believed_within_sixty_tokens_and_tried_again_later() -> None:

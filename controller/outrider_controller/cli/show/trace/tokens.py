@@ -39,8 +39,8 @@ class TokenPainter:
         """Committed tokens, then the drafted ones that were not accepted."""
         texts = [self._text(token, self._decoder) for token in one.token_ids]
         # With a decoder of their own: what was rejected is not part of the text.
-        aside = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        refused = [self._text(token, aside) for token in one.rejected_token_ids]
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        refused = [self._text(token, decoder) for token in one.rejected_token_ids]
         num_rejected = one.num_verified - one.num_accepted
         kinds = (
             (texts[one.num_accepted :], _own, "{}"),

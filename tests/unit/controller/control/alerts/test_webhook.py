@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from outrider.metadata.event_writer import EventWriter
-from outrider.runtime.supervision import beside
+from outrider.runtime.supervision import background
 from outrider_controller.control.alerts.active import Alert, AlertKind, Change
 from outrider_controller.control.alerts.report import AlertReport
 from outrider_controller.control.alerts.webhook import Webhook, WebhookConfig, read_secret
@@ -77,7 +77,7 @@ async def test_an_alert_arrives_signed_so_that_the_receiver_knows_whose_it_is(re
     counted, stream = Counter[str](), Stream()
     stream.open.set()
     webhook = Webhook(WebhookConfig(receiver.url, SECRET), lambda result: counted.update([result]))
-    async with beside(webhook.run(), "webhook"):
+    async with background(webhook.run(), "webhook"):
         async with EventWriter(stream).running() as events:
             AlertReport(events, webhook)([change(), change(raised=False)])
         await until(counted, delivered=2)
@@ -99,7 +99,7 @@ async def test_a_receiver_that_fails_is_asked_again_and_a_redirect_is_not_follow
     config = WebhookConfig(receiver.url)
     with caplog.at_level(logging.WARNING):
         webhook = Webhook(config, lambda result: counted.update([result]), pause_s=0.01)
-        async with beside(webhook.run(), "webhook"):
+        async with background(webhook.run(), "webhook"):
             webhook.send("alert.raised", {})
             await until(counted, delivered=1)
             webhook.send("alert.raised", {})
@@ -113,7 +113,7 @@ async def test_a_receiver_that_fails_is_asked_again_and_a_redirect_is_not_follow
 async def test_a_receiver_that_hangs_costs_messages_and_no_caller() -> None:
     counted = Counter[str]()
     webhook = Webhook(WebhookConfig("http://127.0.0.1:9"), lambda result: counted.update([result]))
-    async with beside(webhook.run(), "webhook"):
+    async with background(webhook.run(), "webhook"):
         for _ in range(300):
             webhook.send("alert.raised", {})
         assert counted == {"dropped": 300 - 256}
