@@ -205,8 +205,8 @@ class Trial:
                 return Stage.PROMOTED, text
             if found.upper < UNDO_BELOW:
                 return Stage.UNDONE, text
-        beside = self.shadow.compare()
-        if beside is not None and beside.upper < UNDO_BELOW:
+        shadowed = self.shadow.compare()
+        if shadowed is not None and shadowed.upper < UNDO_BELOW:
             where = f"in {self.shadow.sequences:,.0f} requests that it followed as a shadow"
-            return Stage.UNDONE, f"it saves {beside} rounds a token {where}"
+            return Stage.UNDONE, f"it saves {shadowed} rounds a token {where}"
         return (Stage.GIVEN_UP, text) if self.candidate.tokens >= GIVE_UP_TOKENS else None

@@ -19,8 +19,8 @@ from outrider.samples import SampleStore
 from outrider_controller.cli.app import cli
 from outrider_controller.cli.clusters.control import ask_control
 from outrider_controller.cli.drafts import autopilot
-from outrider_controller.cli.drafts.autopilot import ClusterWorld, Options
-from outrider_controller.cli.drafts.releases import FEWEST_SAMPLES, Autopilot, Fallen, StepFailed
+from outrider_controller.cli.drafts.autopilot import AutopilotOptions, ClusterWorld
+from outrider_controller.cli.drafts.releases import MIN_SAMPLES, Autopilot, Fallen, StepFailed
 from outrider_controller.control.alerts.active import AlertKind
 
 from tests.fakes import FakeDraft, serving_draft
@@ -83,7 +83,7 @@ def world(
         name = Path(arguments[arguments.index("--model") + 1]).name
         return started.setdefault(name, SimulatedWorker(cluster, name))
 
-    options = Options("tiny", SampleStore(tmp_path / "samples"), "", ("--train-tokens", "1000"), (), "cpu", 1)
+    options = AutopilotOptions("tiny", SampleStore(tmp_path / "samples"), "", ("--train-tokens", "1000"), (), "cpu", 1)
     return ClusterWorld(
         cluster.control,
         options,
@@ -107,7 +107,7 @@ def fell(cluster: Cluster, kind: EventKind = EventKind.ALERT_RAISED, **fields: s
 def consent(world: ClusterWorld, tenant: str) -> None:
     record = tenants_pb2.Tenant(name=tenant, samples=sequence_pb2.SAMPLE_CONSENT_TEXT)
     ask_control(world.control, lambda stub: stub.PutTenants(control_pb2.PutTenantsRequest(tenants=[record])))
-    for number in range(FEWEST_SAMPLES):
+    for number in range(MIN_SAMPLES):
         world.options.samples.write(tenant, 0.1, {"prompt": [number], "output": [1]})
 
 
@@ -151,7 +151,7 @@ def test_a_release_goes_through_the_registry_and_each_step_is_an_event_and_in_th
     outrider("rollout", "promote", "acme-1")
     again.turn()
     assert again.book.release is None and again.book.promoted == {"acme": str(tmp_path / "drafts" / "acme-1")}
-    assert not corpus.exists() and world.options.samples.count("acme") == FEWEST_SAMPLES
+    assert not corpus.exists() and world.options.samples.count("acme") == MIN_SAMPLES
     pilot_of(world, tmp_path).turn()
     assert started["acme-1"].running and ran[2:] == []
 

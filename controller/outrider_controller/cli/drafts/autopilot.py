@@ -46,7 +46,7 @@ _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AutopilotOptions:
     """Of the commands that it runs."""
 
     target_model: str
@@ -108,7 +108,7 @@ class ClusterWorld:
     """A cluster, and this machine. A `World`."""
 
     control: str
-    options: Options
+    options: AutopilotOptions
     connect: Callable[[], MetadataStore]
     """To the metadata store of the cluster."""
     run: Callable[[Sequence[str], float | None], str] = run_command
@@ -125,15 +125,15 @@ class ClusterWorld:
         kinds = [EventKind.ALERT_RAISED, EventKind.ALERT_CLEARED]
         async for response in stub.WatchEvents(control_pb2.WatchEventsRequest(last=MAX_EVENTS, kinds=kinds)):
             for event in response.events:
-                told = event.fields
-                if (told["alert"], told["model"]) != (
+                fields = event.fields
+                if (fields["alert"], fields["model"]) != (
                     AlertKind.ACCEPTANCE_FELL,
                     served_name(self.options.target_model),
                 ):
                     continue
-                up.pop(told["tenant"], None)
+                up.pop(fields["tenant"], None)
                 if event.kind == EventKind.ALERT_RAISED:
-                    up[told["tenant"]] = told["reason"]
+                    up[fields["tenant"]] = fields["reason"]
         consent = {one.name: one.samples for one in await all_tenants(stub)}
         consenting = [name for name in up if consent.get(name) == sequence_pb2.SAMPLE_CONSENT_TEXT]
         count = self.options.samples.count
@@ -170,17 +170,17 @@ class ClusterWorld:
         return ask_control(self.control, lambda stub: stub.StartRollout(request)).rollout
 
     def note(self, release: Release) -> None:
-        told = {"draft": release.name, "reason": release.reason}
+        details = {"draft": release.name, "reason": release.reason}
         note(f"{release.tenant}: {release.step}: {release.reason}")
         try:
-            asyncio.run(self._note(release.tenant, str(release.step), told))
+            asyncio.run(self._note(release.tenant, str(release.step), details))
         except Unavailable as error:
             raise CommandError.of(error, "metadata store") from error
 
-    async def _note(self, tenant: str, step: str, told: Mapping[str, str]) -> None:
+    async def _note(self, tenant: str, step: str, details: Mapping[str, str]) -> None:
         async with self.connect() as store:
-            await store.tenants.note(f"autopilot {step}", tenant, by=_BY, **told)
-            await store.emit(EventKind.AUTOPILOT_STEP, {"tenant": tenant, "step": step, **told})
+            await store.tenants.note(f"autopilot {step}", tenant, by=_BY, **details)
+            await store.emit(EventKind.AUTOPILOT_STEP, {"tenant": tenant, "step": step, **details})
 
     def clear(self, release: Release) -> None:
         shutil.rmtree(self.options.samples.of(release.tenant) / f"distill-{release.number}", ignore_errors=True)
@@ -226,7 +226,7 @@ def autopilot(
     if not (draft := draft or shipped_draft(target_model)):
         raise click.UsageError(f"no draft is shipped for {target_model}: give --draft")
     directory.mkdir(parents=True, exist_ok=True)
-    options = Options(
+    options = AutopilotOptions(
         target_model,
         SampleStore(samples_dir),
         samples_key_file,
@@ -243,7 +243,7 @@ def autopilot(
     pilot = Autopilot(world, directory, draft, 60 * minutes)
     if dry_run:
         rows = list(planned(pilot, world))
-        emit("autopilot", {"tenants": rows}, output, "\n".join(map(_told, rows)) or "no tenant's acceptance has fallen")
+        emit("autopilot", {"tenants": rows}, output, "\n".join(map(_line, rows)) or "no tenant's acceptance has fallen")
         return
     # For the workers: a password is refused in a flag.
     os.environ["OUTRIDER_METADATA"] = metadata
@@ -275,5 +275,5 @@ def planned(pilot: Autopilot, world: ClusterWorld) -> Iterator[dict[str, Any]]:
         }
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _line(row: Mapping[str, Any]) -> str:
     return "\n  ".join([f"{row['tenant']}: {row['step']}: {row['why']}", *row["commands"]])

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from outrider.rpc.v1 import drafts_pb2 as drafts
 
-FEWEST_SAMPLES = 32
+MIN_SAMPLES = 32
 REST_S = 86_400.0
 """After a release of a tenant, before its next one."""
-LEAST_GAIN = 0.01
+MIN_GAIN = 0.01
 """By which the acceptance of held-out samples has to be higher than with the draft in use."""
 _STARTING_S = 600.0
 
@@ -27,7 +27,7 @@ class StepFailed(Exception):
     """The release ends, and the message says why."""
 
 
-class Step(enum.StrEnum):
+class ReleaseStep(enum.StrEnum):
     DISTIL = "distil"
     COMPARE = "compare"
     ROLLOUT = "rollout"
@@ -36,7 +36,7 @@ class Step(enum.StrEnum):
     """Without a new draft."""
 
 
-_LAST = (Step.PROMOTED, Step.ENDED)
+_LAST = (ReleaseStep.PROMOTED, ReleaseStep.ENDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Release:
     """The draft that it begins as and is compared with: a name or a directory."""
     out: str
     """Its directory."""
-    step: Step
+    step: ReleaseStep
     reason: str
     """Why it is at this step."""
     since_s: float
@@ -89,7 +89,7 @@ class Book:
             return cls()
         kept = json.loads(file.read_text())
         if (release := kept["release"]) is not None:
-            kept["release"] = Release(**{**release, "step": Step(release["step"])})
+            kept["release"] = Release(**{**release, "step": ReleaseStep(release["step"])})
         return cls(**kept)
 
     def write(self, file: Path) -> None:
@@ -150,7 +150,7 @@ class Autopilot:
     def turn(self) -> None:
         """Takes one step, or looks after the one that is under way."""
         release = self.book.release
-        rolls = release is not None and release.step is Step.ROLLOUT
+        rolls = release is not None and release.step is ReleaseStep.ROLLOUT
         self.world.keep_workers({*self.book.promoted.values(), *([release.out] if release and rolls else [])})
         following = self._next(release) if release is not None else self._begin()
         if following is None or following == release:
@@ -167,15 +167,15 @@ class Autopilot:
         rests_s = self.book.ended_s.get(fallen.tenant, float("-inf")) + REST_S - self.clock()
         if not fallen.consents:
             return "its record does not say `samples: text`"
-        if fallen.num_samples < FEWEST_SAMPLES:
-            return f"{fallen.num_samples} samples are recorded, at least {FEWEST_SAMPLES} are needed"
+        if fallen.num_samples < MIN_SAMPLES:
+            return f"{fallen.num_samples} samples are recorded, at least {MIN_SAMPLES} are needed"
         return f"its last release has ended; the next may begin in {rests_s / 3600:.1f} h" if rests_s > 0 else ""
 
     def next_release(self, fallen: Fallen) -> Release:
         number = self.book.number + 1
         out, in_use = str(self.directory / f"{fallen.tenant}-{number}"), self.book.promoted.get(fallen.tenant)
         reason = f"acceptance fell: {fallen.reason}"
-        return Release(fallen.tenant, number, in_use or self.draft, out, Step.DISTIL, reason, self.clock())
+        return Release(fallen.tenant, number, in_use or self.draft, out, ReleaseStep.DISTIL, reason, self.clock())
 
     def _begin(self) -> Release | None:
         ready = (one for one in self.world.fallen() if not self.held_back(one))
@@ -185,37 +185,37 @@ class Autopilot:
         try:
             step, reason = self._step(release)
         except StepFailed as error:
-            step, reason = Step.ENDED, str(error)
+            step, reason = ReleaseStep.ENDED, str(error)
         if step is release.step:
             return release
         return replace(release, step=step, reason=reason, since_s=self.clock())
 
-    def _step(self, release: Release) -> tuple[Step, str]:
+    def _step(self, release: Release) -> tuple[ReleaseStep, str]:
         """The step that follows, and why. Raises StepFailed."""
         spent_s = self.clock() - release.since_s
-        if release.step is Step.DISTIL:
+        if release.step is ReleaseStep.DISTIL:
             if spent_s >= self.budget_s:
                 raise StepFailed(f"its {self.budget_s / 60:.0f} minutes are over")
             self.world.distil(release, self.budget_s - spent_s)
-            return Step.COMPARE, f"{release.name} is distilled"
-        if release.step is Step.COMPARE:
+            return ReleaseStep.COMPARE, f"{release.name} is distilled"
+        if release.step is ReleaseStep.COMPARE:
             return self._compared(*self.world.compare(release))
         if (rollout := self.world.rollout(release)) is None:
             if spent_s > _STARTING_S:
                 raise StepFailed(f"no worker of {release.name} was seen")
-            return Step.ROLLOUT, release.reason
+            return ReleaseStep.ROLLOUT, release.reason
         if rollout.state == drafts.ROLLOUT_STATE_RUNNING:
-            return Step.ROLLOUT, release.reason
+            return ReleaseStep.ROLLOUT, release.reason
         promoted = rollout.state == drafts.ROLLOUT_STATE_PROMOTED
-        return Step.PROMOTED if promoted else Step.ENDED, rollout.reason
+        return ReleaseStep.PROMOTED if promoted else ReleaseStep.ENDED, rollout.reason
 
     @staticmethod
-    def _compared(accepted: float, in_use: float) -> tuple[Step, str]:
+    def _compared(accepted: float, in_use: float) -> tuple[ReleaseStep, str]:
         found = f"of held-out samples {accepted:.3f} is accepted, and {in_use:.3f} with the draft in use"
-        return (Step.ROLLOUT if accepted >= in_use + LEAST_GAIN else Step.ENDED), found
+        return (ReleaseStep.ROLLOUT if accepted >= in_use + MIN_GAIN else ReleaseStep.ENDED), found
 
     def _close(self, release: Release) -> None:
-        if release.step is Step.PROMOTED:
+        if release.step is ReleaseStep.PROMOTED:
             self.book.promoted[release.tenant] = release.out
         self.book.ended_s[release.tenant] = self.clock()
         self.book.release = None

@@ -143,7 +143,7 @@ class RolloutLeader:
 
     def _evidence(self, draft: str) -> drafts.RolloutEvidence:
         trial, found = self._trials[draft], self._trials[draft].compare()
-        beside = trial.shadow.compare()
+        shadowed = trial.shadow.compare()
         return drafts.RolloutEvidence(
             started_unix_ms=self._current[draft].started_unix_ms,
             candidate=drafts.RolloutArm(**asdict(trial.candidate)),
@@ -153,9 +153,9 @@ class RolloutLeader:
             lower=found.lower if found is not None else None,
             upper=found.upper if found is not None else None,
             shadow=worker.ShadowPairs(**asdict(trial.shadow)),
-            shadow_saving=beside.saving if beside is not None else None,
-            shadow_lower=beside.lower if beside is not None else None,
-            shadow_upper=beside.upper if beside is not None else None,
+            shadow_saving=shadowed.saving if shadowed is not None else None,
+            shadow_lower=shadowed.lower if shadowed is not None else None,
+            shadow_upper=shadowed.upper if shadowed is not None else None,
         )
 
 

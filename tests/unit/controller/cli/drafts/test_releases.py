@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider_controller.cli.drafts.releases import (
-    FEWEST_SAMPLES,
+    MIN_SAMPLES,
     REST_S,
     Autopilot,
     Fallen,
     Release,
-    Step,
+    ReleaseStep,
     StepFailed,
 )
 from outrider_controller.cli.exits import CommandError
@@ -31,7 +31,7 @@ class ScriptedWorld:
     """None: no worker is seen."""
     now_s: float = 1e9
     running: set[str] = field(default_factory=set)
-    noted: list[Step] = field(default_factory=list)
+    noted: list[ReleaseStep] = field(default_factory=list)
     distilled: list[tuple[Release, float]] = field(default_factory=list)
     cleared: list[str] = field(default_factory=list)
 
@@ -74,15 +74,15 @@ def test_a_release_goes_from_the_fall_to_its_promotion_and_its_draft_is_in_use_t
     turns(pilot, 3)
     (distilled,) = world.distilled
     assert distilled[0].in_use == "shipped" and distilled[0].name == "acme-1" and distilled[1] == 600.0
-    assert world.noted == [Step.DISTIL, Step.COMPARE, Step.ROLLOUT]
+    assert world.noted == [ReleaseStep.DISTIL, ReleaseStep.COMPARE, ReleaseStep.ROLLOUT]
     turns(pilot, 1)
     assert world.running == {str(tmp_path / "acme-1")}, "no worker before it is better"
     world.state = drafts.ROLLOUT_STATE_RUNNING
     turns(pilot, 3)
-    assert world.noted[-1] is Step.ROLLOUT and not world.cleared
+    assert world.noted[-1] is ReleaseStep.ROLLOUT and not world.cleared
     world.state = drafts.ROLLOUT_STATE_PROMOTED
     turns(pilot, 2)
-    assert world.noted[-1] is Step.PROMOTED and world.cleared == ["acme-1"]
+    assert world.noted[-1] is ReleaseStep.PROMOTED and world.cleared == ["acme-1"]
     assert world.running == {str(tmp_path / "acme-1")}, "it goes on drafting"
 
     world.now_s += REST_S
@@ -96,7 +96,7 @@ def test_a_restarted_autopilot_goes_on_where_it_was_and_only_with_what_is_left_o
     turns(pilot_of(world, tmp_path), 1)
     world.now_s += 100.0
     turns(pilot_of(world, tmp_path), 1)
-    assert world.distilled[0][1] == 500.0 and world.noted == [Step.DISTIL, Step.COMPARE]
+    assert world.distilled[0][1] == 500.0 and world.noted == [ReleaseStep.DISTIL, ReleaseStep.COMPARE]
     turns(pilot_of(world, tmp_path), 1)
     again = pilot_of(world, tmp_path)
     turns(again, 1)
@@ -104,7 +104,7 @@ def test_a_restarted_autopilot_goes_on_where_it_was_and_only_with_what_is_left_o
     world.state = drafts.ROLLOUT_STATE_UNDONE
     turns(pilot_of(world, tmp_path), 1)
     last = pilot_of(world, tmp_path)
-    assert world.noted[-1] is Step.ENDED and last.book.release is None and not last.book.promoted
+    assert world.noted[-1] is ReleaseStep.ENDED and last.book.release is None and not last.book.promoted
     turns(last, 1)
     assert world.running == set(), "the worker of a draft that was undone stops"
 
@@ -112,12 +112,20 @@ def test_a_restarted_autopilot_goes_on_where_it_was_and_only_with_what_is_left_o
 @pytest.mark.parametrize(
     ("world", "noted", "why"),
     [
-        (ScriptedWorld(fails="outrider distill ended with exit code 1"), [Step.DISTIL, Step.ENDED], "exit code 1"),
-        (ScriptedWorld(acceptance=(0.505, 0.5)), [Step.DISTIL, Step.COMPARE, Step.ENDED], "0.505 is accepted"),
+        (
+            ScriptedWorld(fails="outrider distill ended with exit code 1"),
+            [ReleaseStep.DISTIL, ReleaseStep.ENDED],
+            "exit code 1",
+        ),
+        (
+            ScriptedWorld(acceptance=(0.505, 0.5)),
+            [ReleaseStep.DISTIL, ReleaseStep.COMPARE, ReleaseStep.ENDED],
+            "0.505 is accepted",
+        ),
     ],
 )
 def test_a_step_that_fails_and_a_draft_that_is_no_better_end_it(
-    tmp_path: Path, world: ScriptedWorld, noted: list[Step], why: str
+    tmp_path: Path, world: ScriptedWorld, noted: list[ReleaseStep], why: str
 ) -> None:
     reasons: list[str] = []
     note = world.note
@@ -138,18 +146,18 @@ def test_a_release_ends_when_its_time_is_over_and_when_no_worker_comes_up(tmp_pa
     turns(pilot, 1)
     world.now_s += 601.0
     turns(pilot, 1)
-    assert world.noted == [Step.DISTIL, Step.ENDED] and not world.distilled
+    assert world.noted == [ReleaseStep.DISTIL, ReleaseStep.ENDED] and not world.distilled
     world.now_s += REST_S
     turns(pilot, 4)
-    assert world.noted[-1] is Step.ROLLOUT
+    assert world.noted[-1] is ReleaseStep.ROLLOUT
     world.now_s += 601.0
     turns(pilot, 1)
-    assert world.noted[-1] is Step.ENDED
+    assert world.noted[-1] is ReleaseStep.ENDED
 
 
 def test_a_release_needs_consent_enough_samples_and_a_day_since_the_last_one(tmp_path: Path) -> None:
     silent = Fallen("silent", "", consents=False, num_samples=500)
-    new = Fallen("new", "", consents=True, num_samples=FEWEST_SAMPLES - 1)
+    new = Fallen("new", "", consents=True, num_samples=MIN_SAMPLES - 1)
     world = ScriptedWorld(alerts=[silent, new])
     pilot = pilot_of(world, tmp_path)
     turns(pilot, 3)
@@ -157,7 +165,9 @@ def test_a_release_needs_consent_enough_samples_and_a_day_since_the_last_one(tmp
     assert "samples: text" in pilot.held_back(silent) and "at least 32" in pilot.held_back(new)
     world.alerts, world.acceptance = [silent, ACME], (0.1, 0.5)
     turns(pilot, 4)
-    assert world.noted == [Step.DISTIL, Step.COMPARE, Step.ENDED] and "24.0 h" in pilot.held_back(ACME)
+    assert world.noted == [ReleaseStep.DISTIL, ReleaseStep.COMPARE, ReleaseStep.ENDED] and "24.0 h" in pilot.held_back(
+        ACME
+    )
     world.alerts = [ACME, Fallen("other", "", consents=True, num_samples=100)]
     turns(pilot, 1)
     assert pilot.book.release is not None and pilot.book.release.name == "other-2", "one at a time"
@@ -174,7 +184,7 @@ def test_where_the_cluster_does_not_answer_nothing_is_lost(tmp_path: Path) -> No
     note, world.note = world.note, away  # type: ignore[method-assign]
     with pytest.raises(CommandError):
         pilot.turn()
-    assert pilot.book.release is not None and pilot.book.release.step is Step.DISTIL
+    assert pilot.book.release is not None and pilot.book.release.step is ReleaseStep.DISTIL
     world.note = note  # type: ignore[method-assign]
     turns(pilot, 1)
-    assert world.noted == [Step.DISTIL, Step.COMPARE]
+    assert world.noted == [ReleaseStep.DISTIL, ReleaseStep.COMPARE]
