@@ -26,7 +26,7 @@ from outrider_controller.cli.up.models import DEFAULT_TARGET, fetched
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.prompts import prompts_option, read_prompts
 
-_DRAFT_TOKENS = 4
+_DRAFT_TOKENS = 32
 _MAX_STEP_MS, _MAX_TOKEN_US = 0.3, 5.0
 
 
