@@ -12,23 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from outrider_controller.autoscaler import tuning
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 
 Column = np.ndarray[Any, np.dtype[Any]]
 
-HALF_LIFE_ROUNDS = 300.0
-# A busy tenant has that many rounds in a second. One report makes the old evidence decay to no less than this share.
-_MIN_KEPT = 0.93
-# The mean of all tenants at a target counts as much as this many rounds of a tenant's own.
-_USUAL_ROUNDS = 20.0
-# The prior of a target and draft without evidence, and the rounds that it counts for.
-_FIRST_SAVING, _FIRST_ROUNDS = 0.5, 50.0
-# Rounds of one request are correlated, so evidence is worth less than the same number of independent rounds.
-_MIN_VARIANCE = 1.5
-_ALIKE_ROUNDS = 4.0
-# New evidence this many standard errors from the estimate makes three quarters of the old evidence decay at once.
-_SURPRISE, _KEPT_AFTER_A_SURPRISE = 4.0, 0.25
-_FIRST_TOKENS = 2.0
 Z_80 = 1.2816
 """80 % of a normal distribution lies within this many standard errors."""
 
@@ -101,9 +89,9 @@ class SavingEstimator:
             if news.rounds <= 0:
                 continue
             row = self._row(key)
-            kept = max(_MIN_KEPT, 0.5 ** (news.rounds / HALF_LIFE_ROUNDS))
+            kept = max(tuning.MIN_KEPT, 0.5 ** (news.rounds / tuning.HALF_LIFE_ROUNDS))
             if self._surprises(row, news):
-                kept = min(kept, _KEPT_AFTER_A_SURPRISE)
+                kept = min(kept, tuning.KEPT_AFTER_A_SURPRISE)
             for name in _SUMS:
                 column = self._columns[name]
                 column[row] = kept * column[row] + getattr(news, name)
@@ -112,12 +100,12 @@ class SavingEstimator:
     def _surprises(self, row: int, news: Evidence) -> bool:
         """Whether the new evidence is so far from the estimate that the text or the machine must have changed."""
         rounds = self._columns["rounds"][row]
-        if rounds < _USUAL_ROUNDS:
+        if rounds < tuning.USUAL_ROUNDS:
             return False
         mean = self._columns["saved"][row] / rounds
-        variance = max(self._columns["saved_squared"][row] / rounds - mean * mean, _MIN_VARIANCE)
-        error = np.sqrt(variance / rounds + variance * _ALIKE_ROUNDS / news.rounds)
-        return bool(abs(news.saved / news.rounds - mean) > _SURPRISE * error)
+        variance = max(self._columns["saved_squared"][row] / rounds - mean * mean, tuning.MIN_VARIANCE)
+        error = np.sqrt(variance / rounds + variance * tuning.ALIKE_ROUNDS / news.rounds)
+        return bool(abs(news.saved / news.rounds - mean) > tuning.SURPRISE * error)
 
     def estimate(self) -> Estimate:
         """Per key: its own evidence, shrunk towards that of all tenants with the same target and draft."""
@@ -125,13 +113,13 @@ class SavingEstimator:
         groups = self.group_of
         count = len(self._groups)
         known = np.bincount(groups, weights=rounds, minlength=count)
-        usual = np.bincount(groups, weights=saved, minlength=count) + _FIRST_ROUNDS * _FIRST_SAVING
-        usual = (usual / (known + _FIRST_ROUNDS))[groups]
-        saving = (saved + _USUAL_ROUNDS * usual) / (rounds + _USUAL_ROUNDS)
+        usual = np.bincount(groups, weights=saved, minlength=count) + tuning.FIRST_ROUNDS * tuning.FIRST_SAVING
+        usual = (usual / (known + tuning.FIRST_ROUNDS))[groups]
+        saving = (saved + tuning.USUAL_ROUNDS * usual) / (rounds + tuning.USUAL_ROUNDS)
         own = np.maximum(rounds, 1.0)
-        variance = np.maximum(self.column("saved_squared") / own - np.square(saved / own), _MIN_VARIANCE)
-        tokens = (self.column("tokens") + _USUAL_ROUNDS * _FIRST_TOKENS) / (rounds + _USUAL_ROUNDS)
-        return Estimate(saving, np.sqrt(variance / (rounds + _USUAL_ROUNDS)), np.maximum(tokens, 1.0))
+        variance = np.maximum(self.column("saved_squared") / own - np.square(saved / own), tuning.MIN_VARIANCE)
+        tokens = (self.column("tokens") + tuning.USUAL_ROUNDS * tuning.FIRST_TOKENS) / (rounds + tuning.USUAL_ROUNDS)
+        return Estimate(saving, np.sqrt(variance / (rounds + tuning.USUAL_ROUNDS)), np.maximum(tokens, 1.0))
 
     def of(self, key: EvidenceKey) -> Sequence[float]:
         """The sums of one key, in the order of `STATE`."""

@@ -14,26 +14,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from outrider_controller.autoscaler import tuning
 from outrider_controller.autoscaler.estimator import Z_80, Column, Estimate, SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.rollout import Rollouts, Stage
-
-# A mode is left when the 80 % interval of the saving is on the other side. The gap between the two bounds, and a
-# minimum time in a mode, keep a tenant near the crossing from flapping.
-TRY_BELOW, ON_ABOVE = 0.0, 0.05
-DWELL_S, DWELL_ROUNDS = 5.0, 100.0
-# A tenant that changes often is near the crossing, where both modes are about equal: each recent change widens the gap.
-_WIDER, _LATELY_S = 0.2, 600.0
-# Largest cost of trials to a tenant, as a share of its time, and largest share of requests that try.
-_LOSS, _MAX_TRIALS = 0.01, 0.1
-_MIN_TRIALS = 0.005
-# Another draft version takes over when its saving is higher by this plus the standard error.
-_BETTER = 0.05
-# A saving is sent to the followers again when it has moved by this much.
-_MOVED = 0.1
-# A target speculates for no tenant once its rows have cost more than any drafted token is worth for this long; it
-# resumes at half that price.
-LOAD_S, _WAKE_SHARE = 1.0, 0.5
 
 
 class Mode(enum.IntEnum):
@@ -298,10 +282,10 @@ def plan(
     best = _best(estimator, estimate, live, was, rolled.promoted)
     seen = np.bincount(estimator.cell_of, weights=estimator.column("seen"), minlength=len(cells))
     load = _priced_out(fleet, last, now_s)
-    changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / _LATELY_S)
-    mode, reason = _modes(estimate, best, was, seen, _WIDER * changes, now_s)
+    changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / tuning.LATELY_S)
+    mode, reason = _modes(estimate, best, was, seen, tuning.WIDER * changes, now_s)
     policies = [tenants.get(cell.tenant, _DEFAULT).at(now_s) for cell in cells]
-    _overrule(mode, reason, cells, policies, live[best], {t for t, s in load.items() if now_s - s >= LOAD_S})
+    _overrule(mode, reason, cells, policies, live[best], {t for t, s in load.items() if now_s - s >= tuning.LOAD_S})
     entered = mode != was.mode
     return Plan(
         now_s=now_s,
@@ -313,7 +297,7 @@ def plan(
         seen_at_entry=np.where(entered, seen, was.seen_at_entry),
         changes=changes + (entered & (was.mode != _NEVER)),
         best=best,
-        sent=np.where(np.abs(estimate.saving[best] - was.sent) > _MOVED, estimate.saving[best], was.sent),
+        sent=np.where(np.abs(estimate.saving[best] - was.sent) > tuning.MOVED, estimate.saving[best], was.sent),
         share=_shares(estimator, estimate, live, best, mode, rolled.canary),
         shadow=rolled.shadow,
         load=load,
@@ -384,7 +368,7 @@ def _best(estimator: SavingEstimator, estimate: Estimate, live: Column, was: _Be
     one: the test that it has passed sees smaller differences than the estimates do."""
     score = np.where(live, estimate.saving, estimate.saving - 1e6)
     kept = np.union1d(was.best[was.best >= 0], np.flatnonzero(promoted))
-    score[kept] += _BETTER + estimate.error[kept]
+    score[kept] += tuning.NOTICEABLE + estimate.error[kept]
     order = np.lexsort((score, estimator.cell_of))
     ends = np.cumsum(np.bincount(estimator.cell_of, minlength=len(estimator.cells))) - 1
     return np.asarray(order[ends])
@@ -395,13 +379,14 @@ def _modes(
 ) -> tuple[Column, Column]:
     """Modes and reasons from the evidence alone, before operators and load."""
     saving, lower, upper = estimate.saving[best], estimate.lower[best] - margin, estimate.upper[best] + margin
-    settled = (now_s - was.since_s >= DWELL_S) & (seen - was.seen_at_entry >= DWELL_ROUNDS)
+    settled = (now_s - was.since_s >= tuning.DWELL_S) & (seen - was.seen_at_entry >= tuning.DWELL_ROUNDS)
     # Without any evidence of its own, a cell is decided anew each time from the mean at the target.
     fresh = (was.mode == _NEVER) | (was.mode == Mode.OFF) | (seen == 0)
-    wants = np.where(upper < TRY_BELOW, Mode.TRY, np.where(lower > ON_ABOVE, Mode.ON, was.mode))
+    # A mode is left when the 80 % interval of the saving is on the other side.
+    wants = np.where(upper < 0, Mode.TRY, np.where(lower > tuning.NOTICEABLE, Mode.ON, was.mode))
     mode = np.where(fresh, np.where(saving > 0, Mode.ON, Mode.TRY), np.where(settled, wants, was.mode)).astype(np.int8)
     reason = np.select(
-        [seen < DWELL_ROUNDS, (mode != wants) & ~fresh, lower > ON_ABOVE, upper < TRY_BELOW],
+        [seen < tuning.DWELL_ROUNDS, (mode != wants) & ~fresh, lower > tuning.NOTICEABLE, upper < 0],
         [_CODE[Reason.UNKNOWN], _CODE[Reason.DWELL], _CODE[Reason.SAVES], _CODE[Reason.COSTS]],
         _CODE[Reason.BETWEEN],
     )
@@ -437,13 +422,13 @@ def _shares(
     others = live.copy()
     others[best] = False
     count = np.bincount(cell_of, weights=others, minlength=len(mode))
-    gap = np.maximum(estimate.saving[best][cell_of] - estimate.saving, 0.05)
-    explored = np.minimum(_LOSS * estimate.tokens / gap, _MAX_TRIALS) / np.maximum(count[cell_of], 1.0)
+    gap = np.maximum(estimate.saving[best][cell_of] - estimate.saving, tuning.NOTICEABLE)
+    explored = np.minimum(tuning.LOSS * estimate.tokens / gap, tuning.MAX_TRIALS) / np.maximum(count[cell_of], 1.0)
     share = np.where(others, explored, 0.0)
     share[best] = 1.0 - np.bincount(cell_of, weights=share, minlength=len(mode))
     share = share * (1.0 - np.bincount(cell_of, weights=canary, minlength=len(mode)))[cell_of] + canary
-    loss = np.maximum(-estimate.saving[best], 0.05)
-    trial = np.clip(_LOSS * estimate.tokens[best] / loss, _MIN_TRIALS, _MAX_TRIALS)
+    loss = np.maximum(-estimate.saving[best], tuning.NOTICEABLE)
+    trial = np.clip(tuning.LOSS * estimate.tokens[best] / loss, tuning.MIN_TRIALS, tuning.MAX_TRIALS)
     wanted = np.select([mode == Mode.ON, mode == Mode.TRY], [1.0, trial], 0.0)
     return np.asarray(share * wanted[cell_of])
 
@@ -453,8 +438,8 @@ def _priced_out(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
     load = {}
     for target, state in fleet.items():
         since_s = last.load.get(target)
-        paused = since_s is not None and last.now_s - since_s >= LOAD_S
-        if state.price > state.best_chance * (_WAKE_SHARE if paused else 1.0):
+        paused = since_s is not None and last.now_s - since_s >= tuning.LOAD_S
+        if state.price > state.best_chance * (tuning.WAKE_SHARE if paused else 1.0):
             load[target] = now_s if since_s is None else since_s
     return load
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from outrider_controller.autoscaler.evidence import Evidence
+from outrider_controller.autoscaler.tuning import NOTICEABLE
 
 DEFAULT_SHARE, MAX_SHARE = 0.03, 0.5
 """Of the requests that speculate. With the first, chance alone hardly ever takes a candidate above 5 % of them."""
@@ -30,8 +31,6 @@ GIVE_UP_TOKENS = 200_000
 """Tokens of the candidate's requests, after which a rollout ends without proof."""
 # The interval misses the true difference at any time with at most this probability.
 _ERROR = 0.05
-# Standard deviation of the differences that the test is most sensitive to.
-_EXPECTED = 0.05
 MIN_REPORTS = 20
 """With fewer of either draft, or as few sequences of a shadow, their estimated variance says too little."""
 
@@ -119,8 +118,8 @@ def _always_valid(saving: float, variance: float) -> Comparison:
     """The normal mixture SPRT, inverted: Johari, Pekelis and Walsh 2022, "Always Valid Inference", equation 14."""
     # Never 0, or a few samples of the same cost would prove anything.
     variance = max(variance, 1e-8)
-    mixed = variance + _EXPECTED**2
-    width = math.sqrt(2 * variance * mixed / _EXPECTED**2 * math.log(math.sqrt(mixed / variance) / _ERROR))
+    mixed = variance + NOTICEABLE**2
+    width = math.sqrt(2 * variance * mixed / NOTICEABLE**2 * math.log(math.sqrt(mixed / variance) / _ERROR))
     return Comparison(saving, saving - width, saving + width)
 
 

@@ -6,12 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# Aims: a busy draft answers late, and late proposals are lost; a busy router delays every request.
-_DRAFT_BUSY, _ROUTER_BUSY = 0.7, 0.6
-# The number grows at once and shrinks only after this time, because a worker takes minutes to start.
-SHRINK_AFTER_S = 300.0
-# With a larger share of late rounds than this, more drafts are needed, however idle the present ones report to be.
-_LATE = 0.2
+from outrider_controller.autoscaler import tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +41,17 @@ class Sizing:
 def sizing(drafts: Mapping[str, Utilisation], routers: Utilisation, last: Sizing, now_s: float) -> Sizing:
     return Sizing(
         {
-            version: _wanted(_needed(seen, _DRAFT_BUSY), seen, last.drafts.get(version), now_s)
+            version: _wanted(_needed(seen, tuning.DRAFT_BUSY), seen, last.drafts.get(version), now_s)
             for version, seen in drafts.items()
         },
-        _wanted(_needed(routers, _ROUTER_BUSY), routers, last.routers, now_s),
+        _wanted(_needed(routers, tuning.ROUTER_BUSY), routers, last.routers, now_s),
     )
 
 
 def _needed(seen: Utilisation, most_busy: float) -> int:
     # Rounded, or a floating-point error would add a worker to a fleet exactly at its aim.
     needed = math.ceil(round(seen.workers * seen.busy / most_busy, 6))
-    if seen.late > _LATE:
+    if seen.late > tuning.LATE:
         needed = max(needed, seen.workers + 1)
     return max(1, needed)
 
@@ -67,4 +62,4 @@ def _wanted(needed: int, seen: Utilisation, last: Wanted | None, now_s: float) -
     if needed >= last.workers:
         return Wanted(needed)
     since_s = now_s if last.fewer_since_s is None else last.fewer_since_s
-    return Wanted(last.workers, since_s) if now_s - since_s < SHRINK_AFTER_S else Wanted(needed)
+    return Wanted(last.workers, since_s) if now_s - since_s < tuning.SHRINK_AFTER_S else Wanted(needed)

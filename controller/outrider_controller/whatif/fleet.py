@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from outrider_controller.autoscaler import tuning
 from outrider_controller.autoscaler.estimator import Column, SavingEstimator
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Plan, TargetState, plan
@@ -22,9 +23,6 @@ _MODEL = "target"
 _HOUR_S = 3600.0
 _PLANS = 3
 """Plans of an hour: the first ones see what the others changed."""
-_MAX_ROUNDS = 300.0
-"""Of evidence that a plan gets of a tenant: more would only replace it."""
-_VARIANCE = 1.5
 _CLASSES = 200
 _ACCEPTANCE = ((np.arange(_CLASSES) + 0.5) / _CLASSES)[:, None]
 """Of each class of tenants at a draft."""
@@ -165,9 +163,10 @@ class Simulation:
         """What the rounds of the time since the last plan saved."""
         tokens, num = self._of_tenants(load.tokens), self._of_tenants(load.num_drafted)
         made = self._shares * self.day.weights[:, None] * rate * _HOUR_S / _PLANS / tokens
-        rounds = np.minimum(made, _MAX_ROUNDS)
+        # More evidence of a tenant would only replace it.
+        rounds = np.minimum(made, tuning.HALF_LIFE_ROUNDS)
         saved = tokens - self._of_tenants(load.round_s) / load.step_s
-        squares, accepted = rounds * (saved * saved + _VARIANCE), rounds * (tokens - 1)
+        squares, accepted = rounds * (saved * saved + tuning.MIN_VARIANCE), rounds * (tokens - 1)
         columns = [rounds, rounds * tokens, rounds * saved, squares, rounds * num, accepted]
         rows = zip(self._keys, *(column.ravel().tolist() for column in columns), strict=True)
         return {

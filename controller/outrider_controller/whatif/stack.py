@@ -17,6 +17,7 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
 from outrider.drafting.speculation import Speculation
+from outrider.drafting.tuning import MIN_CHANCE
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, to_us
 from outrider.protocol.rounds import Round
 from outrider.protocol.sequence_key import Finish
@@ -34,10 +35,12 @@ from outrider.worker.step_cost import StepCost
 from outrider_controller.autoscaler.evidence import own_drafts_of
 from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.plan_messages import draft_version
+from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.speculation.controller import SpeculationController
 from outrider_controller.router.speculation.policy import Policy
+from outrider_controller.router.speculation.settings import PLAN_EVERY_S
 from outrider_controller.whatif.engine import Clock, KnownEngine, StepSeconds, draft_says, target_says
 from outrider_controller.whatif.loop import Loop, Process
 from outrider_controller.whatif.texts import Texts
@@ -49,9 +52,6 @@ MODES = {
 }
 _MODEL = "target"
 _DRAFT = worker_pb2.WorkerInfo(model="draft", model_revision="replayed", draft_kind="model")
-_PLAN_EVERY_S = 1.0
-_DECISIONS_PER_STEP = 8
-_MIN_PRICE = 0.02
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -157,7 +157,7 @@ class VirtualStack:
         for number in range(self._setup.streams):
             # Not all at once: their prompts would be read in one step, again and again.
             self._loop.at(0.01 * number, self._begin)
-        self._loop.at(_PLAN_EVERY_S, self._plan)
+        self._loop.at(PLAN_EVERY_S, self._plan)
         self._loop.run(settle_s)
         self._measuring, busy_s = True, self._draft_busy_s
         self._loop.run(settle_s + seconds)
@@ -253,7 +253,7 @@ class VirtualStack:
             raise failed.error
         self._price, self._best_chance = report.row_price, report.best_chance or 1.0
         self._price_rows(report.row_price)
-        turns = -(-len(report.commits) // _DECISIONS_PER_STEP)
+        turns = -(-len(report.commits) // tuning.DECISIONS_PER_STEP)
         for committed in report.commits:
             self._follow(self._streams[committed.key], committed, report.step_us, turns)
 
@@ -310,7 +310,7 @@ class VirtualStack:
 
     def _price_rows(self, price: float) -> None:
         """As a target does: drafts are told of a price that has moved by a quarter."""
-        if max(price, self._sent_price, _MIN_PRICE) <= 1.25 * max(_MIN_PRICE, min(price, self._sent_price)):
+        if max(price, self._sent_price, MIN_CHANCE) <= 1.25 * max(MIN_CHANCE, min(price, self._sent_price)):
             return
         self._sent_price = price
         for stream in self._streams.values():
@@ -319,7 +319,7 @@ class VirtualStack:
                 self._tell(stream, lambda at_s, it=stream, to=limits: draft_events.Limited(it.key, to, at_s))  # type: ignore[misc]
 
     def _plan(self) -> None:
-        self._loop.at(self._loop.now_s + _PLAN_EVERY_S, self._plan)
+        self._loop.at(self._loop.now_s + PLAN_EVERY_S, self._plan)
         if self._setup.mode != "auto":
             return
         known = frozenset({draft_version(_DRAFT)} if self._drafts else ())

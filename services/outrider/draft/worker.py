@@ -15,6 +15,7 @@ from outrider.draft.rounds import DraftRounds, Outcome
 from outrider.draft.sequences import OpenDraftSequences, OpenSequence
 from outrider.draft.shadow import Shadow
 from outrider.drafters import CommitMismatch, Drafter
+from outrider.drafting.tuning import BEFORE_RUNNING_AHEAD_S
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.worker.events import (
     Closed,
@@ -26,10 +27,6 @@ from outrider.worker.events import (
     Refused,
     SequenceKey,
 )
-
-# Run-ahead starts after this pause. On a single core the scheduler might otherwise run this thread for some
-# milliseconds before the one that sends the proposals just made.
-_BEFORE_RUNNING_AHEAD_S = 0.0005
 
 
 class DraftWorker:
@@ -107,7 +104,7 @@ class DraftWorker:
             return 0.0
         if not self.has_work:
             return None
-        return ended_s + _BEFORE_RUNNING_AHEAD_S if self._report.proposals or self._report.failures else 0.0
+        return ended_s + BEFORE_RUNNING_AHEAD_S if self._report.proposals or self._report.failures else 0.0
 
     def fail_all(self, error: Exception) -> None:
         """Ends every sequence with `error`."""

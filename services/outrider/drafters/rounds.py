@@ -9,10 +9,8 @@ from typing import NamedTuple
 
 from outrider.drafting.config import ModelConfig
 from outrider.drafting.tree import DraftTree
+from outrider.drafting.tuning import MIN_CHANCE
 from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
-
-# An alternative less likely than this is not worth its bytes on any target.
-_MIN_CHANCE = 0.02
 
 
 def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:
@@ -108,7 +106,7 @@ class DraftChain:
         if proposal.q is not None and index == self._num_kept:
             self.wanted = min(self.wanted, index + self._num_worth_drawing(before, _peak(proposal.q)))
         found = [_Other(before * chance, index, token_id, chance) for token_id, chance in proposal.others]
-        self._others += [one for one in found if one.reached >= _MIN_CHANCE]
+        self._others += [one for one in found if one.reached >= MIN_CHANCE]
         self.token_ids.append(proposal.token_id)
         self.chances.append(proposal.confidence)
         if proposal.q is not None:

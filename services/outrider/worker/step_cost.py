@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Forgetting per step: about the last 100 count. The slope is forgotten only as steps of other sizes come, else slowly.
-# When no drafted row pays, all steps have one size; the cost of a row must then not be forgotten, but be measured again
-# in time.
-_KEEP, _KEEP_ALIKE = 0.99, 0.9995
-# The prior: the fixed part of a step takes as long as this many rows. It weighs as much as this many steps whose number
-# of rows has this variance.
-_PRIOR_BASE_ROWS, _PRIOR_STEPS, _PRIOR_VARIANCE = 19.0, 10.0, 4.0
+from outrider.drafting import tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +49,10 @@ class StepCost:
             return
         if prompt_tokens:
             decoding_s = self._seconds + self.row_s * (rows - self._rows)
-            self._prompt_tokens = _KEEP * self._prompt_tokens + prompt_tokens
-            self._prompt_seconds = _KEEP * self._prompt_seconds + seconds - decoding_s
+            self._prompt_tokens = tuning.KEEP_STEPS * self._prompt_tokens + prompt_tokens
+            self._prompt_seconds = tuning.KEEP_STEPS * self._prompt_seconds + seconds - decoding_s
             return
-        self._weight = _KEEP * self._weight + 1
+        self._weight = tuning.KEEP_STEPS * self._weight + 1
         share = 1 / self._weight
         deviation = rows - self._rows
         self._rows += share * deviation
@@ -66,8 +60,8 @@ class StepCost:
         self._seconds += share * (seconds - self._seconds)
         # Welford: one factor uses the mean before, one the mean after.
         varies = deviation * (rows - self._rows)
-        informs = varies * self._weight / (self._variance + _PRIOR_STEPS * _PRIOR_VARIANCE)
-        kept = min(_KEEP_ALIKE, _KEEP ** min(1.0, informs))
+        informs = varies * self._weight / (self._variance + tuning.PRIOR_SPREAD)
+        kept = min(tuning.KEEP_ALIKE, tuning.KEEP_STEPS ** min(1.0, informs))
         self._variance = kept * self._variance + varies
         self._covariance = kept * self._covariance + deviation * (seconds - self._seconds)
 
@@ -75,10 +69,10 @@ class StepCost:
     def row_share(self) -> float:
         """Time of one more row as a share of a mean step: the slope of the line, shrunk towards the prior."""
         rows = max(self._rows, 1.0)
-        usual = 1 / (_PRIOR_BASE_ROWS + rows)
+        usual = 1 / (tuning.PRIOR_BASE_ROWS + rows)
         if not self._seconds:
             return usual
-        prior = _PRIOR_STEPS * _PRIOR_VARIANCE
+        prior = tuning.PRIOR_SPREAD
         share = (self._covariance / self._seconds + prior * usual) / (self._variance + prior)
         # All rows together take at most the whole step.
         return min(max(share, 0.0), 1 / rows)

@@ -80,7 +80,7 @@ def test_what_is_said_ahead_comes_with_what_stands_beside_it(
     make_engine: MakeEngine, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A tiny model is sure of nothing.
-    monkeypatch.setattr(rounds, "_MIN_CHANCE", 0.0)
+    monkeypatch.setattr(rounds, "MIN_CHANCE", 0.0)
     drafter = ModelDrafter(make_engine(), ModelConfig(min_confidence=0.0))
     sequence = drafter.open(greedy(PROMPT, max_draft_tokens=2, run_ahead_tokens=4))
     drafter.draft([sequence])

@@ -11,7 +11,8 @@ import grpc
 from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.autoscaler.evidence import model_of
-from outrider_controller.autoscaler.plan import ON_ABOVE, TRY_BELOW, Reason
+from outrider_controller.autoscaler.plan import Reason
+from outrider_controller.autoscaler.tuning import NOTICEABLE
 from outrider_controller.cli.change.tenants import QUOTAS, tenant_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.drafts.versions import rollout_lines, rollout_row
@@ -245,8 +246,8 @@ def would_change(decision: policy_pb2.TenantDecision) -> str:
         own = model_of(decision.target)[1]
         return "a draft of a lookup or a head" if own else "a draft with the target's tokenizer and vocabulary"
     if decision.mode == policy_pb2.PLAN_MODE_ON:
-        return f"try, once the interval's upper end is below {_speeds(decision, TRY_BELOW, decision.upper)}"
-    return f"on, once the interval's lower end is above {_speeds(decision, ON_ABOVE, decision.lower)}"
+        return f"try, once the interval's upper end is below {_speeds(decision, 0.0, decision.upper)}"
+    return f"on, once the interval's lower end is above {_speeds(decision, NOTICEABLE, decision.lower)}"
 
 
 def _speeds(decision: policy_pb2.TenantDecision, bound: float, now: float) -> str:

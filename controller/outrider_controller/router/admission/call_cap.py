@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider_controller.router.admission.fair_queue import BUSY
-
-# Weight of the newest call in the mean.
-_MEMORY = 0.05
+from outrider_controller.router import tuning
 
 
 @dataclass(slots=True)
@@ -44,7 +41,8 @@ class CallCap:
         if self.num_calls > self._most:
             return False
         calls = self._tenants[tenant]
-        return begun or self.num_calls <= BUSY * self._most or calls.number <= self._most * calls.weight / self._weights
+        has_room = self.num_calls <= tuning.BUSY * self._most
+        return begun or has_room or calls.number <= self._most * calls.weight / self._weights
 
     def wait_s(self, tenant: str) -> float | None:
         """Seconds until there may be a place for a refused call; None while no call has ended."""
@@ -57,7 +55,7 @@ class CallCap:
     def leave(self, tenant: str, lasted_s: float | None) -> None:
         """`lasted_s`: duration of a call that was taken; None for a refused one."""
         if lasted_s is not None:
-            self._mean_s += (_MEMORY if self._mean_s else 1.0) * (lasted_s - self._mean_s)
+            self._mean_s += (tuning.NEWEST if self._mean_s else 1.0) * (lasted_s - self._mean_s)
         self.num_calls -= 1
         calls = self._tenants[tenant]
         calls.number -= 1

@@ -14,12 +14,7 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 
-BUSY = 0.8
-ACTIVE_S = 10.0
-"""How long a tenant without requests keeps its share."""
-_QUANTUM = 128.0
-# Weight of the newest request in the means.
-_MEMORY = 0.05
+from outrider_controller.router import tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +32,9 @@ class Room:
 
     def allows(self, running: int, held_tokens: float, share: float) -> bool:
         """Whether a tenant that has this much may get one more place. Always, unless the targets are nearly full."""
-        if self.places - self.free >= BUSY * self.places and running >= self.part * share:
+        if self.places - self.free >= tuning.BUSY * self.places and running >= self.part * share:
             return False
-        nearly_full = self.tokens - self.free_tokens >= BUSY * self.tokens
+        nearly_full = self.tokens - self.free_tokens >= tuning.BUSY * self.tokens
         return not (nearly_full and held_tokens >= self.tokens * self.part / self.places * share)
 
     def fits(self, ticket: Ticket) -> bool:
@@ -97,7 +92,7 @@ class _Means:
     """How long they had their places."""
 
     def add(self, cost: float, held_s: float) -> None:
-        share = _MEMORY if self.held_s else 1.0
+        share = tuning.NEWEST if self.held_s else 1.0
         self.cost += share * (cost - self.cost)
         self.held_s += share * (held_s - self.held_s)
 
@@ -197,9 +192,9 @@ class FairQueue:
 
     def _next(self, ready: list[_Account]) -> _Account:
         """The next account in turn, after as many rounds of credit as the first to reach its cost needs."""
-        rounds = max(0, min(math.ceil((a.first.cost - a.deficit) / (_QUANTUM * a.weight)) for a in ready))
+        rounds = max(0, min(math.ceil((a.first.cost - a.deficit) / (tuning.USUAL_TOKENS * a.weight)) for a in ready))
         for account in ready:
-            account.deficit += rounds * _QUANTUM * account.weight
+            account.deficit += rounds * tuning.USUAL_TOKENS * account.weight
         return max(ready, key=lambda a: a.deficit >= a.first.cost)
 
     def _admit(self, account: _Account, ticket: Ticket, now_s: float) -> None:
@@ -237,7 +232,7 @@ class FairQueue:
     def _forget(self, now_s: float) -> None:
         while self._idle:
             tenant, since_s = next(iter(self._idle.items()))
-            if now_s - since_s < ACTIVE_S:
+            if now_s - since_s < tuning.ACTIVE_S:
                 return
             del self._idle[tenant]
             self._weights -= self._accounts.pop(tenant).weight

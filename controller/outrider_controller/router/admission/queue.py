@@ -15,6 +15,7 @@ from typing import Protocol
 
 from outrider.errors import Overloaded
 
+from outrider_controller.router import tuning
 from outrider_controller.router.admission.fair_queue import FairQueue, Room, Ticket
 from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.fleet.fleet import TargetLink
@@ -24,11 +25,6 @@ from outrider_controller.router.requests.checks import Request
 
 OnAccepted = Callable[[], None]
 
-# Time left for a refusal to reach the client before the client's own deadline.
-_ANSWER_S = 0.25
-_ANSWER_SHARE = 0.2
-# A request whose expected wait exceeds this part of its time is refused at once: the estimate is only a mean.
-_EXPECTED_WAIT_SHARE = 0.5
 # Clients of the OpenAI API ignore a longer one.
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.05
@@ -121,7 +117,7 @@ class AdmissionQueue:
         timeout_s = self._config.queue_timeout_s
         if deadline_s is None:
             return timeout_s
-        return min(timeout_s, deadline_s - min(_ANSWER_S, _ANSWER_SHARE * deadline_s))
+        return min(timeout_s, deadline_s - min(tuning.ANSWER_S, tuning.ANSWER_SHARE * deadline_s))
 
     async def _admitted(
         self, request: Request, pool: _Pool, ticket: Ticket, until_s: float, on_accepted: OnAccepted
@@ -131,7 +127,7 @@ class AdmissionQueue:
         pool.queue.put(ticket, ticket.arrived_s)
         self._hand_out(request.model)
         if ticket.admitted_s is None:
-            if wait_s is not None and wait_s > _EXPECTED_WAIT_SHARE * (until_s - ticket.arrived_s):
+            if wait_s is not None and wait_s > tuning.EXPECTED_WAIT_SHARE * (until_s - ticket.arrived_s):
                 raise self._refusal(
                     request, ticket, f"{request.model!r} has more requests waiting than get a place in time"
                 )

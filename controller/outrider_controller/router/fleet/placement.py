@@ -12,10 +12,8 @@ from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 
-# Share of a worker's sequence limit: loads that differ by less count as equal.
-_SIMILAR_LOAD = 0.125
-# Used until a worker has reported the time of its steps.
-_USUAL_ROW_NS = 200_000
+from outrider_controller.router import tuning
+
 MAX_ASKED = 8
 """Most workers whose prefix caches are looked up for one prompt."""
 
@@ -66,13 +64,13 @@ def rank(candidates: Sequence[PlacementCandidate], expected_tokens: int) -> list
     """
     with_room = [c for c in candidates if not c.full]
     measured = [c.row_ns for c in with_room if c.row_ns]
-    usual_row_ns = sum(measured) // len(measured) if measured else _USUAL_ROW_NS
+    usual_row_ns = sum(measured) // len(measured) if measured else tuning.USUAL_ROW_NS
     costs = {c.worker_id: c.cost_us(usual_row_ns, expected_tokens) for c in with_room}
     least = min(costs.values(), default=0.0)
 
     def order(c: PlacementCandidate) -> tuple[bool, int, float]:
         row_us = (c.row_ns or usual_row_ns) * expected_tokens / 1e3
-        similar = costs[c.worker_id] <= least + _SIMILAR_LOAD * c.max_sequences * row_us
+        similar = costs[c.worker_id] <= least + tuning.SIMILAR_LOAD * c.max_sequences * row_us
         return not similar, -c.num_together, costs[c.worker_id]
 
     return sorted(with_room, key=order)

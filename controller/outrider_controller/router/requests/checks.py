@@ -17,9 +17,9 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 
+from outrider_controller.router.tuning import USUAL_TOKENS
+
 _SALT_BYTES = 16
-DEFAULT_EXPECTED_TOKENS = 128
-"""Expected answer length where the gateway gives none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Request:
     cache_salt: bytes
     weight: float = 1.0
     """The tenant's weight."""
-    expected_tokens: int = DEFAULT_EXPECTED_TOKENS
+    expected_tokens: int = USUAL_TOKENS
     """Of the answer, without the prompt."""
     resume_revision: str = ""
     """The model revision that computed `resume`; empty if unknown."""
@@ -140,7 +140,7 @@ def tenant_weight(message: router.RouteRequest) -> float:
 
 
 def _expected_tokens(message: router.RouteRequest) -> int:
-    return min(message.expected_tokens or DEFAULT_EXPECTED_TOKENS, message.stopping.max_new_tokens)
+    return min(message.expected_tokens or USUAL_TOKENS, message.stopping.max_new_tokens)
 
 
 def _logits(message: router.RouteRequest, vocab_size: int) -> sequence.LogitsOptions | None:

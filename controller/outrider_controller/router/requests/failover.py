@@ -12,11 +12,10 @@ from enum import Enum
 from outrider.errors import Code
 
 from outrider_controller.router.config import FailoverConfig
+from outrider_controller.router.tuning import ROUNDS_TO_CLEAR
 
 _MAX_PAIRS = 1024
 _MAX_BACKOFF_S = 60.0
-# Rounds that clear a request. A request that breaks a target every few tokens must not be tried on all of them.
-_ROUNDS_TO_CLEAR = 16
 
 TargetKey = tuple[str, int]
 """A target over one connection: its worker id, and the number of the connection."""
@@ -133,7 +132,7 @@ class FailoverState:
     def round_committed(self) -> None:
         """A target that commits enough rounds shows that the request is not the cause."""
         self.rounds_here += 1
-        if self.rounds_here == _ROUNDS_TO_CLEAR:
+        if self.rounds_here == ROUNDS_TO_CLEAR:
             self.target_failures = self.lost_connections = 0
 
     def target_lost(self, key: TargetKey, fault: Fault) -> None:

@@ -13,15 +13,10 @@ from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.drafting.waiting import worthwhile_wait_us
 from outrider.protocol.rounds import Round
 
+from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.speculation.gain import DraftRecord, RoundSums, SpeculationGain
 from outrider_controller.router.speculation.window import Window
-
-# Decay per round: half of the evidence is replaced in about 23 rounds, with or without a draft, so that a request that
-# stopped waiting returns to the prior and tries again.
-_KEEP = 0.97
-_PRIOR_STEPS = 4.0
-_PRIOR_ACCEPTED = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +60,18 @@ class _Times:
 class _Acceptance:
     """Draft tokens accepted per step, from a prior and the steps since, with decay."""
 
-    steps: float = _PRIOR_STEPS
-    accepted: float = _PRIOR_STEPS * _PRIOR_ACCEPTED
+    steps: float = tuning.PRIOR_STEPS
+    accepted: float = tuning.PRIOR_STEPS
 
     @property
     def per_step(self) -> float:
         return self.accepted / self.steps
 
     def add(self, seen: RoundSums) -> None:
-        kept = _KEEP**seen.rounds
-        self.steps = kept * self.steps + (1 - kept) * _PRIOR_STEPS + seen.in_time
+        kept = tuning.KEEP**seen.rounds
+        self.steps = kept * self.steps + (1 - kept) * tuning.PRIOR_STEPS + seen.in_time
         accepted = seen.accepted - seen.own_accepted
-        self.accepted = kept * self.accepted + (1 - kept) * _PRIOR_STEPS * _PRIOR_ACCEPTED + accepted
+        self.accepted = kept * self.accepted + (1 - kept) * tuning.PRIOR_STEPS + accepted
 
 
 @dataclass(slots=True)

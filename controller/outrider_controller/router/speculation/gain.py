@@ -13,26 +13,7 @@ from dataclasses import dataclass, field
 from outrider.protocol.rounds import Round
 
 from outrider_controller.autoscaler.evidence import Evidence
-
-# A draft that was paused must prefill the whole sequence again while the target decodes.
-FIRST_PAUSE_TOKENS = 128
-LONGEST_PAUSE_TOKENS = 512
-MEASURING_TOKENS = 8
-"""Tokens decoded plainly to measure a plain round."""
-_MIN_ROUNDS = 3
-"""Rounds of a trial before it can fail."""
-# Earlier knowledge counts as much as this many rounds, so that a few bad rounds do not stop a draft that has paid.
-_KNOWN_ROUNDS = 24.0
-# Decay per round of this request's measurements, and of earlier knowledge.
-_KEEP = 0.93
-_KEEP_KNOWN = 0.975
-# A smaller saving does not count before a plain round was measured with the draft paused. Next to a busy draft a
-# step takes longer, most of all where both share a memory, and the draft would get credit for that.
-_CLEAR_SAVING = 0.35
-_MEASURE_AFTER_ROUNDS = 6
-# Rounds after which a draft that is never in time is counted by what it costs the target, and one that has sent nothing
-# as missing: until then it prefills.
-_MAX_LATE_ROUNDS = 8
+from outrider_controller.router import tuning
 
 
 @dataclass(slots=True)
@@ -136,7 +117,7 @@ class SpeculationGain:
     known: float = 0.5
     """Saving of a round expected from earlier requests, in plain rounds."""
     paused: bool = False
-    _pause_tokens: int = FIRST_PAUSE_TOKENS
+    _pause_tokens: int = tuning.FIRST_PAUSE_TOKENS
     """Length of the next pause, in tokens."""
     _step_us: float = 0.0
     """Time of a target step while the draft works."""
@@ -154,19 +135,19 @@ class SpeculationGain:
     def saving(self) -> float:
         """Of a round, in plain rounds; below 0 drafting costs more than it saves."""
         # `known` was measured on drafts that came in time.
-        known = 0.0 if self._mostly_late else _KNOWN_ROUNDS
+        known = 0.0 if self._mostly_late else tuning.KNOWN_ROUNDS
         return (known * self.known + self._saved) / max(known + self._rounds, 1.0)
 
     @property
     def _mostly_late(self) -> bool:
-        return self._num_late > _MAX_LATE_ROUNDS * (1 + self._num_in_time)
+        return self._num_late > tuning.MAX_LATE_ROUNDS * (1 + self._num_in_time)
 
     def begin(self, record: DraftRecord, known: float) -> None:
         """A draft was opened, or is allowed again."""
         if record is not self.record:
             self.ended()
         self.record, self.known = record, known if record.saving is None else max(0.0, min(known, record.saving))
-        self._pause_tokens = FIRST_PAUSE_TOKENS
+        self._pause_tokens = tuning.FIRST_PAUSE_TOKENS
         self._enter(paused=False)
 
     def round(self, seen: RoundSums, *, draft_active: bool, may_pause: bool = True) -> None:
@@ -176,7 +157,7 @@ class SpeculationGain:
             self._plain_rounds(seen)
         elif not draft_active:
             self._num_silent += rounds
-            if self._num_silent > _MAX_LATE_ROUNDS:
+            if self._num_silent > tuning.MAX_LATE_ROUNDS:
                 self.record.evidence.missed += rounds
         elif self._in_time(seen.in_time, rounds):
             record = self.record
@@ -184,10 +165,10 @@ class SpeculationGain:
             self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else step_us
             # The target's own drafts would come without this one too.
             saved = seen.tokens - seen.own_accepted - seen.us / (record.plain_share * (self._step_us or 1.0))
-            faded = _KEEP**rounds
+            faded = tuning.KEEP_SAVED**rounds
             self._rounds = faded * self._rounds + rounds
             self._saved = faded * self._saved + saved
-            faded = _KEEP_KNOWN**rounds
+            faded = tuning.KEEP**rounds
             self.known = faded * self.known + (1 - faded) * saved / rounds
             before = self.known if record.saving is None else record.saving
             record.saving = faded * before + (1 - faded) * saved / rounds
@@ -210,24 +191,24 @@ class SpeculationGain:
         self.cost = RequestCost()
 
     def _in_time(self, count: int, rounds: int) -> bool:
-        """False until its first proposal was verified, while it catches up; but for `_MAX_LATE_ROUNDS` at most."""
+        """False until its first proposal was verified, while it catches up; but for MAX_LATE_ROUNDS at most."""
         self._num_in_time += count
         self._num_late += rounds - count
-        return count > 0 or self._rounds > 0 or self._num_late > _MAX_LATE_ROUNDS
+        return count > 0 or self._rounds > 0 or self._num_late > tuning.MAX_LATE_ROUNDS
 
     def _decide(self, record: DraftRecord) -> None:
-        if self._rounds <= _MIN_ROUNDS - 1:
+        if self._rounds <= tuning.MIN_ROUNDS - 1:
             return
         saving = self.saving
         if saving < 0:
             self._enter(paused=True)
             # The cause, a busy machine for example, may be over at the next trial: that one starts without credit.
             self.known = 0.0
-        elif not record.measured and saving < _CLEAR_SAVING and self._rounds > _MEASURE_AFTER_ROUNDS - 1:
+        elif not record.measured and saving < tuning.CLEAR_SAVING and self._rounds > tuning.MEASURE_AFTER_ROUNDS - 1:
             self._enter(paused=True)
             self._measuring = True
         else:
-            self._pause_tokens = FIRST_PAUSE_TOKENS
+            self._pause_tokens = tuning.FIRST_PAUSE_TOKENS
 
     def _plain_rounds(self, seen: RoundSums) -> None:
         # The first plain round began while the draft still worked.
@@ -235,9 +216,9 @@ class SpeculationGain:
             self.record.add_plain_round(seen.us / seen.rounds / self._step_us)
         self._num_paused += seen.rounds
         self._tokens_paused += seen.tokens
-        if self._tokens_paused >= (MEASURING_TOKENS if self._measuring else self._pause_tokens):
+        if self._tokens_paused >= (tuning.MEASURING_TOKENS if self._measuring else self._pause_tokens):
             if not self._measuring:
-                self._pause_tokens = min(2 * self._pause_tokens, LONGEST_PAUSE_TOKENS)
+                self._pause_tokens = min(2 * self._pause_tokens, tuning.LONGEST_PAUSE_TOKENS)
             self._enter(paused=False)
 
     def _enter(self, *, paused: bool) -> None:

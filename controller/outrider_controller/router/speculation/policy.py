@@ -18,13 +18,12 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey,
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantSetting
 from outrider_controller.autoscaler.planner import ANYBODY, DecayedSums, Planner
 from outrider_controller.plan_messages import draft_version
+from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.speculation.controller import Allowance
 from outrider_controller.router.speculation.gain import DraftRecord
 
-ALONE_AFTER_S = 5.0
-"""After this many seconds without the control plane a router plans by itself."""
 # Kinds of sources of one model's own drafts.
 _MAX_OWN_SOURCES = 16
 # Drafts of tenants whose measurements a router keeps.
@@ -162,7 +161,7 @@ class Policy:
 
     def replan(self, states: Mapping[str, TargetState], now_s: float) -> Collection[Cell]:
         """The cells whose decisions changed. None while the control plane decides, or was lost only recently."""
-        if self.led or (self._left_s is not None and now_s - self._left_s < ALONE_AFTER_S):
+        if self.led or (self._left_s is not None and now_s - self._left_s < tuning.ALONE_AFTER_S):
             return ()
         if self._left_s is not None:
             self._left_s = None

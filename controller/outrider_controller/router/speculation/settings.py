@@ -17,7 +17,9 @@ from outrider.runtime.supervision import Backoff, keep_running
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.plan_messages import draft_version
+from outrider_controller.router import tuning
 from outrider_controller.router.fleet.fleet import Fleet
+from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import now_us
 from outrider_controller.router.requests.draining import release_draft
@@ -27,11 +29,6 @@ from outrider_controller.router.speculation.policy import Policy
 log = logging.getLogger(__name__)
 
 PLAN_EVERY_S = 1.0
-# How long a target's last reported price is used.
-_PRICE_S = 2.0
-# Sequences of one target whose settings are decided after one step; the others follow in turn. A decision costs as much
-# as the rest of a round, and where many sequences share a target, a few rounds' delay matters little to each.
-_DECISIONS_PER_STEP = 8
 
 
 class SettingsSender:
@@ -46,7 +43,7 @@ class SettingsSender:
     def after_step(self, counted: Sequence[tuple[ActiveRequest, OpenDraft | None, Round]], at_us: int) -> None:
         """Decides from the rounds of one step, each with the draft that it had, if any."""
         self._telemetry.rounds([done for _, _, done in counted])
-        turns = -(-len(counted) // _DECISIONS_PER_STEP)
+        turns = -(-len(counted) // tuning.DECISIONS_PER_STEP)
         for active, draft, done in counted:
             if done.num_drafted and active.target is not None:
                 self.policy.own_drafts(active.request, done, active.target.link.price.row)
@@ -97,7 +94,7 @@ class SettingsSender:
                 continue
             attached = [t for t in fleet.attached.values() if t.info.model == model]
             prices = [t.price for t in (*fleet.live_targets(model), *attached)]
-            known = [price for price in prices if now_s - price.at_s < _PRICE_S and price.best_chance]
+            known = [price for price in prices if now_s - price.at_s < MAX_REPORT_AGE_S and price.best_chance]
             fitting = [d.info for d in drafts if compatibility_problem(target.info, d.info) is None]
             states[model] = TargetState(
                 frozenset(draft_version(info) for info in fitting if not info.candidate),

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from outrider_controller.router import tuning
+
 SIZE = 200
-ALARM = 0.5
+"""Verified tokens, as the tenant's policy says."""
 
 
 @dataclass(slots=True)
@@ -39,5 +41,5 @@ class Window:
             self._verified -= old_verified
             self._accepted -= old_accepted
         was, acceptance = self.low, self.acceptance
-        self.low = acceptance is not None and acceptance < max(ALARM, floor or 0.0)
+        self.low = acceptance is not None and acceptance < max(tuning.ALARM, floor or 0.0)
         return self.low and not was

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from outrider.drafting import tuning
 from outrider.drafting.heads.interface import ChainMemory
 from outrider.drafting.source import SourceOpening
 from outrider.drafting.tree import ROOT, DraftTree
 from outrider.options.sampling import Q_TOTAL, DraftDistribution
 from outrider.speculation import Proposal
-
-# A proposal ends where the chance that all of it is right falls below this; an alternative needs as much.
-_MIN_JOINT, _MIN_CHANCE = 0.25, 0.1
 
 
 @dataclass(slots=True)
@@ -88,7 +86,7 @@ class GrowingDraft:
         self._put(proposal.token_id, proposal.confidence)
         last = len(self._ids) - 1
         for token_id, chance in proposal.others:
-            if self.joint * chance >= _MIN_CHANCE:
+            if self.joint * chance >= tuning.HEAD_MIN_CHANCE:
                 self._put(token_id, chance)
         self.chain.append(proposal.token_id)
         self._last = last
@@ -96,13 +94,13 @@ class GrowingDraft:
             self._drawn(proposal.q)
             return
         self.joint *= proposal.confidence
-        self.ended = self.joint < _MIN_JOINT or proposal.token_id in self.stop_token_ids
+        self.ended = self.joint < tuning.HEAD_MIN_JOINT or proposal.token_id in self.stop_token_ids
 
     def _drawn(self, q: DraftDistribution) -> None:
         self._q.append(q)
         if self.most is None:
             peak = max(q.counts) / Q_TOTAL
-            self.most = 1 + (int(math.log(_MIN_JOINT) / math.log(peak)) if peak < 1 else 1 << 16)
+            self.most = 1 + (int(math.log(tuning.HEAD_MIN_JOINT) / math.log(peak)) if peak < 1 else 1 << 16)
         self.ended = len(self.chain) >= self.most
 
     def _put(self, token_id: int, chance: float) -> None:

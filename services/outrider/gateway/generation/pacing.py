@@ -11,22 +11,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from outrider.gateway import tuning
+
 FRAME_BYTES = 512
 """Of an answer without log probabilities."""
-_FIRST_BEAT_S, _MIN_BEAT_S, _LONGEST_BEAT_S = 0.05, 0.005, 0.5
-_WEIGHT = 0.05
 
 
 @dataclass(slots=True)
 class Beat:
     """For the streams that begin now. A stream keeps its beat, because a change would tell of its own answer."""
 
-    s: float = _FIRST_BEAT_S
+    s: float = tuning.FIRST_BEAT_S
 
     def answered(self, s_per_token: float) -> None:
         """0: unknown, as the answer has only one token."""
         if s_per_token:
-            self.s += _WEIGHT * (min(max(s_per_token, _MIN_BEAT_S), _LONGEST_BEAT_S) - self.s)
+            self.s += tuning.NEWEST * (min(max(s_per_token, tuning.MIN_BEAT_S), tuning.LONGEST_BEAT_S) - self.s)
 
 
 @dataclass(slots=True)

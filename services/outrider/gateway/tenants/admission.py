@@ -10,10 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from outrider.errors import Overloaded, Unavailable
+from outrider.gateway import tuning
 
-BUSY = 0.8
-"""Share of the places that any tenant may take. The rest is for tenants below their weighted shares."""
-_NUM_LEFT = 64
 _FIRST_RETRY_S, _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 0.1, 30.0
 
 
@@ -35,7 +33,7 @@ class Admission:
     draining: bool = False
     _held: dict[str, _Held] = field(default_factory=dict)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
-    _left_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_LEFT))
+    _left_s: deque[float] = field(default_factory=lambda: deque(maxlen=tuning.NUM_LEFT))
     """Times at which the last places became free."""
     _num_refused: int = 0
     """Places refused since the last admission: those clients retry too."""
@@ -67,7 +65,7 @@ class Admission:
         problem = ""
         if self.running + num_places > self.max_running:
             problem = f"{self.running} requests are under way; this gateway takes {self.max_running}"
-        elif self.running >= BUSY * self.max_running and self._has_share(tenant, weight):
+        elif self.running >= tuning.BUSY * self.max_running and self._has_share(tenant, weight):
             problem = f"{self._held[tenant].places} requests are under way, this tenant's share of a busy gateway"
         if problem:
             retry_after_s = self._retry_after_s(num_places)

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import Overloaded
-from outrider.gateway.tenants.quotas import SLICE_S, Balance, MeanTokens, Rate, Remaining, TokenBucket, wait_s
+from outrider.gateway import tuning
+from outrider.gateway.tenants.quotas import Balance, MeanTokens, Rate, Remaining, TokenBucket, wait_s
 from outrider.metadata.store import MetadataStore
 from outrider.metadata.tenants.quota import Granted, QuotaRequest
 from outrider.rpc.v1 import tenants_pb2, worker_pb2
@@ -25,8 +26,6 @@ _REPORT_S = 1.0
 _MIN_REPORT_S = 0.05
 _MAX_TENANTS = 10_000
 _RETRY_PLACE_S = 0.5
-# Longest time for which a refusal holds without asking the store, because the tenant may get a larger quota.
-_MAX_CLOSED_S = 0.5
 
 
 @dataclass(slots=True)
@@ -191,9 +190,9 @@ class QuotaKeeper:
         if most:
             self._bounded.add(tenant.name)
         answers = math.ceil(account.requests.missing(charge.num_answers)) if requests.rate else 0
-        num_requests = max(float(answers), requests.rate * SLICE_S) if answers else 0.0
+        num_requests = max(float(answers), requests.rate * tuning.SLICE_S) if answers else 0.0
         missing = account.tokens.missing(charge.price) if tokens.rate and charge.price else 0.0
-        num_tokens = missing + tokens.rate * SLICE_S if missing else 0.0
+        num_tokens = missing + tokens.rate * tuning.SLICE_S if missing else 0.0
         given_back, account.given_back = account.given_back, 0.0
         granted = await self.store.quotas.take(
             tenant.name,
@@ -259,7 +258,7 @@ class QuotaKeeper:
 
     def _closed(self, tenant: tenants_pb2.Tenant, account: _Account, quota: str, retry_after_s: float) -> Overloaded:
         now_s = self.clock()
-        account.closed = _Closed(quota, now_s + min(retry_after_s, _MAX_CLOSED_S), now_s + retry_after_s)
+        account.closed = _Closed(quota, now_s + min(retry_after_s, tuning.KNOWN_S), now_s + retry_after_s)
         return self._exceeded(tenant, quota, retry_after_s)
 
     def _exceeded(self, tenant: tenants_pb2.Tenant, quota: str, retry_after_s: float) -> Overloaded:

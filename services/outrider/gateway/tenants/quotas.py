@@ -9,16 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.gateway import tuning
 from outrider.rpc.v1 import tenants_pb2
 
-SLICE_S = 0.15
-"""Size of a slice taken from the store: what the tenant's whole rate gives in this time."""
-_UNUSED_S = 0.5
-_BURST_REQUESTS_S = 1.0
-"""A bucket of requests holds what its rate gives in this time, unless the tenant's quota says otherwise."""
-_FIRST_MEAN_TOKENS = 128.0
-_MEMORY = 0.05
-_CHARS_PER_TOKEN = 4
 # The store rounds amounts to a millionth, so a grant may be slightly less than the price.
 _ROUNDING = 1e-3
 
@@ -32,8 +25,9 @@ class Rate:
 
     @classmethod
     def of_requests(cls, quota: tenants_pb2.Quota) -> Rate:
+        """At once: unless the quota says otherwise, what the rate gives in a second."""
         rate = quota.requests_per_second
-        return cls(rate, quota.burst_requests or max(1.0, rate * _BURST_REQUESTS_S))
+        return cls(rate, quota.burst_requests or max(1.0, rate))
 
     @classmethod
     def of_tokens(cls, quota: tenants_pb2.Quota) -> Rate:
@@ -87,7 +81,7 @@ class Balance:
 
     def settle(self, now_s: float) -> float:
         """Returns the amount of an unused slice and drops it: kept for long, it would allow an extra burst."""
-        if self.level <= 0 or now_s - self.at_s <= _UNUSED_S:
+        if self.level <= 0 or now_s - self.at_s <= tuning.KNOWN_S:
             return 0.0
         unused, self.level = self.level, 0.0
         return unused
@@ -102,10 +96,10 @@ class Balance:
 class MeanTokens:
     """Mean length of a tenant's answers in tokens."""
 
-    mean: float = _FIRST_MEAN_TOKENS
+    mean: float = tuning.FIRST_MEAN_TOKENS
 
     def add(self, num_tokens: int) -> None:
-        self.mean += _MEMORY * (num_tokens - self.mean)
+        self.mean += tuning.NEWEST * (num_tokens - self.mean)
 
     def expected(self, max_tokens: int | None) -> float:
         """Expected length of a new answer."""
@@ -114,7 +108,7 @@ class MeanTokens:
 
 def prompt_tokens_of(num_chars: int) -> float:
     """An estimate before the text is tokenised; the charge is corrected at the end."""
-    return num_chars / _CHARS_PER_TOKEN
+    return num_chars / tuning.CHARS_PER_TOKEN
 
 
 def wait_s(missing: float, rate: float) -> float:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from outrider.drafting.pool import DraftLeases, DraftVocabulary, PoolDrafts, PoolListener
 from outrider.drafting.source import CloseReason, DraftLimits
 from outrider.drafting.speculation import Speculation
+from outrider.drafting.tuning import MIN_CHANCE
 from outrider.errors import OutriderError
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import clamp_us
@@ -23,8 +24,6 @@ from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import assignment_of
 
-# No draft reports a lower chance than this: a lower price is as good as none.
-_MIN_PRICE = 0.02
 # As many tokens as a router asks for by default, whatever the request itself may draft.
 _SHADOW_LIMITS = DraftLimits(max_draft_tokens=5)
 _REASONS = {reason.value: reason for reason in CloseReason}
@@ -130,7 +129,7 @@ class PooledDrafts:
 
     def _price_rows(self, price: float) -> None:
         """Sends drafts a price that has moved by a quarter: they stop at tokens that would not be verified."""
-        if max(price, self._row_price, _MIN_PRICE) <= 1.25 * max(_MIN_PRICE, min(price, self._row_price)):
+        if max(price, self._row_price, MIN_CHANCE) <= 1.25 * max(MIN_CHANCE, min(price, self._row_price)):
             return
         self._row_price = price
         for key, speculation in self._speculation.items():

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
+from outrider.drafting import tuning
 from outrider.drafting.tree import DraftTree, chance_after
 
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -23,23 +24,10 @@ _MIDDLES = tuple((low + high) / 2 for low, high in pairwise((0.0, *_EDGES, 1.0))
 _LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64, 128, 256)
 """The least of each interval of matched tokens. After hundreds an answer is being repeated, after three perhaps a
 phrase."""
-# The prior (from the draft's probability) weighs as much as this many verdicts.
-_PRIOR = 8.0
-# A token that was never verified may be likelier than its draft claims. Its chance is raised by this share of the
-# distance to 1; the share shrinks as verdicts come in.
-_BONUS = 0.5
-# Forgetting per verdict, and per step of the worker: a bin that is no longer verified returns to its prior.
-_KEEP, _KEEP_STEP = 0.995, 0.9985
 # Drafts choose the names of their sources, so without a bound a draft could fill the memory.
 _MAX_SOURCES = 16
-# The factor of a text starts from that of its tenant, which weighs as much as this many verdicts; a tenant's starts
-# from the table. Both forget per commit, verified or not, so that a text whose drafts no longer pay tries them again.
-# A tenant forgets more slowly, or each of its new texts would try them again.
-_PRIOR_OWN, _KEEP_OWN, _KEEP_TENANT = 6.0, 0.97, 0.995
-_MAX_RATIO = 1.25
 # Without API keys, clients choose the names of tenants.
 _MAX_TENANTS = 4096
-_SURE = 0.995
 
 
 class Bin(NamedTuple):
@@ -84,16 +72,16 @@ class _Share:
     at_step: int = 0
 
     def mean(self, prior: float, step: int) -> float:
-        kept = _KEEP_STEP ** (step - self.at_step)
-        return (kept * self.accepted + _PRIOR * prior) / (kept * self.verified + _PRIOR)
+        kept = tuning.KEEP_STEP ** (step - self.at_step)
+        return (kept * self.accepted + tuning.PRIOR * prior) / (kept * self.verified + tuning.PRIOR)
 
     def bonus(self, step: int) -> float:
         """The exploration bonus: how far the estimate moves from the mean to 1. Without it, tokens that are not
         verified would never be learned about."""
-        return _BONUS / math.sqrt(1 + _KEEP_STEP ** (step - self.at_step) * self.verified)
+        return tuning.BONUS / math.sqrt(1 + tuning.KEEP_STEP ** (step - self.at_step) * self.verified)
 
     def add(self, accepted: bool, step: int) -> None:
-        kept = _KEEP * _KEEP_STEP ** (step - self.at_step)
+        kept = tuning.KEEP * tuning.KEEP_STEP ** (step - self.at_step)
         self.accepted = kept * self.accepted + accepted
         self.verified = kept * self.verified + 1
         self.at_step = step
@@ -105,20 +93,20 @@ class Fit:
 
     usual: Fit | None = None
     """That of its tenant, from which it starts."""
-    keep: float = _KEEP_OWN
+    keep: float = tuning.KEEP_OWN
     accepted: float = 0.0
     expected: float = 0.0
 
     @property
     def factor(self) -> float:
         usual = 1.0 if self.usual is None else self.usual.factor
-        return min(_MAX_RATIO, (self.accepted + _PRIOR_OWN * usual) / (self.expected + _PRIOR_OWN))
+        return min(tuning.MAX_RATIO, (self.accepted + tuning.PRIOR_OWN * usual) / (self.expected + tuning.PRIOR_OWN))
 
     def corrected(self, chance: float) -> float:
         """Of a text that does better fewer tokens are rejected: with more accepted instead, all tokens of a long chain
         would soon be sure."""
         factor = self.factor
-        return min(_SURE, factor * chance if factor < 1 else 1 - (1 - chance) / factor)
+        return min(tuning.SURE, factor * chance if factor < 1 else 1 - (1 - chance) / factor)
 
     def committed(self, accepted: float, expected: float) -> None:
         """One commit: tokens accepted, and how many of the verified ones the table expected to be accepted."""
@@ -146,7 +134,7 @@ class Calibration:
         """For a new text."""
         if tenant not in self._tenants and len(self._tenants) >= _MAX_TENANTS:
             del self._tenants[next(iter(self._tenants))]
-        return Fit(self._tenants.setdefault(tenant, Fit(keep=_KEEP_TENANT)))
+        return Fit(self._tenants.setdefault(tenant, Fit(keep=tuning.KEEP)))
 
     def stepped(self) -> None:
         self._step += 1
@@ -204,5 +192,5 @@ def _mean(share: _Share | None, prior: float, step: int) -> float:
 
 
 def _optimistic(share: _Share | None, prior: float, step: int) -> float:
-    mean, bonus = _mean(share, prior, step), _BONUS if share is None else share.bonus(step)
+    mean, bonus = _mean(share, prior, step), tuning.BONUS if share is None else share.bonus(step)
     return mean + bonus * (1 - mean)

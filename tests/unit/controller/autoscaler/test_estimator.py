@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from outrider_controller.autoscaler.estimator import HALF_LIFE_ROUNDS, SavingEstimator
+from outrider_controller.autoscaler.estimator import SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
+from outrider_controller.autoscaler.tuning import HALF_LIFE_ROUNDS
 
 ACME = EvidenceKey("acme", "target", "draft@1")
 

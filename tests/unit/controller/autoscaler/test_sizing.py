@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from outrider_controller.autoscaler.sizing import SHRINK_AFTER_S, Sizing, Utilisation, Wanted, sizing
+from outrider_controller.autoscaler.sizing import Sizing, Utilisation, Wanted, sizing
+from outrider_controller.autoscaler.tuning import SHRINK_AFTER_S
 
 IDLE = Utilisation(1, 0.1)
 

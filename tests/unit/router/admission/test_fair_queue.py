@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from outrider_controller.router.admission.fair_queue import ACTIVE_S, FairQueue, Room, Ticket
+from outrider_controller.router.admission.fair_queue import FairQueue, Room, Ticket
+from outrider_controller.router.tuning import ACTIVE_S
 
 
 @dataclass(slots=True)

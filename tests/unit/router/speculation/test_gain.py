@@ -12,7 +12,8 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.router.speculation.gain import FIRST_PAUSE_TOKENS, DraftRecord, RoundSums, SpeculationGain
+from outrider_controller.router.speculation.gain import DraftRecord, RoundSums, SpeculationGain
+from outrider_controller.router.tuning import FIRST_PAUSE_TOKENS
 
 PLAIN_US = 30_000
 KEY = EvidenceKey("t", "m", "d")
