@@ -286,7 +286,7 @@ def plan(
     mode, reason = _modes(estimate, best, was, seen, tuning.WIDER * changes, now_s)
     policies = [tenants.get(cell.tenant, _DEFAULT).at(now_s) for cell in cells]
     _overrule(mode, reason, cells, policies, live[best], {t for t, s in load.items() if now_s - s >= tuning.LOAD_S})
-    entered = mode != was.mode
+    entered, saving = mode != was.mode, estimate.saving[best]
     return Plan(
         now_s=now_s,
         cells=list(cells),
@@ -297,7 +297,7 @@ def plan(
         seen_at_entry=np.where(entered, seen, was.seen_at_entry),
         changes=changes + (entered & (was.mode != _NEVER)),
         best=best,
-        sent=np.where(np.abs(estimate.saving[best] - was.sent) > tuning.MOVED, estimate.saving[best], was.sent),
+        sent=np.where(np.abs(saving - was.sent) > 2 * tuning.NOTICEABLE, saving, was.sent),
         share=_shares(estimator, estimate, live, best, mode, rolled.canary),
         shadow=rolled.shadow,
         load=load,

@@ -65,7 +65,6 @@ class ControlServicer(control_pb2_grpc.ControlServiceServicer):
         self._store = store
         self._routers = routers
         self._workers = Workers(store, events)
-        self._leader = leader
         self._releases = Releases(store.drafts, store, events)
         self._speculation = SpeculationCalls(store.plans, leader, self._releases)
         self._tenancy = Tenancy(store.tenants, events)

@@ -117,7 +117,7 @@ class SpeculationController:
         if (self.gain.paused and allowed.always_draft) or (self.limit and not was):
             self._begin(self.gain.record)
         elif allowed.saving < before.saving:
-            self.gain.known = min(self.gain.known, allowed.saving)
+            self.gain.saving = min(self.gain.saving, allowed.saving)
         if self._wanted() == self.sent:
             return None
         self.sent = self._wanted()
@@ -164,9 +164,7 @@ class SpeculationController:
         if was_paused and not gain.paused:
             # The draft must first prefill the tokens committed meanwhile.
             self._forget_draft()
-        if self.window.add(seen.verified, seen.accepted, self.allowed.min_acceptance):
-            # Savings in earlier requests predict little for this text: measured time decides, within a few rounds.
-            gain.known = min(gain.known, 0.0)
+        self.window.add(seen.verified, seen.accepted, self.allowed.min_acceptance)
         times.stepped(step_us, seen.rounds)
         gain.record.step_us = times.step_us
         self.acceptance.add(seen)

@@ -1,9 +1,8 @@
 """Whether a draft saves time within one request, compared with plain decoding. Pure.
 
 The unit is the plain round: a round that committed three tokens in the time of two plain ones saved one. A draft that
-costs the request more than it saves is paused: the target decodes plainly. Then the draft is tried again, after
-twice as many tokens each time that it fails. The savings of all rounds are evidence for the plan, which decides across
-requests.
+costs the request more than it saves is paused: the target decodes some tokens plainly, and it is tried again. The
+savings of all rounds are evidence for the plan, which decides across requests.
 """
 
 from __future__ import annotations
@@ -114,41 +113,33 @@ class SpeculationGain:
     """The gain of drafting in one request, and whether its draft is paused."""
 
     record: DraftRecord = field(default_factory=DraftRecord)
-    known: float = 0.5
-    """Saving of a round expected from earlier requests, in plain rounds."""
-    paused: bool = False
-    _pause_tokens: int = tuning.FIRST_PAUSE_TOKENS
-    """Length of the next pause, in tokens."""
+    saving: float = 0.5
+    """Of a round, in plain rounds; below 0 drafting costs more than it saves. Starts from earlier requests."""
+    _pause_tokens: int = 0
+    """Tokens that are left to decode plainly."""
     _step_us: float = 0.0
     """Time of a target step while the draft works."""
-    _rounds: float = 0.0
-    _saved: float = 0.0
+    _rounds: int = 0
     _num_late: int = 0
     _num_in_time: int = 0
     _num_silent: int = 0
     _num_paused: int = 0
-    _tokens_paused: int = 0
-    _measuring: bool = False
     cost: RequestCost = field(default_factory=RequestCost)
 
     @property
-    def saving(self) -> float:
-        """Of a round, in plain rounds; below 0 drafting costs more than it saves."""
-        # `known` was measured on drafts that came in time.
-        known = 0.0 if self._mostly_late else tuning.KNOWN_ROUNDS
-        return (known * self.known + self._saved) / max(known + self._rounds, 1.0)
+    def paused(self) -> bool:
+        return self._pause_tokens > 0
 
     @property
     def _mostly_late(self) -> bool:
         return self._num_late > tuning.MAX_LATE_ROUNDS * (1 + self._num_in_time)
 
-    def begin(self, record: DraftRecord, known: float) -> None:
-        """A draft was opened, or is allowed again."""
+    def begin(self, record: DraftRecord, saving: float) -> None:
+        """A draft was opened, or is allowed again. `saving`: what the plan expects."""
         if record is not self.record:
             self.ended()
-        self.record, self.known = record, known if record.saving is None else max(0.0, min(known, record.saving))
-        self._pause_tokens = tuning.FIRST_PAUSE_TOKENS
-        self._enter(paused=False)
+        self.record, self.saving = record, saving if record.saving is None else max(0.0, min(saving, record.saving))
+        self._enter(0)
 
     def round(self, seen: RoundSums, *, draft_active: bool, may_pause: bool = True) -> None:
         """`draft_active`: the draft has answered a commit since it was opened or woken."""
@@ -165,12 +156,12 @@ class SpeculationGain:
             self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else step_us
             # The target's own drafts would come without this one too.
             saved = seen.tokens - seen.own_accepted - seen.us / (record.plain_share * (self._step_us or 1.0))
-            faded = tuning.KEEP_SAVED**rounds
-            self._rounds = faded * self._rounds + rounds
-            self._saved = faded * self._saved + saved
             faded = tuning.KEEP**rounds
-            self.known = faded * self.known + (1 - faded) * saved / rounds
-            before = self.known if record.saving is None else record.saving
+            self._rounds += rounds
+            # What was expected was measured on drafts that came in time.
+            expected = min(self.saving, 0.0) if self._mostly_late else self.saving
+            self.saving = faded * expected + (1 - faded) * saved / rounds
+            before = self.saving if record.saving is None else record.saving
             record.saving = faded * before + (1 - faded) * saved / rounds
             record.evidence.add_rounds(
                 rounds=rounds,
@@ -197,32 +188,24 @@ class SpeculationGain:
         return count > 0 or self._rounds > 0 or self._num_late > tuning.MAX_LATE_ROUNDS
 
     def _decide(self, record: DraftRecord) -> None:
-        if self._rounds <= tuning.MIN_ROUNDS - 1:
+        if self._rounds < tuning.MIN_ROUNDS:
             return
-        saving = self.saving
-        if saving < 0:
-            self._enter(paused=True)
+        if self.saving < 0:
+            self._enter(tuning.USUAL_TOKENS)
             # The cause, a busy machine for example, may be over at the next trial: that one starts without credit.
-            self.known = 0.0
-        elif not record.measured and saving < tuning.CLEAR_SAVING and self._rounds > tuning.MEASURE_AFTER_ROUNDS - 1:
-            self._enter(paused=True)
-            self._measuring = True
-        else:
-            self._pause_tokens = tuning.FIRST_PAUSE_TOKENS
+            self.saving = 0.0
+        elif not record.measured and self.saving < tuning.CLEAR_SAVING:
+            self._enter(tuning.MEASURING_TOKENS)
 
     def _plain_rounds(self, seen: RoundSums) -> None:
         # The first plain round began while the draft still worked.
         if self._num_paused and self._step_us:
             self.record.add_plain_round(seen.us / seen.rounds / self._step_us)
         self._num_paused += seen.rounds
-        self._tokens_paused += seen.tokens
-        if self._tokens_paused >= (tuning.MEASURING_TOKENS if self._measuring else self._pause_tokens):
-            if not self._measuring:
-                self._pause_tokens = min(2 * self._pause_tokens, tuning.LONGEST_PAUSE_TOKENS)
-            self._enter(paused=False)
+        self._pause_tokens -= seen.tokens
+        if not self.paused:
+            self._enter(0)
 
-    def _enter(self, *, paused: bool) -> None:
-        self.paused = paused
-        self._rounds = self._saved = 0.0
-        self._num_late = self._num_in_time = self._num_silent = self._num_paused = self._tokens_paused = 0
-        self._measuring = False
+    def _enter(self, pause_tokens: int) -> None:
+        self._pause_tokens = pause_tokens
+        self._rounds = self._num_late = self._num_in_time = self._num_silent = self._num_paused = 0

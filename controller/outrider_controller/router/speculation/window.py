@@ -1,8 +1,7 @@
 """The acceptance of a request's last verified tokens: an alarm, and a floor where a tenant's policy sets one.
 
-Acceptance alone does not show whether a draft pays. Below one half, the request only drops the saving expected from
-earlier requests, so that its own measured times decide within a few rounds. Below a tenant's floor it decodes plainly,
-so that is an alarm too.
+Acceptance alone does not show whether a draft pays: below one half, operators are told, and nothing else changes. Below
+a tenant's floor the request decodes plainly, so that is an alarm too.
 """
 
 from __future__ import annotations

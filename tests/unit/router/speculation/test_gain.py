@@ -13,7 +13,7 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.router.speculation.gain import DraftRecord, RoundSums, SpeculationGain
-from outrider_controller.router.tuning import FIRST_PAUSE_TOKENS
+from outrider_controller.router.tuning import USUAL_TOKENS
 
 PLAIN_US = 30_000
 KEY = EvidenceKey("t", "m", "d")
@@ -229,11 +229,11 @@ def plainly(gain: SpeculationGain, rounds: int) -> None:
         gain.round(one_round(1, 0, PLAIN_US, PLAIN_US), draft_active=False)
 
 
-def test_within_a_request_a_draft_is_tried_again_after_twice_as_long_each_time_that_it_fails() -> None:
+def test_within_a_request_a_draft_is_tried_again_after_some_tokens_each_time_that_it_fails() -> None:
     gain = begun(DraftRecord(measured=True))
-    for pause in (FIRST_PAUSE_TOKENS, 2 * FIRST_PAUSE_TOKENS, 4 * FIRST_PAUSE_TOKENS, 4 * FIRST_PAUSE_TOKENS):
+    for _ in range(4):
         failed(gain)
-        plainly(gain, pause - 1)
+        plainly(gain, USUAL_TOKENS - 1)
         assert gain.paused
         plainly(gain, 1)
         assert not gain.paused

@@ -63,12 +63,3 @@ def test_below_a_floor_above_one_half_the_alarm_is_given_before_the_request_is_p
     assert set(played(controller, 100, accepted=3)[60:]) == {0}
     assert controller.window.acceptance == 0.75
     assert controller.window.low
-
-
-def test_a_low_window_takes_the_credit_that_earlier_requests_gave() -> None:
-    controller = SpeculationController(PolicyConfig(), replace(ALLOWED, saving=3.0, always_draft=True))
-    controller.opened(5, DraftRecord(measured=True))
-    played(controller, 49, accepted=0)
-    assert controller.gain.known > -1.0
-    played(controller, 4, accepted=0)
-    assert controller.gain.known <= 0
