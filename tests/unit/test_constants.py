@@ -2,7 +2,8 @@
 
 They are those of the rooms that decide: who may start, which worker, how much is drafted and verified. Another value
 makes a decision better or worse. No such numbers are bounds on what is taken or kept (`MAX_…`, no fraction), times for
-which a process waits for another or between two looks (by their names), and the facts below.
+which a process waits for another or between two looks (by their names), and the facts below. What raises an alert is
+its meaning, and stated in docs/operations.md.
 """
 
 from __future__ import annotations
@@ -23,17 +24,16 @@ _DECIDE = (
     *(_SERVICES / room for room in ("target/step", "target/drafts", "target/requests", "worker/step_cost.py")),
     *(_SERVICES / room for room in ("gateway/tenants", "gateway/generation")),
 )
-_MAX_NUMBERS, _MAX_FILES = 70, 4
+_MAX_NUMBERS, _MAX_FILES = 67, 4
 _BOUND = re.compile(r"_?MAX_\w+|_?MIN_\w*(BYTES|CHARS|RETRY_S)")
 _WAIT = re.compile(r"_?(\w*_)?(TIMEOUT|EVERY|TICK|RETRY|RETRY_PLACE|REPORT|FRESH|FRESH_WITHOUT_KEY|LAST_KNOWN)_S")
 _FACTS = {
     **dict.fromkeys(("_NEVER", "_UNKNOWN", "_STAND_IN"), "stands for no number"),
     **dict.fromkeys(("Z_80", "BYTES_PER_GB", "_UINT64_MAX", "_SALT_BYTES", "FRAME_BYTES"), "mathematics, or a format"),
     **dict.fromkeys(("_ROUNDING", "_ROUNDED_US"), "how exactly another process counts"),
-    **dict.fromkeys(("DEFAULT_SHARE", "MAX_SHARE", "PROMOTE_ABOVE"), "a term of a rollout, which operators are told"),
-    **dict.fromkeys(
-        ("UNDO_BELOW", "GIVE_UP_TOKENS", "_ERROR", "MIN_REPORTS"), "a term of a rollout, which operators are told"
-    ),
+    **dict.fromkeys(("DEFAULT_SHARE", "MAX_SHARE", "PROMOTE_ABOVE", "UNDO_BELOW"), "a rollout's terms"),
+    **dict.fromkeys(("GIVE_UP_TOKENS", "_ERROR", "MIN_REPORTS"), "a rollout's terms"),
+    **dict.fromkeys(("DEFAULT_SHADOW_SHARE", "SHADOW_FIRST_S"), "a rollout's terms"),
     **dict.fromkeys(("SIZE", "_PAGE"), "a term of a policy, or a page of a list"),
     **dict.fromkeys(("SAMPLED_TOP", "_CHECKED_TOKENS"), "how much is recorded or tried"),
     **dict.fromkeys(("_LOOSE", "_FAR"), "how tokenizers join texts"),

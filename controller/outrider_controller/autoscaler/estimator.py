@@ -104,7 +104,7 @@ class SavingEstimator:
             return False
         mean = self._columns["saved"][row] / rounds
         variance = max(self._columns["saved_squared"][row] / rounds - mean * mean, tuning.MIN_VARIANCE)
-        error = np.sqrt(variance / rounds + variance * tuning.ALIKE_ROUNDS / news.rounds)
+        error = np.sqrt(variance / rounds + variance / news.rounds)
         return bool(abs(news.saved / news.rounds - mean) > tuning.SURPRISE * error)
 
     def estimate(self) -> Estimate:
@@ -118,7 +118,7 @@ class SavingEstimator:
         saving = (saved + tuning.USUAL_ROUNDS * usual) / (rounds + tuning.USUAL_ROUNDS)
         own = np.maximum(rounds, 1.0)
         variance = np.maximum(self.column("saved_squared") / own - np.square(saved / own), tuning.MIN_VARIANCE)
-        tokens = (self.column("tokens") + tuning.USUAL_ROUNDS * tuning.FIRST_TOKENS) / (rounds + tuning.USUAL_ROUNDS)
+        tokens = (self.column("tokens") + tuning.USUAL_ROUNDS) / (rounds + tuning.USUAL_ROUNDS)
         return Estimate(saving, np.sqrt(variance / (rounds + tuning.USUAL_ROUNDS)), np.maximum(tokens, 1.0))
 
     def of(self, key: EvidenceKey) -> Sequence[float]:

@@ -428,7 +428,7 @@ def _shares(
     share[best] = 1.0 - np.bincount(cell_of, weights=share, minlength=len(mode))
     share = share * (1.0 - np.bincount(cell_of, weights=canary, minlength=len(mode)))[cell_of] + canary
     loss = np.maximum(-estimate.saving[best], tuning.NOTICEABLE)
-    trial = np.clip(tuning.LOSS * estimate.tokens[best] / loss, tuning.MIN_TRIALS, tuning.MAX_TRIALS)
+    trial = np.minimum(tuning.LOSS * estimate.tokens[best] / loss, tuning.MAX_TRIALS)
     wanted = np.select([mode == Mode.ON, mode == Mode.TRY], [1.0, trial], 0.0)
     return np.asarray(share * wanted[cell_of])
 

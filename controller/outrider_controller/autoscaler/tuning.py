@@ -9,10 +9,10 @@ MIN_KEPT = 0.93  # Share of the old evidence that one report leaves at least: a 
 USUAL_ROUNDS = 20.0  # Rounds of a tenant's own that the mean of all tenants at a target counts for.
 FIRST_SAVING = 0.5  # Plain rounds saved by a round without any evidence: high enough to be tried.
 FIRST_ROUNDS = 50.0  # Rounds that FIRST_SAVING counts for.
-FIRST_TOKENS = 2.0  # Tokens of a round without evidence.
 MIN_VARIANCE = 1.5  # Plain rounds, squared: rounds that happen to be equal must not make the interval narrow.
-ALIKE_ROUNDS = 4.0  # Rounds of one request, which are alike, that tell as much as an independent one.
-SURPRISE = 4.0  # Standard errors: new evidence so far from the estimate is of another text or machine than the old.
+# Standard errors, as of independent rounds; those of one request are alike. New evidence so far from the estimate is of
+# another text or machine than the old.
+SURPRISE = 6.0
 KEPT_AFTER_A_SURPRISE = 0.25  # Share of the old evidence that is kept then.
 
 # Modes
@@ -21,7 +21,7 @@ DWELL_S, DWELL_ROUNDS = 5.0, 100.0  # That a mode lasts at least, so that a tena
 WIDER = 0.2  # Plain rounds by which each recent change widens the gap: near the crossing both modes are about equal.
 LATELY_S = 600.0  # Seconds after which a change of mode counts half.
 LOSS = 0.01  # Largest cost of trials to a tenant, as a share of its time.
-MIN_TRIALS, MAX_TRIALS = 0.005, 0.1  # Shares of requests that try: enough to notice when drafts pay, and no mode.
+MAX_TRIALS = 0.1  # Largest share of requests that try.
 LOAD_S = 1.0  # Seconds for which rows cost more than any drafted token is worth before nobody speculates at a target.
 WAKE_SHARE = 0.5  # Share of that price at which the target resumes: lower, so that it does not flap.
 

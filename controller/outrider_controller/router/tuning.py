@@ -21,7 +21,7 @@ PRIOR_STEPS = 4.0  # Steps that each accept one token: what is known of a reques
 MIN_ROUNDS = 3  # Rounds of a trial before it can fail.
 MAX_LATE_ROUNDS = 8  # Rounds to prefill in: then a draft that is late counts by its cost, and a silent one as missing.
 MEASURING_TOKENS = 8  # Tokens decoded plainly to measure a plain round.
-# Plain rounds. A smaller saving is not believed before a plain round was measured with the draft paused: next to a
+# Plain rounds. A smaller saving does not count before a plain round was measured with the draft paused: next to a
 # busy draft a step takes longer, most of all where both share a memory, and the draft would get credit for that.
 CLEAR_SAVING = 0.35
 ALARM = 0.5  # Acceptance of a request's last drafted tokens below which operators are told.
