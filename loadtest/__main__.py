@@ -46,7 +46,7 @@ def loadtest(
     prompts: str,
     out: str,
 ) -> int:
-    """Load on a stack, and how it bears it.
+    """Put load on a stack, and measure how it performs.
 
     Prints a table with one line a tenant, and writes it as JSON beside Locust's own report in HTML. Exit code 0 when no
     request failed, goodput reached the profile's least, and workers were killed as it asks; 1 otherwise.

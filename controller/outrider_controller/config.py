@@ -26,15 +26,15 @@ class RayConfig:
     """The Ray that supervises the actors. Without `address` a small one on this machine, not reachable from outside."""
 
     address: str = ""
-    """HOST:PORT of a Ray cluster to join, from one of its nodes. Empty: a Ray of our own."""
+    """HOST:PORT of a Ray cluster to join; this machine has to be one of its nodes. Empty: start a local Ray."""
     object_store_bytes: int = 80 << 20
-    """Memory that Ray takes for objects, of which the actors make none."""
+    """Bytes of Ray's object store, which the actors do not use."""
     temp_dir: str = ""
-    """In it lies, until the end, a directory with Ray's sockets and logs. Empty: one of this user under /tmp."""
+    """Directory in which Ray keeps its sockets and logs while it runs. Empty: one of this user under /tmp."""
     start_timeout_s: float = 60.0
     """Seconds for all actors to start."""
     stop_actors: bool = False
-    """Start nothing: drain and end the routers and control planes that run on the Ray cluster, and end."""
+    """Start nothing: drain and stop the routers and control planes on the Ray cluster, then exit."""
 
     def __post_init__(self) -> None:
         # The paths of Ray's sockets are about 75 characters longer, and a socket's path has at most 107.

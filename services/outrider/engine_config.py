@@ -17,7 +17,7 @@ class EngineConfig:
     """How a model is loaded and how much it may hold."""
 
     dtype: str = "bfloat16"
-    """Of weights, activations and KV cache: float32, bfloat16 or float16."""
+    """Type of weights, activations and KV cache: float32, bfloat16 or float16."""
     device: str = "cpu"
     """A torch device: cpu, cuda, cuda:1."""
     block_size: int = 16
@@ -28,35 +28,36 @@ class EngineConfig:
     """Memory for KV blocks. Not given: on a CPU, room for 8 full contexts, at most 1 GiB and half of what is free, and
     on a GPU nine tenths of what the weights leave free."""
     max_batch_tokens: int = 512
-    """Most tokens a caller may put into one forward."""
+    """Most tokens of one forward pass."""
     prefix_cache: bool = True
-    """Keep published blocks for later sequences with the same prefix."""
+    """Keep KV blocks for later sequences with the same prefix."""
     max_context_len: int | None = None
-    """Cap on positions. Not given: the model's own."""
+    """Longest context in tokens. Not given: the model's own."""
     execution: str = "auto"
-    """How a step runs: native (our kernels, for bfloat16 Llamas and relatives on CPUs, weights int8, int4 or plain),
-    fused (few, large operations, for Llamas, on CPUs relatives too), transformers (any decoder), or auto: the first of
-    these that can."""
+    """How a step runs. native: Outrider's CPU kernels, for bfloat16 models of the Llama family, with weights in int8,
+    int4 or bfloat16. fused: few, large torch operations, for Llama models, on CPUs for the whole family. transformers:
+    any decoder. auto: the first of these that can run the model."""
     require_native: bool = False
-    """Refuse to load a model that our kernels for CPUs cannot run: as `execution` native."""
+    """Refuse a model that the native CPU kernels cannot run. The same as `execution: native`."""
     native_variant: str = "auto"
-    """Of our kernels for CPUs, for which instructions they are compiled: amx, avx512-bf16, avx512, avx2, portable; auto
-    takes the quickest that the CPU has."""
+    """Instructions for which the native CPU kernels are compiled: amx, avx512-bf16, avx512, avx2, portable. auto: the
+    fastest that the CPU has."""
     quantization: str = "none"
-    """Of the linear layers' weights: none, int8, int4 or fp8.
+    """Quantization of the linear layers' weights: none, int8, int4 or fp8.
 
     quantization.py says what runs where."""
     attention: str = "auto"
-    """sdpa: torch's, on any device. triton: our paged kernels, on CUDA. auto: triton where it runs, else sdpa."""
+    """Attention kernels. sdpa: torch's, on any device. triton: Outrider's paged kernels, on CUDA. auto: triton where it
+    runs, else sdpa."""
     cuda_graphs: bool = True
-    """Replay recorded steps on a GPU; needs triton's attention."""
+    """Replay steps as CUDA graphs. Needs `attention: triton`."""
     graph_rows: int = 64
-    """Up to this many sequences each number of drafted tokens has a recorded step; above there are few, of twice the
-    size each."""
+    """Up to this many sequences, each number of drafted tokens has a CUDA graph. Above it there are few, each for twice
+    the size of the one before."""
     prefill_threads: int = 0
-    """Threads of native steps of 64 tokens and more; fewer than torch's have no effect."""
+    """CPU threads of native steps with 64 tokens or more. A number below torch's own has no effect."""
     graph_min_tokens: int = 16
-    """Recorded steps are multiples of this many tokens.
+    """CUDA graphs have multiples of this many tokens.
 
     buckets.py says why one is not better."""
 

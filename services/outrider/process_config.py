@@ -25,21 +25,21 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessConfig:
     advertise: str = ""
-    """HOST:PORT under which others reach this process. auto: where it listens on all interfaces, that of the interface
-    which leads to the metadata store. Empty: the address that it listens on."""
+    """HOST:PORT that this process publishes for others. auto: if it listens on all interfaces, the address of the
+    interface towards the metadata store. Empty: the address that it listens on."""
     metadata_url: Annotated[str, Option("metadata")] = ""
     """Redis URL of the metadata store, in which processes find each other. Empty: none."""
     tls_dir: str = ""
     """Directory with `tls.crt`, `tls.key` and `ca.crt` of this role, for connections within the cluster. Empty: plain
     text."""
     insecure: bool = False
-    """Serve in plain text also where other machines can reach the port."""
+    """Allow plain text on a port that other machines can reach."""
     ops_listen: str = ANY_LOOPBACK_PORT
     """HOST:PORT for operators' tools, in plain HTTP: health, metrics, options. Empty: none."""
     drain_timeout_s: float = 30.0
-    """Seconds that running work may take to end after SIGTERM, before it is given back or broken off."""
+    """Seconds after SIGTERM in which running work may finish. What is left is then handed back or cut off."""
     log_format: str = "auto"
-    """Of the lines on stderr: json or human. auto: json, but human on a terminal."""
+    """Format of the log on stderr: json or human. auto: human on a terminal, json elsewhere."""
 
     role: ClassVar[Role]
 

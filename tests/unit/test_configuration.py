@@ -207,7 +207,7 @@ def test_help_tells_what_an_option_does(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(SystemExit):
         parse_gateway(["--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "--max-running N Requests under way at once. Default: 1024." in said
+    assert "--max-running N Most requests at once. Default: 1024." in said
 
 
 # Random configurations

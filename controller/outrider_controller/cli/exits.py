@@ -25,12 +25,12 @@ HELP = """\b
 Exit codes:
   0    done
   1    failed, or what was checked does not hold
-  2    the command or a request makes no sense as given
+  2    an option, an argument or a request is invalid
   3    what was named does not exist
   4    somebody else has changed it meanwhile
-  5    nobody answers, or there is no room now
+  5    no answer, or no free capacity at the moment
   6    took longer than allowed
-  7    the credential is missing, or opens something else
+  7    the credential is missing, or does not permit this
   130  interrupted (Ctrl-C)
 """
 

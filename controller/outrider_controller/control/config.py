@@ -22,10 +22,10 @@ class ControlConfig(ProcessConfig):
     listen: str = "127.0.0.1:0"
     """HOST:PORT for gRPC; port 0 lets the system choose."""
     secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
-    """A file with the secret of the cluster, from which the operator's token follows. Without one, whoever reaches the
-    port may operate."""
+    """File with the secret of the cluster, from which the operator's token is derived. Without it, anybody who reaches
+    the port may operate the cluster."""
     drain_timeout_s: float = 1.0
-    """Seconds that running calls may take to end after SIGTERM, before they are broken off."""
+    """Seconds after SIGTERM in which running calls may finish. Those that are left are then cut off."""
     webhook: Annotated[WebhookConfig, Nested("alert_")] = field(default_factory=WebhookConfig)
 
     role: ClassVar[Role] = Role.CONTROL

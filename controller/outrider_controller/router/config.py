@@ -35,11 +35,11 @@ class PolicyConfig:
     """Most tokens per step that a draft worker drafts. What a target drafts itself is bounded by the price of a row,
     and by the target's own `max_draft_tokens`. 0 turns all speculation off."""
     max_wait_us: int = 50_000
-    """Longest, in microseconds, that the target may hold a sequence back for a draft, however much it promises."""
+    """Longest wait of a target for a draft, in microseconds, however much the draft may save."""
     run_ahead_tokens: int = 8
-    """Tokens that a draft may guess beyond what it has sent, while that is verified."""
+    """Most tokens that a draft may compute ahead, while its proposal is verified."""
     silent_commits: int = 2
-    """Times that a target may wait for a draft in vain before it stops waiting for it."""
+    """Waits without an answer after which a target no longer waits for a draft."""
 
     def __post_init__(self) -> None:
         bounds = {
@@ -58,30 +58,29 @@ class FailoverConfig:
     """When a worker counts as lost, and how long a request may look for another."""
 
     max_target_failures: int = 2
-    """Targets that may say they failed with one request before it is taken for the cause and rejected. A target that
-    carries it on for a while clears it."""
+    """Targets that may report a failure with the same request, before the request is rejected as the likely cause. A
+    target that serves it for a while resets the count."""
     max_lost_connections: int = 3
-    """The same for targets whose connection broke: they may have died of the request."""
+    """The same for targets whose connection was lost: the request may have crashed them."""
     max_draft_failures: int = 4
-    """Drafts one request may lose before it goes on without."""
+    """Drafts that one request may lose before it continues without."""
     draft_backoff_s: float = 1.0
-    """Seconds for which a target whose connection to a draft broke, or could not be made, is not given that draft.
-    Doubled each time that it happens again, up to a minute."""
+    """Seconds for which a target does not get a draft again, after their connection was lost or could not be made.
+    Doubled at each repeat, up to a minute."""
     wait_for_target_s: float = 10.0
-    """Seconds that a new request waits for a target of a model that none has served of late."""
+    """Seconds that a new request waits for a target, if no target has served its model recently."""
     wait_for_restart_s: float = 300.0
-    """Seconds that a model may take to load when its only target is restarted: so long after the last one went new
-    requests wait for the next, and those that it had taken up. A request's own deadline ends it earlier."""
+    """Seconds that requests, new and running, wait for the next target after the last target of their model has gone:
+    at least as long as the model takes to load. A request's own deadline may end the wait earlier."""
     stall_after_s: float = 1.0
-    """Seconds of silence on a stream with open sequences before the worker's health is asked."""
+    """Seconds of silence on a stream with open sequences before the worker's health is checked."""
     # With the looks in between, a stopped worker's requests move within 3 s.
     probe_timeout_s: float = 0.6
-    """Seconds for a worker to say how it is."""
+    """Seconds in which a worker has to answer a health check."""
     max_failed_probes: int = 2
-    """Consecutive health checks without a good answer before the stream is given up."""
+    """Failed health checks in a row after which the stream is closed."""
     max_silence_s: float = 120.0
-    """Seconds of silence on a stream with open sequences after which it is given up, however healthy the worker says it
-    is."""
+    """Seconds of silence on a stream with open sequences after which it is closed, even if health checks succeed."""
 
     def __post_init__(self) -> None:
         _positive(
@@ -103,7 +102,7 @@ class LinkConfig:
     """The connection to one worker."""
 
     connect_timeout_s: float = 5.0
-    """Seconds for a connection to be made."""
+    """Seconds to establish a connection."""
     first_backoff_s: float = 0.1
     """Seconds before the second attempt; doubled each time."""
     max_backoff_s: float = 5.0
@@ -126,14 +125,14 @@ class AdmissionConfig:
     """Bounds on what is accepted. Checked before the first token, never after."""
 
     max_sessions: int = 1024
-    """Requests one router carries at a time, beside those that wait for a place."""
+    """Most requests that one router serves at once, not counting those in its queue."""
     max_queued: int = 512
-    """Requests that may wait for a place at a target. 0: who finds none is refused."""
+    """Most requests that wait in the router's queue for a target with room. 0: no queue; a request that finds no room
+    is refused."""
     queue_timeout_s: float = 10.0
-    """Seconds that a request waits for one."""
+    """Longest wait in the queue, in seconds."""
     retry_after_s: float = 1.0
-    """Seconds after which to ask again, sent with a refusal until the first requests have ended: then it is known how
-    fast places become free."""
+    """Seconds in the Retry-After of a refusal, until the router has seen requests end and can estimate the wait."""
 
     def __post_init__(self) -> None:
         _positive(
@@ -151,14 +150,15 @@ class TraceConfig:
     """What is remembered of requests that have ended."""
 
     max_requests: int = 1000
-    """Traces of the last so many requests are kept; 0 keeps none."""
+    """Most requests whose traces are kept; the oldest are dropped first. 0: none."""
     max_rounds: int = 2048
-    """The first so many rounds of each request are kept."""
+    """Most rounds that are kept of each request: the first ones."""
     max_total_rounds: int = 65_536
-    """Rounds kept of all requests, some half a kilobyte each; the oldest request goes first."""
+    """Most rounds that are kept of all requests together, about half a kilobyte each; the oldest request is dropped
+    first."""
     record_tokens: Annotated[bool, Option("tokens")] = False
-    """Keep output tokens and rejected drafts in the traces of requests, for whoever may ask this router. Prompts are
-    never recorded."""
+    """Keep output tokens and rejected drafts in traces. Whoever may call this router can read them. Prompts are never
+    recorded."""
 
     def __post_init__(self) -> None:
         if self.max_requests < 0:
@@ -183,17 +183,17 @@ class RouterConfig(ProcessConfig):
     listen: str = "127.0.0.1:0"
     """HOST:PORT for gRPC; port 0 lets the system choose."""
     secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
-    """A file with the secret of the cluster. With one, only gateways of the same cluster may send requests; without,
-    everybody who reaches the port."""
+    """File with the secret of the cluster. With it, only gateways of the same cluster may send requests. Without it,
+    anybody who reaches the port may."""
     cache_salt_key: Annotated[bytes, Option("cache_salt_key_file", read=_read_salt_key, secret=True)] = b""
-    """A file with the secret from which tenants' cache salts follow, the same for all routers: they share cached
-    prefixes by it. Not given, where only this machine can reach the router: drawn at start."""
+    """File with the secret from which tenants' cache salts are derived. All routers need the same one, so that they
+    share cached prefixes. Not given, if only this machine can reach the router: a new secret at each start."""
     drain_timeout_s: float = 15.0
-    """Seconds that running requests may take to end after SIGTERM; then gateways go on with them at another router. New
-    requests wait for the next router for a gateway's `failover_window`, where this one is alone: a drain and a start
-    have to take less."""
+    """Seconds after SIGTERM in which running requests may finish. Gateways then continue the others at another router.
+    If this is the only router, requests wait for the next one for a gateway's `failover_window`: drain and restart
+    together have to take less."""
     refresh_s: float = 0.5
-    """Seconds between two readings of the leases."""
+    """Seconds between two reads of the workers' leases."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     failover: Annotated[FailoverConfig, Nested("failover_")] = field(default_factory=FailoverConfig)
     link: Annotated[LinkConfig, Nested("link_")] = field(default_factory=LinkConfig)

@@ -17,16 +17,16 @@ class DraftConfig(WorkerConfig):
     """One draft worker process."""
 
     target_model: str = ""
-    """The target, by name or path, if its tokens may be others than those of `model`: tokens that both spell alike are
-    proposed. Only its tokenizer and config.json are read."""
+    """The target, by name or path, if its tokenizer differs from that of `model`. Only tokens with the same text in
+    both are proposed. Only the target's tokenizer and config.json are read."""
     head: str = ""
-    """A draft head of `model`, a directory: EAGLE-3, MTP or Medusa. It drafts for targets that name the same head as
-    `remote_head`, and reads what they send. Of `model` only embedding and vocabulary head are read."""
+    """Directory of a draft head of `model`: EAGLE-3, MTP or Medusa. It drafts for targets that name the same head in
+    `remote_head`. Of `model` only the embedding and the output layer are read."""
     candidate: bool = False
     """Draft only for requests that a rollout gives this version of the draft (`outrider rollout start`)."""
     drafting: ModelConfig = field(default_factory=ModelConfig)
     max_sequences: int = 256
-    """Open sequences, beyond which opens are refused."""
+    """Most open sequences; further ones are refused."""
     max_draft_tokens: int = 8
     """Most tokens of one proposal, whatever a router asks for."""
 

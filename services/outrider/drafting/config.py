@@ -15,18 +15,19 @@ class ModelConfig:
     """How a draft model drafts."""
 
     min_confidence: float = 0.4
-    """A proposal ends when the chance that all of it is right has fallen under this; 0 never ends it early.
+    """A proposal ends when the estimated probability that all of it is accepted falls below this. 0: never.
 
     Asked before each forward: a token more would save a step of the target that often at most, and costs a forward.
     """
     num_alternatives: int = 4
-    """Most alternatives that a proposal has to its tokens; 0 for none."""
+    """Most branches of a proposal beside its main path. 0: chains only."""
     max_batch_tokens: int = 512
     """Most tokens of one forward."""
     catch_up_tokens: int = 128
-    """Most tokens of one forward that go to sequences far behind, while others are ready to draft."""
+    """Most tokens of one forward pass for sequences that have to catch up, while others are ready to draft."""
     ready_lag: int = 32
-    """A sequence this far behind at most counts as ready: its lag is ingested in the round it drafts in."""
+    """A sequence that is at most this many tokens behind drafts at once: the missing tokens are read in the same
+    round."""
 
     @property
     def others_looked_at(self) -> int:

@@ -32,19 +32,19 @@ class GatewayLimits:
     body_timeout_s: float = 30.0
     """Seconds for the whole of an HTTP request body to arrive."""
     max_running: int = 1024
-    """Requests under way at once."""
+    """Most requests at once."""
     request_timeout_s: float = 600.0
-    """Seconds that a request may take when the client sets no deadline, or a later one."""
+    """Longest time of a request, in seconds. A client's deadline can only shorten it."""
     max_connections: int = 4096
     """Connections open at once on each of the two ports; fewer where the process may not open as many files."""
     max_streams: int = 1024
-    """Calls under way at once on one gRPC connection. A client keeps further ones waiting, and hears of no refusal."""
+    """Most calls at once on one gRPC connection. Further ones wait at the client; they are not refused."""
     header_timeout_s: float = 10.0
     """Seconds for the head of an HTTP request, or a gRPC client's first bytes, to arrive."""
     idle_timeout_s: float = 75.0
     """Seconds that a connection stays open between requests."""
     send_timeout_s: float = 60.0
-    """Seconds that a client which takes nothing of what it has been sent keeps its request."""
+    """Seconds after which a client that reads nothing of its answer loses the request."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -57,16 +57,16 @@ class Failover:
     """How a request goes on when its router breaks."""
 
     window_s: float = 30.0
-    """Seconds that a request goes on without a router that accepts it, before it is given up."""
+    """Seconds for which a request is retried while no router accepts it."""
     max_moves: int = 8
-    """Most routers that may break under one request: one that breaks them is not passed on for ever."""
+    """Most routers that may fail during one request. After that the request fails, because it may be the cause."""
     first_pause_s: float = 0.05
     """Seconds before the second attempt to reach a router; doubled each time."""
     longest_pause_s: float = 1.0
     """Most seconds between two attempts."""
     wait_for_restart_s: float = 300.0
-    """Seconds that the gateway says it is ready though no target serves a model any more: as long as routers wait for
-    one, by their option of this name. Without a router it does so for `window_s`."""
+    """Seconds for which the gateway stays ready after the last target of a model has gone. Set the routers' option of
+    this name to the same. Without a router the gateway stays ready for `failover_window`."""
 
     def __post_init__(self) -> None:
         if self.wait_for_restart_s < 0:
@@ -80,7 +80,7 @@ class GatewayConfig(ProcessConfig):
     """One gateway process."""
 
     listen_grpc: str = "127.0.0.1:8001"
-    """HOST:PORT of the public gRPC API, which `advertise` stands for too; port 0 lets the system choose."""
+    """HOST:PORT of the public gRPC API; port 0 lets the system choose. `advertise` is about this port."""
     listen_http: str = "127.0.0.1:8000"
     """HOST:PORT of the OpenAI-compatible HTTP API; port 0 lets the system choose."""
     routers: Annotated[tuple[str, ...], Option("router")] = ()
@@ -90,29 +90,29 @@ class GatewayConfig(ProcessConfig):
     public_tls_dir: str = ""
     """Directory with `tls.crt` and `tls.key` of the two public ports. Empty: plain text."""
     insecure: bool = False
-    """Serve the public ports in plain text also where other machines can reach them."""
+    """Allow plain text on public ports that other machines can reach."""
     secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
-    """A file with the secret by which routers know a gateway of their cluster."""
+    """File with the secret of the cluster, by which routers recognise its gateways."""
     require_api_keys: bool = False
-    """Refuse requests without an API key before the first one is made, too."""
+    """Require an API key even before the first key exists."""
     receipt_key: Annotated[ReceiptKey | None, Option("receipt_key_file", read=ReceiptKey.read, secret=True)] = None
     """A PEM file with the Ed25519 key that signs receipts; gateways of one cluster share it. Without it, each makes a
     key when it starts, and forgets it when it ends."""
     tool_call_parsers: Annotated[tuple[str, ...], Option("tool_call_parser")] = ()
-    """How a model writes tool calls, where its chat template does not tell: `FORMAT` or `MODEL=FORMAT`, of hermes,
+    """How a model writes tool calls, if its chat template does not show it: `FORMAT` or `MODEL=FORMAT`, of hermes,
     llama3_json, mistral and pythonic."""
     reasoning_parsers: Annotated[tuple[str, ...], Option("reasoning_parser")] = ()
-    """Whether a model reasons between <think> and </think>, where its chat template does not tell: `think`, `none`,
-    or `MODEL=think`."""
+    """Whether a model reasons between <think> and </think>, if its chat template does not show it: `think`, `none`, or
+    `MODEL=think`."""
     vllm_engine_model: str = ""
     """Model for which the gRPC port is a vLLM engine too (`vllm.grpc.engine.VllmEngine`), so that other gateways can be
     put before this one. Needs the extra `vllm-grpc`. Empty: none."""
     drain_delay_s: float | None = None
-    """Seconds after SIGTERM for which the gateway says that it is not ready, and still takes what comes: load balancers
-    go on sending for a while. Above 0, gRPC clients connect anew each 0.3 of it, so that none is left then. Not given:
-    5, and 0 where only its own machine reaches the public ports."""
+    """Seconds after SIGTERM in which the gateway says that it is not ready but still accepts requests, because load
+    balancers go on sending for a while. If above 0, gRPC clients have to reconnect after each 0.3 of it, so that none
+    is left at the end. Not given: 5, or 0 if only this machine can reach the public ports."""
     drain_timeout_s: float = 60.0
-    """Seconds that running requests may take to end after SIGTERM, before they are broken off."""
+    """Seconds after SIGTERM in which running requests may finish. Those that are left are then cut off."""
 
     role: ClassVar[Role] = Role.GATEWAY
 

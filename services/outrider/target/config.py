@@ -28,24 +28,24 @@ class TargetConfig(WorkerConfig):
     runs_on: Annotated[str, Option("engine")] = "outrider"
     """What runs the model: outrider, our own engine, or vllm, which has to be installed in this environment."""
     vllm_args: str = ""
-    """With engine vllm: more of vLLM's own arguments, as on the command line of `vllm serve`."""
+    """With engine vllm: further arguments of `vllm serve`."""
     max_draft_tokens: int = 32
     """Most drafted tokens verified in one step of one sequence."""
     grammar_bytes: int = GRAMMAR_BYTES
-    """Memory of this machine for the grammars of structured output, cached and running; of one tenant's half of it at
-    most. On a CPU the plan of the memory counts it."""
+    """Host memory for the grammars of structured output, cached or in use. One tenant gets at most half. On a CPU the
+    memory plan at start reserves it."""
     lookups: str = ",".join(NAMES)
-    """What this target drafts from itself, by name: the text so far (ngram), the output that a client predicts
-    (prediction), and earlier answers under the same cache salt (suffix; not by default, because it remembers them: in
-    at most 64 MB, until the process ends). Empty for nothing."""
+    """Where this target looks up drafts itself. ngram: in the text so far. prediction: in the output that a client
+    predicts. suffix: in earlier answers under the same cache salt, which it remembers in at most 64 MB until the
+    process ends; off by default. Empty: nowhere."""
     head: str = ""
-    """A draft head for this model, a directory: EAGLE-3, MTP or Medusa as the field has them, or what `outrider distill
-    --kind` made. It drafts from the model's hidden states, in torch code between steps."""
+    """Directory of a draft head for this model: a published EAGLE-3, MTP or Medusa head, or one that `outrider distill
+    --kind` made. It drafts in this process, between steps."""
     head_tokens: int = 5
     """Most tokens that `head` drafts in one step; each is one more pass of it."""
     remote_head: str = ""
-    """A draft head for this model that draft workers hold (`outrider draft --head`): they are sent what it reads
-    of the hidden states, one vector a token."""
+    """Directory of a draft head for this model that draft workers run (`outrider draft --head`). The target sends them
+    the hidden states that it reads, one vector per token."""
     samples: str = ""
     """Directory for samples of tenants that consent to them (`samples` in the tenant's record). Empty: none is kept."""
     samples_bytes: int = MAX_BYTES

@@ -33,20 +33,20 @@ class WorkerConfig(ProcessConfig):
     """HOST:PORT for gRPC; port 0 lets the system choose."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     model_name: str = ""
-    """Name under which others know the model. Empty: that of `model`."""
+    """Name of the model for clients and other processes. Empty: that of `model`."""
     max_sequences: int = 64
-    """Open sequences, beyond which opens are refused."""
+    """Most open sequences; further ones are refused."""
     threads: int = 0
     """CPU threads of one step; 0 leaves them to torch."""
     cpu_cores: Annotated[tuple[int, ...], Option(read=parse_cores)] = ()
     """Cores that the process may run on, as in 0,2-3. Empty: all."""
     step_timeout_s: float = 60.0
-    """Seconds that a step may last at most before the worker ends itself, so that its sequences move to others. A
-    target that knows its steps waits 20 times as long as its largest would take, 3 s at least, on a GPU 20 s. Of
-    processes that divide one model also how long one may be silent, before all start again."""
+    """Longest time of one step, in seconds. After it the worker ends itself, and its sequences move to others. A target
+    that has measured its steps ends after 20 times its longest step, but not before 3 s (on a GPU 20 s). With tensor
+    parallelism also the longest silence of one process, after which all start again."""
     secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
-    """A file with the secret of the cluster. With one, or with certificates, only routers may call a target, and only
-    targets a draft; without, everybody who reaches the port."""
+    """File with the secret of the cluster. With it, or with certificates, only routers may call a target and only
+    targets a draft. Without both, anybody who reaches the port may."""
 
     def __post_init__(self) -> None:
         self.check_process()

@@ -46,9 +46,10 @@ def verify(
 ) -> None:
     """Check the RECEIPT of an answer: its signature, its digests, and every token.
 
-    A target of the receipt's revision says the answer again with the receipt's sampling and seed, and without drafts.
+    A target of the receipt's revision generates the answer again with the receipt's sampling and seed, without
+    drafts.
     Every argument that is @FILE is read from that file. Without --output, the receipt's digest stands for the answer.
-    With token ids as --output, pieces of the answer are said again together, and it takes less time.
+    With token ids as --output, pieces of the answer are checked together, which takes less time.
 
     Exit code 0 if all is equal. Exit code 1, and one line that names what differs, if the signature, a digest or a
     token differs, or if no target has the receipt's revision.

@@ -24,9 +24,10 @@ _reason_option = click.option("--reason", default="", metavar="TEXT", help="Why,
 @_reason_option
 @control_options("text", "json", "yaml")
 def cordon(worker_id: str, reason: str, control: str, output: str) -> None:
-    """Send nothing new to a draft, target or router. What runs there goes on.
+    """Send nothing new to a draft, target or router. What runs there continues.
 
-    Holds until `outrider uncordon`, whoever else is restarted. A worker that is started again is another worker.
+    Holds until `outrider uncordon`, even if other processes restart. A worker that is restarted is a new worker,
+    without the cordon.
     """
     request = control_pb2.CordonWorkerRequest(worker_id=worker_id, reason=reason)
     status = ask_control(control, lambda stub: stub.CordonWorker(request)).worker

@@ -33,15 +33,15 @@ def set_group() -> None:
 @set_group.command("speculation")
 @click.argument("tenant")
 @click.argument("setting", type=click.Choice(list(_SETTINGS)))
-@click.option("--max-draft-tokens", type=click.IntRange(1, 64), metavar="K", help="At most so many a step.")
-@span_option("--ttl", "ttl_s", None, "After so long it is auto again: 30s, 10m, 12h, 90d.", least_s=1)
+@click.option("--max-draft-tokens", type=click.IntRange(1, 64), metavar="K", help="Most drafted tokens per step.")
+@span_option("--ttl", "ttl_s", None, "Back to auto after this time: 30s, 10m, 12h, 90d.", least_s=1)
 @control_options("text", "json", "yaml")
 def set_speculation(
     tenant: str, setting: str, max_draft_tokens: int | None, ttl_s: int, control: str, output: str
 ) -> None:
-    """Put TENANT's speculation on, off, or back to auto, over the plan.
+    """Set TENANT's speculation to on, off or auto. It overrides the plan.
 
-    Holds within a second, for running requests too. `auto` without a cap takes back what was set before.
+    Takes effect within a second, for running requests too. `auto` without --max-draft-tokens removes what was set.
     """
     request = control_pb2.SetSpeculationRequest(
         tenant=tenant,
@@ -63,11 +63,15 @@ def set_speculation(
 
 @set_group.command("quota")
 @click.argument("tenant")
-@click.option("--requests-per-second", metavar="N", help="A number, or none for no bound.")
+@click.option("--requests-per-second", metavar="N", help="A number, or none for no limit.")
 @click.option("--tokens-per-minute", metavar="N", help="Of prompts and answers; a number, or none.")
 @click.option("--concurrent-requests", metavar="N", help="At once; a number, or none.")
-@click.option("--burst-requests", metavar="N", help="That may start at once after a pause; none: those of a second.")
-@click.option("--burst-tokens", metavar="N", help="That may be used at once after a pause; none: those of a minute.")
+@click.option(
+    "--burst-requests", metavar="N", help="Requests that may start at once after a pause; none: those of a second."
+)
+@click.option(
+    "--burst-tokens", metavar="N", help="Tokens that may be used at once after a pause; none: those of a minute."
+)
 @control_options("text", "json", "yaml")
 def set_quota(tenant: str, control: str, output: str, **given: str | None) -> None:
     """Change bounds of TENANT's quota; those not named stay as they are.

@@ -49,9 +49,9 @@ QUOTAS = (*RATES, "burst_requests", "burst_tokens")
 @click.option("--dry-run", is_flag=True, help="Check everything and change nothing.")
 @control_options("table", "json", "yaml", "name")
 def apply(files: tuple[str, ...], dry_run: bool, control: str, output: str) -> None:
-    """Make or change the tenants that files list, all of them or none.
+    """Create or change the tenants that files list, all of them or none.
 
-    Tenants that no file names stay as they are. Exit code 2 when a file, or a field in it, makes no sense.
+    Tenants that no file names stay as they are. Exit code 2 if a file, or a field in it, is invalid.
     """
     tenants = [tenant for file in files for tenant in read_tenants(_STDIN if file == "-" else Path(file))]
     request = control_pb2.PutTenantsRequest(tenants=tenants, dry_run=dry_run)
@@ -113,7 +113,7 @@ def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:
 def create_key(tenant: str, scopes: tuple[str, ...], not_after: int, control: str, output: str) -> None:
     """Make a key for TENANT and print it, this once: only its hash is kept.
 
-    With a tenant's first key gateways begin to ask everybody for one.
+    Once there is a key, gateways require one from every client.
     """
     scope_values = [_SCOPES[scope] for scope in scopes]
     request = control_pb2.CreateKeyRequest(tenant=tenant, scopes=scope_values, not_after_unix_s=not_after)
@@ -133,7 +133,7 @@ def revoke() -> None:
 @yes_option
 @control_options("text", "json", "yaml")
 def revoke_key(key_id: str, yes: bool, control: str, output: str) -> None:
-    """Take a key back for good, by its id. Gateways that have just seen it take it for 5 s more."""
+    """Revoke a key for good, by its id. A gateway that has just checked it accepts it for up to 5 s more."""
     confirm(f"Revoke {key_id} for good?", yes)
     revoked = ask_control(control, lambda stub: stub.RevokeKey(control_pb2.RevokeKeyRequest(id=key_id)))
     emit("revoked", {"key": key_row(revoked.info)}, output, f"{revoked.info.id} revoked")
@@ -164,7 +164,7 @@ def delete_tenant(name: str, yes: bool, control: str, output: str) -> None:
 @yes_option
 @control_options("text", "json", "yaml")
 def delete_history(tenant: str, yes: bool, control: str, output: str) -> int:
-    """Let every target forget TENANT's texts, from which it drafts where it looks up suffixes.
+    """Make every target forget TENANT's texts, which its suffix lookup drafts from.
 
     Running requests are not remembered either. Exit code 5 when a target did not answer: repeat it then.
     """

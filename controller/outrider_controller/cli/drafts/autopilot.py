@@ -189,7 +189,7 @@ class ClusterWorld:
 @click.command("autopilot")
 @click.argument("directory", type=_DIRECTORY)
 @click.option("--samples-dir", type=_DIRECTORY, required=True, metavar="DIR", help="As in the targets' --samples.")
-@click.option("--samples-key-file", default="", metavar="FILE", help="As the targets' option.")
+@click.option("--samples-key-file", default="", metavar="FILE", help="The targets' option of this name.")
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="The teacher.")
 @click.option("--draft", default="", metavar="PATH|NAME", help="The draft in use; default: the one shipped.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, help="To distil.")

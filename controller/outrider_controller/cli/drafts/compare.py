@@ -23,7 +23,7 @@ _OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 @click.group("compare")
 def compare_group() -> None:
-    """Compare by figures."""
+    """Compare drafts by measurement."""
 
 
 @compare_group.command("drafts")
@@ -61,7 +61,7 @@ def drafts(
     plot: Path | None,
     output: str,
 ) -> None:
-    """Say what each DRAFT is worth to a target on your prompts, and which mixture is fastest.
+    """Measure what each DRAFT saves a target on your prompts, and which mixture is fastest.
 
     A DRAFT is a draft model, of any tokenizer, or the directory of a head, by path or name; ngram, suffix, or
     prediction (for lines with a `prediction`); or several of these joined by +. The target answers the prompts

@@ -32,21 +32,33 @@ _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="The teacher.")
 @click.option("--kind", type=click.Choice(["model", "mtp", "eagle3", "medusa"]), default="model", show_default=True)
-@click.option("--student", default="", metavar="PATH|NAME", help="A model with the target's tokens that learns.")
-@click.option("--start", default="", metavar="PATH|NAME", help="The draft that it begins as; model, mtp.")
-@click.option("--corpus-tokens", type=click.IntRange(1000), default=None, metavar="N", help="What the target writes.")
-@click.option("--train-tokens", type=click.IntRange(1), default=None, metavar="N", help="Learned from, passes counted.")
+@click.option("--student", default="", metavar="PATH|NAME", help="Model that learns, with the target's tokenizer.")
+@click.option("--start", default="", metavar="PATH|NAME", help="Draft to start from; for kinds model and mtp.")
+@click.option(
+    "--corpus-tokens",
+    type=click.IntRange(1000),
+    default=None,
+    metavar="N",
+    help="Tokens that the target writes for training.",
+)
+@click.option(
+    "--train-tokens",
+    type=click.IntRange(1),
+    default=None,
+    metavar="N",
+    help="Tokens to learn from, all passes counted.",
+)
 @click.option("--layers", default=None, metavar="I,J,..", help="The target's layers to start from; -1 is its last.")
 @click.option("--head-tokens", type=click.IntRange(1), default=None, metavar="N", help="Output vocabulary.")
 @click.option(
     "--prompts", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts that the target answers."
 )
 @click.option("--samples", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts with answers to learn.")
-@click.option("--from-samples", "tenant", default="", metavar="TENANT", help="Requests of it that targets recorded.")
+@click.option("--from-samples", "tenant", default="", metavar="TENANT", help="Recorded requests of this tenant.")
 @click.option(
-    "--samples-dir", type=_DIRECTORY, default=None, metavar="DIR", help="Where, as in the targets' --samples."
+    "--samples-dir", type=_DIRECTORY, default=None, metavar="DIR", help="Their directory: the targets' --samples."
 )
-@click.option("--samples-key-file", type=_FILE, default=None, metavar="FILE", help="As the targets' option.")
+@click.option("--samples-key-file", type=_FILE, default=None, metavar="FILE", help="The targets' option of this name.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
@@ -54,7 +66,7 @@ _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
     "--work-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
-    help="For the corpus, which a second run goes on from. Default: in ~/.cache/outrider/distill.",
+    help="For the corpus, from which a second run continues. Default: in ~/.cache/outrider/distill.",
 )
 @json_file_option
 def distill(out: Path, json_file: Path | None, **given: Any) -> int:

@@ -19,7 +19,7 @@ from outrider_controller.cli.output import cell, columns, emit, output_option
     "--tokens-per-round",
     "tokens_per_round_",
     type=click.FloatRange(1),
-    help="In the place of --acceptance, if measured.",
+    help="Instead of --acceptance, if measured.",
 )
 @click.option(
     "-k",
@@ -46,7 +46,11 @@ from outrider_controller.cli.output import cell, columns, emit, output_option
 @click.option("--target-b", type=click.FloatRange(0, min_open=True), help="The target's parameters, in billions.")
 @click.option("--draft-b", type=click.FloatRange(0, min_open=True), help="The draft's.")
 @click.option(
-    "--bytes-per-parameter", type=click.FloatRange(0, min_open=True), default=2.0, show_default=True, help="fp16: 2."
+    "--bytes-per-parameter",
+    type=click.FloatRange(0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="Bytes of one parameter; 2 for fp16.",
 )
 @click.option("--memory-gb", type=click.FloatRange(0, min_open=True), help="Of the device that both would share.")
 @what_if_options
@@ -65,7 +69,7 @@ def plan_command(
     output: str,
     **asked: Any,
 ) -> int:
-    """What would speculation bring, and what memory does it need?
+    """Estimate what speculation would save, and the memory that it needs.
 
     Measure acceptance first: `python -m benchmarks acceptance`, or the metrics of a running stack.
 

@@ -93,10 +93,10 @@ def _delete(draft: str, stub: Control) -> Awaitable[control_pb2.DeleteDraftRespo
 
 @click.group("rollout")
 def rollout_group() -> None:
-    """Bring a version of a draft to requests, by its evidence.
+    """Release a version of a draft step by step, by what it saves.
 
-    Its workers run beside the others (`outrider draft --candidate`). Once the evidence is there, the control plane
-    promotes it or takes it back.
+    Its workers run next to the others (`outrider draft --candidate`). Once there is enough evidence, the control
+    plane promotes it or takes its requests away.
     """
 
 
@@ -133,7 +133,7 @@ def start(draft: str, tenant: str, share: float, shadow: float, control: str, ou
 @click.argument("draft")
 @control_options("text", "json", "yaml")
 def status(draft: str, control: str, output: str) -> None:
-    """Show what DRAFT saves beside the draft in use, with its interval."""
+    """Compare what DRAFT saves with the draft in use, with the confidence interval."""
     found = find(control, draft)
     if found.HasField("rollout"):
         _show(found.rollout, output)
@@ -145,7 +145,7 @@ def status(draft: str, control: str, output: str) -> None:
 @click.argument("draft")
 @control_options("text", "json", "yaml")
 def promote(draft: str, control: str, output: str) -> None:
-    """Let DRAFT draft as any other version, whatever the evidence says."""
+    """Let DRAFT serve like any other version, whatever the evidence says."""
     _end(draft, control, output, promote=True)
 
 

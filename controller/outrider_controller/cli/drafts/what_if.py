@@ -53,22 +53,36 @@ _OPTIONS = (
         help="Rounds of `outrider trace export`: replays them. The options from here on need it.",
     ),
     click.option("--draft", metavar="NAME", help="Requests that this draft served; default: all."),
-    click.option("--rtt", callback=_duration, default="0ms", help="Added between target and draft: 5ms."),
+    click.option(
+        "--rtt", callback=_duration, default="0ms", help="Network round trip to add between target and draft: 5ms."
+    ),
     click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Requests at once, in all."),
     click.option("--targets", type=click.IntRange(1), default=1, show_default=True, help="Targets."),
     click.option("--drafts", type=click.IntRange(0), help="Draft workers; default: one for each target."),
-    click.option("--max-draft-tokens", type=click.IntRange(0, MAX_DRAFT_TOKENS), help="The cap; default: a router's."),
+    click.option(
+        "--max-draft-tokens",
+        type=click.IntRange(0, MAX_DRAFT_TOKENS),
+        help="Most drafted tokens per step; default: a router's.",
+    ),
     click.option("--mode", type=click.Choice(["auto", "on"]), default="auto", show_default=True),
     click.option("--row-price/--no-row-price", default=True, help="Whether a drafted token has to be worth its row."),
     click.option("--lookups/--no-lookups", default=True, help="Whether the target's own drafts are replayed too."),
     click.option(
-        "--mix", multiple=True, callback=_mix, metavar="TENANT=WEIGHT", help="Requests of these tenants, so many each."
+        "--mix",
+        multiple=True,
+        callback=_mix,
+        metavar="TENANT=WEIGHT",
+        help="Share of each tenant's requests; may be repeated.",
     ),
     click.option("--price-h100", type=click.FloatRange(0), default=1.0, help="Price of a target's device for an hour."),
     click.option("--price-l4", type=click.FloatRange(0), default=0.0, help="Of a draft worker's."),
     click.option("--gpus-per-target", type=click.IntRange(1), default=1, show_default=True),
-    click.option("--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Virtual, of each run."),
-    click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs, for the interval."),
+    click.option(
+        "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Virtual seconds of each run."
+    ),
+    click.option(
+        "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs, for the confidence interval."
+    ),
     click.option("--plot", type=_OUT, metavar="FILE", help="Also draw the saving by load, as SVG."),
 )
 

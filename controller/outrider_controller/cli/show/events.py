@@ -19,7 +19,7 @@ _PAUSE_S = 1.0
 
 
 @click.command("events")
-@click.option("-w", "--watch", is_flag=True, help="Go on with those that come, until Ctrl-C.")
+@click.option("-w", "--watch", is_flag=True, help="Keep printing new ones until Ctrl-C.")
 @click.option(
     "-n", "--limit", type=click.IntRange(0, MAX_EVENTS), default=100, show_default=True, help="The last so many."
 )

@@ -21,13 +21,13 @@ _TIMES = ("target_useful_s", "target_wasted_s", "draft_useful_s", "draft_wasted_
 COLUMNS = (*_TOKENS, "target_s", "draft_s")
 BRIEF = tuple(column for column in COLUMNS if column != "cached_tokens")
 """Next to a time."""
-since_option = span_option("--since", "since_s", "24h", "From so long ago on.", least_s=1)
+since_option = span_option("--since", "since_s", "24h", "Begin this long ago.", least_s=1)
 
 
 @click.command("usage")
 @click.argument("tenant", default="", metavar="[TENANT]")
 @since_option
-@click.option("--by", type=click.Choice(list(_INTERVALS)), default="total", show_default=True, help="A row for each.")
+@click.option("--by", type=click.Choice(list(_INTERVALS)), default="total", show_default=True, help="One row for each.")
 @list_options
 def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, output: str) -> None:
     """What tenants have used: tokens, and the time of targets and drafts that they took.

@@ -26,7 +26,7 @@ _FOR_A_WHILE = (ExitCode.UNAVAILABLE, ExitCode.TIMEOUT, ExitCode.INTERRUPTED)
 
 def list_options(command: F) -> F:
     """--watch, --context, --control and -o, for what `show_rows` shows."""
-    explanation = "Go on with what changes, until Ctrl-C; as JSON: one object a line."
+    explanation = "Keep printing changes until Ctrl-C; as JSON: one object a line."
     watch = click.option("-w", "--watch", is_flag=True, help=explanation)
     return watch(control_options("table", "wide", "json", "yaml", "name")(command))
 
@@ -34,7 +34,7 @@ def list_options(command: F) -> F:
 def limit_option(most: int | None = None) -> Callable[[F], F]:
     """--limit, for lists that may be long."""
     kind = click.IntRange(1, most)
-    return click.option("--limit", type=kind, default=1000, show_default=True, metavar="N", help="At most so many.")
+    return click.option("--limit", type=kind, default=1000, show_default=True, metavar="N", help="Most rows.")
 
 
 def repeated(

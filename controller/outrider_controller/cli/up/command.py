@@ -53,13 +53,13 @@ _ACTORS = ("router", "control")
 @click.option("--http-port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="OpenAI API; 0: any.")
 @click.option("--grpc-port", type=click.IntRange(0, 65535), default=8001, show_default=True, help="gRPC API; 0: any.")
 @click.option("--control-port", type=click.IntRange(0, 65535), default=8002, show_default=True, help="Control; 0: any.")
-@click.option("--restart/--no-restart", default=True, show_default=True, help="Start a process again that dies.")
+@click.option("--restart/--no-restart", default=True, show_default=True, help="Restart a process that dies.")
 @click.option(
     "--context",
     callback=contexts.check_name,
     default="",
     metavar="NAME",
-    help=f"Name of this stack for other commands; default: {contexts.DEFAULT}, numbered when that runs.",
+    help=f"Name of this stack for other commands; default: {contexts.DEFAULT}, with a number if that is taken.",
 )
 @click.option(
     "--config",
@@ -68,9 +68,9 @@ _ACTORS = ("router", "control")
     is_eager=True,
     expose_value=False,
     callback=options_from_file,
-    help="YAML with options; OUTRIDER_UP_OPTION, and the command line, go before it.",
+    help="YAML file with options. The environment (OUTRIDER_UP_OPTION) and the command line override it.",
 )
-@click.option("--check-config", is_flag=True, help="Only check all options, and print those of the stack.")
+@click.option("--check-config", is_flag=True, help="Only check the options, and print those of the stack.")
 @output_option("text", "json")
 def up(
     config: StackConfig,

@@ -63,13 +63,13 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
     path = click.Path(file_okay=False, path_type=Path)
     shown: dict[str, Any] = {"show_default": True}
     return [
-        option("--target-model", default=DEFAULT_TARGET, metavar="PATH|NAME", help="What answers.", **shown),
-        option("--draft-model", default="", metavar="PATH|NAME", help="What drafts; default: the one shipped."),
+        option("--target-model", default=DEFAULT_TARGET, metavar="PATH|NAME", help="Model that answers.", **shown),
+        option("--draft-model", default="", metavar="PATH|NAME", help="Model that drafts; default: the one shipped."),
         option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
-        option("--engine", type=click.Choice(ENGINES), default="outrider", help="What runs the targets.", **shown),
+        option("--engine", type=click.Choice(ENGINES), default="outrider", help="Engine of the targets.", **shown),
         option("--vllm-python", default="", metavar="PATH", help="Interpreter that has vLLM; default: this one."),
-        option("--vllm-args", default="", metavar="ARGS", help="More of vLLM's own arguments for the targets."),
-        option("--tensor-parallel", type=number(1, 64), default=1, help="vLLM's processes of one target.", **shown),
+        option("--vllm-args", default="", metavar="ARGS", help="Further arguments of `vllm serve`, in quotes."),
+        option("--tensor-parallel", type=number(1, 64), default=1, help="Processes of one vLLM target.", **shown),
         option(
             "--drafts",
             type=number(0, 64),
@@ -79,19 +79,21 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
         option("--target-args", default="", metavar="ARGS", help="More options of `outrider target`, in quotes."),
         option("--draft-args", default="", metavar="ARGS", help="More options of `outrider draft`, in quotes."),
         option("--routers", type=number(1, 16), default=1, help="Router actors.", **shown),
-        option("--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the targets.", **shown),
-        option("--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Of the drafts.", **shown),
-        option("--target-quantization", type=quantization, default="none", help="Of the targets' weights.", **shown),
-        option("--draft-quantization", type=quantization, default="none", help="Of the drafts' weights.", **shown),
-        option("--native-variant", type=click.Choice(NATIVE_VARIANTS), default="auto", help="Of CPU kernels.", **shown),
-        option("--require-native", is_flag=True, help="Refuse to start without our kernels for CPUs."),
+        option("--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Type of the targets' weights.", **shown),
+        option(
+            "--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Type of the drafts' weights.", **shown
+        ),
+        option("--target-quantization", type=quantization, default="none", help="For the targets.", **shown),
+        option("--draft-quantization", type=quantization, default="none", help="For the drafts.", **shown),
+        option("--native-variant", type=click.Choice(NATIVE_VARIANTS), default="auto", help="CPU kernels.", **shown),
+        option("--require-native", is_flag=True, help="Refuse models that the native CPU kernels cannot run."),
         *_placement(pin, borrow_cores),
         option(
             "--run-ahead-tokens",
             type=number(0),
             default=StackConfig().run_ahead_tokens,
             metavar="N",
-            help="The most a draft may guess beyond what is being verified.",
+            help="Most tokens that a draft computes ahead while its proposal is verified.",
             **shown,
         ),
         option(
@@ -100,14 +102,14 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
             help="Keep the tokens of answers for `outrider trace`.",
             **shown,
         ),
-        option("--kv-cache-bytes", type=number(0), default=0, metavar="N", help="Of each worker; 0: chosen by it."),
+        option("--kv-cache-bytes", type=number(0), default=0, metavar="N", help="Per worker; 0: it chooses."),
         option(
             "--metadata",
             "metadata_url",
             default="",
             metavar="URL",
             callback=_without_password,
-            help="A Redis; default: one of our own.",
+            help="URL of a Redis; default: start one.",
         ),
         option("--run-dir", type=path, default=None, help="For logs; default: a new one in ~/.cache/outrider/run."),
         option(
@@ -145,19 +147,19 @@ def _placement(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
         option(
             "--pin/--no-pin",
             default=pin,
-            help="One CPU core to each worker; all else beside the drafts if no core is left.",
+            help="Give each worker one CPU core; other processes share the drafts' cores if no core is left.",
             **shown,
         ),
         option(
             "--borrow-cores/--no-borrow-cores",
             default=borrow_cores,
-            help="Targets read prompts on the drafts' cores too, unlike on machines of their own.",
+            help="Let targets read prompts on the drafts' cores too. On separate machines they could not.",
             **shown,
         ),
         option(
             "--realtime/--no-realtime",
             default=pin,
-            help="Drafts and routers go before all else on their cores, where the system permits.",
+            help="Run drafts and routers with real-time priority, if the system permits.",
             **shown,
         ),
     ]

@@ -56,8 +56,7 @@ class WebhookConfig:
     url: Annotated[str, Option("webhook", secret=True)] = ""
     """URL that alerts are sent to, http or https; it may hold a credential. Empty: none."""
     secret: Annotated[bytes, Option("webhook_secret_file", read=read_secret, secret=True)] = b""
-    """A file with the secret by which those messages are signed: any bytes, or `whsec_` and base64. Without one they
-    are not signed."""
+    """File with the secret that signs those messages: any bytes, or `whsec_` and base64. Empty: they are not signed."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)

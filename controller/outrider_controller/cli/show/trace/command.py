@@ -79,9 +79,11 @@ def trace_group() -> None:
 @trace_group.command("show")
 @click.argument("request_id", metavar="REQUEST")
 @control_options("text", "json")
-@endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address that knows what tokens stand for")
-@click.option("--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask this one itself; may be repeated.")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the request has ended.")
+@endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address of a gateway, for the text of tokens")
+@click.option(
+    "--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask this router directly; may be repeated."
+)
+@click.option("--follow", "-f", is_flag=True, help="Continue until the request has ended.")
 @click.option("--no-color", is_flag=True, help="Brackets instead of colours, on a terminal too.")
 @json_file_option
 def trace_command(
@@ -110,7 +112,7 @@ def trace_command(
     queue      the target was busy with others
     verify     the step that verified, with its whole batch
 
-    Draft and wire run beside the target: what they cost is in wait.
+    Draft and wire run in parallel with the target: what they cost is in wait.
     """
     colour = colours() and not no_color and output == "text"
     parts = asyncio.run(show(request_id, control, grpc, routers, colour=colour, follow=follow, quiet=output == "json"))
