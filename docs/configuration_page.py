@@ -40,8 +40,8 @@ Every process takes its options from three places. Each place goes before the on
 
 An option has the same name in all three, with underscores or dashes. Times are in seconds. A list is a YAML list, or
 joined by commas in the environment, or a repeated flag. A switch is `true` or `false`, on the command line `--NAME` or
-`--no-NAME`. Secrets come from files: an option names the file. A line of the file that is no option, or a value that
-cannot be, ends the process with exit code 2 and one line that names both.
+`--no-NAME`. Secrets come from files: an option names the file. An unknown option in the file, or an invalid
+value, ends the process with exit code 2 and one line that names both.
 
 `--check-config` checks all options, prints those in effect as JSON (secrets masked, as `/configz` does), and ends with
 exit code 0 or 2. It loads no model and connects to nothing. What it prints is itself a valid file, but for what is

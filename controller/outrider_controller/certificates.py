@@ -75,7 +75,7 @@ class Authority:
             return authority
         loaded = serialization.load_pem_private_key(key.read_bytes(), None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{key}: is no key of an elliptic curve")
+            raise ValueError(f"{key}: is not an elliptic-curve key")
         return cls(loaded, x509.load_pem_x509_certificate(certificate.read_bytes()))
 
     def write(self, directory: Path) -> None:

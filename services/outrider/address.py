@@ -11,7 +11,9 @@ def check_address(field: str, address: str) -> None:
     if not (host and port.isdecimal() and 0 < int(port) < 65536) or len(address) > 300:
         raise ValueError(f"{field}: {address[:60]!r} is not HOST:PORT")
     if takes_all_interfaces(address):
-        raise ValueError(f"{field}: {address[:60]!r} stands for all interfaces, and is no address to reach one at")
+        raise ValueError(
+            f"{field}: {address[:60]!r} means all interfaces; give the address under which others reach this process"
+        )
 
 
 def check_listen(field: str, address: str) -> None:

@@ -85,7 +85,7 @@ def end_tokens(path: Path) -> tuple[int, ...]:
         if ids is not None:
             found = ids if isinstance(ids, list) else [ids]
             if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
-                raise ValueError(f"{path}/{name}: eos_token_id: {ids!r} is no token id")
+                raise ValueError(f"{path}/{name}: eos_token_id: {ids!r} is not a token id")
             return tuple(found)
     return ()
 

@@ -308,7 +308,7 @@ def _from_file(cls: type[Any], file: str) -> dict[str, Given]:
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, n=1)
-            raise ConfigError(f"{name}: is no option{f'; {near[0]} is one' if near else ''} ({file})")
+            raise ConfigError(f"{name}: is not an option{f'; {near[0]} is one' if near else ''} ({file})")
     return {name: Given(value, file) for name, value in given.items()}
 
 
@@ -340,7 +340,7 @@ def read_mapping(file: str | Path, max_bytes: int = _MAX_FILE_BYTES) -> dict[str
             raise
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark is not None else ""
-        raise ConfigError(f"{file}: {where}this is no YAML: {getattr(error, 'problem', None) or error}") from None
+        raise ConfigError(f"{file}: {where}not valid YAML: {getattr(error, 'problem', None) or error}") from None
 
 
 def _check_depth(file: str | Path, events: Iterable[Any]) -> None:
@@ -371,7 +371,7 @@ def _check_names(file: str | Path, root: Any) -> None:
         for key, value in node.value:
             if not isinstance(key.value, str) or key.value in names:
                 line = key.start_mark.line + 1
-                raise ConfigError(f"{file}: line {line}: {key.value}: is there twice, or is no name")
+                raise ConfigError(f"{file}: line {line}: {key.value}: is repeated, or is not a name")
             names.add(key.value)
             nodes.append(value)
 

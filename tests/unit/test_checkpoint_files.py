@@ -116,8 +116,8 @@ def test_an_attention_that_is_known_by_its_name_is_refused_early(
     [
         ([2, 384], "eos_token_id: 384 is outside the vocabulary of 384 tokens"),
         (-1, "eos_token_id: -1 is outside the vocabulary"),
-        ("</s>", "eos_token_id: '</s>' is no token id"),
-        ([1.5], "eos_token_id: [1.5] is no token id"),
+        ("</s>", "eos_token_id: '</s>' is not a token id"),
+        ([1.5], "eos_token_id: [1.5] is not a token id"),
     ],
 )
 def test_an_end_that_is_no_token_is_named(copy: Path, ends: Any, complaint: str) -> None:

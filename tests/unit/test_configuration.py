@@ -153,7 +153,7 @@ def test_what_holds_no_password_is_taken_from_a_flag(url: str) -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        ("waits: 3\n", "waits: is no option; wait is one ({file})"),
+        ("waits: 3\n", "waits: is not an option; wait is one ({file})"),
         ("wait: soon\n", "wait: 'soon' is not a number ({file})"),
         ("wait: -1\n", "wait_s: must not be negative, got -1 ({file})"),
         ("loud: maybe\n", "loud: 'maybe' is not true or false ({file})"),
@@ -161,10 +161,10 @@ def test_what_holds_no_password_is_taken_from_a_flag(url: str) -> None:
         ("most: true\n", "most: 'True' is not a whole number ({file})"),
         ("name: [x]\n", "name: \"['x']\" is not text ({file})"),
         ("inner_colour: green\n", "inner_colour: 'green' is not one of red, blue ({file})"),
-        ("wait: 1\nwait: 2\n", "{file}: line 2: wait: is there twice, or is no name"),
+        ("wait: 1\nwait: 2\n", "{file}: line 2: wait: is repeated, or is not a name"),
         ("- wait\n", "{file}: has to be a mapping, names with values, as in `drain_timeout: 30`"),
-        ("wait: [\n", "{file}: line 2: this is no YAML: "),
-        ("wait: !!python/name:os.system\n", "{file}: line 1: this is no YAML: could not determine a constructor"),
+        ("wait: [\n", "{file}: line 2: not valid YAML: "),
+        ("wait: !!python/name:os.system\n", "{file}: line 1: not valid YAML: could not determine a constructor"),
         ("key_file: /nonexistent\n", "key_file: [Errno 2] No such file or directory: '/nonexistent' ({file})"),
     ],
 )
@@ -346,7 +346,7 @@ def test_a_file_is_read_up_to_a_bound(file: Path) -> None:
     [
         # From PyYAML 6.0.4 on the parser has a bound of its own, and may reach it first.
         ("a: " + "[" * 100_000, "thing.yaml: (nested too deeply|.*nesting depth)"),
-        ("a:\n- {b: 1}\n- {b: 1, c: {d: 1, d: 2}}\n", "line 3: d: is there twice"),
+        ("a:\n- {b: 1}\n- {b: 1, c: {d: 1, d: 2}}\n", "line 3: d: is repeated"),
     ],
 )
 def test_a_file_that_would_be_taken_amiss_is_refused(file: Path, text: str, said: str) -> None:

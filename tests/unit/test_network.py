@@ -79,7 +79,7 @@ def test_a_loopback_address_of_elsewhere_is_not_taken_from_a_lease() -> None:
 def test_a_lease_says_where_it_was_written_and_never_all_interfaces() -> None:
     record = LeaseRecord(INFO, worker_pb2.WorkerLoad(), "127.0.0.1:7001", 1)
     assert control_pb2.WorkerStatus.FromString(record.encode()).network == own_network() != ""
-    with pytest.raises(ValueError, match="stands for all interfaces"):
+    with pytest.raises(ValueError, match="means all interfaces"):
         LeaseRecord(INFO, worker_pb2.WorkerLoad(), "0.0.0.0:7001", 1)
-    with pytest.raises(ValueError, match="stands for all interfaces"):
+    with pytest.raises(ValueError, match="means all interfaces"):
         decode_lease(KEY, lease("0.0.0.0:7001", ""))

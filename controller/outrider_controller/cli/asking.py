@@ -31,6 +31,6 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Nobody can be asked here: give --yes")
+        raise click.UsageError(f"{question} There is no terminal to confirm it: give --yes")
     if not click.confirm(question, err=True):
         raise CommandError("nothing was changed")

@@ -50,7 +50,7 @@ class CompareConfig:
             if not getattr(self, name) and not (name == "questions" and self.corpus):
                 raise ValueError(f"{name}: at least one")
         if min(self.streams) != 1:
-            raise ValueError("streams: must have 1, and nothing less")
+            raise ValueError("streams: must include 1, and nothing below it")
 
     @property
     def mixtures(self) -> list[Parts]:

@@ -173,6 +173,6 @@ def make_sources(names: Iterable[str]) -> list[DraftSource]:
     found = []
     for name in names:
         if name not in KINDS:
-            raise ValueError(f"{name!r} is no source of drafts; there are {', '.join(sorted(KINDS))}")
+            raise ValueError(f"{name!r} is not a source of drafts; the sources are {', '.join(sorted(KINDS))}")
         found.append(KINDS[name]())
     return found

@@ -154,7 +154,7 @@ async def _drain(admission: Admission, life: ServerLife, bounds: Bounds, timeout
         # Requests that clients sent before they knew are still admitted.
         await asyncio.sleep(_CROSSING_S)
     if not await admission.drain(timeout_s):
-        log.warning("%d requests still ran after %g s and are broken off", admission.running, timeout_s)
+        log.warning("%d requests still ran after %g s and are cut off", admission.running, timeout_s)
 
 
 def _routers(config: GatewayConfig, store: MetadataStore | None) -> RouterPool:

@@ -120,7 +120,7 @@ def checked(receipt: str, key: Ed25519PublicKey) -> receipt_pb2.Receipt:
         why = "the receipt was changed, or signed with another key"
         raise BadReceipt(f"the signature is not that of this key: {why}") from None
     except (ValueError, json_format.ParseError) as error:
-        raise BadReceipt(f"this is no receipt: {error}") from None
+        raise BadReceipt(f"not a receipt: {error}") from None
 
 
 def _encoded(data: bytes) -> str:

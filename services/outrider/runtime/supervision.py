@@ -60,7 +60,7 @@ async def until_first_ends(*work: Coroutine[Any, Any, None]) -> None:
         for task in done:
             if task.cancelled():
                 # Not cancelled by this code: the caller must not take it for its own cancellation.
-                raise RuntimeError(f"{task.get_name()} was cancelled by somebody else")
+                raise RuntimeError(f"{task.get_name()} was cancelled from outside")
             task.result()
     finally:
         for task in tasks:

@@ -65,7 +65,7 @@ class DistillConfig:
         if self.kind not in ("model", *KINDS):
             raise ValueError(f"kind: {self.kind!r} is not one of model, {', '.join(KINDS)}")
         if self.start and (self.kind not in ("model", "mtp") or self.student_model):
-            raise ValueError("start: only a model or an mtp head begins as a draft")
+            raise ValueError("start: only for kinds model and mtp")
         if self.student_model and self.kind != "model":
             raise ValueError(f"student_model: not with kind {self.kind}")
 
@@ -136,7 +136,7 @@ def _token_map(config: DistillConfig, target: Path, corpus: Corpus) -> torch.Ten
         return commonest_tokens(corpus.token_counts, config.student.head_tokens)
     start = resolve(config.start)
     if "outrider_draft" not in read_config(start):
-        raise CheckpointError("start", f"{config.start} is no draft that outrider distill has made")
+        raise CheckpointError("start", f"{config.start} is not a draft made by outrider distill")
     if tokenizer_fingerprint(start) != tokenizer_fingerprint(target):
         raise CheckpointError("start", f"{config.start} has other tokens than the target")
     return load_draft_model(start, torch.float32)[1]

@@ -20,7 +20,7 @@ def installed() -> str:
             return version(name)
         except PackageNotFoundError:
             continue
-    raise UnsupportedVersion("vllm: is not installed in this environment; the extra `vllm` brings it")
+    raise UnsupportedVersion("vllm: is not installed in this environment; install the extra `vllm`")
 
 
 def check() -> str:

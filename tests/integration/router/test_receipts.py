@@ -156,7 +156,7 @@ async def test_what_is_not_the_answers_is_refused_by_name(real_fleet: Any, gatew
     for tampered in (f"{header}.{content[:-9]}A{content[-8:]}.{signature}", f"{header}.{content}.A{signature[1:]}"):
         assert "signature is not that" in await verified(address, tampered, prompt, answer.token_ids)
     assert "signature is not that" in await verified(address, ReceiptKey.make().sign(signed), prompt)
-    assert "no receipt" in await verified(address, "abc", prompt)
+    assert "not a receipt" in await verified(address, "abc", prompt)
 
 
 async def test_openssl_finds_the_signature_good_and_that_of_a_changed_receipt_bad(

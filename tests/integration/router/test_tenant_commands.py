@@ -121,7 +121,7 @@ def test_files_and_stdin_are_applied_together_or_not_at_all(
         return subprocess.run([*start, "-f", first, "-f", "-"], input=stdin, capture_output=True, text=True, timeout=60)
 
     assert apply("tenants: [{name: piped}, {name: acme}]").returncode == 2
-    assert "no field" in apply("tenants: [{nam: piped}]").stderr
+    assert "not a field" in apply("tenants: [{nam: piped}]").stderr
     assert command(control, "get", "tenants", "-o", "name") == 0
     assert capsys.readouterr().out == ""
     assert apply("tenants: [{name: piped}]").stdout.split() == ["acme", "other", "piped"]
@@ -130,8 +130,8 @@ def test_files_and_stdin_are_applied_together_or_not_at_all(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("tenants: [{name: a, colour: red}]", "tenants[0]: 'colour' is no field"),
-        ("tenants: [{name: a}, {name: a}]", "tenants[1].name: a stands at tenants[0] already"),
+        ("tenants: [{name: a, colour: red}]", "tenants[0]: 'colour' is not a field"),
+        ("tenants: [{name: a}, {name: a}]", "tenants[1].name: a is already at tenants[0]"),
         ("tenants: [{name: a, quota: {requests_per_second: -1}}]", "tenants[0].quota.requests_per_second"),
         ("tenants: [{name: a, quota: {tokens_per_minute: -1}}]", "tenants[0].quota.tokens_per_minute"),
         ("tenants: [{name: a, quota: {tokens_per_minute: 0}}]", "tenants[0].quota.tokens_per_minute"),
@@ -143,11 +143,11 @@ def test_files_and_stdin_are_applied_together_or_not_at_all(
         ("tenants: [{name: true}]", "tenants[0].name"),
         ("tenants: [{quota: {}}]", "tenants[0].name"),
         ("tenants: {a: 1}", "tenants: \"{'a': 1}\" is not a list"),
-        ("tenants: [", "line 2: this is no YAML"),
+        ("tenants: [", "line 2: not valid YAML"),
         ("- a", "has to be a mapping"),
         ("", "tenants: is missing"),
-        ("tenants: [{name: a, quota: {}, quota: {}}]", "line 1: quota: is there twice"),
-        ("tenant: []", "'tenant' is no field"),
+        ("tenants: [{name: a, quota: {}, quota: {}}]", "line 1: quota: is repeated"),
+        ("tenant: []", "'tenant' is not a field"),
         ("tenants: []", "tenants: 0 tenants"),
     ],
 )

@@ -284,7 +284,7 @@ def test_an_mtp_head_that_begins_as_a_draft_proposes_the_draft_s_tokens_whatever
     counts = Corpus(other.work, 384).token_counts
     assert commonest_tokens(counts, 40).tolist() != known.tolist(), "the corpora are alike"
     assert load_file(other.out / "head.safetensors")["token_map"].tolist() == known.tolist()
-    with pytest.raises(CheckpointError, match=r"start: .* is no draft that outrider distill has made"):
+    with pytest.raises(CheckpointError, match=r"start: .* is not a draft made by outrider distill"):
         run(replace(other, start=str(target)), lambda *_: None)
 
 

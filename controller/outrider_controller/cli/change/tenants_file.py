@@ -100,7 +100,7 @@ def _mapping(where: str, given: Any, known: Mapping[str, type]) -> dict[str, Any
         raise _refused(f"{where}: has to be a mapping, with {', '.join(known)}")
     for name, value in given.items():
         if name not in known:
-            raise _refused(f"{where}: {str(name)[:80]!r} is no field; there are {', '.join(known)}")
+            raise _refused(f"{where}: {str(name)[:80]!r} is not a field; the fields are {', '.join(known)}")
         _check_kind(f"{where}.{name}" if "[" in where else f"{where}: {name}", value, known[name])
     return dict(given)
 
@@ -108,7 +108,7 @@ def _mapping(where: str, given: Any, known: Mapping[str, type]) -> dict[str, Any
 def _check_weight(where: str, fields: Mapping[str, Any]) -> None:
     # A message cannot tell 0 from none.
     if fields.get("weight") == 0:
-        raise _refused(f"{where}.weight: 0 is below {MIN_WEIGHT:g}; leave it out for the usual one")
+        raise _refused(f"{where}.weight: 0 is below {MIN_WEIGHT:g}; leave it out for the default")
 
 
 def _check_kind(where: str, value: Any, kind: type) -> None:

@@ -177,7 +177,7 @@ def _layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise click.UsageError(f"--layers: {text!r} is no list of numbers") from None
+        raise click.UsageError(f"--layers: {text!r} is not a list of numbers") from None
 
 
 def _plan(config: DistillConfig) -> str:

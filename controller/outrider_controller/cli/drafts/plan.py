@@ -84,7 +84,7 @@ def plan_command(
     if (acceptance is None) == (tokens_per_round_ is None):
         raise click.UsageError("give one of --acceptance and --tokens-per-round")
     if tokens_per_round_ is not None and tokens_per_round_ > num_draft_tokens + 1:
-        raise click.UsageError(f"--tokens-per-round: {num_draft_tokens} drafted tokens bring at most one more")
+        raise click.UsageError(f"--tokens-per-round: {num_draft_tokens} drafted tokens give at most one token more")
     if acceptance is None:
         assert tokens_per_round_ is not None
         tokens = tokens_per_round_

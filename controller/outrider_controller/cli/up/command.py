@@ -41,7 +41,7 @@ def options_from_file(context: click.Context, parameter: click.Parameter, file: 
         raise click.UsageError(str(error)) from None
     for name in given:
         if name not in names or names[name] == parameter.name:
-            raise click.UsageError(f"{name}: is no option ({file})")
+            raise click.UsageError(f"{name}: is not an option ({file})")
     context.default_map = {str(names[name]): value for name, value in given.items()}
 
 

@@ -109,7 +109,9 @@ class Tenancy:
 
     async def audit(self, request: control.ListAuditRequest) -> control.ListAuditResponse:
         if request.page_token and not _AUDIT_ID.fullmatch(request.page_token):
-            raise InvalidRequest("page_token", f"{request.page_token[:60]!r} is none of an answer before")
+            raise InvalidRequest(
+                "page_token", f"{request.page_token[:60]!r} is not the page token of an earlier answer"
+            )
         size = _page_size(request.page_size)
         page = await self._store.audit(size, request.page_token)
         return control.ListAuditResponse(
@@ -150,7 +152,7 @@ def check_tenants(given: Iterable[tenants.Tenant]) -> None:
     for i, tenant in enumerate(given):
         _check_tenant(f"tenants[{i}]", tenant)
         if (first := seen.setdefault(tenant.name, i)) != i:
-            raise InvalidRequest(f"tenants[{i}].name", f"{tenant.name} stands at tenants[{first}] already")
+            raise InvalidRequest(f"tenants[{i}].name", f"{tenant.name} is already at tenants[{first}]")
 
 
 def _check_tenant(where: str, tenant: tenants.Tenant) -> None:

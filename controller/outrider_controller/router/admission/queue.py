@@ -129,7 +129,7 @@ class AdmissionQueue:
         if ticket.admitted_s is None:
             if wait_s is not None and wait_s > tuning.EXPECTED_WAIT_SHARE * (until_s - ticket.arrived_s):
                 raise self._refusal(
-                    request, ticket, f"{request.model!r} has more requests waiting than get a place in time"
+                    request, ticket, f"{request.model!r} has more requests in the queue than can start in time"
                 )
             with self._telemetry.queued(ticket.tenant, request.model):
                 await self._turn(request, pool, ticket, until_s, on_accepted)
@@ -157,7 +157,9 @@ class AdmissionQueue:
         finally:
             del pool.turns[ticket]
         if turn.cancelled():
-            raise self._refusal(request, ticket, f"{self._config.max_queued} requests wait already, the most that may")
+            raise self._refusal(
+                request, ticket, f"{self._config.max_queued} requests are in the queue already; it is full"
+            )
 
     def _refusal(self, request: Request, ticket: Ticket, message: str, reason: str | None = None) -> Overloaded:
         return Overloaded(message, retry_after_s=self.retry_after_s(request, ticket), reason=reason)

@@ -86,7 +86,7 @@ def head_kind(config: dict[str, Any], path: Path) -> str:
     # Qwen3-Next has such a layer and no field that says so.
     if named or config.get("model_type") == "qwen3_next":
         return "mtp"
-    raise HeadError(f"{path}/config.json", f"no head that is known (architectures: {config.get('architectures')})")
+    raise HeadError(f"{path}/config.json", f"not a known draft head (architectures: {config.get('architectures')})")
 
 
 def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagle3Head:

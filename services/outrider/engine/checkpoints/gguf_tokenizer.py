@@ -80,7 +80,7 @@ class GgufTokenizer:
             log.warning("%s names no pre-tokenizer; the default of llama.cpp is used", self._file.name)
         rule = PRE_TOKENIZERS.get(name or "default")
         if rule is None:
-            raise self._error("pre", f"{name!r} is no pre-tokenizer that is known here")
+            raise self._error("pre", f"{name!r} is not a known pre-tokenizer")
         made = Tokenizer(models.BPE(self._vocabulary(), self._merges(), ignore_merges=rule.ignores_merges))
         if rule.composes:
             made.normalizer = normalizers.NFC()

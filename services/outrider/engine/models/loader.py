@@ -90,7 +90,7 @@ def _check_device(name: str) -> None:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise CheckpointError("device", f"{name!r} is no torch device") from error
+        raise CheckpointError("device", f"{name!r} is not a torch device") from error
     if device.type == "cpu":
         return
     if device.type != "cuda":

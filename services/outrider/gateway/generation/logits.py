@@ -38,7 +38,7 @@ class LogitsChoice:
         for name in ("logit_bias", "allowed_token_ids"):
             for token_id in getattr(self, name):
                 if not 0 <= token_id <= MAX_UINT32:
-                    raise InvalidRequest(name, f"{token_id} is no token id")
+                    raise InvalidRequest(name, f"{token_id} is not a token id")
         if not 0 <= self.min_tokens <= MAX_UINT32:
             raise InvalidRequest("min_tokens", f"{self.min_tokens} is not allowed; it has to be at least 0")
         if len(self.bad_words) > MAX_BAD_WORDS:
@@ -48,7 +48,7 @@ class LogitsChoice:
                 message = f"a word has 1 to {MAX_BAD_WORD_CHARS} characters, not blanks alone"
                 raise InvalidRequest(f"bad_words[{i}]", message)
         if self.structured is not None and self.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids", f"cannot be together with {self.structured.field}")
+            raise InvalidRequest("allowed_token_ids", f"cannot be combined with {self.structured.field}")
         self._options([])
 
     @property

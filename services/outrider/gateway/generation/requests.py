@@ -153,7 +153,7 @@ class Options:
             if (count := getattr(self, name)) is not None:
                 _require(name, count, 0 <= count <= MAX_TOP_LOGPROBS, f"from 0 to {MAX_TOP_LOGPROBS}")
         if self.logits.structured is not None and self.ignore_eos:
-            raise InvalidRequest("ignore_eos", f"cannot be together with {self.logits.structured.field}")
+            raise InvalidRequest("ignore_eos", f"cannot be combined with {self.logits.structured.field}")
         self._check_stops()
 
     def _check_stops(self) -> None:
@@ -227,7 +227,7 @@ def _check_variables(where: str, given: Mapping[str, Any]) -> None:
             message = f"its keys have to be names of variables, of at most {MAX_VARIABLE_NAME_CHARS} characters"
             raise InvalidRequest(where, message)
         if name in OWN_VARIABLES:
-            raise InvalidRequest(f"{where}.{name}", "is not the client's to set")
+            raise InvalidRequest(f"{where}.{name}", "cannot be set by a client")
     if (num_chars := len(json.dumps(given))) > MAX_VARIABLES_CHARS:
         raise InvalidRequest(where, f"{num_chars} characters; at most {MAX_VARIABLES_CHARS} are allowed")
     if _depth(given) > MAX_VARIABLES_DEPTH:

@@ -256,7 +256,7 @@ def to_generations(request: generation_pb2.GenerateRequest) -> list[Generation]:
     if not 1 <= count <= MAX_CHOICES:
         raise InvalidRequest("n", f"{count} is not allowed; it has to be from 1 to {MAX_CHOICES}")
     if count > 1 and request.resume_token_ids:
-        raise InvalidRequest("resume_token_ids", "is of one answer, so it cannot be together with n")
+        raise InvalidRequest("resume_token_ids", "continues one answer, so it cannot be combined with n")
     prompt = _prompt(request)
     return [
         Generation(request.model, prompt, options, asked.prediction, request.resume_token_ids, request.resume_revision)
@@ -320,7 +320,7 @@ def _logits(options: generation_pb2.GenerationOptions) -> LogitsChoice:
     if not options.HasField("logits"):
         return named
     if named:
-        raise InvalidRequest("logits", "cannot be together with other options that change logits")
+        raise InvalidRequest("logits", "cannot be combined with other options that change logits")
     return LogitsChoice(min_tokens=options.logits.min_tokens, exact=options.logits)
 
 

@@ -87,7 +87,7 @@ class KeyGuard:
             raise Unauthenticated(f"the API key {key.id} has expired", reason="API_KEY_EXPIRED")
         if access.scopes.isdisjoint(key.scopes):
             opened = ", ".join(scope_name(scope) for scope in key.scopes)
-            raise PermissionDenied(f"the API key {key.id} opens only: {opened}", reason="WRONG_SCOPE")
+            raise PermissionDenied(f"the API key {key.id} permits only: {opened}", reason="WRONG_SCOPE")
         if found.tenant is None and key.tenant != DEFAULT_TENANT:
             raise Unauthenticated("the API key is not valid")
         return Caller(key.id, found.tenant or default_tenant(), partial(self._check_again, digest, access))

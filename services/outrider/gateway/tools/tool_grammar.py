@@ -67,7 +67,7 @@ class FreeCalls(Grammatical):
 
     def _answer(self, answer: Structured) -> str:
         if answer.kind != "json_schema":
-            raise NotSupported(answer.field, f"{answer.kind} cannot be together with tools; a JSON schema can")
+            raise NotSupported(answer.field, f"{answer.kind} cannot be combined with tools; a JSON schema can")
         if answer.strict:
             check_enforceable(answer.value, answer.field)
         return f"%json {json.dumps(_styled(answer.value, answer.style))}"

@@ -45,7 +45,7 @@ def open_pool(url: str, *, max_connections: int, settings: Mapping[str, Any]) ->
     quoting it, because it may contain a password."""
     parts = urlsplit(url)
     if parts.scheme not in _SCHEMES:
-        raise ValueError("not a scheme that is known")
+        raise ValueError("not a known scheme")
     options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
     given: dict[str, Any] = dict(settings)
     login = parts.netloc.rpartition("@")[0]

@@ -219,7 +219,7 @@ class TenantStore:
 
         answer = await self._link.require(work)
         if isinstance(answer, bytes):
-            raise Conflict("it has another version by now: read it again", field=_named(tenants, answer.decode()))
+            raise Conflict("it was changed meanwhile: read it again", field=_named(tenants, answer.decode()))
         return [
             control_pb2.TenantChange(name=tenant.name, change=change, version=int(version))
             for tenant, (change, version) in zip(tenants, answer, strict=True)
@@ -303,7 +303,7 @@ class TenantStore:
             raise unknown_tenant(key.tenant, "tenant")
         if answer == -2:
             raise Conflict(
-                f"{key.tenant} has {MAX_KEYS_PER_TENANT} keys, the most there may be", reason="TOO_MANY_KEYS"
+                f"{key.tenant} has {MAX_KEYS_PER_TENANT} keys already; no more are allowed", reason="TOO_MANY_KEYS"
             )
 
     async def revoke_key(self, key_id: str, *, by: str) -> tenants_pb2.ApiKey:

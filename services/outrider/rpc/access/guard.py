@@ -49,7 +49,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             self._on_tls_call(context.peer())
         access = access_to(method)
         if access is None:
-            raise PermissionDenied("nobody may make this call", reason="UNDECLARED_CALL")
+            raise PermissionDenied("this call is not open to any role", reason="UNDECLARED_CALL")
         if access.open:
             return ANYBODY
         token = token_of(context.invocation_metadata())

@@ -190,7 +190,7 @@ class GrammarCompiler:
         if held > TENANT_SHARE * self.memory.most_bytes:
             raise InvalidRequest(FIELD, "is too complex: it needs more memory than a tenant's grammars may have")
         if not self._hold(id(compiled), tenant, held):
-            raise Overloaded("the grammars under way have taken all memory for grammars", retry_after_s=1.0)
+            raise Overloaded("running requests use all memory for grammars", retry_after_s=1.0)
         with self._lock:
             self._cached[digest] = compiled
             while len(self._cached) > _MAX_CACHED:
@@ -212,7 +212,7 @@ class GrammarCompiler:
         """Counts what the grammar and this matcher hold now. Raises InvalidRequest where that is too much."""
         held = footprint(matcher, compiled.num_chars, self._vocab_size)
         if not (self._hold(id(compiled), tenant, held.shared) and self._hold(owner, tenant, held.own)):
-            raise InvalidRequest(FIELD, "is too complex: its states have taken all memory for grammars")
+            raise InvalidRequest(FIELD, "is too complex: its states use all memory for grammars")
 
     def _hold(self, part: object, tenant: str, num_bytes: int) -> bool:
         """Forgets unused grammars where there is too little memory. False where that is not enough."""

@@ -82,7 +82,7 @@ def _check_options(engine: EngineConfig) -> None:
     plain = EngineConfig()
     for name in EngineConfig.__dataclass_fields__:
         if name not in _TAKEN and name != "cuda_graphs" and getattr(engine, name) != getattr(plain, name):
-            raise ValueError(f"{name}: is of the engine `outrider`; vLLM takes its own in --vllm-args")
+            raise ValueError(f"{name}: is for engine `outrider`; give vLLM's arguments in --vllm-args")
     device = engine.device.partition(":")[0]
     if device != current_platform.device_type and engine.device != plain.device:
         raise ValueError(f"device: this vLLM runs on {current_platform.device_type}, not on {engine.device}")

@@ -107,7 +107,7 @@ def test_a_prediction_is_proposed_and_gone_on_with_where_the_answer_leaves_it() 
 
 def test_sources_are_made_by_name_and_a_name_stands_for_one() -> None:
     assert len(make_sources(NAMES)) == len(NAMES)
-    with pytest.raises(ValueError, match="'oracle' is no source of drafts"):
+    with pytest.raises(ValueError, match="'oracle' is not a source of drafts"):
         make_sources(["oracle"])
     with pytest.raises(ValueError, match="called 'ngram' already"):
         register("ngram")(ngrams)

@@ -261,7 +261,7 @@ def test_a_draft_whose_tensors_do_not_fit_is_refused_by_name(
     ("device", "complaint"),
     [
         ("cuda:7", "device: cuda:7: "),
-        ("bogus", "device: 'bogus' is no torch device"),
+        ("bogus", "device: 'bogus' is not a torch device"),
         ("meta", "device: meta: models run"),
     ],
 )

@@ -79,7 +79,7 @@ def _with_call(where: str, given: dict[str, Any]) -> dict[str, Any]:
     """An answer with the older form of one call."""
     place = f"{where}.function_call"
     if given.get("tool_calls"):
-        raise InvalidRequest(place, "cannot be together with tool_calls")
+        raise InvalidRequest(place, "cannot be combined with tool_calls")
     function = _function(place, given["function_call"])
     call = {"id": _id_of(function["name"]), "type": "function", "function": function}
     return {name: value for name, value in given.items() if name != "function_call"} | {"tool_calls": [call]}

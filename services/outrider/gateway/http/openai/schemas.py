@@ -272,7 +272,7 @@ class GenerationBody(Body):
         found = list(self._formats())
         if len(found) > 1:
             first, second = (each.field.partition(".")[0] for each in found[:2])
-            raise InvalidRequest(second, f"cannot be together with {first}")
+            raise InvalidRequest(second, f"cannot be combined with {first}")
         return found[0] if found else None
 
     def _formats(self) -> Iterator[Structured]:
@@ -317,7 +317,9 @@ class CompletionRequest(GenerationBody):
             allowed = f"from n, {self.num_choices}, to {MAX_CHOICES}"
             raise InvalidRequest("best_of", f"{best_of} is not allowed; it has to be {allowed}")
         if self.stream and best_of > self.num_choices:
-            raise InvalidRequest("best_of", "is known at the end only, so it is not allowed with stream: true")
+            raise InvalidRequest(
+                "best_of", "is not allowed with stream: true: the best answer is known only at the end"
+            )
 
     def _num_logprobs(self) -> int | None:
         # The best answers are chosen by their logprobs.

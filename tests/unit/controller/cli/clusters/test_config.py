@@ -122,7 +122,7 @@ def test_what_names_no_cluster_is_refused(outrider: Command, file: Path, argumen
         ("contexts: {a: {token: x}}", "contexts.a.token"),
         ("contexts: [a]", "contexts: has to be a mapping"),
         ("context: {}", "context"),
-        ("contexts: [", "this is no YAML"),
+        ("contexts: [", "not valid YAML"),
     ],
 )
 def test_a_bad_file_is_named_with_the_field(outrider: Command, file: Path, text: str, complaint: str) -> None:

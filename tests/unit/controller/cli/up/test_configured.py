@@ -34,7 +34,7 @@ def test_a_password_may_stand_in_the_environment_and_in_no_command_line(
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [("target: 2\n", "target: is no option"), ("targets: many\n", "--targets"), ("- x\n", "has to be a mapping")],
+    [("target: 2\n", "target: is not an option"), ("targets: many\n", "--targets"), ("- x\n", "has to be a mapping")],
 )
 def test_a_bad_line_of_the_file_is_a_usage_error(
     content: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
