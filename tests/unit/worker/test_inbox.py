@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from outrider.worker.inbox import Inbox
+from outrider.worker.loop import Inbox
 
 
 def test_what_was_posted_comes_in_order() -> None:

@@ -11,13 +11,13 @@ from signal import Signals
 from typing import Any, TypeAlias
 
 import grpc
-from outrider.errors import Unavailable
+from outrider.errors import Unauthenticated, Unavailable
 from outrider.gateway.tenants.auth import KeyGuard
 from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.protocol.identity import own_info
 from outrider.rpc.access.credentials import cluster_port
-from outrider.rpc.access.roles import Role, RoleGuard
+from outrider.rpc.access.roles import ANYBODY, NO_ROLES, Access, Caller, Role, RoleGuard
 from outrider.rpc.channel import connect_to
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2 as control
@@ -30,7 +30,6 @@ from outrider.telemetry.ops import Ops, serving_ops
 
 from outrider_controller.control.alerts.report import AlertMetrics, AlertReport, WebhookMetrics
 from outrider_controller.control.alerts.webhook import Webhook
-from outrider_controller.control.api.access import OperatorGuard
 from outrider_controller.control.api.events import EventFeed
 from outrider_controller.control.api.history import Histories
 from outrider_controller.control.api.releases import Releases
@@ -54,6 +53,26 @@ SERVICE = "outrider.rpc.v1.ControlService"
 
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGuard:
+    """Checks callers. Without certificates and a cluster secret every client of the port is an operator, which is meant
+    for a single machine."""
+
+    cluster: RoleGuard
+    keys: KeyGuard
+
+    async def admit(self, access: Access, token: str, roles: frozenset[Role] = NO_ROLES) -> Caller:
+        if not self.cluster.asks:
+            return ANYBODY
+        # With a certificate of any role, an API key can still give access that the role does not.
+        if not roles.isdisjoint(access.roles) or (roles and not token) or self.cluster.roles_of(token):
+            return await self.cluster.admit(access, token, roles)
+        if not token:
+            message = "no credential: set OUTRIDER_OPERATOR_TOKEN, to the operator's token or an API key for admins"
+            raise Unauthenticated(message, reason="NO_CREDENTIAL")
+        return await self.keys.admit(access, token)
 
 
 class ControlServicer(control_pb2_grpc.ControlServiceServicer):
