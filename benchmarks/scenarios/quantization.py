@@ -96,7 +96,7 @@ def quantization(
     """What do fewer bits cost and save, in the target and in the draft?
 
     Memory of the weights, time of a step and of verifying five positions (in turns, in this process), acceptance
-    greedily with the other model unquantized, and how often the favourite token stays the same.
+    greedily with the other model unquantized, and how often the likeliest token stays the same.
     """
     wanted = ("none", *dict.fromkeys(methods))
     texts = [prompt.text for prompt in spread(read_prompts(prompts_file), num_prompts)]
