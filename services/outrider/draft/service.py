@@ -82,10 +82,10 @@ class DraftMetrics:
 def _counters(stats: DraftStats) -> tuple[CounterRow, ...]:
     """Proposals by source, and the events that should be rare."""
     return (
-        ("draft_busy_seconds", "Time in rounds, those ahead included.", stats.busy_s),
+        ("draft_busy_seconds", "Time spent drafting, run-ahead included.", stats.busy_s),
         ("draft_proposals", "Proposals sent, those without tokens included.", stats.num_proposals),
         ("draft_declined", "Proposals without tokens.", stats.num_declined),
-        ("draft_divergences", "Guesses that a commit contradicted.", stats.num_diverged),
+        ("draft_divergences", "Proposals that a commit contradicted.", stats.num_diverged),
         ("draft_sequence_errors", "Sequences that ended by a fault.", stats.num_failed),
         ("draft_step_failures", "Rounds that failed and were repeated one by one.", stats.num_round_failures),
         ("draft_unknown_sequence_messages", "Messages about sequences that are not open.", stats.num_unknown),

@@ -26,7 +26,7 @@ class TargetMetrics:
         if execution:
             kernels = Gauge(
                 "outrider_native_kernels",
-                "1 where our kernels for CPUs run the steps; 0 on a CPU: several times slower.",
+                "1 if the native CPU kernels run the steps; 0 on a CPU means several times slower steps.",
                 ["model_name", "execution"],
                 registry=registry,
             )
@@ -64,15 +64,19 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
     """The counters of events that should be rare."""
     return (
         ("busy_seconds", "Time in steps.", stats.busy_s),
-        ("wasted_seconds", "Of that, rows of drafted tokens that were not accepted.", stats.wasted_s),
+        ("wasted_seconds", "Time in steps for rows of drafted tokens that were not accepted.", stats.wasted_s),
         ("num_preemptions", "Sequences that lost their KV to others and were recomputed.", stats.num_preemptions),
         ("step_failures", "Sequences that ended by a fault in their step.", stats.num_step_failures),
         ("draft_source_failures", "Faults of sources in the target's own process.", stats.num_source_failures),
         ("refused_drafts", "Malformed drafts.", stats.num_refused_drafts),
-        ("unleased_drafts", "Drafts that routers named and no lease does: not called.", stats.num_unleased_drafts),
+        (
+            "unleased_drafts",
+            "Draft workers that routers named and that hold no lease; they are not called.",
+            stats.num_unleased_drafts,
+        ),
         ("dropped_draft_tokens", "Draft tokens that came late or with a gap.", stats.num_dropped_tokens),
-        ("branch_tokens", "Draft tokens in steps beyond those of one path.", stats.num_branch_tokens),
-        ("branch_tokens_accepted", "Tokens accepted beside a main guess.", stats.num_branch_tokens_accepted),
+        ("branch_tokens", "Draft tokens in steps beyond one path of each draft.", stats.num_branch_tokens),
+        ("branch_tokens_accepted", "Draft tokens accepted on a branch.", stats.num_branch_tokens_accepted),
         ("unknown_sequence_messages", "Messages about sequences that are not open.", stats.num_unknown),
         *_by_source(dict(stats.sources)),
     )

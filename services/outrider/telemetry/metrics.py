@@ -232,6 +232,15 @@ class LabelCap:
         return value
 
 
+_METADATA_FAULTS = {
+    "num_outages": "Times that the metadata store stopped answering.",
+    "num_timeouts": "Calls to the metadata store that took too long.",
+    "num_refused": "Calls that the metadata store refused.",
+    "num_malformed": "Records in the metadata store that could not be read.",
+    "num_dropped_events": "Events that were lost because the metadata store did not take them.",
+}
+
+
 class MetadataCollector(Collector):
     """Reads the metadata store's own counters when scraped."""
 
@@ -246,9 +255,7 @@ class MetadataCollector(Collector):
         help_text = "1 while the metadata store answers."
         yield GaugeMetricFamily("outrider_metadata_available", help_text, value=float(self._available()))
         for name, value in self._counts().items():
-            yield CounterMetricFamily(
-                f"outrider_metadata_{name}", "What went wrong with the metadata store.", value=value
-            )
+            yield CounterMetricFamily(f"outrider_metadata_{name}", _METADATA_FAULTS[name], value=value)
 
 
 M = TypeVar("M", Counter, Gauge)

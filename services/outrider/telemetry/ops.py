@@ -87,7 +87,7 @@ class Ops:
         ProcessCollector(registry=self.registry)
         build = Gauge(
             "outrider_build_info",
-            "What runs here; always 1.",
+            "Component, version and Python of the process; always 1.",
             ["component", "version", "python"],
             registry=self.registry,
         )

@@ -137,7 +137,10 @@ class GpuCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         families: dict[str, tuple[str, Callable[[GpuReading], float]]] = {
             "gpu_memory_bytes": ("Memory of the worker's GPUs.", lambda one: one.memory_bytes),
-            "gpu_memory_used_bytes": ("Of it in use, by whatever process.", lambda one: one.used_bytes),
+            "gpu_memory_used_bytes": (
+                "Memory of the worker's GPUs in use, by any process.",
+                lambda one: one.used_bytes,
+            ),
             "gpu_power_watts": ("Power that the GPU draws.", lambda one: one.power_watts),
             "gpu_utilization_ratio": ("Share of the time in which a kernel ran, 0 to 1.", lambda one: one.utilization),
         }

@@ -31,7 +31,7 @@ class AlertMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         labels = ["alert", "tenant", "model_name"]
         family = GaugeMetricFamily(
-            "outrider_alert_active", "Alerts that are up, as `outrider events` tells.", labels=labels
+            "outrider_alert_active", "Alerts that are raised now, as in `outrider events`.", labels=labels
         )
         for alert in {(one.kind.value, self._tenants(one.tenant), one.model) for one in tuple(self._active())}:
             family.add_metric(list(alert), 1)
@@ -41,7 +41,7 @@ class AlertMetrics(Collector):
 class WebhookMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._messages = Counter(
-            "outrider_webhook_messages", "Messages about alerts, by what became of them.", ["result"], registry=registry
+            "outrider_webhook_messages", "Alert messages to the webhook, by result.", ["result"], registry=registry
         )
 
     def count(self, result: str) -> None:

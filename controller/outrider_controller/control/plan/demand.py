@@ -102,10 +102,10 @@ class TenantMetrics(Collector):
         registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        enabled = _gauge("enabled", "1 where a tenant's requests speculate; 0 where none do, or a few try.")
+        enabled = _gauge("enabled", "1 if a tenant's requests speculate; 0 if none do, or only a few as a trial.")
         saving = _gauge("saving", "Expected saving of a round with a draft, in plain rounds.")
-        price = _gauge("price", "How likely a drafted token has to be for its row to be worth its time.")
-        acceptance = _gauge("acceptance", "Share of a tenant's verified draft tokens that were accepted of late.")
+        price = _gauge("price", "Probability from which a drafted token is worth its row in a step.")
+        acceptance = _gauge("acceptance", "Share of a tenant's verified draft tokens that were accepted recently.")
         planner = self._planner()
         for cell, decision in self._shown(planner) if planner is not None else ():
             labels = [cell.tenant, cell.target]

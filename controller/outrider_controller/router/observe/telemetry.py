@@ -40,13 +40,13 @@ class RouterTelemetry:
         )
         self._queued = Gauge(
             "outrider_admission_queue_length",
-            "Requests that wait for a place.",
+            "Requests that wait for a target with room.",
             ["tenant", "model_name"],
             registry=registry,
         )
         self._waited = Histogram(
             "outrider_admission_queue_seconds",
-            "Wait for a place, of requests that got one.",
+            "Wait for a target with room, of requests that were admitted.",
             ["tenant"],
             buckets=STEP_BUCKETS_S,
             registry=registry,

@@ -34,7 +34,7 @@ class GatewayMetrics:
         self.succeeded = self._counter(
             "request_success", "Requests answered to the end.", "model_name", "finished_reason"
         )
-        self.failed = self._counter("request_failure", "Requests refused, broken off or cancelled.", "reason")
+        self.failed = self._counter("request_failure", "Requests refused, cut off or cancelled.", "reason")
         self._over_quota = self._counter("quota_rejected", "Requests refused for a quota.", "tenant", "quota")
         self._tenants = LabelCap(100)
         self.failovers = self._counter("gateway_router_failovers", "Calls that moved to another router.", "kind")
@@ -43,7 +43,7 @@ class GatewayMetrics:
         self.generation_tokens = self._tokens("request_generation_tokens", "Tokens delivered to a request.")
         self.ttft = self._seconds("time_to_first_token", "Arrival to first token.", _TTFT_BUCKETS_S)
         self.queue_time = self._seconds(
-            "request_queue_time", "Wait for a place at a target, and there for the first step.", _TTFT_BUCKETS_S
+            "request_queue_time", "Wait for a target with room, and there for the first step.", _TTFT_BUCKETS_S
         )
         self.itl = self._seconds(
             "inter_token_latency", "Between two deliveries; one may carry several tokens.", _ITL_BUCKETS_S
