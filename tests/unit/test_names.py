@@ -64,6 +64,14 @@ def test_no_former_name_is_left() -> None:
     assert {file: found for file, found in former.items() if found} == {}
 
 
+def test_no_message_has_a_former_name() -> None:
+    files = sorted((_ROOT / "proto").rglob("*.proto"))
+    # Comments apart: those of a field that is gone may say what it was.
+    found = {file.name: [line.split("//")[0] for line in file.read_text().splitlines()] for file in files}
+    former = {name: set(filter(_is_former, re.findall(r"\w+", " ".join(code)))) for name, code in found.items()}
+    assert files and {name: words for name, words in former.items() if words} == {}
+
+
 def test_a_public_class_has_its_name_for_itself() -> None:
     files = [file for root in _ROOTS[:2] for file in (_ROOT / root).rglob("*.py") if "_pb2" not in file.name]
     top = [node for file in files for node in ast.parse(file.read_text()).body]
