@@ -224,17 +224,17 @@ def mode_of(decision: policy_pb2.TenantDecision) -> str:
 def because(decision: policy_pb2.TenantDecision) -> str:
     """One sentence."""
     if decision.reason == Reason.NO_DRAFT and model_of(decision.target)[1]:
-        return "no target was seen to draft for itself yet: it may"
+        return "no target has made drafts itself yet; targets are allowed to"
     until = decision.override.until_unix_ms
     until_text = f" until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if until else ""
     return {
-        Reason.UNKNOWN: f"only {decision.rounds:.0f} rounds are known: what is usual at the target decides",
-        Reason.SAVES: "drafts save time, beyond doubt",
-        Reason.COSTS: "drafts cost more time than they save, beyond doubt",
-        Reason.BETWEEN: "drafts neither save nor cost time beyond doubt: the mode stays",
-        Reason.DWELL: "the evidence speaks for another mode, but this one has to hold for 5 s and 100 rounds",
-        Reason.OPERATOR_ON: f"an operator put it on{until_text}",
-        Reason.OPERATOR_OFF: f"an operator put it off{until_text}",
+        Reason.UNKNOWN: f"only {decision.rounds:.0f} rounds are known: the mean of all tenants at the target decides",
+        Reason.SAVES: "drafts clearly save time",
+        Reason.COSTS: "drafts clearly cost more time than they save",
+        Reason.BETWEEN: "it is not clear whether drafts save or cost time: the mode stays",
+        Reason.DWELL: "the evidence is for another mode, but this one holds for at least 5 s and 100 rounds",
+        Reason.OPERATOR_ON: f"an operator set it to on{until_text}",
+        Reason.OPERATOR_OFF: f"an operator set it to off{until_text}",
         Reason.LOAD: "the target is so full that no drafted token is worth its row",
         Reason.NO_DRAFT: "no live draft fits this target",
     }.get(Reason(decision.reason) if decision.reason in set(Reason) else Reason.UNKNOWN, decision.reason)
@@ -243,7 +243,7 @@ def because(decision: policy_pb2.TenantDecision) -> str:
 def would_change(decision: policy_pb2.TenantDecision) -> str:
     """One sentence."""
     if decision.reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF):
-        return "outrider set speculation TENANT auto takes it back"
+        return "outrider set speculation TENANT auto removes that"
     if decision.reason == Reason.LOAD:
         return "on again when the price has halved: fewer requests, or more targets"
     if decision.reason == Reason.NO_DRAFT:

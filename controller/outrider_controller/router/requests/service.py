@@ -259,7 +259,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         if not self._calls.takes(message.tenant, begun=bool(message.resume_token_ids)):
             wait_s = self._calls.wait_s(message.tenant)
             retry_after_s = self._admission.retry_after_s if wait_s is None else bounded_retry_s(wait_s)
-            raise Overloaded("this router has nearly as many requests as it may", retry_after_s=retry_after_s)
+            raise Overloaded("this router has nearly as many requests as it accepts", retry_after_s=retry_after_s)
 
     async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
         await self._dispatcher.fleet.ready(self._ready_timeout_s)

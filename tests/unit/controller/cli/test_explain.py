@@ -61,7 +61,7 @@ def test_the_sources_in_the_target_are_told_apart_each_with_what_it_saves() -> N
         ("suffix", -0.2),
     ]
     unseen = decision_to_proto(cell, Decision(Mode.OFF, Reason.NO_DRAFT), [])
-    assert "it may" in because(unseen) and "lookup" in would_change(unseen)
+    assert "allowed" in because(unseen) and "lookup" in would_change(unseen)
 
 
 @pytest.mark.parametrize("reason", list(Reason))
