@@ -25,7 +25,7 @@ from outrider_controller.whatif.machines import (
     QWEN_32B,
     Machine,
 )
-from outrider_controller.whatif.stack import Ran, Setup, Times, VirtualStack
+from outrider_controller.whatif.stack import RunResult, Setup, Times, VirtualStack
 from outrider_controller.whatif.texts import Texts
 
 from benchmarks.report import finish, show, table
@@ -167,7 +167,7 @@ def _found(texts: Texts, pair: GpuPair, streams: int, added_ms: float) -> Found:
     )
 
 
-def _run(texts: Texts, setup: Setup, seconds: float) -> Ran:
+def _run(texts: Texts, setup: Setup, seconds: float) -> RunResult:
     return VirtualStack(texts, setup).run(seconds, seconds / 4)
 
 

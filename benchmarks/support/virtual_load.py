@@ -82,7 +82,7 @@ class StepLine:
 
 
 @dataclass(slots=True)
-class Ran:
+class RunResult:
     """The result of a run."""
 
     seconds: float = 0.0
@@ -106,10 +106,10 @@ def run(
     plain: Collection[Text] = (),
     answer_tokens: int = ANSWER_TOKENS,
     watch: Watch = lambda committed: None,
-) -> Ran:
+) -> RunResult:
     """One stream for each of `texts`; each begins a new answer when the last one ends. `plain` ones have no drafts."""
     chance, serials = random.Random(5), iter(range(1 << 30))
-    ran = Ran(tokens=dict.fromkeys(texts, 0), drafted=dict.fromkeys(texts, 0))
+    ran = RunResult(tokens=dict.fromkeys(texts, 0), drafted=dict.fromkeys(texts, 0))
     cost, calibration, price = StepCost(), Calibration(), ARMS[arm]
     streams = [_Stream(text, calibration, num_drafted * (text not in plain), answer_tokens) for text in texts]
     for stream in streams:

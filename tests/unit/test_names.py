@@ -14,7 +14,7 @@ _FORMER = {
     *("Course", "Openings", "Legs", "Sums", "Worth", "Standing", "Pace", "Ahead", "Preparing", "_Way", "Lengths"),
     *("Beside", "Sibling", "SiblingKV", "OfferedDraft", "SentDraft", "Drafted"),
     *("Notices", "Persistence", "Meter", "Metered", "RoundLog", "Tally"),
-    *("Patience", "Sighting", "MatcherAside"),
+    *("Patience", "Sighting", "MatcherAside", "Ran"),
     "Judged",
     *("Pairing", "PairingEvidence"),
     *("Belief", "Beliefs"),

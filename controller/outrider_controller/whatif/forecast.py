@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from outrider_controller.whatif.stack import Ran, Setup, Times, VirtualStack
+from outrider_controller.whatif.stack import RunResult, Setup, Times, VirtualStack
 from outrider_controller.whatif.texts import Text, Texts
 
 # Student's t for a 90 % interval, by degrees of freedom.
@@ -100,15 +100,15 @@ class Question:
             mean + half,
         )
 
-    def _run(self, fleet: Fleet, mode: str, seed: int) -> Ran:
+    def _run(self, fleet: Fleet, mode: str, seed: int) -> RunResult:
         drawn = random.Random(seed).choices(self.texts, k=len(self.texts))
         setup = replace(fleet.setup(self.setup), mode=mode)
         return VirtualStack(Texts(drawn, self.vocab_size), setup, seed).run(self.seconds, self.seconds / 3)
 
-    def _cost(self, fleet: Fleet, drafts: int, ran: Ran) -> float:
+    def _cost(self, fleet: Fleet, drafts: int, ran: RunResult) -> float:
         return self.prices.per_million(fleet.targets, drafts, fleet.targets * ran.tokens_per_s)
 
-    def _figures(self, fleet: Fleet, drafts: int, runs: Sequence[Ran]) -> Figures:
+    def _figures(self, fleet: Fleet, drafts: int, runs: Sequence[RunResult]) -> Figures:
         def mean(values: Sequence[float]) -> float:
             return round(statistics.fmean(values), 4)
 

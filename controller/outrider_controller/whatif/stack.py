@@ -93,7 +93,7 @@ class Setup:
 
 
 @dataclass(slots=True)
-class Ran:
+class RunResult:
     """What came of a run, without its beginning."""
 
     seconds: float = 0.0
@@ -146,11 +146,11 @@ class VirtualStack:
         self._order = self._numbers(random.Random(seed))
         self._streams: dict[SequenceKey, _Stream] = {}
         self._price, self._sent_price, self._best_chance = 0.0, 0.0, 1.0
-        self._measuring, self._ran = False, Ran()
+        self._measuring, self._ran = False, RunResult()
         self._target = self._target_process()
         self._drafts = [self._draft_process() for _ in range(setup.drafts)]
 
-    def run(self, seconds: float, settle_s: float) -> Ran:
+    def run(self, seconds: float, settle_s: float) -> RunResult:
         """`settle_s`: of the time that is not counted, before it."""
         # Each tensor is tiny: more threads would only wait for one another.
         torch.set_num_threads(1)

@@ -441,7 +441,7 @@ readinessProbe:
   {{- end }}
 {{- end -}}
 
-{{/* Whoever has this token may use the Ray cluster, which holds what actors are told. */}}
+{{/* Whoever has this token may use the Ray cluster, which holds the actors' configuration. */}}
 {{- define "outrider.rayEnv" -}}
 - name: RAY_AUTH_MODE
   value: token

@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.support.virtual_load import ARMS, FAR, NEAR, Ran, StepLine, run
+from benchmarks.support.virtual_load import ARMS, FAR, NEAR, RunResult, StepLine, run
 
 TILES, VECTORS, GPU = StepLine(0.012, 0.0006), StepLine(0.010, 0.0035), StepLine(0.020, 0.00005)
 
 
-def ran(line: StepLine, streams: int, steps: int = 1000) -> dict[str, Ran]:
+def ran(line: StepLine, streams: int, steps: int = 1000) -> dict[str, RunResult]:
     """Half of the streams are near to what the draft knows."""
     texts = [NEAR if number % 2 == 0 else FAR for number in range(streams)]
     return {arm: run(line, texts, arm, seconds=steps * line.seconds(streams)) for arm in ARMS}
 
 
-def of_best(arms: dict[str, Ran]) -> float:
+def of_best(arms: dict[str, RunResult]) -> float:
     return arms["auto"].goodput / max(arms["on"].goodput, arms["off"].goodput)
 
 

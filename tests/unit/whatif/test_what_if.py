@@ -17,7 +17,7 @@ from outrider_controller.cli.drafts.what_if import question_of
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.whatif.forecast import Fleet, Prices
 from outrider_controller.whatif.recorded import VOCAB_SIZE, Recording
-from outrider_controller.whatif.stack import Ran, Setup, Times, VirtualStack
+from outrider_controller.whatif.stack import RunResult, Setup, Times, VirtualStack
 from outrider_controller.whatif.texts import Text, Texts
 
 STEP_S, ROW_S, FORWARD_S, WAY_S = 0.030, 0.001, 0.002, 0.001
@@ -49,7 +49,7 @@ def texts(count: int = 60) -> Texts:
     return Texts(made, VOCAB_SIZE)
 
 
-def run(cap: int, *, mode: str = "on", run_ahead: int = 0, one_way_s: float = WAY_S, streams: int = 1) -> Ran:
+def run(cap: int, *, mode: str = "on", run_ahead: int = 0, one_way_s: float = WAY_S, streams: int = 1) -> RunResult:
     setup = Setup(
         times(one_way_s),
         streams=streams,
