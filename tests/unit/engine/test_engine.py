@@ -187,7 +187,7 @@ def test_blocks_out_of_order_are_read_in_the_sequences_order(tiny: Path, referen
     for freed, chunk in zip((1, 0, 2), (prompt[8:16], prompt[16:24], prompt[24:31]), strict=True):
         engine.kv.close(others[freed])
         engine.forward([Row(sequence, chunk, 0)])
-    assert sequence.blocks == [0, 2, 1, 3]
+    assert list(sequence.blocks) == [0, 2, 1, 3]
     assert_close(engine.forward([Row(sequence, prompt[31:], 1)]), expected(reference, prompt)[-1:])
 
 

@@ -71,7 +71,7 @@ class RowSpan:
     num_tokens: int
     kv_len: int
     """Cached positions after this step, including its own tokens."""
-    blocks: list[int]
+    blocks: Sequence[int]
     """The blocks of its kv_len positions, in order. Slots of the last one beyond kv_len must not be read."""
     block_size: int
     parents: Sequence[int] = ()

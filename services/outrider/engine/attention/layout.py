@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -92,14 +93,17 @@ class _Rows(NamedTuple):
     """Of a tree that branches."""
     blocks: Integers
     """Where those of each begin; at last where those of all end."""
-    all_blocks: list[int]
+    all_blocks: array[int]
 
     @classmethod
     def of(cls, spans: Sequence[RowSpan], first_block: int) -> _Rows:
         columns = [(span.start, span.num_tokens, span.kv_len, len(span.parents)) for span in spans]
         starts, counts, kv_lens, nodes = np.array(columns).T
         blocks = np.cumsum([first_block, *(len(span.blocks) for span in spans)])
-        return cls(starts, counts, kv_lens, nodes, blocks, [block for span in spans for block in span.blocks])
+        all_blocks = array("q")
+        for span in spans:
+            all_blocks.extend(span.blocks)
+        return cls(starts, counts, kv_lens, nodes, blocks, all_blocks)
 
     def fill_tokens(self, views: dict[str, Integers], block_size: int, *, split: bool) -> None:
         row, place = _places(self.counts)

@@ -6,6 +6,7 @@ Knows block ids and hashes; not the contents of blocks.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from outrider.engine.kv.sequence import OutOfBlocks
@@ -85,7 +86,7 @@ class BlockPool:
         self._hash_of[block] = block_hash
         self._changes.added.append(block_hash)
 
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """Drops one reference each. The last block goes first, so that an eviction cuts a prefix from its end."""
         for block in reversed(blocks):
             self._references[block] -= 1
@@ -97,7 +98,7 @@ class BlockPool:
                 else:
                     self._free[block] = None
 
-    def forget(self, blocks: list[int]) -> list[int]:
+    def forget(self, blocks: Sequence[int]) -> list[int]:
         """Unpublishes those of these held blocks that only one sequence holds, and returns them."""
         alone = [block for block in blocks if self._references[block] == 1]
         for block in alone:

@@ -36,7 +36,7 @@ class KVCacheManager:
 
     def blocks_needed(self, sequence: EngineSequence, num_new_tokens: int) -> int:
         """Blocks that running `num_new_tokens` more would take from the pool."""
-        total = -(-(sequence.cached_len + num_new_tokens) // self._block_size)
+        total = -(-(len(sequence.tokens) + num_new_tokens) // self._block_size)
         return max(0, total - len(sequence.blocks))
 
     def open(self, prompt: Sequence[int], salt: bytes = b"") -> EngineSequence:
@@ -45,7 +45,7 @@ class KVCacheManager:
         if self._prefix_cache:
             size = self._block_size
             hashes = block_hashes(prompt[: (len(prompt) - 1) // size * size], size, salt)
-            sequence.blocks = self._pool.find(hashes)
+            sequence.blocks.extend(self._pool.find(hashes))
             sequence.hashes = hashes[: len(sequence.blocks)]
             sequence.tokens = list(prompt[: len(sequence.blocks) * size])
         return sequence
@@ -60,9 +60,10 @@ class KVCacheManager:
         if needed > self._pool.num_free:
             raise OutOfBlocks(needed, self._pool.num_free)
         for row, count in zip(rows, needs, strict=True):
-            blocks = row.sequence.blocks
-            blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
             row.sequence.nodes = None
+            if count:
+                blocks = row.sequence.blocks
+                blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
 
     def keep(self, sequence: EngineSequence, path: Sequence[int]) -> None:
         """Continues with these nodes of the last forward's tree, from the root on, and drops the others.
@@ -70,13 +71,16 @@ class KVCacheManager:
         Their keys and values move to the slots of a chain at the beginning of the next forward. Raises ValueError
         when they are no path of that tree.
         """
+        if sequence.nodes is None and not path:
+            return
         nodes = sequence.nodes or DraftedNodes((), (), (), ())
         nodes.check_path(path)
-        slot, base = self._slot, sequence.cached_len
-        for place, node in enumerate(path):
-            if nodes.places[node] != place:
-                self._moves.append((slot(sequence, base + nodes.places[node]), slot(sequence, base + place)))
-            sequence.tokens.append(nodes.token_ids[node])
+        if nodes.branching:
+            slot, base = self._slot, sequence.cached_len
+            for place, node in enumerate(path):
+                if nodes.places[node] != place:
+                    self._moves.append((slot(sequence, base + nodes.places[node]), slot(sequence, base + place)))
+        sequence.tokens += [nodes.token_ids[node] for node in path]
         self._trim(sequence)
 
     def rewind(self, sequence: EngineSequence, length: int) -> None:
@@ -122,7 +126,7 @@ class KVCacheManager:
         """Releases the sequence's blocks; published ones stay findable until they are evicted."""
         sequence.nodes = None
         self._pool.release(sequence.blocks)
-        sequence.blocks = []
+        del sequence.blocks[:]
         sequence.hashes = []
         sequence.tokens = []
 
@@ -147,6 +151,7 @@ class KVCacheManager:
     def _trim(self, sequence: EngineSequence) -> None:
         """Releases the blocks behind the cached tokens; what they hold of a tree is dropped."""
         sequence.nodes = None
-        count = -(-sequence.cached_len // self._block_size)
-        self._pool.release(sequence.blocks[count:])
-        del sequence.blocks[count:]
+        count = -(-len(sequence.tokens) // self._block_size)
+        if count < len(sequence.blocks):
+            self._pool.release(sequence.blocks[count:])
+            del sequence.blocks[count:]

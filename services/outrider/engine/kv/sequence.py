@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.run.tree import branches, depth_first
+from outrider.engine.run.tree import branches, check_parents, depth_first
 
 
 class OutOfBlocks(Exception):
@@ -17,7 +18,7 @@ class OutOfBlocks(Exception):
         self.free = free
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DraftedNodes:
     """A drafted tree and its layout: node n has its KV `places[n]` slots behind the tokens before the tree."""
 
@@ -27,16 +28,20 @@ class DraftedNodes:
     """The nodes depth first, as they are laid out."""
     places: Sequence[int]
     """Each node's place in that order."""
+    branching: bool = False
+    """Whether they are laid out in another order than they come in."""
 
     @classmethod
     def of(cls, token_ids: Sequence[int], parents: Sequence[int]) -> DraftedNodes:
         if not branches(parents):
-            return cls(token_ids, parents, range(len(parents)), range(len(parents)))
+            in_order = range(len(parents))
+            return cls(token_ids, parents, in_order, in_order)
+        check_parents(parents)
         order = depth_first(parents)
         places = [0] * len(order)
         for place, node in enumerate(order):
             places[node] = place
-        return cls(token_ids, parents, order, places)
+        return cls(token_ids, parents, order, places, branching=True)
 
     def placed_parents(self) -> list[int]:
         """Of the node at each place: its parent's place, or -1."""
@@ -59,8 +64,8 @@ class EngineSequence:
     salt: bytes = b""
     tokens: list[int] = field(default_factory=list)
     """Token ids with KV in the cache, from position 0."""
-    blocks: list[int] = field(default_factory=list)
-    """Block ids, in order of position."""
+    blocks: array[int] = field(default_factory=lambda: array("q"))
+    """Block ids, in order of position. A step copies all of them to its layout, which from an array is much faster."""
     hashes: list[bytes] = field(default_factory=list)
     """Hashes of the blocks published so far; always a prefix of `blocks`."""
     nodes: DraftedNodes | None = None

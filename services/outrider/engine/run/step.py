@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.engine.attention import RowSpan
 from outrider.engine.kv.sequence import DraftedNodes, EngineSequence
-from outrider.engine.run.tree import branches, check_parents, depths
+from outrider.engine.run.tree import depths
 
 
 @dataclass(slots=True)
@@ -32,8 +32,9 @@ class Row:
             raise ValueError(f"num_logits: {self.num_logits} of {len(self.token_ids)} tokens")
         if not 0 <= self.num_tapped <= len(self.token_ids):
             raise ValueError(f"num_tapped: {self.num_tapped} of {len(self.token_ids)} tokens")
-        check_parents(self.parents, len(self.token_ids))
         if self.parents:
+            if self.num_chain_tokens < 0:
+                raise ValueError(f"parents: {len(self.parents)} for {len(self.token_ids)} tokens")
             self.nodes = DraftedNodes.of(self.token_ids[self.num_chain_tokens :], self.parents)
 
     @property
@@ -66,10 +67,11 @@ class Step:
         self.spans.append(span)
         self.token_ids.extend(row.token_ids)
         self.positions.extend(range(cached, length))
-        at = list(range(start, start + count))
-        if row.nodes is not None and branches(row.parents):
+        at: Sequence[int] = range(start, start + count)
+        if row.nodes is not None and row.nodes.branching:
             self._branch(row.nodes, span)
-            at[row.num_chain_tokens :] = [at[row.num_chain_tokens + place] for place in row.nodes.places]
+            first = row.num_chain_tokens
+            at = [*at[:first], *(at[first + place] for place in row.nodes.places)]
         self.wanted.extend(at[count - row.num_logits :])
         self.tapped.extend(at[count - row.num_tapped :])
 

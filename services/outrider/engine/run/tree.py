@@ -14,12 +14,8 @@ def branches(parents: Sequence[int]) -> bool:
     return parents != range(-1, len(parents) - 1) and any(parent != node - 1 for node, parent in enumerate(parents))
 
 
-def check_parents(parents: Sequence[int], num_tokens: int) -> None:
-    """Raises ValueError unless they are a tree's, of the last of `num_tokens` tokens."""
-    if len(parents) > num_tokens:
-        raise ValueError(f"parents: {len(parents)} for {num_tokens} tokens")
-    if not branches(parents):
-        return
+def check_parents(parents: Sequence[int]) -> None:
+    """Raises ValueError unless they are a tree's."""
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
             raise ValueError(f"parents[{node}]: {parent} does not come before its child")
