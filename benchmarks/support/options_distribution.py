@@ -163,6 +163,6 @@ _FAULTY_COMMITS: dict[Fault, Callable[[LogitsProcessor, Verdict, Sequence[int]],
 _prefixes = Candidate.prefixes
 
 
-def _prefixes_one_late(self: Candidate) -> list[list[int]]:
+def _prefixes_one_late(self: Candidate) -> Sequence[Sequence[int]]:
     """As if before each row the last drafted token were missing."""
     return [prefix[:-1] for prefix in _prefixes(self)]

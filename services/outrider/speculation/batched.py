@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import NamedTuple
 
 import numpy as np
@@ -98,20 +99,26 @@ def _decide(
 
 def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
     """From each row's own token to the verdict."""
+    if not candidate.parents:
+        return _walk_chain(candidate, own, accepted)
     verdict, node = Verdict(), -1
     while True:
         children = candidate.children(node)
         verdict.num_verified += bool(children)
-        if candidate.mode is VerificationMode.RATIO:
-            match = children[0] if children and accepted[node + 1] else None
-        else:
-            match = next((child for child in children if candidate.draft[child] == own[node + 1]), None)
+        match = next((child for child in children if candidate.draft[child] == own[node + 1]), None)
         verdict.token_ids.append(own[node + 1] if match is None else candidate.draft[match])
         if match is None:
             return verdict
         verdict.num_accepted += 1
         verdict.path.append(match + 1)
         node = match
+
+
+def _walk_chain(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
+    draft, ratio = candidate.draft, candidate.mode is VerificationMode.RATIO
+    matches = accepted if ratio else [*map(eq, draft, own), False]
+    count = matches.index(False)
+    return Verdict([*draft[:count], own[count]], count, min(count + 1, len(draft)), list(range(1, count + 1)))
 
 
 @dataclass(frozen=True, slots=True)

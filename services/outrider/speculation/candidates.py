@@ -28,8 +28,11 @@ class Candidate:
     """Processes the logits before tokens are chosen from them; None for nothing."""
     num_top: int | None = None
     """Log probabilities are asked for: of so many of the likeliest tokens, beside the chosen one; None: of none."""
+    num_rows: int = field(init=False)
+    """Rows of logits: one after the committed tokens and one after each drafted token."""
 
     def __post_init__(self) -> None:
+        self.num_rows = len(self.draft) + 1
         if self.mode is VerificationMode.RATIO:
             if self.parents:
                 raise InvalidRequest("parents", "trees are verified in greedy and coupled mode only")
@@ -44,17 +47,13 @@ class Candidate:
             if not -1 <= parent < node:
                 raise InvalidRequest("parents", f"token {node} has parent {parent}: a parent comes before its child")
 
-    @property
-    def num_rows(self) -> int:
-        """Rows of logits: one after the committed tokens and one after each drafted token."""
-        return len(self.draft) + 1
-
-    def prefixes(self) -> list[list[int]]:
+    def prefixes(self) -> Sequence[Sequence[int]]:
         """For each row, the drafted tokens before it."""
+        if not self.parents:
+            return [self.draft[:count] for count in range(self.num_rows)]
         found: list[list[int]] = [[]]
-        for index in range(self.num_rows - 1):
-            parent = self.parents[index] if self.parents else index - 1
-            found.append([*found[parent + 1], self.draft[index]])
+        for parent, token_id in zip(self.parents, self.draft, strict=True):
+            found.append([*found[parent + 1], token_id])
         return found
 
     def depths(self) -> Sequence[int]:

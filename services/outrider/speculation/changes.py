@@ -26,10 +26,9 @@ class _Spread:
     """Entries of rows, where all rows of one candidate have the same tokens. Sent once, spread over the rows there."""
 
     name: str
-    rows: list[int] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    firsts: list[int] = field(default_factory=list)
-    """Of each row: where its entries begin among those that are sent."""
+    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
+    """Of each candidate: its first row, its number of rows, its number of entries, and where these begin among those
+    that are sent."""
     parts: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
     num_sent: int = 0
     total: int = 0
@@ -38,20 +37,21 @@ class _Spread:
     def add(self, rows: range, *columns: NDArray[Any]) -> None:
         """`columns`: the tokens, and a number for each of them in each further one."""
         length = len(columns[0])
-        self.rows += rows
-        self.lengths += [length] * len(rows)
-        self.firsts += [self.num_sent] * len(rows)
+        self.spans.append((rows.start, len(rows), length, self.num_sent))
         self.parts.append(columns)
         self.num_sent += length
         self.total += length * len(rows)
 
     def lay_out(self, columns: Columns) -> None:
-        if not self.rows:
+        if not self.spans:
             return
-        lengths = np.array(self.lengths)
+        spans = np.array(self.spans).T
+        counts = spans[1]
+        starts, _, lengths, firsts = np.repeat(spans, counts, axis=1)
+        place = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
         # Added to an entry's number among those of all rows, it gives its place among those that are sent.
-        shift = np.array(self.firsts) - (np.cumsum(lengths) - lengths)
-        numbers = {"rows": np.array(self.rows), "lengths": lengths, "shift": shift}
+        shift = firsts - (np.cumsum(lengths) - lengths)
+        numbers = {"rows": starts + place, "lengths": lengths, "shift": shift}
         for number, column in enumerate(zip(*self.parts, strict=True)):
             numbers[str(number)] = np.concatenate(column)
         columns.add(**{f"{self.name}.{name}": array for name, array in numbers.items()})
@@ -73,7 +73,7 @@ class Changes:
         """By number of the candidate. Of its rows only those before the refused one are changed as they should be."""
         self._biases, self._counts, self._kept = _Spread("biases"), _Spread("counts"), _Spread("kept")
         self._penalties: list[tuple[float, float, float]] = []
-        """Of each row with counts."""
+        """Of each candidate with counts."""
         self._drafted: list[int] = []
         """Entries of counts, one for each time that a drafted token comes before the row."""
         self._masks: list[tuple[int, bytes]] = []
@@ -94,6 +94,8 @@ class Changes:
             self._count(rows, processor, prefixes)
         if processor.allowed_ids is not None:
             self._kept.add(rows, processor.allowed_ids)
+        if not processor.restricts:
+            return
         for place, (row, prefix) in enumerate(zip(rows, prefixes, strict=True)):
             try:
                 mask = processor.mask(prefix)
@@ -119,13 +121,15 @@ class Changes:
             self._drafted += [entry + (at[token_id] if token_id in at else new[token_id]) for token_id in prefix]
             entry += length
         self._counts.add(rows, *seen.with_new(list(new)))
-        self._penalties += [processor.penalties] * len(rows)
+        self._penalties.append(processor.penalties)
 
     def lay_out(self, columns: Columns) -> None:
         for spread in (self._biases, self._counts, self._kept):
             spread.lay_out(columns)
         if self._penalties:
-            columns.add(penalties=np.array(self._penalties, dtype=np.float32).T, drafted=np.array(self._drafted, int))
+            num_rows = [count for _, count, _, _ in self._counts.spans]
+            penalties = np.repeat(np.array(self._penalties, dtype=np.float32), num_rows, axis=0).T
+            columns.add(penalties=penalties, drafted=np.array(self._drafted, int))
         if self._masks:
             columns.add(
                 masked=np.array([row for row, _ in self._masks]),
@@ -138,12 +142,12 @@ class Changes:
         """Changes logits [rows, vocab] in place."""
         # An engine's logits may be inference tensors, which can only be changed in this mode.
         with torch.inference_mode():
-            if self._biases.rows:
+            if self._biases.spans:
                 _, rows, (ids, values) = self._biases.spread(sent)
                 logits[rows, ids] += values
-            if self._counts.rows:
+            if self._counts.spans:
                 self._penalise(logits, sent)
-            if self._kept.rows:
+            if self._kept.spans:
                 _, rows, (ids,) = self._kept.spread(sent)
                 held = logits[rows, ids]
                 logits[sent["kept.rows"]] = -torch.inf

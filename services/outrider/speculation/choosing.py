@@ -41,8 +41,8 @@ def probabilities(
     if settings.ranks:
         ranked = chosen.topk(min(likeliest, chosen.shape[1])).values.double() / temperature - top
         top_k = _top_k_floor(ranked, settings)
-        mass = torch.where(scaled >= top_k, torch.exp(scaled), 0.0).sum(-1, keepdim=True)
-        floor = torch.maximum(floor, _top_p_floor(ranked, top_k, mass, settings))
+        mass = _kept(scaled, top_k).sum(-1, keepdim=True)
+        floor = torch.maximum(floor, _top_p_floor(ranked, top_k, _kept(ranked, top_k), mass, settings))
         certain = _holds_all(ranked, floor, settings, chosen.shape[1])
     weights = torch.where(scaled >= floor, torch.exp(scaled), 0.0)
     probs = weights / weights.sum(-1, keepdim=True)
@@ -59,10 +59,15 @@ def _top_k_floor(ranked: Tensor, settings: Settings) -> Tensor:
     return torch.where(all_kept, -torch.inf, kept)
 
 
-def _top_p_floor(ranked: Tensor, top_k: Tensor, mass: Tensor, settings: Settings) -> Tensor:
-    """[rows, 1]: the floor of both. `mass`: [rows, 1], that of all tokens that top-k keeps."""
-    reached = torch.where(ranked >= top_k, torch.exp(ranked), 0.0).cumsum(-1)
-    last = torch.searchsorted(reached, settings.top_p[:, None] * mass).clamp_max(ranked.shape[1] - 1)
+def _kept(scaled: Tensor, top_k: Tensor) -> Tensor:
+    """The weights of the tokens that top-k keeps; 0 for the others."""
+    return torch.where(scaled >= top_k, torch.exp(scaled), 0.0)
+
+
+def _top_p_floor(ranked: Tensor, top_k: Tensor, kept: Tensor, mass: Tensor, settings: Settings) -> Tensor:
+    """[rows, 1]: the floor of both. `kept`: the weights of the ranked tokens; `mass`: [rows, 1], that of all tokens
+    that top-k keeps."""
+    last = torch.searchsorted(kept.cumsum(-1), settings.top_p[:, None] * mass).clamp_max(ranked.shape[1] - 1)
     top_p = ranked.gather(1, last) - 1e-12
     # top_p = 1 keeps every token, the least likely one included.
     return torch.where(settings.top_p[:, None] < 1, torch.maximum(top_k, top_p), top_k)
@@ -103,28 +108,31 @@ def gumbel_scores(probs: Tensor, keys: Tensor, token_ids: Tensor | None = None) 
 
 
 def _among_likeliest(chosen: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Chosen twice, at the least and at the greatest that the mass of all tokens may be: both are the exact choice, or
-    it is not certain."""
+    """Chosen twice where the mass of all tokens is not exact, at the least and at the greatest that it may be: both are
+    the exact choice, or it is not certain."""
     width = chosen.shape[1]
     likeliest = chosen.topk(min(LIKELIEST, width))
     temperature = settings.temperature[:, None]
     scaled = likeliest.values.double() / temperature
     scaled -= scaled[:, :1].clone()
     top_k = _top_k_floor(scaled, settings)
-    mass, error = torch.where(scaled >= top_k, torch.exp(scaled), 0.0).sum(-1, keepdim=True), torch.zeros_like(top_k)
+    kept = _kept(scaled, top_k)
+    mass = kept.sum(-1, keepdim=True)
+    masses = [mass]
     # Tokens equal to the last one that top-k keeps may be beyond the likeliest.
     certain = _holds_all(scaled, top_k, settings, width) | (settings.top_k == width)
     if settings.sums_all and scaled.shape[1] < width:
         of_all = ((chosen - likeliest.values[:, :1]) / temperature.float()).exp_().sum(-1, keepdim=True).double()
         all_count = settings.top_k[:, None] == width
         mass, error = torch.where(all_count, of_all, mass), torch.where(all_count, _MASS_ERROR, 0.0)
+        masses = [mass * (1 - error), mass * (1 + error)]
     scores = scaled + gumbel_of(settings.more["keys"][:, None], likeliest.indices)
     choices = []
-    for each in (mass * (1 - error), mass * (1 + error)):
-        floor = torch.maximum(settings.log_min_p[:, None], _top_p_floor(scaled, top_k, each, settings))
+    for each in masses:
+        floor = torch.maximum(settings.log_min_p[:, None], _top_p_floor(scaled, top_k, kept, each, settings))
         choices.append(torch.where(scaled >= floor, scores, -torch.inf).argmax(-1))
-    # The second floor is the lower one.
-    certain &= _holds_all(scaled, floor, settings, width) & (choices[0] == choices[1])
+    # The last floor is the lower one.
+    certain &= _holds_all(scaled, floor, settings, width) & (choices[0] == choices[-1])
     return likeliest.indices.gather(1, choices[0][:, None])[:, 0], certain
 
 

@@ -112,6 +112,9 @@ class LogitsProcessor:
         """All others are masked; None: no limit."""
         self._always_banned = [word[0] for word in options.bad_words if len(word) == 1]
         self._runs = _by_token_before_last(options.bad_words)
+        bans = self._always_banned or self._runs or (self._stops and options.min_tokens)
+        self.restricts = grammar is not None or bool(bans)
+        """Whether `mask` or `banned` may find anything."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """These tokens were committed."""
@@ -120,6 +123,10 @@ class LogitsProcessor:
             self._grammar.advance(token_ids)
         if self.seen is not None:
             self.seen.add(token_ids)
+
+    @property
+    def has_grammar(self) -> bool:
+        return self._grammar is not None
 
     @property
     def awaits_mask(self) -> bool:

@@ -42,6 +42,9 @@ class Settings:
     def chunks(self, width: int, *, wide: bool = False) -> Iterator[Settings]:
         """Parts that bound the memory. `width`: of the logits; `wide`: for the way that needs little."""
         size = max(1, (_WIDE if wide else _NARROW) // width)
+        if len(self.rows) <= size:
+            yield self
+            return
         for start in range(0, self.rows.shape[0], size):
             cut = slice(start, start + size)
             yield Settings(
