@@ -141,7 +141,7 @@ def _planted(fault: Fault) -> Iterator[None]:
             (DraftChain, "ended", property(_ended_by_what_was_drawn)),
         ],
         Fault.PRICED_BY_THE_DRAW: [
-            (Calibration, "_mean", _chance_of_what_was_drawn),
+            (Calibration, "_of_source", _chance_of_what_was_drawn),
         ],
     }
     shipped = [(owner, name, owner.__dict__[name]) for owner, name, _ in planted.get(fault, [])]

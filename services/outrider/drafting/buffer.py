@@ -70,7 +70,8 @@ class DraftBuffer:
         elif placed.token_ids:
             self._sent[tree.source] = placed
             self._merged = None
-            self._cut(self._sent, capacity)
+            if len(placed) > capacity:
+                self._cut(self._sent, capacity)
 
     def put(self, tree: DraftTree, committed_len: int, capacity: int) -> None:
         """Takes the tree of a source in this process in the place of its last one, unless a commit came between."""
@@ -91,10 +92,11 @@ class DraftBuffer:
         self._looked_up.clear()
         self._merged = None
         for source, tree in list(self._sent.items()):
-            guess, count = tree.guess(), len(committed)
-            if guess[:count] != list(committed[: len(guess)]):
-                self.num_dropped += max(0, len(guess) - num_in_step)
             left = tree.after(committed)
+            if left is None or tree.parents:
+                guess = tree.guess()
+                if guess[: len(committed)] != list(committed[: len(guess)]):
+                    self.num_dropped += max(0, len(guess) - num_in_step)
             if left is None or not left.token_ids:
                 del self._sent[source]
             else:

@@ -92,10 +92,10 @@ class DraftTree:
             found[parent + 1].append(node)
         return found
 
-    def depths(self) -> list[int]:
+    def depths(self) -> Sequence[int]:
         """For each node the tokens on its path, itself included."""
         if not self.parents:
-            return list(range(1, len(self) + 1))
+            return range(1, len(self) + 1)
         found: list[int] = []
         for parent in self.parents:
             found.append(1 if parent == ROOT else found[parent] + 1)
@@ -132,7 +132,7 @@ class DraftTree:
 
     def guess(self) -> list[int]:
         """The tokens of the main path."""
-        return [self.token_ids[node] for node in self.main()]
+        return [self.token_ids[node] for node in self.main()] if self.parents else list(self.token_ids)
 
     def longest(self) -> Sequence[int]:
         """The longest path, the first of several."""
@@ -164,6 +164,11 @@ class DraftTree:
         origin = self.origin(node)
         return origin.seconds / max(1, len(origin))
 
+    @property
+    def last_serial(self) -> int:
+        """Number of the last message that brought a token of it."""
+        return max((origin.serial for origin in self.origins), default=self.serial)
+
     # -- other trees made of it
 
     def after(self, tokens: Sequence[int]) -> DraftTree | None:
@@ -171,6 +176,8 @@ class DraftTree:
         it."""
         if not tokens:
             return self
+        if not self.parents:
+            return self._chain_after(tuple(tokens))
         node, children = ROOT, self.children()
         for token in tokens:
             following = children[node + 1]
@@ -181,6 +188,14 @@ class DraftTree:
                 return None
             node = found
         return self._below(node, len(tokens))
+
+    def _chain_after(self, tokens: tuple[int, ...]) -> DraftTree | None:
+        count = len(tokens)
+        if self.token_ids[:count] != tokens[: len(self)]:
+            return None
+        if count > len(self):
+            return DraftTree(self.base_len + count, source=self.source, epoch=self.epoch)
+        return self._made(range(count, len(self)), range(-1, len(self) - count - 1), count)
 
     def _below(self, root: int, count: int) -> DraftTree:
         at = {root: ROOT}

@@ -12,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -65,26 +66,54 @@ def bin_at(tree: DraftTree, node: int, depth: int) -> Bin:
     return bin_of(tree.origin(node).source, tree.chance(node), tree.matched_at(node, depth), drawn=bool(tree.q))
 
 
+def _varied(tree: DraftTree) -> bool:
+    """Whether its tokens differ in more than what their source says of them."""
+    return bool(tree.origins or tree.matched or not tree.chances)
+
+
+def bins_of(tree: DraftTree) -> list[Bin]:
+    """Of each node."""
+    if _varied(tree):
+        return [bin_at(tree, node, depth) for node, depth in enumerate(tree.depths())]
+    source, drawn = tree.source, bool(tree.q)
+    return [_within(source, drawn, bisect_right(_EDGES, chance)) for chance in tree.chances]
+
+
+# A step asks for those of each drafted token, and a new one takes longer than looking it up.
+@lru_cache(1024)
+def _within(source: str, drawn: bool, confidence: int) -> Bin:
+    return Bin(source, drawn, confidence)
+
+
 @dataclass(slots=True)
 class _Share:
+    """Of tokens that were accepted. A new one knows as much as one of which nothing was verified."""
+
+    prior: float = 0.5
+    source: _Share | None = None
+    """That of all bins of the source together."""
     accepted: float = 0.0
     verified: float = 0.0
     at_step: int = 0
 
-    def mean(self, prior: float, step: int) -> float:
+    def mean(self, step: int) -> float:
         kept = tuning.KEEP_STEP ** (step - self.at_step)
-        return (kept * self.accepted + tuning.PRIOR * prior) / (kept * self.verified + tuning.PRIOR)
+        return (kept * self.accepted + tuning.PRIOR * self.prior) / (kept * self.verified + tuning.PRIOR)
 
-    def bonus(self, step: int) -> float:
-        """The exploration bonus: how far the estimate moves from the mean to 1. Without it, tokens that are not
-        verified would never be learned about."""
-        return tuning.BONUS / math.sqrt(1 + tuning.KEEP_STEP ** (step - self.at_step) * self.verified)
+    def optimistic(self, step: int) -> float:
+        """With the exploration bonus, which moves it from the mean towards 1: without that, tokens that are not verified
+        would never be learned about."""
+        bonus = tuning.BONUS / math.sqrt(1 + tuning.KEEP_STEP ** (step - self.at_step) * self.verified)
+        mean = self.mean(step)
+        return mean + bonus * (1 - mean)
 
     def add(self, accepted: bool, step: int) -> None:
         kept = tuning.KEEP * tuning.KEEP_STEP ** (step - self.at_step)
         self.accepted = kept * self.accepted + accepted
         self.verified = kept * self.verified + 1
         self.at_step = step
+        if self.source is not None:
+            self.source.add(accepted, step)
 
 
 @dataclass(slots=True)
@@ -102,11 +131,13 @@ class Fit:
         usual = 1.0 if self.usual is None else self.usual.factor
         return min(tuning.MAX_RATIO, (self.accepted + tuning.PRIOR_OWN * usual) / (self.expected + tuning.PRIOR_OWN))
 
-    def corrected(self, chance: float) -> float:
+    def corrected(self, chances: Sequence[float]) -> list[float]:
         """Of a text that does better fewer tokens are rejected: with more accepted instead, all tokens of a long chain
         would soon be sure."""
         factor = self.factor
-        return min(tuning.SURE, factor * chance if factor < 1 else 1 - (1 - chance) / factor)
+        if factor < 1:
+            return [min(tuning.SURE, factor * chance) for chance in chances]
+        return [min(tuning.SURE, 1 - (1 - chance) / factor) for chance in chances]
 
     def committed(self, accepted: float, expected: float) -> None:
         """One commit: tokens accepted, and how many of the verified ones the table expected to be accepted."""
@@ -127,8 +158,10 @@ class Calibration:
     _best: tuple[int, float] = (-1, 1.0)
     """(step, chance of the likeliest bin at that step)."""
     _tenants: dict[str, Fit] = field(default_factory=dict)
-    _chances: dict[tuple[Bin, bool], float] = field(default_factory=dict)
-    """What `own` found since the last verdict: a plan asks for the same few bins again and again."""
+    _chances: dict[tuple[Bin, bool], tuple[float, float]] = field(default_factory=dict)
+    """`own` and `usual` of an average text, since the last verdict: a plan asks for the same few bins again and
+    again."""
+    _tables: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
 
     def fit(self, tenant: str) -> Fit:
         """For a new text."""
@@ -138,59 +171,72 @@ class Calibration:
 
     def stepped(self) -> None:
         self._step += 1
+        self._forget()
+
+    def _forget(self) -> None:
         self._chances.clear()
+        self._tables.clear()
 
     def own(self, each: Bin, fit: Fit, *, explore: bool = True) -> float:
-        """The chance that a token is accepted if all before it are. `explore`: whether one that was hardly ever
-        verified gets a better one."""
-        if (chance := self._chances.get((each, explore))) is None:
-            chance = (_optimistic if explore else _mean)(self._shares.get(each), each.prior, self._step)
-            self._chances[each, explore] = chance
-        return fit.corrected(chance)
+        """The chance that a token is accepted if all before it are. `explore`: whether one that was hardly ever verified
+        gets a better one."""
+        return fit.corrected([self._of_average(each, explore)[0]])[0]
 
     def usual(self, each: Bin, fit: Fit, *, explore: bool = True) -> float:
         """As `own`, on which a decision about the token itself may rest: a drawn token gets the mean of its source,
         because whether it is verified must not depend on which token it is."""
-        drawn = each.drawn and not each.matched
-        return fit.corrected(self._mean(each)) if drawn else self.own(each, fit, explore=explore)
+        return fit.corrected([self._of_average(each, explore)[1]])[0]
+
+    def owns(self, chain: DraftTree, fit: Fit) -> list[float]:
+        """`own` of each node."""
+        if _varied(chain):
+            found = [self._of_average(each, explore=True)[0] for each in bins_of(chain)]
+        else:
+            table = self._table(chain.source, bool(chain.q))
+            found = [table[bisect_right(_EDGES, chance)] for chance in chain.chances]
+        return fit.corrected(found)
+
+    def _table(self, source: str, drawn: bool) -> list[float]:
+        """`own` of an average text, by the number of the interval."""
+        if (found := self._tables.get((source, drawn))) is None:
+            bins = [Bin(source, drawn, number) for number in range(len(_MIDDLES))]
+            found = self._tables[source, drawn] = [self._of_average(each, explore=True)[0] for each in bins]
+        return found
+
+    def _of_average(self, each: Bin, explore: bool) -> tuple[float, float]:
+        if (found := self._chances.get((each, explore))) is None:
+            share = self._shares.get(each) or _Share(each.prior)
+            own = share.optimistic(self._step) if explore else share.mean(self._step)
+            usual = self._of_source(each) if each.drawn and not each.matched else own
+            found = self._chances[each, explore] = own, usual
+        return found
+
+    def _of_source(self, each: Bin) -> float:
+        """The estimate for the token's source, whatever the token's own probability."""
+        return (self._sources.get((each.source, each.drawn)) or _Share()).optimistic(self._step)
 
     def best(self, fit: Fit) -> float:
         """The chance of the likeliest first token that a draft worker could still propose for a text."""
         if self._best[0] != self._step:
-            known = (
-                _optimistic(share, each.prior, self._step) for each, share in self._shares.items() if not each.matched
-            )
+            known = (share.optimistic(self._step) for each, share in self._shares.items() if not each.matched)
             self._best = self._step, max(known, default=1.0)
-        return fit.corrected(self._best[1])
+        return fit.corrected([self._best[1]])[0]
 
     def observe(self, verified: Sequence[tuple[Bin, bool]], fit: Fit) -> None:
         """One commit: the tokens that were verified, and whether each was accepted."""
-        expected = 0.0
-        self._chances.clear()
+        expected, right = 0.0, 0
+        self._forget()
         for each, accepted in verified:
-            share = self._shares.get(each)
-            expected += _mean(share, each.prior, self._step)
-            if (source := self._source(each)) is not None:
-                source.add(accepted, self._step)
-                self._shares.setdefault(each, _Share()).add(accepted, self._step)
-        fit.committed(sum(accepted for _, accepted in verified), expected)
+            share = self._shares.get(each) or self._new(each)
+            expected += share.mean(self._step)
+            right += accepted
+            share.add(accepted, self._step)
+        fit.committed(right, expected)
 
-    def _mean(self, each: Bin) -> float:
-        """The estimate for the token's source, whatever the token's own probability."""
-        return _optimistic(self._sources.get((each.source, each.drawn)), 0.5, self._step)
-
-    def _source(self, each: Bin) -> _Share | None:
-        """None when there are too many sources."""
+    def _new(self, each: Bin) -> _Share:
+        """Kept, unless there are too many sources."""
         name = each.source, each.drawn
         if name not in self._sources and len(self._sources) >= _MAX_SOURCES:
-            return None
-        return self._sources.setdefault(name, _Share())
-
-
-def _mean(share: _Share | None, prior: float, step: int) -> float:
-    return prior if share is None else share.mean(prior, step)
-
-
-def _optimistic(share: _Share | None, prior: float, step: int) -> float:
-    mean, bonus = _mean(share, prior, step), tuning.BONUS if share is None else share.bonus(step)
-    return mean + bonus * (1 - mean)
+            return _Share(each.prior)
+        source = self._sources.setdefault(name, _Share())
+        return self._shares.setdefault(each, _Share(each.prior, source))

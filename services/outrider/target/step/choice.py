@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from outrider.drafting.tree import ROOT, DraftTree
 from outrider.engine import MAX_TREE_NODES
 from outrider.speculation import VerificationMode
-from outrider.target.step.calibration import Calibration, bin_at
+from outrider.target.step.calibration import Calibration, bin_at, bins_of
 from outrider.target.step.sequence import TargetSequence
 
 
@@ -65,37 +67,52 @@ class DraftChoice:
     """Those taken, in order."""
     depth: int = 0
     """Of the longest path taken."""
-    _children: list[list[int]] = field(init=False)
-    _depths: list[int] = field(init=False)
-    _reached: dict[int, tuple[float, float]] = field(init=False)
-    """Of each candidate: the chance that all tokens on its path are accepted, itself included, and its value."""
+    values: list[float] = field(init=False)
+    """At node + 1: weight times the chance that the token and all before it are accepted; never more than before it."""
+    _depths: Sequence[int] = field(init=False)
+    _children: list[list[int]] | None = None
 
     def __post_init__(self) -> None:
-        self._children, self._depths = self.tree.children(), self.tree.depths()
-        self._reached = {ROOT: (1.0, self.sequence.speculation.weight)}
+        weight, self._depths = self.sequence.speculation.weight, self.tree.depths()
+        if self.tree.parents or self.tree.q:
+            self.values = self._tree_values(weight)
+        else:
+            joint = accumulate(self.calibration.owns(self.tree, self.sequence.fit), mul)
+            self.values = [weight, *(weight * chance for chance in joint)]
 
-    def take(self, node: int) -> list[tuple[float, int]]:
-        """Takes the node, or the root at first; returns the new candidates, each with its value.
-
-        Weight times the chance that a token and all before it are accepted: never more than before it.
-        """
-        if node != ROOT:
-            self.nodes.append(node)
-            self.depth = max(self.depth, self._depths[node])
-        joint, least = self._reached[node]
-        weight, fit = self.sequence.speculation.weight, self.sequence.fit
-        found, sources = [], set()
-        for child in self._children[node + 1]:
-            each = bin_at(self.tree, child, self._depths[child])
+    def _tree_values(self, weight: float) -> list[float]:
+        tree, fit, values, joint = self.tree, self.sequence.fit, [weight], [1.0]
+        known = set[tuple[int, str]]()
+        for node, each in enumerate(bins_of(tree)):
+            parent = tree.parent(node)
             # A source's alternatives to its own first choice are tried no more often than it thinks them right.
-            explore = each.source not in sources
-            sources.add(each.source)
-            own = self.calibration.own(each, fit, explore=explore)
-            usual = self.calibration.usual(each, fit, explore=explore) if each.drawn else own
-            value = min(least, weight * joint * usual)
-            self._reached[child] = joint * own, value
-            found.append((value, child))
-        return found
+            explore = (parent, each.source) not in known
+            known.add((parent, each.source))
+            own, usual = (find(each, fit, explore=explore) for find in (self.calibration.own, self.calibration.usual))
+            values.append(min(values[parent + 1], weight * joint[parent + 1] * usual))
+            joint.append(joint[parent + 1] * own)
+        return values
+
+    def take_paying(self, price: float) -> int:
+        """Takes the tokens of a chain that are worth their rows, where there is room for all. Returns how many."""
+        if self.tree.parents:
+            return 0
+        all_pay = self.values[-1] >= price
+        self.depth = len(self.tree) if all_pay else sum(value >= price for value in self.values[1:])
+        self.nodes += range(self.depth)
+        return self.depth
+
+    def take(self, node: int) -> None:
+        self.nodes.append(node)
+        self.depth = max(self.depth, self._depths[node])
+
+    def candidates(self) -> list[tuple[float, int]]:
+        """The tokens that follow the last one that was taken, or the root at first, each with its value."""
+        if len(self.nodes) == len(self.tree):
+            return []
+        if self._children is None:
+            self._children = self.tree.children()
+        return [(self.values[child + 1], child) for child in self._children[self.nodes[-1] + 1 if self.nodes else 0]]
 
     def may_take(self, node: int, max_branch_tokens: int) -> bool:
         """Whether the step's engine, and the bound on tokens beyond one path, let it be taken too."""
@@ -105,4 +122,5 @@ class DraftChoice:
     @property
     def draft(self) -> DraftTree:
         """The tokens taken."""
-        return self.tree.take(self.nodes)
+        whole = len(self.nodes) == len(self.tree) and not self.tree.parents
+        return self.tree if whole else self.tree.take(self.nodes)

@@ -13,13 +13,15 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.drafting.tree import ROOT, DraftTree
+from outrider.drafting.tree import DraftTree
 from outrider.target.step.choice import DraftChoice, Pricing
 from outrider.target.step.sequence import TargetSequence
 
 _MAX_PROMPT_LOGPROBS = 256
 """Most tokens of prompts in one step whose log probabilities are asked for: all their logits, [tokens, vocab], are held
 at once."""
+
+_NO_DRAFT = DraftTree(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +52,21 @@ class PlannedRow:
     sequence: TargetSequence
     num_tokens: int
     """How many of the sequence's pending tokens are run."""
+    start: int = field(init=False)
+    """Position of the first of them."""
     draft: DraftTree = field(init=False)
     """The drafted tokens that are verified, a parent before its children."""
     decides: bool = field(init=False)
     """Whether all pending tokens are run, so that the row ends in a verdict. Otherwise it is a chunk of prefill."""
 
     def __post_init__(self) -> None:
-        self.decides = self.num_tokens == self.sequence.pending
+        self.start = self.sequence.cached_len
+        self.decides = self.start + self.num_tokens == self.sequence.committed_len
         self.drop_draft()
 
     def drop_draft(self) -> None:
         """Runs the committed tokens alone."""
-        self.draft = DraftTree(self.sequence.committed_len)
+        self.draft = _NO_DRAFT
 
     @property
     def decodes(self) -> bool:
@@ -100,6 +105,11 @@ class _Room:
         slots = self.blocks * self.block_size + -start % self.block_size
         return max(0, min(wanted, self.tokens - keep_tokens, slots))
 
+    def holds(self, counts: Sequence[int], keep_tokens: int) -> bool:
+        """Whether so many tokens of each of some rows fit, wherever they start."""
+        blocks = sum(blocks_for(count, self.block_size) for count in counts)
+        return sum(counts) <= self.tokens - keep_tokens and blocks <= self.blocks
+
     def take(self, start: int, count: int) -> None:
         self.tokens -= count
         self.blocks -= blocks_for(start + count, self.block_size) - blocks_for(start, self.block_size)
@@ -115,10 +125,11 @@ def admissible(sequences: Sequence[TargetSequence], batching: Batching, free_blo
 
     A sequence whose grammar is being compiled does not delay the others.
     """
-    size = batching.block_size
+    size, admitted = batching.block_size, list[TargetSequence]()
+    waiting = [s for s in sequences if s.kv is None and not s.opening.compiling]
+    if not waiting:
+        return admitted
     free_blocks -= sum(_outstanding(s, size) for s in sequences if s.kv is not None)
-    admitted = []
-    waiting = (s for s in sequences if s.kv is None and not s.opening.compiling)
     for sequence in sorted(waiting, key=lambda s: s.serial):
         free_blocks -= _outstanding(sequence, size)
         if free_blocks < 0:
@@ -140,15 +151,18 @@ def plan(
 ) -> StepPlan:
     """The next step of the sequences that have a place."""
     pricing = pricing or Pricing()
-    if any(s.kv is not None and s.pending > 1 for s in sequences):
+    running = sorted((s for s in sequences if s.kv is not None and not s.awaits_mask), key=lambda s: s.serial)
+    held, decoding, prefilling = list[tuple[TargetSequence, float]](), list[TargetSequence](), list[TargetSequence]()
+    for sequence in running:
+        if sequence.pending > 1:
+            prefilling.append(sequence)
+        elif (until_s := sequence.held_until(now_s)) is not None and pricing.may_pay(sequence):
+            held.append((sequence, until_s))
+        else:
+            decoding.append(sequence)
+    if prefilling:
         # A step with a chunk of a prompt is never a recorded one.
         pricing = replace(pricing, num_free=lambda num_rows, num_tokens: 0)
-    running = sorted((s for s in sequences if s.kv is not None and not s.awaits_mask), key=lambda s: s.serial)
-    held = [(s, until_s) for s in running if (until_s := s.held_until(now_s)) is not None and pricing.may_pay(s)]
-    waiting = {s.key for s, _ in held}
-    ready = [s for s in running if s.key not in waiting]
-    decoding = [s for s in ready if s.pending == 1]
-    prefilling = [s for s in ready if s.pending > 1]
     room = _Room(batching.max_batch_tokens, free_blocks, batching.block_size)
     rows = _decode(decoding, room)
     if rows is not None:
@@ -157,7 +171,7 @@ def plan(
         _add_drafts(rows, room, keep_tokens, pricing, batching)
         rows += _prefill(prefilling, room)
         _add_drafts([row for row in rows if row.decides and not row.decodes], room, 0, pricing, batching)
-    if ready and not rows:
+    if (decoding or prefilling) and not rows:
         return StepPlan(victim=running[-1])
     return StepPlan(rows=rows or [], held=held)
 
@@ -180,26 +194,32 @@ def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: 
     """
     offered = [(row, pricing.offered(row.sequence)) for row in rows]
     choices = [(row, DraftChoice(tree, row.sequence, pricing.calibration)) for row, tree in offered if tree is not None]
+    num_tokens = sum(row.num_run for row in rows)
+    if room.holds([len(choice.tree) for _, choice in choices], keep_tokens):
+        # Nobody takes another's room, so the order of those that pay does not matter.
+        for row, choice in choices:
+            count = choice.take_paying(pricing.price)
+            room.take(row.start + row.num_tokens, count)
+            num_tokens += count
     order = itertools.count()
     waiting = [
         (-value, next(order), number, node)
         for number, (_, choice) in enumerate(choices)
-        for value, node in choice.take(ROOT)
+        for value, node in choice.candidates()
     ]
     heapq.heapify(waiting)
-    num_tokens = sum(row.num_run for row in rows)
-    starts = [row.sequence.cached_len + row.num_tokens for row, _ in choices]
     while waiting:
         least, _, number, node = heapq.heappop(waiting)
         if not (-least >= pricing.price or pricing.num_free(len(rows), num_tokens)):
             break
-        _, choice = choices[number]
-        start = starts[number] + len(choice.nodes)
+        row, choice = choices[number]
+        start = row.start + row.num_tokens + len(choice.nodes)
         if not (choice.may_take(node, batching.max_branch_tokens) and room.fit(start, 1, keep_tokens)):
             continue
         room.take(start, 1)
         num_tokens += 1
-        for value, child in choice.take(node):
+        choice.take(node)
+        for value, child in choice.candidates():
             heapq.heappush(waiting, (-value, next(order), number, child))
     for row, choice in choices:
         row.draft = choice.draft

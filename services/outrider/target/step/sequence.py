@@ -49,6 +49,8 @@ class TargetSequence:
     """How well its drafts do, compared with those of others; the worker sets where it starts."""
     processor: LogitsProcessor | None = field(init=False)
     """None when the request has no logits options, and while its grammar is compiled."""
+    max_len: int = field(init=False)
+    """Tokens at which it ends, by max_new_tokens and by the context."""
 
     grammar_s: float = 0.0
     """Time of the threads that worked on its grammar."""
@@ -58,6 +60,7 @@ class TargetSequence:
         self.processor = None if self.opening.compiling else self.opening.processor()
         self.prompt_report = PromptReport(len(self.opening.prompt))
         self.tokens = [*self.opening.prompt, *self.opening.committed]
+        self.max_len = min(len(self.opening.prompt) + self.opening.stopping.max_new_tokens, self.max_context_len)
 
     @property
     def mode(self) -> VerificationMode:
@@ -70,7 +73,7 @@ class TargetSequence:
     @property
     def cached_len(self) -> int:
         """Tokens whose keys and values are in the cache."""
-        return self.kv.cached_len if self.kv is not None else 0
+        return len(self.kv.tokens) if self.kv is not None else 0
 
     @property
     def wants_prompt_logprobs(self) -> bool:
@@ -81,13 +84,12 @@ class TargetSequence:
     @property
     def pending(self) -> int:
         """Committed tokens still to be run; 1 while decoding, more while prefilling."""
-        return self.committed_len - self.cached_len
+        return len(self.tokens) - self.cached_len
 
     @property
     def remaining(self) -> int:
-        """Tokens that may still be committed, by max_new_tokens and by the context."""
-        output_len = self.committed_len - len(self.opening.prompt)
-        return min(self.opening.stopping.max_new_tokens - output_len, self.max_context_len - self.committed_len)
+        """Tokens that may still be committed."""
+        return self.max_len - len(self.tokens)
 
     @property
     def max_depth(self) -> int:
@@ -146,7 +148,7 @@ class TargetSequence:
         self.prompt_report = None
 
     def _cut_offered(self) -> None:
-        if self.processor is None:
+        if not self._has_grammar:
             return
         sent = self.drafts.num_sent
         self._cut_impossible()
@@ -156,8 +158,12 @@ class TargetSequence:
 
     def _cut_impossible(self) -> None:
         """Drops drafted tokens that no grammar lets through, before they cost a row."""
-        if self.processor is not None and self.drafts.trees:
+        if self._has_grammar and self.drafts.trees:
             self.drafts.keep(self._possible)
+
+    @property
+    def _has_grammar(self) -> bool:
+        return self.processor is not None and self.processor.has_grammar
 
     def _possible(self, tree: DraftTree) -> DraftTree:
         assert self.processor is not None

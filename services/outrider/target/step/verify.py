@@ -18,7 +18,7 @@ from outrider.target.step.scheduler import PlannedRow
 from outrider.target.step.sequence import TargetSequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Verified:
     """What came of one row."""
 
@@ -38,9 +38,11 @@ class Verified:
         return self.states[[*range(self.row.num_tokens), *nodes]]
 
     @property
-    def path(self) -> list[int]:
+    def path(self) -> Sequence[int]:
         """The nodes of the row's draft that verification accepts."""
-        return [row - 1 for row in self.found.path] if isinstance(self.found, Verdict) else []
+        if not isinstance(self.found, Verdict):
+            return []
+        return [row - 1 for row in self.found.path] if self.row.draft.parents else range(self.found.num_accepted)
 
 
 def verify_rows(engine: Engine, rows: Sequence[PlannedRow], taps: tuple[int, ...] = ()) -> list[Verified]:
@@ -49,14 +51,13 @@ def verify_rows(engine: Engine, rows: Sequence[PlannedRow], taps: tuple[int, ...
 
     Raises OutOfBlocks, with nothing changed, when the pool cannot hold the rows, and DeviceLost.
     """
-    before = [kv_of(row.sequence).cached_len for row in rows]
     try:
         return _run(engine, rows, taps)
     except (OutOfBlocks, DeviceLost):
         raise
     except Exception as error:
-        for row, length in zip(rows, before, strict=True):
-            engine.kv.retract(kv_of(row.sequence), length)
+        for row in rows:
+            engine.kv.retract(kv_of(row.sequence), row.start)
         if len(rows) == 1:
             if not rows[0].draft.token_ids:
                 return [Verified(rows[0], error, raised=True)]
@@ -100,8 +101,7 @@ def _result(engine: Engine, row: PlannedRow, verdict: Verdict) -> Verdict | Exce
 
 def _engine_row(row: PlannedRow) -> Row:
     sequence, draft = row.sequence, row.draft
-    start = sequence.cached_len
-    tokens = [*sequence.tokens[start : start + row.num_tokens], *draft.token_ids]
+    tokens = [*sequence.tokens[row.start : row.start + row.num_tokens], *draft.token_ids]
     num_logits = num_prompt_rows(row) + (len(draft) + 1 if row.decides else 0)
     return Row(kv_of(sequence), tokens, num_logits, parents=draft.parents or range(-1, len(draft) - 1))
 

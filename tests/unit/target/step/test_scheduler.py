@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
+from operator import mul
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.speculation import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
-from outrider.target.step.calibration import Bin, Calibration, Fit
+from outrider.target.step.calibration import Bin, Calibration, Fit, bin_of
 from outrider.target.step.choice import Pricing
 from outrider.target.step.scheduler import Batching, StepPlan, admissible, plan
 from outrider.target.step.sequence import TargetSequence
@@ -275,6 +279,20 @@ def test_a_drafted_token_is_judged_where_its_joint_chance_is_worth_its_row() -> 
     assert priced(sequences, 0.6) == [4, 1, 0]
     assert priced(sequences, 0.9) == [1, 1, 0]
     assert priced(sequences, 1.0) == [0, 0, 0]
+
+
+@given(st.lists(st.lists(st.floats(0.02, 0.98), min_size=1, max_size=4), min_size=1, max_size=5), st.floats(0.01, 1.0))
+def test_each_draft_is_taken_as_far_as_it_pays_whether_or_not_the_room_would_hold_all(
+    drafts: list[list[float]], price: float
+) -> None:
+    def paying(chances: list[float]) -> int:
+        own = [PROVEN.own(bin_of("model", chance), Fit()) for chance in chances]
+        return sum(joint >= price for joint in accumulate(own, mul))
+
+    sequences, expected = [offering(number, *each) for number, each in enumerate(drafts)], list(map(paying, drafts))
+    assert priced(sequences, price, Batching(block_size=8, max_batch_tokens=99)) == expected
+    just_enough = Batching(block_size=8, max_batch_tokens=len(drafts) + sum(expected))
+    assert priced(sequences, price, just_enough) == expected
 
 
 def test_the_likeliest_tokens_of_all_sequences_get_the_room_there_is() -> None:
