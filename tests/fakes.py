@@ -400,6 +400,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
 
 def _committed(number: int, commit: sequence.Commit, serial: int) -> Committed:
     """As the drafts' side hears of it."""
+    drafted = [*commit.token_ids[: commit.num_accepted], *commit.rejected_token_ids]
     return Committed(
         key=SequenceKey(number, commit.sequence_id),
         base_len=commit.base_len,
@@ -410,9 +411,9 @@ def _committed(number: int, commit: sequence.Commit, serial: int) -> Committed:
             num_accepted=commit.num_accepted,
             finish=Finish(commit.finish_reason),
         ),
-        rejected=list(commit.rejected_token_ids),
+        draft=DraftTree(commit.base_len, tuple(drafted), serial=serial),
+        accepted=range(commit.num_accepted),
         num_dropped=commit.num_dropped,
-        draft_serial=serial,
         times=Times(),
         num_prompt_tokens=0,
         num_cached_tokens=0,

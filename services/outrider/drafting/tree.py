@@ -166,8 +166,8 @@ class DraftTree:
 
     @property
     def last_serial(self) -> int:
-        """Number of the last message that brought a token of it."""
-        return max((origin.serial for origin in self.origins), default=self.serial)
+        """Number of the last message that brought a token of it; 0 without any."""
+        return max((origin.serial for origin, _ in self.counted_origins()), default=0)
 
     # -- other trees made of it
 

@@ -14,7 +14,7 @@ from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import ROOT, DraftTree
 from outrider.errors import InvalidRequest
-from outrider.target.step.calibration import Calibration, Fit, bin_at
+from outrider.target.step.calibration import Calibration, Fit, bin_at, bins_of
 from outrider.worker.step_cost import StepCost
 
 
@@ -52,23 +52,9 @@ class VerifiedDraft:
     """Tokens of draft workers that came late or did not fit, since the last commit."""
 
     @property
-    def verified(self) -> list[tuple[int, int]]:
-        """The nodes of those positions, each with its depth."""
-        return [(node, node + 1) for node in range(self.num_verified)]
-
-    @property
-    def rejected(self) -> list[int]:
-        return list(self.draft.token_ids[self.num_accepted :])
-
-    @property
-    def draft_serial(self) -> int:
-        """Number of the message that brought the last of them; 0 without one."""
-        return max((self.draft.origin(node).serial for node in range(len(self.draft))), default=0)
-
-    @property
-    def draft_useful_s(self) -> float:
-        """Time that sources spent on the accepted ones."""
-        return sum(map(self.draft.seconds_of, range(self.num_accepted)))
+    def verified(self) -> Sequence[int]:
+        """The nodes of those positions."""
+        return range(self.num_verified)
 
 
 @dataclass(slots=True)
@@ -238,7 +224,7 @@ class DraftBook:
         if found is None:
             return VerifiedDraft(draft, num_verified, num_accepted)
         found.placed = None
-        verdicts = [(bin_at(draft, node, node + 1), node < num_accepted) for node in range(num_verified)]
+        verdicts = [(each, node < num_accepted) for node, each in enumerate(bins_of(draft)[:num_verified])]
         self.calibration.observe(verdicts, found.fit)
         found.buffer.advance(token_ids, len(drafted))
         found.cut_impossible()

@@ -15,6 +15,7 @@ from outrider.drafting.lookup.suffix import History, SuffixDrafts
 from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
 from outrider.drafting.speculation import Speculation
+from outrider.drafting.tree import DraftTree
 from outrider.errors import OutriderError
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
@@ -100,8 +101,8 @@ class Server(ServerDrafts):
         tokens.append(next_token(tokens, VOCAB_SIZE))
         num_verified = num_accepted + (num_accepted < len(drafted))
         outcome = Outcome(tokens[base_len:], len(drafted), num_verified, num_accepted, finish)
-        rejected, serial = drafted[num_accepted:], 0 if tree is None else tree.serial
-        committed = Committed(key, base_len, outcome, rejected, 0, serial, Times(share_s=STEP_S), 0, 0)
+        draft = DraftTree(base_len, tuple(drafted), serial=0 if tree is None else tree.serial)
+        committed = Committed(key, base_len, outcome, draft, range(num_accepted), 0, Times(share_s=STEP_S), 0, 0)
         self.step(TargetReport(commits=[committed], step_us=round(STEP_S * 1e6), batch_sequences=1))
 
     def latest(self, count: int) -> list[int]:

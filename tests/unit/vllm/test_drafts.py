@@ -7,7 +7,7 @@ from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.rounds import SourceTokens
-from outrider.target.step.by_source import tokens_by_source
+from outrider.target.step.by_source import places_of, tokens_by_source
 from outrider.vllm.drafts import Decoding, DraftBook, StepRoom
 
 ROOMY = StepRoom(tokens=100, blocks=100, block_size=16)
@@ -56,10 +56,13 @@ def test_what_is_looked_up_and_what_a_draft_worker_sends_are_one_tree() -> None:
     verified = chosen(drafts)
     assert verified == [4, 6, 7]
     result = drafts.committed("a", [4, 6, 9], verified, finished=False)
-    counts, places = tokens_by_source(result.draft, range(result.num_accepted), result.verified)
-    assert counts == [SourceTokens("model", False, 1, 1, 1), SourceTokens("ngram", True, 2, 2, 1)]
-    assert places == [0, 1, 1]
-    assert (result.num_accepted, result.rejected, result.draft_serial) == (2, [7], 1)
+    accepted = range(result.num_accepted)
+    assert tokens_by_source(result.draft, accepted, result.verified) == [
+        SourceTokens("model", False, 1, 1, 1),
+        SourceTokens("ngram", True, 2, 2, 1),
+    ]
+    assert places_of(result.draft, accepted) == [0, 1, 1]
+    assert (result.num_accepted, result.draft.token_ids[2:], result.draft.last_serial) == (2, (7,), 1)
 
 
 def test_what_is_looked_up_has_a_cap_of_its_own_and_none_after_a_commit() -> None:
@@ -114,11 +117,11 @@ def test_a_commit_says_what_was_accepted_and_the_rest_stays() -> None:
     tokens += [4, 5, 6]
     result = drafts.committed("a", [4, 5, 6], verified, finished=False)
     assert (len(result.draft), result.num_verified, result.num_accepted) == (2, 2, 2)
-    assert (result.rejected, result.draft_serial, result.num_dropped) == ([], 8, 0)
+    assert (result.draft.last_serial, result.num_dropped) == (8, 0)
     assert chosen(drafts, length=6) == [7]
     tokens += [9]
     result = drafts.committed("a", [9], [7], finished=False)
-    assert (result.num_verified, result.num_accepted, result.rejected) == (1, 0, [7])
+    assert (result.num_verified, result.num_accepted, result.draft.token_ids) == (1, 0, (7,))
     assert chosen(drafts, length=7) == []
 
 

@@ -46,9 +46,9 @@ class OwnDrafts:
         if self._sources:
             self._committed.append((key, base_len, tokens))
 
-    def see(self, key: SequenceKey, start: int, states: Tensor | None) -> None:
+    def see(self, key: SequenceKey, start: int, states: Tensor) -> None:
         """The states of committed positions, for the source that asked for them."""
-        if states is not None and self._reader is not None:
+        if self._reader is not None:
             reader = self._reader
             self._tell(lambda source: reader.see(key, start, states) if source is reader else None)
 

@@ -6,24 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.source import KINDS, Features
+from outrider.drafting.tree import DraftTree
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.rounds import SourceTokens
+from outrider.target.step.by_source import chances_of, places_of
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
 from outrider.worker.events import Failed, SequenceKey, WorkerReport
 
 
-@dataclass(frozen=True, slots=True)
+# Nobody changes one. It is not frozen, because that takes three times as long.
+@dataclass(slots=True)
 class Committed:
+    """What a step committed to one sequence. What follows from it is found by who asks, and not by the step thread."""
+
     key: SequenceKey
     base_len: int
     """Length before this commit."""
     outcome: Outcome
-    rejected: list[int]
-    """The drafted tokens of the longest path in the step, after as many as were accepted."""
+    draft: DraftTree
+    """The drafted tokens in the step."""
+    accepted: Sequence[int]
+    """The nodes of those that were accepted."""
     num_dropped: int
-    draft_serial: int
-    """Number of the message that brought the last drafted token; 0 without one."""
     times: Times
     num_prompt_tokens: int
     """Prompt tokens of the opening; 0 after its first commit."""
@@ -32,20 +37,42 @@ class Committed:
     logprobs: Sequence[TokenLogprobs] = ()
     """One per token of the outcome, when requested."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    num_branch_tokens: int = 0
-    """Draft tokens in the step beyond those of the longest path."""
-    draft_useful_s: float = 0.0
-    """Draft time spent on the accepted tokens."""
     sources: Sequence[SourceTokens] = ()
     """What came of the drafted tokens in the step, by source."""
     features: Features | None = None
     """For a head on draft workers: of the last token before the commit, and of the accepted ones."""
-    token_sources: Sequence[int] = ()
-    """For each accepted token, then for each rejected one: the place of its source in `sources`."""
     top: Sequence[TokenLogprobs] = ()
     """For samples: one per token of the outcome, as computed."""
-    chances: bytes = b""
-    """For the same tokens: the chance that the source gave each, in 255ths."""
+
+    @property
+    def rejected(self) -> list[int]:
+        """The drafted tokens of the longest path in the step, after as many as were accepted."""
+        return [self.draft.token_ids[node] for node in self.draft.longest()[len(self.accepted) :]]
+
+    @property
+    def draft_serial(self) -> int:
+        """Number of the message that brought the last drafted token; 0 without one."""
+        return self.draft.last_serial
+
+    @property
+    def num_branch_tokens(self) -> int:
+        """Draft tokens in the step beyond those of the longest path."""
+        return len(self.draft) - self.draft.depth
+
+    @property
+    def draft_useful_s(self) -> float:
+        """Draft time spent on the accepted tokens."""
+        return sum(map(self.draft.seconds_of, self.accepted))
+
+    @property
+    def token_sources(self) -> list[int]:
+        """For each accepted token, then for each rejected one: the place of its source in `sources`."""
+        return places_of(self.draft, self.accepted)
+
+    @property
+    def chances(self) -> bytes:
+        """For the same tokens: the chance that the source gave each, in 255ths."""
+        return chances_of(self.draft, self.accepted)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,6 +148,7 @@ class TargetStats:
     """By name: the kinds of this process, and the first few that draft workers name."""
 
     def of_source(self, name: str) -> SourceStats:
-        if not name or (name not in self.sources and len(self.sources) >= _MAX_SOURCES):
-            name = _OTHER
-        return self.sources.setdefault(name, SourceStats())
+        name = name or _OTHER
+        if (found := self.sources.get(name)) is not None:
+            return found
+        return self.sources.setdefault(name if len(self.sources) < _MAX_SOURCES else _OTHER, SourceStats())

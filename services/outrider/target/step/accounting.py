@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.drafting.tree import DraftTree
 from outrider.target.requests.report import Committed, TargetStats
-from outrider.target.step.calibration import Calibration, bin_at
+from outrider.target.step.calibration import Calibration, bins_of
 from outrider.target.step.commit import Outcome
 from outrider.target.step.scheduler import PlannedRow
 from outrider.target.step.times import Timer, Times
@@ -55,17 +55,16 @@ class StepAccounting:
         """Price of one more row in a step, as a chance."""
         return self._row_price(self.cost)
 
-    def verified(
-        self, row: PlannedRow, outcome: Outcome, path: Sequence[int], verified: Sequence[tuple[int, int]]
-    ) -> None:
-        """What verification says of a row's drafted tokens: of them all, and the nodes that it accepts, and of those
-        that it looked at, each with its depth."""
+    def verified(self, row: PlannedRow, outcome: Outcome, path: Sequence[int], verified: Sequence[int]) -> None:
+        """What verification says of a row's drafted tokens: of them all, the nodes that it accepts, and those that it
+        looked at."""
         draft, stats, sequence = row.draft, self.stats, row.sequence
-        verdicts = [(bin_at(draft, node, depth), node in path) for node, depth in verified]
-        self.calibration.observe(verdicts, sequence.fit)
+        bins = bins_of(draft)
+        self.calibration.observe([(bins[node], node in path) for node in verified], sequence.fit)
         sequence.timer.times.num_wasted_rows = len(draft) - outcome.num_accepted
-        stats.num_branch_tokens += len(draft) - draft.depth
-        stats.num_branch_tokens_accepted += len(set(path) - set(draft.main()))
+        if draft.parents:
+            stats.num_branch_tokens += len(draft) - draft.depth
+            stats.num_branch_tokens_accepted += len(set(path) - set(draft.main()))
 
     def committed(self, committed: Committed) -> None:
         outcome, stats = committed.outcome, self.stats

@@ -9,43 +9,50 @@ from outrider.protocol.limits import to_us
 from outrider.protocol.rounds import SourceTokens
 
 
-def verified_nodes(draft: DraftTree, path: Sequence[int], num_verified: int) -> list[tuple[int, int]]:
-    """The nodes that were verified, each with its depth: at each position, all that follow the accepted one before."""
+def verified_nodes(draft: DraftTree, path: Sequence[int], num_verified: int) -> Sequence[int]:
+    """The nodes that were verified: at each position, all that follow the accepted one before."""
+    if not draft.parents:
+        return range(min(num_verified, len(draft)))
     children = draft.children()
-    parents = enumerate([ROOT, *path][:num_verified], start=1)
-    return [(node, depth) for depth, parent in parents for node in children[parent + 1]]
+    return [node for parent in [ROOT, *path][:num_verified] for node in children[parent + 1]]
 
 
-def tokens_by_source(
-    draft: DraftTree, path: Sequence[int], verified: Sequence[tuple[int, int]]
-) -> tuple[list[SourceTokens], list[int]]:
-    """The counts of each source, and the place in them of each token that a commit tells of: the accepted ones, then
-    the others of the longest path. `path`: the accepted nodes; `verified`: as `verified_nodes` finds them."""
+def tokens_by_source(draft: DraftTree, path: Sequence[int], verified: Sequence[int]) -> list[SourceTokens]:
+    """The counts of each source. `path`: the accepted nodes; `verified`: as `verified_nodes` finds them."""
     if not draft.token_ids:
-        return [], []
+        return []
     if not draft.origins:
         # Most drafts are one source's.
         own = not draft.serial
         totals = len(draft), len(verified), len(path), to_us(draft.seconds) if own else 0
-        return [SourceTokens(draft.source, own, *totals)], [0] * max(len(path), draft.depth)
-    sources = [_source(draft, node) for node in range(len(draft))]
-    names = list(dict.fromkeys(sources))
-    of_verified = [sources[node] for node, _ in verified]
+        return [SourceTokens(draft.source, own, *totals)]
+    sources = _sources(draft)
+    of_verified = [sources[node] for node in verified]
     accepted = [sources[node] for node in path]
-    counts = [
+    return [
         SourceTokens(
             *one, sources.count(one), of_verified.count(one), accepted.count(one), _own_us(draft, sources, one)
         )
-        for one in names
+        for one in dict.fromkeys(sources)
     ]
-    shown = [*path, *draft.longest()[len(path) :]]
-    return counts, [names.index(sources[node]) for node in shown]
+
+
+def places_of(draft: DraftTree, path: Sequence[int]) -> list[int]:
+    """The place among those counts of each token that a commit tells of: the accepted ones, then the others of the
+    longest path."""
+    sources = _sources(draft)
+    names = list(dict.fromkeys(sources))
+    return [names.index(sources[node]) for node in _shown(draft, path)]
 
 
 def chances_of(draft: DraftTree, path: Sequence[int]) -> bytes:
     """The chance of each token that a commit tells of, in the same order, in 255ths."""
     claims = draft.claims()
-    return bytes(min(255, round(255 * claims[node])) for node in [*path, *draft.longest()[len(path) :]])
+    return bytes(min(255, round(255 * claims[node])) for node in _shown(draft, path))
+
+
+def _shown(draft: DraftTree, path: Sequence[int]) -> list[int]:
+    return [*path, *draft.longest()[len(path) :]]
 
 
 def _own_us(draft: DraftTree, sources: Sequence[tuple[str, bool]], source: tuple[str, bool]) -> int:
@@ -54,7 +61,6 @@ def _own_us(draft: DraftTree, sources: Sequence[tuple[str, bool]], source: tuple
     return to_us(sum(draft.seconds_of(node) for node, each in enumerate(sources) if each == source)) if own else 0
 
 
-def _source(draft: DraftTree, node: int) -> tuple[str, bool]:
-    origin = draft.origin(node)
-    # Messages of draft workers are numbered from 1 on.
-    return origin.source, not origin.serial
+def _sources(draft: DraftTree) -> list[tuple[str, bool]]:
+    """Of each node. Messages of draft workers are numbered from 1 on."""
+    return [(origin.source, not origin.serial) for origin in map(draft.origin, range(len(draft)))]

@@ -101,7 +101,7 @@ class _Share:
         return (kept * self.accepted + tuning.PRIOR * self.prior) / (kept * self.verified + tuning.PRIOR)
 
     def optimistic(self, step: int) -> float:
-        """With the exploration bonus, which moves it from the mean towards 1: without that, tokens that are not verified
+        """The mean with the exploration bonus, which moves it towards 1. Without that, tokens that are not verified
         would never be learned about."""
         bonus = tuning.BONUS / math.sqrt(1 + tuning.KEEP_STEP ** (step - self.at_step) * self.verified)
         mean = self.mean(step)
@@ -178,8 +178,8 @@ class Calibration:
         self._tables.clear()
 
     def own(self, each: Bin, fit: Fit, *, explore: bool = True) -> float:
-        """The chance that a token is accepted if all before it are. `explore`: whether one that was hardly ever verified
-        gets a better one."""
+        """The chance that a token is accepted if all before it are. `explore`: whether one that was hardly ever
+        verified gets a better one."""
         return fit.corrected([self._of_average(each, explore)[0]])[0]
 
     def usual(self, each: Bin, fit: Fit, *, explore: bool = True) -> float:

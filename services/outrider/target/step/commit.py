@@ -9,7 +9,7 @@ from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What one step commits for one sequence."""
 
@@ -27,6 +27,8 @@ def apply_stop_conditions(
 ) -> Outcome:
     """Cuts a verdict at the first stop token, which is kept, or after `remaining` tokens, whichever comes first."""
     tokens, finish = verdict.token_ids, Finish.NONE
+    if len(tokens) < remaining and not any(map(stop_token_ids.__contains__, tokens)):
+        return Outcome(list(tokens), num_drafted, verdict.num_verified, verdict.num_accepted, finish)
     for count, token in enumerate(tokens, start=1):
         if token in stop_token_ids:
             finish = Finish.STOP

@@ -30,10 +30,9 @@ class Verified:
     states: Tensor | None = None
     """[tokens of the row, layers · width]: the hidden states that were asked for."""
 
-    def committed_states(self, num_accepted: int) -> Tensor | None:
+    def committed_states(self, num_accepted: int) -> Tensor:
         """Of the tokens that were committed before the step, and of the accepted ones."""
-        if self.states is None:
-            return None
+        assert self.states is not None
         nodes = [self.row.num_tokens + node for node in self.path[:num_accepted]]
         return self.states[[*range(self.row.num_tokens), *nodes]]
 

@@ -18,7 +18,7 @@ from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetStats
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
-from outrider.target.step.by_source import chances_of, tokens_by_source, verified_nodes
+from outrider.target.step.by_source import tokens_by_source, verified_nodes
 from outrider.target.step.choice import Pricing
 from outrider.target.step.commit import apply_stop_conditions
 from outrider.target.step.core import Clock, TargetCore
@@ -32,6 +32,8 @@ from outrider.worker.step_cost import StepCost
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
 
 log = logging.getLogger(__name__)
+
+_NO_PROMPT = PromptReport()
 
 
 class TargetWorker(TargetCore[TargetSequence]):
@@ -136,8 +138,7 @@ class TargetWorker(TargetCore[TargetSequence]):
         if found is None and not result.row.decides:
             # A chunk of prefill; the cache holds its tokens by now.
             start = kv_of(sequence).cached_len - result.row.num_tokens
-            self._own_drafts.see(sequence.key, start, result.committed_states(0))
-            self._show(sequence, self._own_drafts.take_features(sequence.key))
+            self._show(sequence, self._see(result, start, 0))
         finish = Finish.NONE if found is None else self._commit(result, found)
         self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
         if finish is not Finish.NONE:
@@ -147,44 +148,43 @@ class TargetWorker(TargetCore[TargetSequence]):
         sequence, draft = result.row.sequence, result.row.draft
         stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
         outcome = apply_stop_conditions(verdict, draft.depth, stop_token_ids=stops, remaining=sequence.remaining)
-        prompt, path = sequence.prompt_report or PromptReport(), result.path
-        accepted = path[: outcome.num_accepted]
+        prompt, accepted = sequence.prompt_report or _NO_PROMPT, result.path[: outcome.num_accepted]
         verified = verified_nodes(draft, accepted, outcome.num_verified)
-        sources, token_sources = tokens_by_source(draft, accepted, verified)
         self._accounting.verified(result.row, outcome, accepted, verified)
-        self._engine.kv.keep(kv_of(sequence), path)
-        self._own_drafts.see(
-            sequence.key, base_len - result.row.num_tokens, result.committed_states(outcome.num_accepted)
-        )
-        features = self._own_drafts.take_features(sequence.key)
+        # Before blocks are published or tokens sent: rejected tokens must not be found in the cache, and the last
+        # committed one is not in it yet.
+        self._engine.kv.keep(kv_of(sequence), accepted[: len(outcome.token_ids) - 1])
+        features = self._see(result, base_len - result.row.num_tokens, outcome.num_accepted)
         self._show(sequence, features[:-1])
         sequence.commit(outcome.token_ids, draft.depth)
         self._own_drafts.commit(sequence.key, base_len, outcome.token_ids)
-        # Before blocks are published or tokens sent: rejected tokens must not be found in the cache.
-        self._engine.kv.rewind(kv_of(sequence), sequence.committed_len - 1)
         committed = Committed(
             key=sequence.key,
             base_len=base_len,
             outcome=outcome,
-            rejected=[draft.token_ids[node] for node in draft.longest()[outcome.num_accepted :]],
+            draft=draft,
+            accepted=accepted,
             num_dropped=sequence.drafts.take_num_dropped(),
-            draft_serial=max(origin.serial for origin in draft.origins or (draft,)),
             times=sequence.timer.take(),
             num_prompt_tokens=prompt.num_tokens,
             num_cached_tokens=prompt.num_cached_tokens or 0,
             logprobs=sequence.opening.asked_logprobs(verdict.logprobs[: len(outcome.token_ids)]),
             top=verdict.logprobs[: len(outcome.token_ids)],
             prompt_logprobs=prompt.logprobs,
-            num_branch_tokens=len(draft) - draft.depth,
-            draft_useful_s=sum(map(draft.seconds_of, accepted)),
             features=features[-1] if features else None,
-            sources=sources,
-            token_sources=token_sources,
-            chances=chances_of(draft, accepted),
+            sources=tokens_by_source(draft, accepted, verified),
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)
         return outcome.finish
+
+    def _see(self, result: Verified, start: int, num_accepted: int) -> list[Features]:
+        """Shows the states of committed positions to a source in this process. Returns what heads on draft workers
+        read."""
+        if result.states is None:
+            return []
+        self._own_drafts.see(result.row.sequence.key, start, result.committed_states(num_accepted))
+        return self._own_drafts.take_features(result.row.sequence.key)
 
     def _show(self, sequence: TargetSequence, features: Sequence[Features]) -> None:
         self._report.features += [(sequence.key, sequence.committed_len, each) for each in features]

@@ -33,7 +33,7 @@ from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.report import Committed, TargetReport
-from outrider.target.step.by_source import chances_of, tokens_by_source
+from outrider.target.step.by_source import tokens_by_source
 from outrider.target.step.calibration import Fit
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Timer
@@ -165,7 +165,7 @@ class Feed:
         for request_id, fed in list(self._open.items()):
             finish = FINISHES.get(fed.request.get_finished_reason())
             if fresh := list(fed.request.all_token_ids[fed.sent_len :]):
-                if (seen := verified.get(request_id, _NOTHING)).draft_serial:
+                if (seen := verified.get(request_id, _NOTHING)).draft.last_serial:
                     self._wait.verified(seen.num_accepted)
                 found = seen, finish or Finish.NONE, cached.get(request_id, 0)
                 report.commits.append(_committed(fed, fresh, *found))
@@ -260,21 +260,18 @@ def _speculation(limit: int, run_ahead_tokens: int) -> Speculation:
 
 
 def _committed(fed: _Fed, tokens: list[int], result: VerifiedDraft, finish: Finish, num_cached: int) -> Committed:
-    sources, token_sources = tokens_by_source(result.draft, range(result.num_accepted), result.verified)
+    accepted = range(result.num_accepted)
     return Committed(
         key=fed.key,
         base_len=fed.sent_len,
         outcome=Outcome(tokens, len(result.draft), result.num_verified, result.num_accepted, finish),
-        rejected=result.rejected,
+        draft=result.draft,
+        accepted=accepted,
         num_dropped=result.num_dropped,
-        draft_serial=result.draft_serial,
         times=fed.timer.take(),
         num_prompt_tokens=0,
         num_cached_tokens=num_cached,
-        draft_useful_s=result.draft_useful_s,
-        sources=sources,
-        token_sources=token_sources,
-        chances=chances_of(result.draft, range(result.num_accepted)),
+        sources=tokens_by_source(result.draft, accepted, result.verified),
     )
 
 

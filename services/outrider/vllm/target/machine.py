@@ -22,7 +22,7 @@ from outrider.target.requests import events
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetStats
 from outrider.target.step.accounting import StepAccounting, SteppedRow
-from outrider.target.step.by_source import chances_of, tokens_by_source
+from outrider.target.step.by_source import tokens_by_source
 from outrider.target.step.commit import Outcome
 from outrider.target.step.core import TargetCore
 from outrider.target.step.times import Timer
@@ -194,23 +194,20 @@ class VllmMachine(TargetCore[VllmSequence]):
         self._own_drafts.commit(sequence.key, base_len, token_ids)
         num_drafted, num_verified, num_accepted = len(result.draft), result.num_verified, result.num_accepted
         sequence.timer.times.num_wasted_rows = num_drafted - num_accepted
-        sources, token_sources = tokens_by_source(result.draft, range(num_accepted), result.verified)
+        accepted = range(num_accepted)
         committed = Committed(
             key=sequence.key,
             base_len=base_len,
             outcome=Outcome(token_ids, num_drafted, num_verified, num_accepted, finish),
-            rejected=result.rejected,
+            draft=result.draft,
+            accepted=accepted,
             num_dropped=result.num_dropped,
-            draft_serial=result.draft_serial,
             times=sequence.timer.take(),
             num_prompt_tokens=len(sequence.opening.prompt) if first else 0,
             num_cached_tokens=_num_cached(output, len(sequence.opening.prompt)),
             logprobs=sequence.logprobs(output.new_logprobs),
             prompt_logprobs=sequence.prompt_logprobs(output.new_prompt_logprobs_tensors),
-            draft_useful_s=result.draft_useful_s,
-            sources=sources,
-            token_sources=token_sources,
-            chances=chances_of(result.draft, range(num_accepted)),
+            sources=tokens_by_source(result.draft, accepted, result.verified),
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from outrider.drafting.pool import DraftLeases
 from outrider.drafting.source import Features
+from outrider.drafting.tree import DraftTree
 from outrider.errors import Code
 from outrider.metadata import LeaseRecord
 from outrider.protocol.rounds import SourceTokens
@@ -139,7 +140,8 @@ def committed(
 ) -> Committed:
     accepted = max(0, min(drafted, len(tokens) - 1))
     outcome = Outcome(tokens, drafted, min(drafted, accepted + 1), accepted, finish)
-    return Committed(KEY, base_len, outcome, [], 0, serial, Times(), 0, 0)
+    draft = DraftTree(base_len, (9,) * drafted, serial=serial)
+    return Committed(KEY, base_len, outcome, draft, range(accepted), 0, Times(), 0, 0)
 
 
 def guess(base_len: int, *tokens: int, **fields: Any) -> sequence.Draft:
@@ -554,7 +556,8 @@ async def test_stopping_ends_the_streams(world: World) -> None:
 async def test_what_a_draft_spent_is_told_with_the_next_commit_and_what_comes_late_by_itself(world: World) -> None:
     await world.paired()
     await world.draft.say(guess(4, 9, 9, share_us=300), sequence.Draft(sequence_id=90, base_len=4, share_us=50))
-    stats = await world.follow(replace(committed(4, [9, 5], drafted=2, serial=1), draft_useful_s=0.00015))
+    taken = committed(4, [9, 5], drafted=2, serial=1)
+    stats = await world.follow(replace(taken, draft=replace(taken.draft, seconds=0.0003)))
     assert (stats.share_us, stats.useful_us) == (350, 150)
     await world.draft.say(guess(6, 9, share_us=40))
     await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2 as sp
@@ -101,7 +102,8 @@ def test_nonsense_ends_what_it_names_and_nothing_else(tiny: Path, seed: int) -> 
 def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
     outcome = Outcome([7, 8], num_drafted=3, num_verified=2, num_accepted=1, finish=Finish.STOP)
     times = Times(queue_s=0.00025, wait_s=0.0001, prefill_s=0.002)
-    committed = Committed(key(5, stream=1), 10, outcome, [9, 3], 4, 12, times, 6, 3)
+    draft = DraftTree(10, (7, 9, 3), chances=(1.0, 0.8, 0.2), serial=12)
+    committed = Committed(key(5, stream=1), 10, outcome, draft, [0], 4, times, 6, 3)
     failed = Failed(key(6, stream=2), InvalidRequest("mode", "no"))
     responses = response_of(
         TargetReport(commits=[committed], failures=[failed], step_us=900, batch_sequences=2, batch_tokens=9)
@@ -109,7 +111,7 @@ def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
     commit = sp.Commit(
         sequence_id=5, base_len=10, token_ids=[7, 8], num_drafted=3, num_verified=2, num_accepted=1,
         finish_reason=sp.FINISH_REASON_STOP, num_dropped=4, queue_us=250, num_cached_tokens=3,
-        wait_us=100, prefill_us=2000, rejected_token_ids=[9, 3],
+        wait_us=100, prefill_us=2000, rejected_token_ids=[9, 3], chances=bytes([255, 204, 51]),
     )  # fmt: skip
     error = sp.SequenceError(sequence_id=6, code=3, reason="INVALID_FIELD", field="mode", message="no")
     step = {"step_us": 900, "batch_sequences": 2, "batch_tokens": 9}
@@ -129,7 +131,8 @@ def test_what_an_unforeseen_error_says_stays_inside() -> None:
 def test_what_a_sequence_took_goes_with_its_commit_or_by_itself_once_it_has_ended() -> None:
     outcome = Outcome([7], num_drafted=3, num_verified=1, num_accepted=0, finish=Finish.STOP)
     times = Times(share_s=0.004, drafted_s=0.002, wasted_s=0.0015)
-    committed = Committed(key(5, stream=1), 10, outcome, [9], 0, 1, times, 6, 3, num_branch_tokens=2)
+    draft = DraftTree(10, (9, 20, 21), parents=(-1, -1, -1), serial=1)
+    committed = Committed(key(5, stream=1), 10, outcome, draft, [], 0, times, 6, 3)
     removed = [(key(5, stream=1), Times()), (key(6, stream=2), Times(share_s=0.0007))]
     responses = response_of(TargetReport(commits=[committed], removed=removed))
     [commit] = responses[1].commits

@@ -16,7 +16,7 @@ from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import response_of
-from outrider.target.step.by_source import chances_of, tokens_by_source, verified_nodes
+from outrider.target.step.by_source import chances_of, places_of, tokens_by_source, verified_nodes
 from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Times
 from prometheus_client import CollectorRegistry
@@ -29,16 +29,16 @@ LOOKUP = DraftTree(10, (5, 8), chances=(0.5, 0.5), source="ngram")
 
 def test_each_drafted_token_counts_for_one_source() -> None:
     merged = POOL.merge(LOOKUP)
-    counts, places = tokens_by_source(merged, [0, 3], verified_nodes(merged, [0, 3], num_verified=2))
+    counts = tokens_by_source(merged, [0, 3], verified_nodes(merged, [0, 3], num_verified=2))
     # Both propose 5, and the model gives it the greater chance.
     assert counts == [SourceTokens("model", False, 3, 2, 1), SourceTokens("ngram", True, 1, 1, 1)]
-    assert places == [0, 1, 0], "5 of the model, 8 that was looked up, and the 7 that nobody got to"
+    shown = "5 of the model, 8 that was looked up, and the 7 that nobody got to"
+    assert places_of(merged, [0, 3]) == [0, 1, 0], shown
     # A draft worker says itself what its drafts took.
     timed = replace(POOL, seconds=0.9).merge(replace(LOOKUP, seconds=0.004))
-    assert [one.draft_us for one in tokens_by_source(timed, [], [])[0]] == [0, 2000]
-    assert tokens_by_source(DraftTree(10), [], []) == ([], [])
-    told = [*(0, 3), *merged.longest()[2:]]
-    assert list(chances_of(merged, [0, 3])) == [round(255 * merged.claims()[node]) for node in told]
+    assert [one.draft_us for one in tokens_by_source(timed, [], [])] == [0, 2000]
+    assert tokens_by_source(DraftTree(10), [], []) == places_of(DraftTree(10), []) == []
+    assert list(chances_of(merged, [0, 3])) == [round(255 * merged.claims()[node]) for node in (0, 3, 2)]
     assert chances_of(DraftTree(10), []) == b""
 
 
@@ -78,15 +78,10 @@ def test_the_metrics_have_one_label_more_and_a_bounded_number_of_sources() -> No
 
 
 def commit(
-    sources: list[SourceTokens], places: list[int], stats: sequence_pb2.DraftStats | None, branches: int = 0
+    draft: DraftTree, accepted: list[int], sources: list[SourceTokens], stats: sequence_pb2.DraftStats | None
 ) -> sequence_pb2.Commit:
     outcome = Outcome([5, 8, 3], num_drafted=3, num_verified=2, num_accepted=2, finish=Finish.NONE)
-    made = Committed(
-        *(key(5), 10, outcome, [7], 0, 1, Times(), 6, 3),
-        num_branch_tokens=branches,
-        sources=sources,
-        token_sources=places,
-    )
+    made = Committed(key(5), 10, outcome, draft, accepted, 0, Times(), 6, 3, sources=sources)
     [message] = response_of(TargetReport(commits=[made]), {} if stats is None else {key(5): stats})[1].commits
     return message
 
@@ -96,7 +91,7 @@ MODEL = sequence_pb2.DraftStats(source="model", draft_us=5)
 
 def test_a_commit_tells_of_its_sources_and_a_round_has_them() -> None:
     counts = [SourceTokens("model", False, 3, 2, 1), SourceTokens("ngram", True, 1, 1, 1)]
-    done = Round.from_commit(commit(counts, [0, 1, 0], MODEL, branches=1), 1000)
+    done = Round.from_commit(commit(POOL.merge(LOOKUP), [0, 3], counts, MODEL), 1000)
     assert (list(done.sources), list(done.token_sources)) == (counts, [0, 1, 0])
     told = done.to_trace()
     assert [(one.source, one.own, one.num_accepted) for one in told.sources] == [
@@ -108,13 +103,13 @@ def test_a_commit_tells_of_its_sources_and_a_round_has_them() -> None:
 
 def test_a_commit_with_a_chain_of_the_pool_alone_has_no_byte_for_it_and_so_reads_as_one_of_the_version_before() -> None:
     counts = [SourceTokens("model", False, 3, 2, 2)]
-    message = commit(counts, [0, 0, 0], MODEL)
+    message = commit(POOL, [0, 1], counts, MODEL)
     assert not message.sources and not message.token_sources
     assert Round.from_commit(message, 1000).sources == tuple(counts)
 
 
 def test_a_commit_of_a_lookup_alone_names_it() -> None:
     counts = [SourceTokens("ngram", True, 3, 2, 2)]
-    message = commit(counts, [0, 0, 0], None)
+    message = commit(replace(POOL, source="ngram", serial=0), [0, 1], counts, None)
     assert not message.token_sources
     assert Round.from_commit(message, 1000).sources == tuple(counts)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from outrider.drafting.source import CloseReason
 from outrider.drafting.speculation import Speculation
+from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
@@ -53,9 +54,8 @@ class Following(ServerDrafts):
         return {key: address for key, (address, _) in self.fixed._drafted_by.items()}
 
     def commit(self, key: SequenceKey, base_len: int, tokens: list[int], finish: Finish = Finish.NONE) -> None:
-        self.step(
-            TargetReport(commits=[Committed(key, base_len, Outcome(tokens, 0, 0, 0, finish), [], 0, 0, Times(), 0, 0)])
-        )
+        outcome, none = Outcome(tokens, 0, 0, 0, finish), DraftTree(base_len)
+        self.step(TargetReport(commits=[Committed(key, base_len, outcome, none, [], 0, Times(), 0, 0)]))
 
 
 @contextlib.asynccontextmanager
