@@ -28,7 +28,7 @@ class Speculation:
     @property
     def capacity(self) -> int:
         """Draft positions worth keeping."""
-        return self.draft_limits(0.0).capacity
+        return self.max_draft_tokens and self.max_draft_tokens + self.run_ahead_tokens
 
     def draft_limits(self, row_price: float) -> DraftLimits:
         """What a draft worker is told, at this price of a row: not to propose what is likelier to cost than to save."""

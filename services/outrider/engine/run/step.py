@@ -26,8 +26,11 @@ class Row:
     """Hidden states are returned for this many of the last tokens, by Engine.forward_tapped."""
     nodes: DraftedNodes | None = field(default=None, init=False)
     """The tree, as it is laid out."""
+    num_chain_tokens: int = field(init=False)
+    """Tokens before the drafted tree."""
 
     def __post_init__(self) -> None:
+        self.num_chain_tokens = len(self.token_ids) - len(self.parents)
         if not 0 <= self.num_logits <= len(self.token_ids) or not self.token_ids:
             raise ValueError(f"num_logits: {self.num_logits} of {len(self.token_ids)} tokens")
         if not 0 <= self.num_tapped <= len(self.token_ids):
@@ -36,11 +39,6 @@ class Row:
             if self.num_chain_tokens < 0:
                 raise ValueError(f"parents: {len(self.parents)} for {len(self.token_ids)} tokens")
             self.nodes = DraftedNodes.of(self.token_ids[self.num_chain_tokens :], self.parents)
-
-    @property
-    def num_chain_tokens(self) -> int:
-        """Tokens before the drafted tree."""
-        return len(self.token_ids) - len(self.parents)
 
 
 @dataclass(slots=True)

@@ -91,7 +91,7 @@ class _Share:
 
     prior: float = 0.5
     source: _Share | None = None
-    """That of all bins of the source together."""
+    """That of all bins of the source together, where the tokens are drawn: nothing else rests on it."""
     accepted: float = 0.0
     verified: float = 0.0
     at_step: int = 0
@@ -239,4 +239,4 @@ class Calibration:
         if name not in self._sources and len(self._sources) >= _MAX_SOURCES:
             return _Share(each.prior)
         source = self._sources.setdefault(name, _Share())
-        return self._shares.setdefault(each, _Share(each.prior, source))
+        return self._shares.setdefault(each, _Share(each.prior, source if each.drawn else None))

@@ -140,6 +140,8 @@ class TargetCore(ABC, Generic[S]):
     def apply(self, event: Event) -> None:
         """Applies one event; a fault in it ends its sequence and is reported."""
         match event:
+            case events.Offered() | events.DraftRefused():
+                self._offer(event)
             case events.Opened():
                 self._open(event)
             case events.Compiled():
@@ -148,8 +150,6 @@ class TargetCore(ABC, Generic[S]):
             case events.GrammarWork():
                 if (sequence := self._sequences.get(event.key)) is not None:
                     sequence.grammar_worked(event.seconds)
-            case events.Offered() | events.DraftRefused():
-                self._offer(event)
             case events.Adjusted():
                 if (sequence := self._sequences.find(event.key)) is not None:
                     sequence.adjust(event.speculation)

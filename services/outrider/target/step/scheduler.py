@@ -112,7 +112,7 @@ class _Room:
 
     def take(self, start: int, count: int) -> None:
         self.tokens -= count
-        self.blocks -= blocks_for(start + count, self.block_size) - blocks_for(start, self.block_size)
+        self.blocks -= blocks_for(count - -start % self.block_size, self.block_size)
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
@@ -180,10 +180,11 @@ def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | N
     """One token for each, oldest first; None when the pool cannot hold them all."""
     rows = []
     for sequence in decoding[: room.tokens]:
-        if not room.fit(sequence.cached_len, 1):
+        row = PlannedRow(sequence, num_tokens=1)
+        if not room.fit(row.start, 1):
             return None
-        room.take(sequence.cached_len, 1)
-        rows.append(PlannedRow(sequence, num_tokens=1))
+        room.take(row.start, 1)
+        rows.append(row)
     return rows
 
 
