@@ -116,11 +116,11 @@ class Older(Server):
         super().__init__(*routers)
         self.asked = asyncio.Event()
 
-    def _told(self, message: target_pb2.VerifyRequest) -> None:
+    def _router_message(self, message: target_pb2.VerifyRequest) -> None:
         if message.erasures:
             self.asked.set()
         else:
-            super()._told(message)
+            super()._router_message(message)
 
 
 @asynccontextmanager
