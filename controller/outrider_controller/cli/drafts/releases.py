@@ -165,6 +165,8 @@ class Autopilot:
     def held_back(self, fallen: Fallen) -> str:
         """Why no release begins for this tenant; empty: one does."""
         rests_s = self.book.ended_s.get(fallen.tenant, float("-inf")) + REST_S - self.clock()
+        if self.book.release is not None:
+            return f"{self.book.release.name} is under way, and there is one release at a time"
         if not fallen.consents:
             return "its record does not say `samples: text`"
         if fallen.num_samples < MIN_SAMPLES:

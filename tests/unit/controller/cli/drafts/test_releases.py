@@ -170,7 +170,8 @@ def test_a_release_needs_consent_enough_samples_and_a_day_since_the_last_one(tmp
     )
     world.alerts = [ACME, Fallen("other", "", consents=True, num_samples=100)]
     turns(pilot, 1)
-    assert pilot.book.release is not None and pilot.book.release.name == "other-2", "one at a time"
+    assert pilot.book.release is not None and pilot.book.release.name == "other-2"
+    assert "other-2 is under way" in pilot.held_back(ACME)
 
 
 def test_where_the_cluster_does_not_answer_nothing_is_lost(tmp_path: Path) -> None:
