@@ -1,22 +1,25 @@
-"""Processes of their own: targets on vLLM, and drafts."""
+"""Processes of their own: targets on vLLM, and drafts. None outlives its block, nor what it has started itself."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
 
-START_S = 300.0
+from tests.integration.target.test_server import until
+from tests.ports import free_port
+
+START_S = 600.0
 OPTIONS = (
     *("--dtype", "float32", "--max-sequences", "40", "--max-draft-tokens", "8"),
     "--vllm-args=--kv-cache-memory-bytes=200000000",
@@ -32,9 +35,48 @@ class Running:
 
 
 def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
+
+
+def ranks(pid: int, count: int) -> list[psutil.Process]:
+    """The processes of the model that this one has started: those that hold most memory."""
+    held = {}
+    for child in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            held[child] = child.memory_info().rss
+    return sorted(held, key=held.__getitem__, reverse=True)[:count]
+
+
+async def all_ended(processes: Sequence[psutil.Process]) -> None:
+    """Returns once they have. Who reaps them is not for us to say."""
+
+    def has_ended(process: psutil.Process) -> bool:
+        try:
+            return bool(process.status() == psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return True
+
+    await until(lambda: all(map(has_ended, processes)))
+
+
+@contextlib.contextmanager
+def ending(process: subprocess.Popen[bytes], patience_s: float = 0.0) -> Iterator[None]:
+    """Ends it after the block, with what it has started; by SIGTERM if it obeys in this time."""
+    try:
+        yield
+    finally:
+        family = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = psutil.Process(process.pid).children(recursive=True)
+        if patience_s:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
+        process.kill()
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.wait()
 
 
 def _start(*arguments: str) -> subprocess.Popen[bytes]:
@@ -43,11 +85,11 @@ def _start(*arguments: str) -> subprocess.Popen[bytes]:
 
 @contextlib.asynccontextmanager
 async def running(*arguments: str, draft: bool = False) -> AsyncIterator[Running]:
-    """A worker that serves. It is killed at the end."""
+    """A worker that serves. It is killed after the block."""
     address = free_address()
     module = "outrider.draft" if draft else "outrider.target"
     process = await asyncio.to_thread(_start, module, "--listen", address, *arguments)
-    try:
+    with ending(process):
         async with create_channel(address) as channel:
             stub: Any = (draft_pb2_grpc.DraftServiceStub if draft else target_pb2_grpc.TargetServiceStub)(channel)
             asked: Any = draft_pb2.DraftServiceGetInfoRequest() if draft else target_pb2.TargetServiceGetInfoRequest()
@@ -60,9 +102,6 @@ async def running(*arguments: str, draft: bool = False) -> AsyncIterator[Running
                     except grpc.RpcError:
                         await asyncio.sleep(0.3)
             yield Running(process, address, stub, info)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def target(model: Path, *arguments: str) -> contextlib.AbstractAsyncContextManager[Running]:

@@ -10,14 +10,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from outrider.errors import Code
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.worker.watchdog import EXIT_BROKEN
 
 from tests.integration.target.test_server import Router, open_sequence, until
-from tests.vllm.processes import target
+from tests.vllm.processes import all_ended, ranks, target
 from tests.vllm.served import Loaded, loaded, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -104,12 +103,10 @@ async def test_a_process_of_vllm_that_hangs_ends_the_worker(tiny_vllm: Path) -> 
         router = Router(found.stub)
         await router.send(opens=[open_sequence(1, [5, 6, 7], stopping=LONG)])
         await router.read()
-        children = psutil.Process(found.process.pid).children(recursive=True)
-        model = max(children, key=lambda one: int(one.memory_info().rss))
+        (model,) = ranks(found.process.pid, 1)
         model.send_signal(signal.SIGSTOP)
         assert await asyncio.to_thread(found.process.wait, 120) == EXIT_BROKEN
-        _, alive = await asyncio.to_thread(psutil.wait_procs, [model], 10)
-        assert not [one for one in alive if one.status() != psutil.STATUS_ZOMBIE]
+        await all_ended([model])
 
 
 async def test_the_ops_port_has_our_metrics_and_vllms(engine: Loaded) -> None:

@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from openai import AsyncOpenAI
+
+from tests.vllm.processes import ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -49,12 +50,6 @@ async def up(model: Path, directory: Path) -> AsyncIterator[dict[str, Any]]:
         await process.wait()
 
 
-def ranks(stack: dict[str, Any]) -> list[psutil.Process]:
-    (pid,) = [row["pid"] for row in stack["processes"] if row["process"] == "target-0"]
-    children = psutil.Process(pid).children(recursive=True)
-    return sorted(children, key=lambda one: -one.memory_info().rss)[:2]
-
-
 def counts(answer: Any) -> dict[str, Any]:
     found: dict[str, Any] = answer.model_extra["metrics"]["speculative_decoding"]
     return found
@@ -82,7 +77,8 @@ async def test_a_stack_without_draft_workers_speculates_on_vllm_and_a_rank_that_
         found, chunk = "", None
         async for chunk in await client.completions.create(**ask, stream=True, extra_body=more):
             if not found:
-                ranks(stack)[0].kill()
+                (pid,) = [row["pid"] for row in stack["processes"] if row["process"] == "target-0"]
+                ranks(pid, 2)[0].kill()
             found += chunk.choices[0].text if chunk.choices else ""
         assert found == text
         assert counts(chunk)["num_target_failovers"] == 1

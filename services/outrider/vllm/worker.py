@@ -5,9 +5,16 @@ from __future__ import annotations
 import ctypes
 import signal
 
+import torch
+from vllm.config import CompilationMode
 from vllm.platforms import current_platform
 
-from outrider.vllm.coupling import couple
+from outrider.vllm import versions
+
+# Before what another release may not have is imported.
+versions.check()
+
+from outrider.vllm.coupling import couple  # noqa: E402
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -31,4 +38,8 @@ class Worker(BaseWorker):
         if self.parallel_config.distributed_executor_backend == "mp":
             # vLLM's workers notice that the engine has ended only where they do not hang.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if current_platform.is_cpu() and self.vllm_config.compilation_config.mode == CompilationMode.NONE:
+            # Where the model is not compiled, vLLM still has small functions compiled in the step that first needs
+            # them: of ranks, of log probabilities. That takes a CPU longer than any step.
+            torch.compiler.set_stance("force_eager")
         couple(self.model_runner, self.vllm_config.speculative_config, self.device)

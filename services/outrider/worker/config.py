@@ -42,8 +42,7 @@ class WorkerConfig(ProcessConfig):
     """Cores that the process may run on, as in 0,2-3. Empty: all."""
     step_timeout_s: float = 60.0
     """Longest time of one step, in seconds. After it the worker ends itself, and its sequences move to others. A target
-    that has measured its steps ends after 20 times its longest step, but not before 3 s (on a GPU 20 s). With tensor
-    parallelism also the longest silence of one process, after which all start again."""
+    that has measured its steps ends after 20 times its longest step, but not before 3 s (on a GPU or vLLM 20 s)."""
     secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
     """File with the secret of the cluster. With it, or with certificates, only routers may call a target and only
     targets a draft. Without both, anybody who reaches the port may."""

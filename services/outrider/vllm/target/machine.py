@@ -31,7 +31,7 @@ from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of
 from outrider.vllm.target.sequence import FINISHES, VllmSequence, VllmSequences
 from outrider.worker.events import Load, SequenceKey
-from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
+from outrider.worker.watchdog import MIN_ON_GPU_S, StepPace
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +56,10 @@ class VllmMachine(TargetCore[VllmSequence]):
         are made in this process."""
         scheduler, stats = core.scheduler, TargetStats()
         book: DraftBook = scheduler.book
-        least_s = MIN_S if core.vllm_config.device_config.device_type == "cpu" else MIN_ON_GPU_S
         # The scheduler measures steps, because it may run without a target.
         accounting = StepAccounting(stats, lambda cost: book.row_price, book.cost, book.calibration)
-        pace = StepPace(scheduler.max_num_scheduled_tokens, least_s)
+        # On a CPU too: the model runs in other processes, which may be starved while this one is not.
+        pace = StepPace(scheduler.max_num_scheduled_tokens, MIN_ON_GPU_S)
         super().__init__(VllmSequences(stats, core, book), accounting, limits, pace, clock, sources)
         self.scheduler_stats: Any = None
         """vLLM's own, of the last step that had any."""
