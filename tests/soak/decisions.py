@@ -19,6 +19,7 @@ import psutil
 import redis
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.rpc.v1 import control_pb2, generation_pb2, tenants_pb2
+from outrider.target.config import ENGINES
 from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.clusters.control import Control, call_control
@@ -176,22 +177,30 @@ async def lose(up: Up, load: Load, loss: Loss) -> Outcome:
 @click.option("--trials", type=click.IntRange(0), default=200, show_default=True, help="Of an operator's word.")
 @click.option("--losses/--no-losses", default=True, show_default=True, help="Kill what decides, and empty Redis.")
 @click.option("--streams", type=click.IntRange(1), default=8, show_default=True, help="Under way at any time.")
+@click.option("--engine", type=click.Choice(ENGINES), default="outrider", show_default=True, help="Of the targets.")
+@click.option("--vllm-python", default="build/vllm/bin/python", show_default=True, help="Of the environment with vLLM.")
 @max_tokens_option(128)
 @json_file_option
-def decisions_command(trials: int, losses: bool, streams: int, max_tokens: int, json_file: Path | None) -> int:
+def decisions_command(
+    trials: int, losses: bool, streams: int, engine: str, vllm_python: str, max_tokens: int, json_file: Path | None
+) -> int:
     """What an operator says holds within a second; what was decided outlives who decided it.
 
     A stack with tiny models, two of each worker, under load. An operator puts the tenant on and off: how long until the
     last round with drafts? Then the control plane, the Ray driver and all that Redis holds are lost: no request may
     fail, and the same is decided again within 5, 15 and 15 s.
     """
-    return run_async(_run(trials, losses, streams, max_tokens, json_file))
+    more = {} if engine == "outrider" else {"engine": engine, "vllm_python": vllm_python, "dtype": "float32"}
+    return run_async(_run(trials, losses, streams, max_tokens, json_file, more))
 
 
-async def _run(trials: int, losses: bool, streams: int, max_tokens: int, json_file: Path | None) -> int:
+async def _run(
+    trials: int, losses: bool, streams: int, max_tokens: int, json_file: Path | None, more: dict[str, str]
+) -> int:
     with tempfile.TemporaryDirectory(prefix="decisions-") as scratch:
-        model = str(tiny_checkpoint(Path(scratch) / "tiny", max_context_len=4096))
-        async with running_stack(model, Path(scratch) / "stack", Path(scratch) / "cache") as up:
+        # vLLM's attention for CPUs has no smaller heads.
+        model = str(tiny_checkpoint(Path(scratch) / "tiny", max_context_len=4096, head_dim=32))
+        async with running_stack(model, Path(scratch) / "stack", Path(scratch) / "cache", **more) as up:
             took, outcomes = await measure(up, streams, max_tokens, trials, LOSSES if losses else ())
     holds = all(one.holds for one in outcomes)
     body: dict[str, Any] = {"outcomes": [{**asdict(one), "holds": one.holds} for one in outcomes]}

@@ -214,12 +214,14 @@ def _kind(process: psutil.Process) -> str:
 
 
 @asynccontextmanager
-async def running_stack(model: str, directory: Path, cache: Path) -> AsyncIterator[Up]:
-    """As a user starts it, with two of everything there can be two of. Raises CommandError when it does not come up."""
+async def running_stack(model: str, directory: Path, cache: Path, **more: str) -> AsyncIterator[Up]:
+    """As a user starts it, with two of everything there can be two of. `more`: other options. Raises CommandError when
+    it does not come up."""
     options = {"target-model": model, "targets": _WORKERS, "drafts": _WORKERS, "routers": _WORKERS}
     options |= {"http-port": 0, "grpc-port": 0, "control-port": 0, "run-dir": directory / "run", "output": "json"}
     if _is_tiny(model):
         options |= {"draft-model": model, "kv-cache-bytes": 64 << 20}
+    options |= {name.replace("_", "-"): value for name, value in more.items()}
     flags = (part for name, value in options.items() for part in (f"--{name}", str(value)))
     directory.mkdir()
     console_log = directory / "console"

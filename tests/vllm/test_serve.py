@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import pytest
 from outrider.engine import resolve
 
 from tests.vllm.processes import free_address
-from tests.vllm.vllm_serve import ODD_JSON, Server, drafting, plugin, serving
+from tests.vllm.vllm_serve import LONG, ODD_JSON, REPETITIVE, Server, drafting, plugin, serving, streamed, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -27,8 +26,6 @@ TOPICS = [
 ]
 PROMPTS = [f"{start} {topic}.\n" for start in ("A short text about", "Facts, one a line, of") for topic in TOPICS]
 SEEDED = {"temperature": 0.7, "top_p": 0.9, "seed": 7}
-LONG = {"max_tokens": 400, "ignore_eos": True}
-REPETITIVE = "one two three four one two three four one two three four one two"
 # The price of a row is measured, and beside other tests it may be any: here all drafts are verified.
 CONFIG: dict[str, Any] = {
     "row_price": 0,
@@ -94,9 +91,7 @@ def looking_up(model: Path) -> Iterator[Server]:
 
 def await_drafts(server: Server) -> None:
     """Until the draft worker drafts: it may still load its tokenizer."""
-    until_s = time.monotonic() + 120
-    while not drafted(server, lambda: server.answer(REPETITIVE)):
-        assert time.monotonic() < until_s, "no draft came"
+    until(lambda: drafted(server, lambda: server.answer(REPETITIVE)))
 
 
 def drafted(server: Server, action: Callable[[], Any]) -> float:
@@ -167,15 +162,7 @@ def test_a_draft_that_stops_in_mid_answer_changes_nothing_and_comes_back(
     server: Server, draft: Draft, planted: signal.Signals
 ) -> None:
     wanted = server.answer(REPETITIVE, tenant="off", **LONG)
-    accepted, text = server.counted("num_accepted_tokens"), ""
-    body = {"model": "m", "prompt": REPETITIVE, "temperature": 0, "stream": True} | LONG
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as reply:
-        for number, line in enumerate(part for part in reply.iter_lines() if part.startswith("data: {")):
-            text += json.loads(line[6:])["choices"][0]["text"]
-            if number == 20:
-                assert server.counted("num_accepted_tokens") > accepted
-                draft.send(planted)
-    assert text == wanted
+    assert streamed(server, lambda: draft.send(planted)) == wanted
     assert server.answer(REPETITIVE, **LONG) == wanted
     draft.kill()
     draft.start()

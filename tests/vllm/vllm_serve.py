@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,14 +18,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.vllm.processes import free_address
+from tests.vllm.processes import ending, free_address
 
 NUM_SPECULATIVE, MAX_NUM_SEQS = 8, 16
 OPTIONS = (
     *("--served-model-name", "m", "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
     *("--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-memory-bytes", "300000000"),
 )
-_START_S = 300.0
+_START_S = 600.0
+REPETITIVE = "one two three four one two three four one two three four one two"
+LONG: Mapping[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 ODD_JSON: list[Any] = [
     *(None, True, False, 0, 1, -1, 7, 1 << 62, -(1 << 63), (1 << 64) - 1, 0.0, -0.5, 1e308, -1e308, 5e-324),
     *("", "x", "outrider", "0", "null", "{}", '{"committed": 5}', "\ud800", "\x00", "é" * 300, "x" * 100_000),
@@ -49,6 +52,18 @@ def plugin(**config: Any) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
+class Verified:
+    """What vLLM counted between two moments."""
+
+    tokens: float
+    """Output tokens."""
+    steps: float
+    """Steps of a request that verified drafted tokens."""
+    drafted: float
+    """Those tokens."""
+
+
+@dataclass(frozen=True, slots=True)
 class Server:
     url: str
 
@@ -65,10 +80,55 @@ class Server:
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(partial(self.answer, **changes), prompts))
 
+    def counters(self) -> Mapping[str, float]:
+        """vLLM's own, as of one moment, without `vllm:` and `_total`."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for line in httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines():
+            name, labelled, _ = line.partition("_total{")
+            if labelled:
+                found[name.removeprefix("vllm:")] += float(line.split()[-1])
+        return found
+
+    def verified(self, tokens: int) -> Verified:
+        """While it says so many output tokens more. Somebody has to ask for them."""
+        names = "generation_tokens", "spec_decode_num_drafts", "spec_decode_num_draft_tokens"
+        before, now = self.counters(), dict[str, float]()
+
+        def said() -> bool:
+            now.update(self.counters())
+            return now[names[0]] - before[names[0]] >= tokens
+
+        until(said, within_s=600)
+        return Verified(*(now[name] - before[name] for name in names))
+
     def counted(self, name: str) -> float:
-        """One of vLLM's own counters of speculative decoding."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
-        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:spec_decode_{name}_total{{"))
+        """One of those of speculative decoding."""
+        return self.counters()[f"spec_decode_{name}"]
+
+
+def until(holds: Callable[[], Any], within_s: float = 120) -> Any:
+    """What it returns once that is true."""
+    until_s = time.monotonic() + within_s
+    while not (found := holds()):
+        assert time.monotonic() < until_s, "it does not come"
+        time.sleep(0.1)
+    return found
+
+
+def streamed(server: Server, planted: Callable[[], None]) -> str:
+    """A long text. It is planted in mid-answer, once drafted tokens have been accepted in it."""
+    body = {"model": "m", "prompt": REPETITIVE, "temperature": 0, "stream": True} | LONG
+    accepted, text, done = server.counted("num_accepted_tokens"), "", False
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as reply:
+        for line in reply.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            text += json.loads(line[6:])["choices"][0]["text"]
+            if not done and server.counted("num_accepted_tokens") > accepted:
+                planted()
+                done = True
+    assert done, "the answer was over before a draft came"
+    return text
 
 
 MODULE = ("-m", "vllm.entrypoints.openai.api_server", "--model")
@@ -77,20 +137,15 @@ MODULE = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 
 @contextlib.contextmanager
 def serving(model: Path, *arguments: str, start: Sequence[str] = MODULE) -> Iterator[Server]:
-    """A server that is ready. It is ended at the end, with its engine. `start`: Python's arguments up to the model."""
+    """A server that is ready. It is ended after the block, with its engine. `start`: Python's arguments up to the
+    model."""
     host, _, port = free_address().rpartition(":")
     listen = "--host", host, "--port", port
     process = subprocess.Popen([sys.executable, *start, str(model), *listen, *OPTIONS, *arguments])
     server = Server(f"http://{host}:{port}")
-    try:
+    with ending(process, patience_s=60):
         _await_health(process, server.url)
         yield server
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        finally:
-            process.kill()
 
 
 def _await_health(process: subprocess.Popen[bytes], url: str) -> None:
