@@ -80,11 +80,11 @@ async def running(
 
 @contextlib.asynccontextmanager
 async def served(
-    engine: Loaded, answer: Answer | None = None
+    engine: Loaded, answer: Answer | None = None, **changes: Any
 ) -> AsyncIterator[tuple[VllmServicer, target_pb2_grpc.TargetServiceAsyncStub, ScriptedDraft]]:
     draft, server = ScriptedDraft(answer), create_server()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
-    async with serving(server, "127.0.0.1:0", services=[]) as life, running(engine) as (worker, stub):
+    async with serving(server, "127.0.0.1:0", services=[]) as life, running(engine, **changes) as (worker, stub):
         draft.address = life.address
         record = LeaseRecord(worker_pb2.WorkerInfo(worker_id="draft-1"), worker_pb2.WorkerLoad(), life.address, 1)
 

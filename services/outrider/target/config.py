@@ -67,7 +67,7 @@ class TargetConfig(WorkerConfig):
             raise ValueError("vllm_args: need engine vllm")
         if self.tensor_parallel > 1 and self.runs_on != "vllm":
             raise ValueError("tensor_parallel: needs engine vllm")
-        for name in ("head", "remote_head", "samples"):
+        for name in ("head", "remote_head"):
             if getattr(self, name) and self.runs_on != "outrider":
                 raise ValueError(f"{name}: needs engine outrider")
         if self.head_tokens < 1:

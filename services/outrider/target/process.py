@@ -43,7 +43,7 @@ from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
-from outrider.target.samples import SampleRecorder
+from outrider.target.samples import recorder_of
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker import process
@@ -167,8 +167,7 @@ def _servicer(
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
     sources: list[DraftSource] = [*_head(config, engine), *make_sources(config.lookup_names)]
-    kept = config.sample_store
-    samples = SampleRecorder(kept, info.model_revision) if kept is not None else None
+    samples = recorder_of(config.sample_store, info.model_revision)
     worker = TargetWorker(engine, limits, batching, time.monotonic, sources=sources, samples=samples)
     return TargetServicer(
         worker,

@@ -63,10 +63,16 @@ class _Sample:
         return found
 
 
+def recorder_of(store: SampleStore | None, revision: str) -> SampleRecorder | None:
+    """None where no sample is kept."""
+    return None if store is None else SampleRecorder(store, revision)
+
+
 class SampleRecorder:
     """Called by the step thread."""
 
     def __init__(self, store: SampleStore, revision: str) -> None:
+        """`revision`: of the model, for the records."""
         self._store = store
         self._revision = revision
         self._samples: dict[SequenceKey, _Sample] = {}

@@ -21,6 +21,7 @@ from outrider.speculation import Grammar
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetStats
+from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
 from outrider.target.step.by_source import tokens_by_source
 from outrider.target.step.commit import Outcome
@@ -51,6 +52,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         clock: Callable[[], float],
         on_broken: Callable[[], None] = lambda: None,
         sources: Sequence[DraftSource] = (),
+        samples: SampleRecorder | None = None,
     ) -> None:
         """`on_broken` is called when vLLM's engine has failed: it cannot be used again. `sources`: those of drafts that
         are made in this process."""
@@ -60,7 +62,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         accounting = StepAccounting(stats, lambda cost: book.row_price, book.cost, book.calibration)
         # On a CPU too: the model runs in other processes, which may be starved while this one is not.
         pace = StepPace(scheduler.max_num_scheduled_tokens, MIN_ON_GPU_S)
-        super().__init__(VllmSequences(stats, core, book), accounting, limits, pace, clock, sources)
+        super().__init__(VllmSequences(stats, core, book), accounting, limits, pace, clock, sources, samples)
         self.scheduler_stats: Any = None
         """vLLM's own, of the last step that had any."""
         self._core = core
@@ -195,6 +197,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         num_drafted, num_verified, num_accepted = len(result.draft), result.num_verified, result.num_accepted
         sequence.timer.times.num_wasted_rows = num_drafted - num_accepted
         accepted = range(num_accepted)
+        top = sequence.logprobs(output.new_logprobs)
         committed = Committed(
             key=sequence.key,
             base_len=base_len,
@@ -205,7 +208,8 @@ class VllmMachine(TargetCore[VllmSequence]):
             times=sequence.timer.take(),
             num_prompt_tokens=len(sequence.opening.prompt) if first else 0,
             num_cached_tokens=_num_cached(output, len(sequence.opening.prompt)),
-            logprobs=sequence.logprobs(output.new_logprobs),
+            logprobs=sequence.opening.asked_logprobs(top),
+            top=top,
             prompt_logprobs=sequence.prompt_logprobs(output.new_prompt_logprobs_tensors),
             sources=tokens_by_source(result.draft, accepted, result.verified),
         )

@@ -61,7 +61,7 @@ def sampling_of(opening: Opening, limits: Limits) -> SamplingParams:
         stop_token_ids=sorted(opening.stopping.stop_token_ids),
         # The model's own end tokens are among the stop tokens where they should end the text.
         ignore_eos=True,
-        logprobs=None if asked is None else asked.num_top,
+        logprobs=opening.num_top,
         # With the first commit of the answer only.
         prompt_logprobs=asked.num_top if asked is not None and asked.prompt and not done else None,
         structured_outputs=StructuredOutputsParams(grammar="outrider") if options.grammar else None,

@@ -36,6 +36,7 @@ from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.samples import recorder_of
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.vllm import versions
 from outrider.vllm.target.engine import VllmInfo, engine_args, info_of, make_core
@@ -135,11 +136,13 @@ def _servicer(
         num_blocks=info.num_blocks - 1,
         max_sequences=config.max_sequences,
         max_draft_tokens=config.max_draft_tokens,
+        samples=bool(config.samples),
         grammars=GrammarCompiler(
             path, info.vocab_size, end_tokens(path), most_bytes=config.grammar_bytes, masks_on_threads=False
         ),
     )
-    machine = VllmMachine(core, limits, time.monotonic, end_soon, make_sources(config.lookup_names))
+    sources, samples = make_sources(config.lookup_names), recorder_of(config.sample_store, info.model_revision)
+    machine = VllmMachine(core, limits, time.monotonic, end_soon, sources, samples)
     registry.register(VllmMetrics(core.vllm_config, machine))
     return VllmServicer(
         machine,

@@ -78,10 +78,10 @@ class VllmSequence:
         return self.answered and self.request.num_tokens - self.request.num_computed_tokens == 1
 
     def logprobs(self, found: Any) -> Sequence[TokenLogprobs]:
-        """Of the tokens of one output, if they were asked for."""
-        if found is None or self.opening.logprobs is None:
+        """Of the tokens of one output, if they are computed."""
+        if found is None or (num_top := self.opening.num_top) is None:
             return ()
-        return _rows(found.logprob_token_ids, found.logprobs, self.opening.logprobs.num_top)
+        return _rows(found.logprob_token_ids, found.logprobs, num_top)
 
     def prompt_logprobs(self, found: Any) -> Sequence[TokenLogprobs]:
         """Of the prompt's tokens from the second on."""
