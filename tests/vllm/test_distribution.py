@@ -1,9 +1,11 @@
-"""What vLLM's coupled sampler draws, for 200,000 seeds at fixed prompts, follows the model's own distribution."""
+"""What our samplers draw in vLLM follows the model's own distribution: for 200,000 seeds at fixed prompts, and as often
+without a seed, which vLLM's own rule is for."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +22,13 @@ BATCH = 500
 VOCABULARY = 384
 PARAMS = {"temperature": 0.9, "top_k": 40, "top_p": 0.97}
 PROMPTS = 4
+SEEDED = pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "without a seed"])
 
 
 class Batch:
-    """As much of a runner as the samplers ask for: a batch of seeded requests at one position each."""
+    """As much of a runner as the samplers ask for: a batch of requests at one position each."""
 
-    def __init__(self, seeds: list[int], position: int) -> None:
+    def __init__(self, seeds: Sequence[int | None], position: int) -> None:
         from vllm.sampling_params import SamplingParams as Vllm
 
         names = [str(number) for number in range(len(seeds))]
@@ -106,7 +109,12 @@ def one_drafted(token_id: int) -> Any:
 
 
 def draws(
-    logits: torch.Tensor, drafted: int | None, count: int = DRAWS // PROMPTS, bias: float = 0.0
+    logits: torch.Tensor,
+    drafted: int | None,
+    count: int = DRAWS // PROMPTS,
+    bias: float = 0.0,
+    *,
+    seeded: bool = True,
 ) -> tuple[Counter[int], Counter[int]]:
     """First tokens, and second ones where the drafted token was accepted; from both samplers of vLLM, made ours.
 
@@ -116,7 +124,7 @@ def draws(
     first: Counter[int] = Counter()
     second: Counter[int] = Counter()
     for start in range(0, count, BATCH):
-        runner = Batch([start + number for number in range(BATCH)], position=start % 7)
+        runner = Batch([start + number if seeded else None for number in range(BATCH)], position=start % 7)
         couple(runner)
         rows = logits.clone()
         rows[:, int(logits[0].argmax())] += bias
@@ -150,18 +158,22 @@ def logits() -> list[torch.Tensor]:
     return [2.5 * torch.randn(2, VOCABULARY) for _ in range(PROMPTS)]
 
 
-def test_draws_follow_the_model_with_drafts_and_without(logits: list[torch.Tensor]) -> None:
+def test_the_same_seeds_at_the_same_positions_draw_the_same_whatever_was_drafted(logits: list[torch.Tensor]) -> None:
+    for each in logits:
+        assert draws(each, None, 5000)[0] == draws(each, int(each[0].topk(3).indices[2]), 5000)[0]
+
+
+@SEEDED
+def test_draws_follow_the_model(logits: list[torch.Tensor], seeded: bool) -> None:
     values = []
     for each in logits:
-        drafted = int(each[0].topk(3).indices[2])
-        # The same seeds at the same positions: the same tokens, whatever was drafted.
-        assert draws(each, None, 5000)[0] == draws(each, drafted, 5000)[0]
-        first, second = draws(each, drafted)
+        first, second = draws(each, int(each[0].topk(3).indices[2]), seeded=seeded)
         values += [p_value(first, each[0]), p_value(second, each[1])]
         assert second.total() > 1000
     assert min(values) > 1e-4, values
 
 
-def test_a_planted_bias_is_found(logits: list[torch.Tensor]) -> None:
-    first, _ = draws(logits[0], int(logits[0][0].topk(3).indices[2]), bias=0.2)
+@SEEDED
+def test_a_planted_bias_is_found(logits: list[torch.Tensor], seeded: bool) -> None:
+    first, _ = draws(logits[0], int(logits[0][0].topk(3).indices[2]), bias=0.2, seeded=seeded)
     assert p_value(first, logits[0][0]) < 1e-4

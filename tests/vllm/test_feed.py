@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -350,10 +352,19 @@ def test_any_salt_has_a_salt_of_its_own_tenant(salt: str) -> None:
     assert len({opening_of(one, Speculation(4), tenant).salt for tenant in ("", "one")}) == 2
 
 
+def test_another_release_is_refused_before_its_parts_are_looked_for() -> None:
+    named = "lambda name: '0.33.0+cpu' if name.startswith('vllm') else known(name)"
+    program = f"import importlib.metadata as m; known = m.version; m.version = {named}; import outrider.vllm.worker"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 1
+    assert "UnsupportedVersion: vllm: 0.33.0+cpu is installed; supported are 0.32" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("config", "worker", "lookup", "problem"),
     [
         ({"draft": []}, plugin.WORKER, [0], r"additional_config\.outrider\.draft: there is no such option"),
+        ({"samples": "/x"}, plugin.WORKER, [0], r"additional_config\.outrider\.samples: there is no such option"),
         ({}, "auto", [0], "worker_cls: "),
         ({}, plugin.WORKER, None, r"speculative_config\.num_speculative_tokens_per_batch_size: "),
     ],

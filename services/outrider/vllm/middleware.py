@@ -2,7 +2,7 @@
 
 It finds the tenant by the API key, or by a header that the operator trusts, and writes it into the request's
 `vllm_xargs`, where the scheduler reads it. What a client writes there in its place is dropped. It admits everybody: to
-refuse clients is for vLLM's `--api-key`, or for what stands before it.
+refuse clients is for vLLM's `--api-key`, or for what stands before it. What only Outrider's gateway can do is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
 
 from outrider.errors import InvalidRequest
 from outrider.vllm.server.plugin_config import CONFIG, MAX_DRAFT_TOKENS, TENANT, PluginConfig
@@ -19,7 +23,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-_GENERATING = ("/completions", "/responses", "/messages", "/generate")
+_XARGS, _RECEIPT = "vllm_xargs", "receipt"
+_GENERATING = ("/completions", "/completions/batch", "/responses", "/messages", "/generate", "/invocations")
 """Ends of the paths whose requests are told their tenant."""
 _BEARER = "bearer "
 
@@ -38,6 +43,8 @@ class Tenants:
         if body is None:
             return
         try:
+            if "form" in headers.get("content-type", "").lower():
+                await _check_form(Request(scope, _replayed(body, receive)))
             body = self._with_tenant(body, scope, headers)
         except InvalidRequest as error:
             await _refuse(error, send)
@@ -52,10 +59,12 @@ class Tenants:
             return body
         if not isinstance(request, dict):
             return body
+        if request.get(_RECEIPT):
+            raise InvalidRequest(_RECEIPT, "is signed by Outrider's gateway: send the request to one before a target")
         tenant = _tenant(self._configuration(scope), headers) if scope["path"].endswith(_GENERATING) else ""
         if isinstance(params := request.get("sampling_params"), dict):
             _mark(params, "extra_args", tenant)
-        _mark(request, "vllm_xargs", tenant)
+        _mark(request, _XARGS, tenant)
         return json.dumps(request).encode()
 
     def _configuration(self, scope: Message) -> PluginConfig:
@@ -86,6 +95,19 @@ def _mark(request: dict[str, Any], field: str, tenant: str) -> None:
         kept[TENANT] = tenant
     if kept or given:
         request[field] = kept
+
+
+async def _check_form(request: Request) -> None:
+    """A form brings audio, and its tenant is not written into it: so a client may write nothing there either. Raises
+    InvalidRequest."""
+    try:
+        async with request.form() as form:
+            given = _XARGS in form
+    except (HTTPException, MultiPartException):
+        # vLLM reads it in the same way, and refuses it.
+        return
+    if given:
+        raise InvalidRequest(_XARGS, "is not taken in a form")
 
 
 async def _read(receive: Receive) -> bytes | None:

@@ -50,7 +50,17 @@ async def test_a_key_names_its_tenant(headers: dict[str, str]) -> None:
     assert found == {"messages": [], "vllm_xargs": {"own": 1, "outrider_tenant": "gold"}}
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages", "/prefix/v1/completions"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions",
+        "/v1/chat/completions/batch",
+        "/v1/responses",
+        "/v1/messages",
+        "/invocations",
+        "/x/v1/completions",
+    ],
+)
 async def test_every_endpoint_that_generates_is_told(path: str) -> None:
     found = await got(KEYS, path, headers={"x-api-key": "sk-gold"}, json={})
     assert found["vllm_xargs"] == {"outrider_tenant": "gold"}
@@ -77,6 +87,13 @@ async def test_what_a_client_writes_is_dropped(config: dict[str, Any], path: str
 
 async def test_a_header_that_is_not_trusted_says_nothing() -> None:
     assert await got(KEYS, headers={"x-tenant": "gold"}, json={"a": 1}) == {"a": 1}
+
+
+@pytest.mark.parametrize("wanted", [True, 1, "yes"])
+async def test_a_receipt_is_refused_by_name(wanted: object) -> None:
+    response = await post(KEYS, json={"messages": [], "receipt": wanted})
+    assert response.status_code == 400 and response.json()["error"]["param"] == "receipt"
+    assert await got(KEYS, json={"receipt": False}) == {"receipt": False}
 
 
 async def test_of_a_name_that_is_given_twice_no_copy_gets_through() -> None:
