@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from outrider.engine import CheckpointError, EngineConfig
 from outrider.prefix import block_hashes
 from outrider.target.config import TargetConfig
 from outrider.vllm.target.grammar import Bitmasks
+
+log = logging.getLogger(__name__)
 
 SCHEDULER = "outrider.vllm.scheduler.Scheduler"
 WORKER = "outrider.vllm.worker.Worker"
@@ -175,7 +178,14 @@ class CachedPrefixes:
         self._changes: dict[bytes, bool] = {}
 
     def publish(self, batch: Any) -> None:
-        for event in batch.events:
+        try:
+            self._follow(batch.events)
+        except Exception:
+            # Names of prefixes only decide where a router sends a prompt, and vLLM's engine ends by what escapes here.
+            log.exception("the names of cached prefixes are incomplete")
+
+    def _follow(self, events: Iterable[Any]) -> None:
+        for event in events:
             match event:
                 case BlockStored():
                     self._changes.update(dict.fromkeys(self._stored(event), True))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
-from outrider.errors import InvalidRequest
 from outrider.speculation import Grammar
 
 _WORD = 32
@@ -23,7 +22,7 @@ class MaskedGrammar(StructuredOutputGrammar):
     """
 
     def __init__(self, grammar: Grammar) -> None:
-        self.error: InvalidRequest | None = None
+        self.error: Exception | None = None
         """Why a mask could not be made; the request must end then."""
         self._grammar = grammar
         self._ahead: list[int] = []
@@ -33,7 +32,7 @@ class MaskedGrammar(StructuredOutputGrammar):
         try:
             if ahead:
                 self._grammar.advance(ahead)
-        except InvalidRequest as error:
+        except Exception as error:
             self.error = error
 
     def num_possible(self, token_ids: list[int]) -> int:
@@ -54,7 +53,7 @@ class MaskedGrammar(StructuredOutputGrammar):
     def fill_bitmask(self, bitmask: Tensor, batch_index: int) -> None:
         try:
             allowed = self._grammar.allowed(self._ahead)
-        except InvalidRequest as error:
+        except Exception as error:
             # It may not escape: that would end every request.
             self.error, allowed = error, None
         if allowed is None:
