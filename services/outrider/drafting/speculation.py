@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.drafting.source import DraftLimits
 from outrider.errors import InvalidRequest
@@ -38,6 +38,14 @@ class Speculation:
     def own_limits(self) -> DraftLimits:
         """What a source in this process is told."""
         return DraftLimits(self.max_own_draft_tokens)
+
+    def within(self, other: Speculation) -> Speculation:
+        """With caps that are no higher than the other's."""
+        return replace(
+            self,
+            max_draft_tokens=min(self.max_draft_tokens, other.max_draft_tokens),
+            max_own_draft_tokens=min(self.max_own_draft_tokens, other.max_own_draft_tokens),
+        )
 
     def check(self, max_draft_tokens: int) -> None:
         """Raises InvalidRequest. `max_draft_tokens`: those that the target verifies in a step."""

@@ -263,6 +263,9 @@ async def test_without_a_router_drafts_come_from_fixed_addresses(fleet: Any, eve
         server._last["off"] = Speculation()
         steps = len(server.drafted)
         await server.answer(after(server, steps + 50), tenant="off")
+        # Nor does that lift the cap of a request.
+        server._last["capped"], server.cap = Speculation(4), 0
+        await server.answer(after(server, steps + 100), tenant="capped")
         assert not any(server.drafted[steps:])
 
 

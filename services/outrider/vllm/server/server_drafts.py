@@ -118,9 +118,10 @@ class ServerDrafts:
                 self._settle(key)
 
     def _settle(self, key: SequenceKey) -> None:
-        """Without a router: by its last setting for the tenant, or else by the server's own setting."""
+        """Without a router: by its last setting for the tenant, or else by the server's own, whose cap holds."""
         opening = self._unsettled.pop(key)
-        event = Adjusted(key, self._last.get(opening.tenant, opening.speculation))
+        own = opening.speculation
+        event = Adjusted(key, self._last.get(opening.tenant, own).within(own))
         self._apply(event)
         self._post([event])
         self.fixed.open(key)
