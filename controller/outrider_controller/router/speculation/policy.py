@@ -15,7 +15,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey, own_drafts_of
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantSetting
+from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import ANYBODY, DecayedSums, Planner
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router import tuning
@@ -90,7 +90,7 @@ class Policy:
 
     def allowance(self, request: Request) -> Allowance:
         decision, config = self.decision(request.tenant, request.model), self.config
-        policy = decision.policy
+        policy = self._tenant_policy(request)
         forced = policy.speculation
         asks_on = request.speculation == router.SPECULATION_MODE_ON and not policy.on_counts_as_auto
         always = forced is TenantSetting.ON or (forced is TenantSetting.AUTO and asks_on)
@@ -119,6 +119,13 @@ class Policy:
         decision = self.decision(request.tenant, request.model)
         return None if decision.policy.speculation is TenantSetting.OFF else decision.shadow_for(request.request_id)
 
+    def _tenant_policy(self, request: Request) -> TenantPolicy:
+        """What operators have set. Where no draft worker has ever fitted the target, it is known of its own drafts."""
+        decision = self.decision(request.tenant, request.model)
+        if decision is _UNPLANNED:
+            decision = self.decision(request.tenant, own_drafts_of(request.model))
+        return decision.policy
+
     def _own_drafts_pay(self, request: Request) -> bool:
         """By their own evidence, whatever drafts elsewhere save."""
         decision = self.decision(request.tenant, own_drafts_of(request.model))
@@ -128,7 +135,7 @@ class Policy:
 
     def counts_on_as_auto(self, request: Request) -> bool:
         """Whether the client asked for `on`, which its tenant's policy treats as `auto`."""
-        policy = self.decision(request.tenant, request.model).policy
+        policy = self._tenant_policy(request)
         return request.speculation == router.SPECULATION_MODE_ON and policy.on_counts_as_auto
 
     # -- evidence and plan

@@ -167,6 +167,27 @@ def test_what_a_target_makes_itself_is_allowed_until_a_router_has_seen_what_it_s
     assert costs.allowance(a_request(speculation=ON)).max_own_draft_tokens == MAX_DRAFT_TOKENS
 
 
+@pytest.mark.parametrize(
+    ("set_by_operator", "tokens", "always"),
+    [
+        (TenantPolicy(TenantSetting.ON, override_draft_tokens=2), 2, True),
+        (TenantPolicy(max_draft_tokens=3), 3, False),
+        (TenantPolicy(TenantSetting.OFF), 0, False),
+    ],
+)
+def test_what_an_operator_has_set_holds_where_no_draft_worker_fits_the_target(
+    set_by_operator: TenantPolicy, tokens: int, always: bool
+) -> None:
+    """Then only the target's own drafts are planned."""
+    decision = Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),), set_by_operator)
+    policy = Policy(PolicyConfig(), decisions={Cell("t", own_drafts_of("m")): decision})
+    allowance = policy.allowance(a_request())
+    assert (allowance.max_own_draft_tokens, allowance.always_draft) == (tokens, always)
+    as_auto = Decision(Mode.ON, Reason.SAVES, (), TenantPolicy(on_counts_as_auto=True))
+    policy = Policy(PolicyConfig(), decisions={Cell("t", own_drafts_of("m")): as_auto})
+    assert policy.counts_on_as_auto(a_request(speculation=ON))
+
+
 def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
     """A policy whose control plane has just been lost, at second 0."""
     policy = Policy(PolicyConfig(), led=True)
