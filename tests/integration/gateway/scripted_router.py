@@ -19,6 +19,7 @@ from outrider.errors import Code, OutriderError
 from outrider.protocol.errors import to_route_error
 from outrider.protocol.tokenizers import chunks_of, sha256_of
 from outrider.rpc.server import create_server, serving
+from outrider.rpc.streams import stop_writing, write_answers
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 from outrider.telemetry.context import TraceContext
 
@@ -139,12 +140,13 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     trace_contexts: list[TraceContext] = field(default_factory=list)
 
     async def RouteMany(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # type: ignore[override]
-        turn = asyncio.Lock()
+        # An answer that is cancelled must not interrupt a message: gRPC takes one at a time.
+        outbox: asyncio.Queue[router_pb2.RouteManyResponse | None] = asyncio.Queue(1)
+        writer = asyncio.create_task(write_answers(outbox, context))
         calls: dict[int, asyncio.Task[None]] = {}
 
         async def write(**fields: Any) -> None:
-            async with turn:
-                await context.write(router_pb2.RouteManyResponse(**fields))
+            await outbox.put(router_pb2.RouteManyResponse(**fields))
 
         try:
             while (message := await context.read()) is not grpc.aio.EOF:
@@ -156,6 +158,7 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
             for task in calls.values():
                 task.cancel()
             await asyncio.gather(*calls.values(), return_exceptions=True)
+            await stop_writing(writer, outbox)
 
     async def _answer(self, call: router_pb2.RouteCall, write: Callable[..., Any]) -> None:
         self.requests.append(call.request)
