@@ -21,6 +21,8 @@ MAX_DAYS = 30.0
 _DAY_S = 86_400.0
 _PRUNE_EVERY_S = 60.0
 _ERASED = "erased-"
+# Of a record while it is written.
+_NEW = "new-"
 _SLACK = 16
 """One part in so many of the bound may be written before the volume is looked at again."""
 
@@ -68,8 +70,11 @@ class SampleStore:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         # In the order of names, the lowest acceptance comes first.
         path = place / f"{round(1000 * acceptance):04d}-{token_hex(8)}"
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        # Renamed last: who reads meanwhile finds whole records only.
+        new = place / f"{_NEW}{token_hex(8)}"
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(data)
+        new.rename(path)
         self._unseen_bytes += len(data)
         if self._unseen_bytes > self.max_bytes // _SLACK or self.wall_clock() - self._pruned_s > _PRUNE_EVERY_S:
             self.prune()
@@ -110,7 +115,8 @@ class SampleStore:
         self._unseen_bytes, self._pruned_s = 0, self.wall_clock()
         self._remove_erased()
         left, total = [], 0
-        for path in self.directory.glob("tenant-*/[0-9]*-*"):
+        # Those that a process left half written, too.
+        for path in (*self.directory.glob("tenant-*/[0-9]*-*"), *self.directory.glob(f"tenant-*/{_NEW}*")):
             with suppress(FileNotFoundError):
                 found = path.stat()
                 if self._pruned_s - found.st_mtime > self.max_days * _DAY_S:

@@ -189,3 +189,22 @@ def test_where_there_is_too_much_the_highest_acceptance_goes_first_and_what_is_o
         os.utime(path, (1e9 - 31 * 86_400, 1e9 - 31 * 86_400))
     store.prune()
     assert not list(store.read("a")) and not list(store.read("b"))
+
+
+def test_whoever_reads_meanwhile_finds_whole_records_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, found, opened = SampleStore(tmp_path, wall_clock=lambda: 1e9), list[Any](), os.open
+
+    def watched(*arguments: Any) -> int:
+        descriptor = opened(*arguments)
+        found.append(list(store.read("a")))
+        return descriptor
+
+    monkeypatch.setattr("outrider.samples.os.open", watched)
+    store.write("a", 0.5, {"n": 1})
+    assert found == [[]] and list(store.read("a")) == [{"n": 1}]
+    # A process that ended before it had written all of one.
+    left = store.of("a") / "new-0"
+    left.touch()
+    os.utime(left, (1e9 - 31 * 86_400, 1e9 - 31 * 86_400))
+    store.prune()
+    assert [path.name[:4] for path in store.of("a").iterdir()] == ["0500"]
