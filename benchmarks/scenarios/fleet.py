@@ -11,10 +11,10 @@ import click
 import numpy as np
 from outrider_controller.cli.drafts.plot import Bar, bars
 from outrider_controller.cli.output import json_file_option
-from outrider_controller.whatif.fleet import Day, Draft, Hour, Simulation
-from outrider_controller.whatif.machines import H100, L4, LLAMA_1B, LLAMA_1B_INT8, LLAMA_3B, LLAMA_70B, Machine
 
 from benchmarks.report import finish, show, table
+from benchmarks.support.machines import H100, L4, LLAMA_1B, LLAMA_1B_INT8, LLAMA_3B, LLAMA_70B, Machine
+from benchmarks.support.mean_field import Day, Draft, Hour, Simulation
 
 # Requests per minute in each hour of 14 May 2024 (UTC), of the service "Conversation". Read off the plot "Number of
 # invocations per minute" in analysis/AzureLLMInferenceDataset2024.ipynb of github.com/Azure/AzurePublicDataset

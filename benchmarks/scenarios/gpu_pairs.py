@@ -13,7 +13,13 @@ from outrider.drafting.source import make_sources
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.models import DEFAULT_TARGET
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.whatif.machines import (
+from outrider_controller.whatif.stack import RunResult, Setup, Times, VirtualStack
+from outrider_controller.whatif.texts import Texts
+
+from benchmarks.report import finish, show, table
+from benchmarks.support.asking import count_option, max_tokens_option
+from benchmarks.support.known_texts import corrected, known_texts
+from benchmarks.support.machines import (
     EAGLE_HEAD,
     H100,
     H200,
@@ -25,12 +31,6 @@ from outrider_controller.whatif.machines import (
     QWEN_32B,
     Machine,
 )
-from outrider_controller.whatif.stack import RunResult, Setup, Times, VirtualStack
-from outrider_controller.whatif.texts import Texts
-
-from benchmarks.report import finish, show, table
-from benchmarks.support.asking import count_option, max_tokens_option
-from benchmarks.support.known_texts import corrected, known_texts
 from benchmarks.support.prompts import prompts_option, read_prompts, spread
 
 _DRAFT = "smollm2-135m-draft"

@@ -34,7 +34,7 @@ _FORMER_WORDS = {
 }
 """With an underscore before them or without."""
 _SHARED = {
-    *("Comparison", "Fleet", "Model", "Question", "Sampled", "Scheduler", "Tenants", "Text", "Texts", "Times"),
+    *("Comparison", "Fleet", "Question", "Sampled", "Scheduler", "Tenants", "Text", "Texts", "Times"),
 }
 """Public classes in two modules of the product; no others are."""
 _FORMER_CONSTANT = re.compile(r"_?(MOST|LEAST|FEW)(EST)?_[A-Z_]+")

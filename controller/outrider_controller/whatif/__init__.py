@@ -2,5 +2,5 @@
 
 `stack` runs the shipped target worker, draft workers, router policy and plan in virtual time: models are replaced by
 texts that are known (`texts`, `engine`), steps take the time that they are given. `recorded` makes texts and times of
-exported rounds; `fleet` computes a day of many targets as a mean field. Knows no network. Begin with `stack`.
+exported rounds. Knows no network. Begin with `stack`.
 """

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from outrider_controller.whatif.fleet import Day, Draft, Simulation
-from outrider_controller.whatif.machines import H100, LLAMA_1B, LLAMA_8B, LLAMA_70B, Machine
 
 from benchmarks.scenarios.fleet import a_day
+from benchmarks.support.machines import H100, LLAMA_1B, LLAMA_8B, LLAMA_70B, Machine
+from benchmarks.support.mean_field import Day, Draft, Simulation
 
 TARGET = Machine(LLAMA_70B, H100, 4)
 

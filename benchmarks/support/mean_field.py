@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-
 from outrider_controller.autoscaler import tuning
 from outrider_controller.autoscaler.estimator import Column, SavingEstimator
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Plan, TargetState, plan
 from outrider_controller.autoscaler.sizing import Sizing, Utilisation, sizing
-from outrider_controller.whatif.machines import Machine
+
+from benchmarks.support.machines import Machine
 
 _MODEL = "target"
 _HOUR_S = 3600.0
