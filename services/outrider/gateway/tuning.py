@@ -1,7 +1,6 @@
 """The numbers by which a gateway decides, with unit and reason. Others would make it decide worse, never wrongly."""
 
 BUSY = 0.8  # Share of the places that any tenant may take. The rest is for tenants below their weighted shares.
-NUM_LEFT = 64  # Last requests that ended, from whose times a refused client is told when to come back.
 SLICE_S = 0.15  # Seconds of a tenant's whole rate that are taken from the store at once, not to ask for each request.
 # Seconds for which what the store said of a quota holds: a slice would allow an extra burst later, and the tenant of a
 # refused request may get a larger quota.

@@ -41,11 +41,6 @@ class Places(Protocol):
     def num_leaving(self, model: str) -> int: ...
 
 
-def bounded_retry_s(wait_s: float) -> float:
-    """The retry-after sent to a client whose expected wait is `wait_s`."""
-    return min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
-
-
 def _ticket(request: Request, now_s: float) -> Ticket:
     return Ticket(request.tenant, request.weight, request.cost, now_s, request.expected_tokens)
 
@@ -111,7 +106,7 @@ class AdmissionQueue:
         wait_s = self._pools[request.model].queue.wait_s(ticket)
         if wait_s is None:
             return self._config.retry_after_s
-        return bounded_retry_s(wait_s)
+        return min(_MAX_RETRY_S, max(_MIN_RETRY_S, wait_s))
 
     def _patience_s(self, deadline_s: float | None) -> float:
         timeout_s = self._config.queue_timeout_s

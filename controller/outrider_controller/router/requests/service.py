@@ -11,14 +11,14 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from signal import Signals
 from typing import Any, TypeAlias
 
 import grpc
-from outrider.errors import InternalError, InvalidRequest, OutriderError, Overloaded, Unavailable, UnknownModel
+from outrider.errors import InternalError, InvalidRequest, OutriderError, Unavailable, UnknownModel
 from outrider.metadata import MetadataStore
 from outrider.protocol.errors import to_route_error
 from outrider.protocol.identity import own_info
@@ -33,6 +33,7 @@ from outrider.rpc.streams import let_end
 from outrider.rpc.v1 import attach_pb2_grpc, router_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.runtime.places import TenantPlaces
 from outrider.runtime.supervision import background
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
@@ -40,8 +41,7 @@ from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import open_tracing
 from prometheus_client import CollectorRegistry
 
-from outrider_controller.router.admission.call_cap import CallCap
-from outrider_controller.router.admission.queue import bounded_retry_s
+from outrider_controller.router import tuning
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import SERVICE as TRACE_SERVICE
@@ -200,11 +200,16 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
     ) -> None:
         self._dispatcher = dispatcher
         self._telemetry = telemetry
-        self._admission = config.admission
         self._ready_timeout_s = config.failover.wait_for_target_s
         self._salt_key = salt_key
         self._draining = draining
-        self._calls = CallCap(config.admission.max_sessions + config.admission.max_queued)
+        self._calls = TenantPlaces(
+            config.admission.max_sessions + config.admission.max_queued,
+            tuning.BUSY,
+            lambda: asyncio.get_running_loop().time(),
+            config.admission.retry_after_s,
+            "router",
+        )
 
     # Written with `context.write` and not as a generator: a cancelled call then ends inside its coroutine, at once, and
     # not when the collector finds an abandoned generator.
@@ -215,31 +220,27 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def _answer(self, message: router.RouteRequest, new_response: NewResponse, deadline_s: float | None) -> None:
         """Carries one request to its finish. Raises OutriderError."""
-        began_s, taken, tenant = asyncio.get_running_loop().time(), False, message.tenant
-        self._calls.enter(tenant, _weight(message))
-        self._telemetry.running(self._calls.num_calls)
         try:
-            request = await self._admitted(message)
-            taken = True
-            if request.finish_reason:
-                response = new_response()
-                response.finish_reason = request.finish_reason
-                response.metrics.SetInParent()
-            else:
-                await self._dispatcher.run(request, new_response, deadline_s)
+            with ExitStack() as place:
+                request = await self._admitted(message, place)
+                if request.finish_reason:
+                    response = new_response()
+                    response.finish_reason = request.finish_reason
+                    response.metrics.SetInParent()
+                else:
+                    await self._dispatcher.run(request, new_response, deadline_s)
         finally:
-            self._calls.leave(tenant, asyncio.get_running_loop().time() - began_s if taken else None)
-            self._telemetry.running(self._calls.num_calls)
+            self._telemetry.running(self._calls.taken)
 
-    async def _admitted(self, message: router.RouteRequest) -> Request:
+    async def _admitted(self, message: router.RouteRequest, place: ExitStack) -> Request:
         try:
+            self._admit(message, place)
             return await self._checked(message)
         except OutriderError as error:
             self._telemetry.rejected(message.tenant[:MAX_LABEL_CHARS], error)
             raise
 
     async def _checked(self, message: router.RouteRequest) -> Request:
-        self._admit(message)
         model = check_model_name(message)
         await self._dispatcher.fleet.ready(self._ready_timeout_s)
         info = self._dispatcher.fleet.model_info(model)
@@ -253,13 +254,12 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             return Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
         return UnknownModel(model)
 
-    def _admit(self, message: router.RouteRequest) -> None:
+    def _admit(self, message: router.RouteRequest, place: ExitStack) -> None:
         if self._draining.is_set():
             raise Unavailable("the router is draining", reason="DRAINING")
-        if not self._calls.takes(message.tenant, begun=bool(message.resume_token_ids)):
-            wait_s = self._calls.wait_s(message.tenant)
-            retry_after_s = self._admission.retry_after_s if wait_s is None else bounded_retry_s(wait_s)
-            raise Overloaded("this router has nearly as many requests as it accepts", retry_after_s=retry_after_s)
+        begun = bool(message.resume_token_ids)
+        place.enter_context(self._calls.hold(message.tenant, _weight(message), begun=begun))
+        self._telemetry.running(self._calls.taken)
 
     async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
         await self._dispatcher.fleet.ready(self._ready_timeout_s)
@@ -275,7 +275,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             yield router.GetTokenizerResponse(chunk=chunk)
 
     def load(self) -> worker.WorkerLoad:
-        return worker.WorkerLoad(num_running=self._calls.num_calls, draining=self._draining.is_set())
+        return worker.WorkerLoad(num_running=self._calls.taken, draining=self._draining.is_set())
 
 
 def _of(message: router.RouteRequest) -> dict[str, str]:
