@@ -5,7 +5,7 @@ changed by operators too, and every change of one also writes the audit stream i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -15,8 +15,6 @@ from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import drafts_pb2
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from outrider.metadata.connection.link import RedisLink
 
 M = TypeVar("M", drafts_pb2.DraftVersion, drafts_pb2.Rollout, drafts_pb2.RolloutEvidence)
@@ -69,36 +67,22 @@ class DraftStore:
         """False, with nothing written, if another rollout is there than `instead_of`: an empty one stands for none.
         Raises Unavailable."""
         before = instead_of.SerializeToString(deterministic=True)
-        about = rollout.tenant, f"{rollout.share:g}", rollout.reason, rollout.by
-
-        async def work(redis: Redis) -> Any:
-            value = rollout.SerializeToString(deterministic=True)
-            keys = self._keys.rollouts, self._keys.audit
-            return await redis.eval(_PUT_ROLLOUT, len(keys), *keys, rollout.draft, before, value, action, *about)
-
-        return bool(await self._link.require(work))
+        value, keys = rollout.SerializeToString(deterministic=True), (self._keys.rollouts, self._keys.audit)
+        about = rollout.draft, before, value, action, rollout.tenant, f"{rollout.share:g}", rollout.reason, rollout.by
+        return bool(await self._link.require(lambda redis: redis.eval(_PUT_ROLLOUT, len(keys), *keys, *about)))
 
     async def delete_version(self, version: str, *, by: str) -> bool:
         """With its rollout. False if it is not there. Raises Unavailable."""
         keys = self._keys.drafts, self._keys.rollouts, self._keys.rollout_evidence, self._keys.audit
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_DELETE_VERSION, len(keys), *keys, version, by)
-
-        return bool(await self._link.require(work))
+        return bool(await self._link.require(lambda redis: redis.eval(_DELETE_VERSION, len(keys), *keys, version, by)))
 
     async def _epoch(self) -> int:
-        async def work(redis: Redis) -> Any:
-            return await redis.get(self._keys.leader_epoch)
-
-        return int(await self._link.call_in_background(work) or 0)
+        epoch = await self._link.call_in_background(lambda redis: redis.get(self._keys.leader_epoch))
+        return int(epoch or 0)
 
     async def _read(self, key: str, kind: type[M], epoch: int = 0) -> dict[str, M]:
-        async def work(redis: Redis) -> Any:
-            return await redis.hgetall(key)
-
         found: dict[str, M] = {}
-        for name, value in (await self._link.require(work)).items():
+        for name, value in (await self._link.require(lambda redis: redis.hgetall(key))).items():
             try:
                 found[name.decode()] = kind.FromString(value)
             except (DecodeError, UnicodeDecodeError):
@@ -109,12 +93,7 @@ class DraftStore:
         return found
 
     async def _write(self, key: str, values: Mapping[str, M]) -> bool:
-        mapping: dict[Any, Any] = {name: value.SerializeToString() for name, value in values.items()}
+        mapping = {name: value.SerializeToString() for name, value in values.items()}
         if not mapping:
             return True
-
-        async def work(redis: Redis) -> Any:
-            await redis.hset(key, mapping=mapping)
-            return True
-
-        return bool(await self._link.call_in_background(work))
+        return await self._link.call_in_background(lambda redis: redis.hset(key, mapping=mapping)) is not None

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.metadata.keys import Keys
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from outrider.metadata.connection.link import RedisLink
 
 # Short, because a killed leader delays its successor by this time. To lose the lease by a slow moment does no harm.
@@ -62,13 +60,9 @@ class LeaderLease:
 
     async def hold(self) -> int | None:
         """The epoch in which this process leads; 0 if another one leads; None while Redis is unreachable."""
-
-        async def work(redis: Redis) -> Any:
-            arguments = (self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch, int(self._leads))
-            return await redis.eval(_LEAD, 2, self._keys.leader, self._keys.leader_epoch, *arguments)
-
-        asked_s = self._clock()
-        epoch = await self._link.call_in_background(work)
+        keys, asked_s = (self._keys.leader, self._keys.leader_epoch), self._clock()
+        arguments = self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch, int(self._leads)
+        epoch = await self._link.call_in_background(lambda redis: redis.eval(_LEAD, len(keys), *keys, *arguments))
         if epoch is None:
             return None
         self._leads = int(epoch) > 0
@@ -83,8 +77,4 @@ class LeaderLease:
 
     async def resign(self) -> None:
         """Gives up the lease, so that another process can lead at once."""
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_RESIGN, 1, self._keys.leader, self._holder)
-
-        await self._link.call_in_background(work)
+        await self._link.call_in_background(lambda redis: redis.eval(_RESIGN, 1, self._keys.leader, self._holder))

@@ -70,11 +70,7 @@ class PlanStore:
 
     async def load(self) -> list[policy_pb2.TenantDecision] | None:
         """The decisions for all tenants; None while Redis is unreachable."""
-
-        async def work(redis: Redis) -> Any:
-            return await redis.hgetall(self._keys.plan)
-
-        found: dict[bytes, bytes] | None = await self._link.call_in_background(work)
+        found = await self._link.call_in_background(lambda redis: redis.hgetall(self._keys.plan))
         if found is None:
             return None
         return [_parsed(policy_pb2.TenantDecision, value) for field, value in found.items() if field != _EPOCH]
@@ -84,11 +80,7 @@ class PlanStore:
         fields = [f"{tenant}/{target}" for target in targets]
         if not fields:
             return []
-
-        async def work(redis: Redis) -> Any:
-            return await redis.hmget(self._keys.plan, fields)
-
-        found: list[bytes | None] | None = await self._link.call_in_background(work)
+        found = await self._link.call_in_background(lambda redis: redis.hmget(self._keys.plan, fields))
         if found is None:
             return None
         return [_parsed(policy_pb2.TenantDecision, value) for value in found if value is not None]
@@ -102,11 +94,7 @@ class PlanStore:
         fields = (name.removeprefix("speculation_setting_"), override.by, cap, override.until_unix_ms or "")
 
         keys = (self._keys.overrides, self._keys.audit, self._keys.tenants, self._keys.tenant(tenant))
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_OVERRIDE, len(keys), *keys, tenant, value, *fields)
-
-        if not await self._link.require(work):
+        if not await self._link.require(lambda redis: redis.eval(_OVERRIDE, len(keys), *keys, tenant, value, *fields)):
             raise unknown_tenant(tenant, "tenant")
 
     async def changed(self, timeout_s: float) -> bool | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S, StoreCounters
 from outrider.metadata.drafts import DraftStore
@@ -295,11 +295,10 @@ class MetadataStore:
         Raises ValueError for a kind that is no lower-case name.
         """
         body = encode_event(kind, fields)
-
-        async def work(redis: Redis) -> Any:
-            return await redis.xadd(self._keys.events, body, maxlen=MAX_EVENTS, approximate=True)
-
-        if await self._link.call_in_background(work) is None:
+        written = await self._link.call_in_background(
+            lambda redis: redis.xadd(self._keys.events, body, maxlen=MAX_EVENTS, approximate=True)
+        )
+        if written is None:
             self.counters.num_dropped_events += 1
 
     async def events(self, since: str | None = None, *, limit: int = 1000) -> list[Event]:
@@ -307,19 +306,15 @@ class MetadataStore:
         if since is not None:
             check_event_id(since)
         start = "-" if since is None else f"({since}"
-
-        async def work(redis: Redis) -> Any:
-            return await redis.xrange(self._keys.events, min=start, count=limit)
-
-        return self._decoded(await self._link.call_in_background(work) or ())
+        entries = await self._link.call_in_background(
+            lambda redis: redis.xrange(self._keys.events, min=start, count=limit)
+        )
+        return self._decoded(entries or ())
 
     async def last_events(self, limit: int) -> list[Event]:
         """The last `limit` events, oldest first. Empty while Redis is unreachable."""
-
-        async def work(redis: Redis) -> Any:
-            return await redis.xrevrange(self._keys.events, count=limit)
-
-        return self._decoded(reversed(await self._link.call_in_background(work) or []))
+        entries = await self._link.call_in_background(lambda redis: redis.xrevrange(self._keys.events, count=limit))
+        return self._decoded(reversed(entries or []))
 
     def _decoded(self, entries: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
         events = []

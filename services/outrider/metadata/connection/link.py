@@ -16,7 +16,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import redis
 from redis.asyncio import Redis
@@ -31,6 +31,8 @@ from outrider.runtime.supervision import stop
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Work: TypeAlias = Callable[[Any], Awaitable[T]]
+"""What a call does with the client: redis-py types its commands as awaitable or not, so the client is Any here."""
 
 _MAX_CONNECTIONS = 8
 _MIN_RETRY_S = 0.02
@@ -77,7 +79,7 @@ class RedisLink:
         self._recovery: asyncio.Task[None] | None = None
         self._reconnects_from_s = -math.inf
 
-    async def call(self, work: Callable[[Redis], Awaitable[T]]) -> T | None:
+    async def call(self, work: Work[T]) -> T | None:
         """For calls that a request waits for: the result of `work`, or None if it took more than 50 ms.
 
         None does not say whether `work` took effect.
@@ -86,13 +88,13 @@ class RedisLink:
             return None
         return await self._try(work, self._call_timeout_s, Answers.LATE)
 
-    async def call_in_background(self, work: Callable[[Redis], Awaitable[T]], waits_s: float = 0.0) -> T | None:
+    async def call_in_background(self, work: Work[T], waits_s: float = 0.0) -> T | None:
         """The same for calls that no request waits for, within a second. `waits_s`: for which the server may wait."""
         if self._answers is Answers.NOT:
             return None
         return await self._try(work, waits_s + self._background_timeout_s, Answers.NOT)
 
-    async def require(self, work: Callable[[Redis], Awaitable[T]]) -> T:
+    async def require(self, work: Work[T]) -> T:
         """Like `call_in_background`, for work that never returns None. Raises Unavailable instead."""
         answer = await self.call_in_background(work)
         if answer is None:
@@ -104,7 +106,7 @@ class RedisLink:
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
-    async def _try(self, work: Callable[[Redis], Awaitable[T]], timeout_s: float, when_late: Answers) -> T | None:
+    async def _try(self, work: Work[T], timeout_s: float, when_late: Answers) -> T | None:
         try:
             async with asyncio.timeout(timeout_s), self._turns:
                 return await self._on_primary(work)
@@ -123,7 +125,7 @@ class RedisLink:
             self._suspend(Answers.NOT, error)
         return None
 
-    async def _on_primary(self, work: Callable[[Redis], Awaitable[T]]) -> T:
+    async def _on_primary(self, work: Work[T]) -> T:
         """Behind one address another server may have become the primary. Connections lead to the old one until they
         are closed, and it refuses writes."""
         for _ in range(_NUM_RECONNECTS):

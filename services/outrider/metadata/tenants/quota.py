@@ -138,11 +138,7 @@ class QuotaStore:
             given_back,
             num_requests,
         )
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_TAKE, len(keys), *keys, *arguments)
-
-        answer = await self._link.call(work)
+        answer = await self._link.call(lambda redis: redis.eval(_TAKE, len(keys), *keys, *arguments))
         return None if answer is None else Granted(answer[0] == b"1", *map(float, answer[1:]))
 
     async def report_running(self, gateway: str, running: dict[str, int]) -> None:

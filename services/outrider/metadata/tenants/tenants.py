@@ -169,11 +169,8 @@ class TenantStore:
     async def find(self, digest: bytes | None) -> FoundKey | None:
         """The key with this SHA-256; with None, the answer for a request without one. None: Redis is unreachable."""
         keys = (self._keys.api_key((digest or b"").hex()), self._keys.tenant(""), self._keys.keys_required)
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_FIND, len(keys), *keys, DEFAULT_TENANT if digest is None else "")
-
-        answer = await self._link.call_in_background(work)
+        default = DEFAULT_TENANT if digest is None else ""
+        answer = await self._link.call_in_background(lambda redis: redis.eval(_FIND, len(keys), *keys, default))
         if answer is None:
             return None
         required, key, tenant, version = answer
@@ -181,11 +178,8 @@ class TenantStore:
 
     async def get(self, name: str) -> tenants_pb2.Tenant:
         """Raises NotFound."""
-
-        async def work(redis: Redis) -> Any:
-            return await redis.hmget(self._keys.tenant(name), ["record", "version"])
-
-        record, version = await self._link.require(work)
+        key = self._keys.tenant(name)
+        record, version = await self._link.require(lambda redis: redis.hmget(key, ["record", "version"]))
         if record is None:
             raise unknown_tenant(name)
         return _parse(record, version)
@@ -213,11 +207,8 @@ class TenantStore:
         arguments: list[Any] = []
         for tenant in tenants:
             arguments += [tenant.name, tenant.version, _serialize(tenant)]
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_PUT, len(keys), *keys, *arguments, "dry" if dry_run else "", by)
-
-        answer = await self._link.require(work)
+        arguments += ["dry" if dry_run else "", by]
+        answer = await self._link.require(lambda redis: redis.eval(_PUT, len(keys), *keys, *arguments))
         if isinstance(answer, bytes):
             raise Conflict("it was changed meanwhile: read it again", field=_named(tenants, answer.decode()))
         return [
@@ -238,30 +229,19 @@ class TenantStore:
             self._keys.plan,
             self._keys.deleted_tenants,
         )
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_DELETE, len(keys), *keys, name, by)
-
-        num_keys = int(await self._link.require(work))
+        num_keys = int(await self._link.require(lambda redis: redis.eval(_DELETE, len(keys), *keys, name, by)))
         if num_keys < 0:
             raise unknown_tenant(name)
         return num_keys
 
     async def deleted(self) -> set[str]:
         """Deleted tenants that the planner may still know."""
-
-        async def work(redis: Redis) -> Any:
-            return await redis.smembers(self._keys.deleted_tenants)
-
-        return {name.decode() for name in await self._link.require(work)}
+        names = await self._link.require(lambda redis: redis.smembers(self._keys.deleted_tenants))
+        return {name.decode() for name in names}
 
     async def forgotten(self, names: Iterable[str]) -> None:
         """To be called when the planner has dropped these deleted tenants."""
-
-        async def work(redis: Redis) -> Any:
-            return await redis.srem(self._keys.deleted_tenants, *names)
-
-        await self._link.require(work)
+        await self._link.require(lambda redis: redis.srem(self._keys.deleted_tenants, *names))
 
     async def page_of_keys(self, tenant: str, after: str, limit: int) -> tuple[list[tenants_pb2.ApiKey], str]:
         """Keys by tenant and id, of one tenant or of all, and the start of the next page, empty at the end."""
@@ -294,11 +274,7 @@ class TenantStore:
         )
         expire_s = key.not_after_unix_s and key.not_after_unix_s + _KEPT_AFTER_EXPIRY_S
         fields = (key.tenant, key.id, key.digest.hex(), _serialize(key), expire_s, MAX_KEYS_PER_TENANT, DEFAULT_TENANT)
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_ADD_KEY, len(keys), *keys, *fields, by)
-
-        answer = int(await self._link.require(work))
+        answer = int(await self._link.require(lambda redis: redis.eval(_ADD_KEY, len(keys), *keys, *fields, by)))
         if answer == -1:
             raise unknown_tenant(key.tenant, "tenant")
         if answer == -2:
@@ -309,11 +285,7 @@ class TenantStore:
     async def revoke_key(self, key_id: str, *, by: str) -> tenants_pb2.ApiKey:
         """Returns the key's record before. Raises NotFound."""
         keys = (self._keys.audit, self._keys.api_keys, self._keys.api_key_digests, self._keys.api_key(""))
-
-        async def work(redis: Redis) -> Any:
-            return await redis.eval(_REVOKE, len(keys), *keys, key_id, by)
-
-        record = await self._link.require(work)
+        record = await self._link.require(lambda redis: redis.eval(_REVOKE, len(keys), *keys, key_id, by))
         if not record:
             raise NotFound(f"no key {key_id[:80]!r}", reason="UNKNOWN_KEY", field="id")
         return _without_digest(_parse_key(record))
@@ -321,19 +293,15 @@ class TenantStore:
     async def note(self, action: str, tenant: str, *, by: str, **details: str) -> None:
         """Writes an audit entry about what is not kept here."""
         entry: dict[Any, Any] = {"action": action, "name": tenant, "by": by, **details}
-
-        async def work(redis: Redis) -> Any:
-            return await redis.xadd(self._keys.audit, entry, maxlen=MAX_AUDIT_ENTRIES, approximate=True)
-
-        await self._link.require(work)
+        await self._link.require(
+            lambda redis: redis.xadd(self._keys.audit, entry, maxlen=MAX_AUDIT_ENTRIES, approximate=True)
+        )
 
     async def audit(self, limit: int = 1000, before: str = "") -> list[AuditEntry]:
         """The last changes before the one with id `before`, newest first."""
-
-        async def work(redis: Redis) -> Any:
-            return await redis.xrevrange(self._keys.audit, max=f"({before}" if before else "+", count=limit)
-
-        return [_parse_audit(entry_id, body) for entry_id, body in await self._link.require(work)]
+        last = f"({before}" if before else "+"
+        entries = await self._link.require(lambda redis: redis.xrevrange(self._keys.audit, max=last, count=limit))
+        return [_parse_audit(entry_id, body) for entry_id, body in entries]
 
 
 def _serialize(message: tenants_pb2.Tenant | tenants_pb2.ApiKey) -> bytes:
