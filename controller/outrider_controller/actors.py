@@ -175,8 +175,6 @@ def _lives(process: psutil.Process) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """The running actors and where they serve."""
-
     router_addresses: tuple[str, ...]
     control_addresses: tuple[str, ...]
     actors: tuple[Any, ...]

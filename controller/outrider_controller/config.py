@@ -117,7 +117,6 @@ class ControllerConfig:
         )
 
     def controls(self) -> tuple[ControlConfig, ...]:
-        """Each control plane's configuration."""
         first, count = self._first_control(), self.num_control_planes or (2 if self.ray.address else 1)
         return (first, *(_further(first) for _ in range(count - 1)))
 

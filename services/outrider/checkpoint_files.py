@@ -43,8 +43,6 @@ OTHER_ENGINE = "use --engine vllm"
 
 
 class CheckpointFault(NamedTuple):
-    """What is wrong, and in which file."""
-
     file: str
     message: str
 
@@ -53,7 +51,6 @@ class CheckpointFault(NamedTuple):
 
 
 def fault(path: Path) -> CheckpointFault | None:
-    """The first fault of a checkpoint directory; None when there is none."""
     if path.suffix in _PICKLED:
         return CheckpointFault(path.name, _PICKLED_FAULT)
     if not path.is_dir():

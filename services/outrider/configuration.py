@@ -60,13 +60,10 @@ class Nested:
 
     prefix: str = ""
     without: tuple[str, ...] = ()
-    """Fields that are not options."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigOption:
-    """One option of a process."""
-
     name: str
     path: tuple[str, ...]
     """Names of the nested fields from the class to the option."""

@@ -97,7 +97,6 @@ class Evidence:
         self.draft_us += draft_us
 
     def add_request(self, tokens: int, cost: float) -> None:
-        """Adds a request as a whole."""
         self.requests += 1
         self.request_tokens += tokens
         self.request_cost += cost

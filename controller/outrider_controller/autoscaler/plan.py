@@ -29,8 +29,6 @@ class Mode(enum.IntEnum):
 
 
 class Reason(enum.StrEnum):
-    """Why a tenant is in its mode."""
-
     UNKNOWN = "unknown"
     """Too few rounds; the mean of all tenants at the target decides."""
     SAVES = "saves"
@@ -55,8 +53,6 @@ _HARD = [_CODE[reason] for reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF, R
 
 
 class TenantSetting(enum.StrEnum):
-    """An operator's setting for a tenant."""
-
     AUTO = "auto"
     ON = "on"
     OFF = "off"
@@ -64,8 +60,6 @@ class TenantSetting(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """The operators' settings for one tenant."""
-
     speculation: TenantSetting = TenantSetting.AUTO
     until_s: float = math.inf
     """When `speculation` becomes auto again and `override_draft_tokens` ends."""
@@ -114,14 +108,11 @@ Tenants = Mapping[str, TenantPolicy]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision for one tenant at one target."""
-
     mode: Mode
     reason: Reason
     draft_shares: tuple[tuple[str, float], ...] = ()
     """Share of requests that each draft version gets. The rest decodes plainly."""
     policy: TenantPolicy = field(default_factory=TenantPolicy)
-    """The tenant's policy."""
     saving: float = 0.0
     """Expected saving of a round with the best draft, in plain rounds: a new request starts from it."""
     lower: float = 0.0
@@ -216,7 +207,6 @@ class Plan:
         return self._estimate is not None
 
     def decision(self, cell: Cell) -> Decision | None:
-        """None for a cell that was not planned for."""
         number = self.index.get(cell)
         return None if number is None else self._decision(number)
 

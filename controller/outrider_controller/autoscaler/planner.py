@@ -51,12 +51,10 @@ class Planner:
         return dict(self.plan.changed(last))
 
     def decisions(self, tenant: str | None = None) -> dict[Cell, Decision]:
-        """The decisions in force, of one tenant or of all."""
         wanted = [cell for cell in self.plan.cells if tenant in (None, cell.tenant)]
         return self.decisions_of(wanted)
 
     def decisions_of(self, cells: Iterable[Cell]) -> dict[Cell, Decision]:
-        """The decisions in force of those cells that have one."""
         find = self.plan.decision if self.plan.estimated else self._resumed.get
         return {cell: decision for cell in cells if (decision := find(cell)) is not None}
 

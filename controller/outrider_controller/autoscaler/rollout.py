@@ -77,7 +77,6 @@ class Arm:
     reports: float = 0.0
 
     def add(self, news: Evidence) -> None:
-        """Adds one report."""
         if not news.requests:
             return
         tokens, cost = news.request_tokens, news.request_cost
@@ -152,8 +151,6 @@ class Shadowed:
 
 @dataclass(slots=True)
 class Trial:
-    """The evidence of one rollout."""
-
     candidate: Arm = field(default_factory=Arm)
     incumbent: Arm = field(default_factory=Arm)
     tokens_tokens: float = 0.0

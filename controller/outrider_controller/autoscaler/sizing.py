@@ -22,11 +22,8 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The number of workers wanted of one kind."""
-
     workers: int
     fewer_since_s: float | None = None
-    """Since when fewer would suffice."""
 
 
 @dataclass(frozen=True, slots=True)

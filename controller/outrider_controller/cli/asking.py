@@ -22,7 +22,6 @@ class Nouns(click.Group):
 
 
 def yes_option(command: F) -> F:
-    """--yes, for `confirm`."""
     return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
 
 

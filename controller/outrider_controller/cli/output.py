@@ -29,7 +29,6 @@ def output_option(*choices: str) -> Callable[[F], F]:
 
 
 def json_file_option(command: F) -> F:
-    """--json FILE"""
     kind = click.Path(dir_okay=False, writable=True, path_type=Path)
     return click.option("--json", "json_file", type=kind, metavar="FILE", help="Also write the figures here.")(command)
 
@@ -106,7 +105,6 @@ def named(names: Collection[str], what: str, rows: Sequence[Row], column: str = 
 
 
 def table_lines(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> list[str]:
-    """The header, and a line a row."""
     return columns(
         [_heading(column) for column in shown], [[cell(row[column]) for column in shown] for row in rows]
     ).splitlines()
@@ -119,7 +117,6 @@ def _heading(column: str) -> str:
 
 
 def cell(value: object) -> object:
-    """As a table shows it."""
     if isinstance(value, list):
         return ",".join(map(str, value)) or "-"
     if isinstance(value, bool):

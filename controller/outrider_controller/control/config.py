@@ -15,8 +15,6 @@ from outrider_controller.control.alerts.webhook import WebhookConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlConfig(ProcessConfig):
-    """One control plane."""
-
     metadata_url: Annotated[str, Option("metadata", required=True)] = ""
     """Redis URL of the metadata store, with the leases, tenants and keys."""
     listen: str = "127.0.0.1:0"

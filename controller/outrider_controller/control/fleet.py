@@ -47,8 +47,6 @@ class Cordons(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FleetChange:
-    """One thing that happened to a worker."""
-
     kind: EventKind
     worker: LeaseRecord
     reason: str = ""

@@ -99,8 +99,6 @@ class FailoverConfig:
 
 @dataclass(frozen=True, slots=True)
 class LinkConfig:
-    """The connection to one worker."""
-
     connect_timeout_s: float = 5.0
     """Seconds to establish a connection."""
     first_backoff_s: float = 0.1
@@ -176,8 +174,6 @@ def _read_salt_key(path: str) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig(ProcessConfig):
-    """One router."""
-
     metadata_url: Annotated[str, Option("metadata", required=True)] = ""
     """Redis URL of the metadata store, in which workers are found."""
     listen: str = "127.0.0.1:0"

@@ -74,8 +74,6 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What runs."""
-
     times: Times
     streams: int = 1
     drafts: int = 1

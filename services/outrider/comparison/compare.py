@@ -156,7 +156,6 @@ class _Replays:
         )
 
     def _shares(self, parts: Parts, numbers: Sequence[int]) -> Shares:
-        """Of the texts with these numbers."""
         drafted, plain = self.run(parts, 1), self.run((), 1)
         answers, spent, plain_spent = drafted.answers, drafted.seconds, plain.seconds
         return Shares.of(

@@ -26,8 +26,6 @@ Parts = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CompareConfig:
-    """One comparison."""
-
     target: str
     drafts: tuple[str, ...]
     """Names of lookups, models or directories; several joined by + are one mixture."""

@@ -72,7 +72,6 @@ class DraftReport(WorkerReport):
     removed: list[tuple[SequenceKey, float]] = field(default_factory=list)
     """Sequences that have ended, with their share in seconds of the rounds since their last proposal."""
     round_s: float = 0.0
-    """How long the round took."""
 
 
 @dataclass(slots=True)

@@ -107,7 +107,6 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> So
 
 
 def responses_of(report: DraftReport, now_s: float) -> dict[int, draft_pb2.DraftResponse]:
-    """One message for each stream that the report concerns."""
     responses: dict[int, draft_pb2.DraftResponse] = {}
     for proposed in report.proposals:
         responses.setdefault(proposed.key.stream, draft_pb2.DraftResponse()).drafts.append(_draft(proposed, now_s))

@@ -107,7 +107,6 @@ class DraftWorker:
         return ended_s + BEFORE_RUNNING_AHEAD_S if self._report.proposals or self._report.failures else 0.0
 
     def fail_all(self, error: Exception) -> None:
-        """Ends every sequence with `error`."""
         for key in self._sequences.keys:
             self._fail(key, error)
 

@@ -35,12 +35,9 @@ def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:
 
 
 class _Other(NamedTuple):
-    """An alternative to a token of a chain."""
-
     reached: float
     """The chance that the target chooses it, with all tokens before it."""
     at: int
-    """Index of the token."""
     token_id: int
     chance: float
 

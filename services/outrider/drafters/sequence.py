@@ -98,7 +98,6 @@ def _agree(first: Sequence[int], second: Sequence[int]) -> bool:
 
 
 def common_len(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the common prefix."""
     for length, (a, b) in enumerate(zip(first, second, strict=False)):
         if a != b:
             return length

@@ -12,8 +12,6 @@ _MAX_OTHERS = 3
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """How a draft model drafts."""
-
     min_confidence: float = 0.4
     """A proposal ends when the estimated probability that all of it is accepted falls below this. 0: never.
 

@@ -33,8 +33,6 @@ from outrider.engine.checkpoints.checkpoints import weights_revision
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Properties of the loaded model."""
-
     vocab_size: int
     """Token ids are below this. Logits may cover fewer tokens: see Engine.token_map."""
     max_context_len: int
@@ -52,8 +50,6 @@ class DeviceLost(Exception):
 
 
 class Engine:
-    """A decoder and its KV cache."""
-
     def __init__(
         self,
         decoder: Decoder,

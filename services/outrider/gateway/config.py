@@ -77,8 +77,6 @@ class Failover:
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig(ProcessConfig):
-    """One gateway process."""
-
     listen_grpc: str = "127.0.0.1:8001"
     """HOST:PORT of the public gRPC API; port 0 lets the system choose. `advertise` is about this port."""
     listen_http: str = "127.0.0.1:8000"

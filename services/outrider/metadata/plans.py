@@ -43,8 +43,6 @@ return 1
 
 
 class PlanStore:
-    """Part of the metadata store."""
-
     def __init__(self, link: RedisLink, keys: Keys) -> None:
         self._link = link
         self._keys = keys

@@ -24,8 +24,6 @@ class LogprobsOptions:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The log probabilities at one position."""
-
     logprob: float
     top_token_ids: tuple[int, ...] = ()
     """Likeliest first."""

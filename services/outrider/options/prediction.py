@@ -32,7 +32,6 @@ class Prediction:
 
     @property
     def num_rejected(self) -> int:
-        """Predicted tokens that the answer does not have."""
         return max(0, len(self.token_ids) - self.num_accepted)
 
     @property
@@ -41,7 +40,6 @@ class Prediction:
         return max(1, self._matched)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Appends tokens of the answer."""
         for token_id in token_ids:
             self._extend(token_id)
             self._last = token_id

@@ -212,7 +212,6 @@ class RequestStats:
     """Steps by (drafted, accepted)."""
 
     def add(self, done: Round) -> None:
-        """Adds one round."""
         if self.num_steps == 0:
             self.num_cached_tokens = done.num_cached_tokens
         self.num_steps += 1

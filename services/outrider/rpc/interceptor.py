@@ -145,7 +145,6 @@ def check_known(message: Message, path: str = "") -> None:
 
 
 def _messages(field: FieldDescriptor, value: Any) -> Iterable[tuple[str, Message]]:
-    """The messages in one field, with their names."""
     if field.message_type is None:
         return ()
     if field.message_type.GetOptions().map_entry:

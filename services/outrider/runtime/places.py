@@ -1,7 +1,7 @@
 """Places that tenants divide: of a gateway for its requests, of a router for its calls. The clock is an argument.
 
-While less than a share `busy` of them is taken, any tenant gets one. Above that only tenants below their weighted share do,
-among those that have any.
+While less than a share `busy` of them is taken, any tenant gets one. Above that only tenants below their weighted
+share do, among those that have any.
 """
 
 from __future__ import annotations

@@ -117,7 +117,6 @@ class LogitsProcessor:
         """Whether `mask` or `banned` may find anything."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """These tokens were committed."""
         self._output.extend(token_ids)
         if self._grammar is not None:
             self._grammar.advance(token_ids)

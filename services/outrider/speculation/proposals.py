@@ -15,8 +15,6 @@ from outrider.speculation.sampling import Support, support
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One proposed token."""
-
     token_id: int
     confidence: float
     """The draft's own probability of it, after its sampling."""

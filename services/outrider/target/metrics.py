@@ -61,7 +61,6 @@ def runs_native_kernels(execution: str) -> bool:
 
 
 def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
-    """The counters of events that should be rare."""
     return (
         ("busy_seconds", "Time in steps.", stats.busy_s),
         ("wasted_seconds", "Time in steps for rows of drafted tokens that were not accepted.", stats.wasted_s),

@@ -59,8 +59,6 @@ class VerifiedDraft:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """One request."""
-
     tokens: Sequence[int]
     """Prompt and committed output. It grows as the engine commits."""
     speculation: Speculation
@@ -237,5 +235,4 @@ class DraftBook:
 
 
 def _equal(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens at the start are equal."""
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

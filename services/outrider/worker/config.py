@@ -25,8 +25,6 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig(ProcessConfig):
-    """One worker process."""
-
     model: str
     """A checkpoint directory, a GGUF file, the name of a known model, or hf://OWNER/NAME@REVISION."""
     listen: str

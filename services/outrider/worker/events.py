@@ -82,7 +82,6 @@ class Load:
     """On a target, sequences that wait for KV; on a draft, those that catch up before their next proposal."""
     num_free_blocks: int = 0
     num_sequences: int = 0
-    """All open sequences."""
     draining: bool = False
     prefill_token_ns: int = 0
     row_ns: int = 0

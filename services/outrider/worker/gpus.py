@@ -28,8 +28,6 @@ _MAX_AGE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One reading of one device."""
-
     index: int
     """Index among this worker's devices."""
     name: str

@@ -74,8 +74,6 @@ S = TypeVar("S", bound=Servicer)
 
 @dataclass(frozen=True, slots=True)
 class RunningWorker(Generic[S]):
-    """A worker that serves."""
-
     servicer: S
     life: ServerLife
     lease: Lease | None

@@ -73,7 +73,6 @@ class Streams(Generic[A]):
             self._end(number)
 
     def unanswered(self, for_s: float) -> list[int]:
-        """Those that were sent nothing for `for_s` seconds."""
         now_s = self._clock()
         return [number for number, stream in self._open.items() if now_s - stream.answered_s >= for_s]
 

@@ -97,7 +97,6 @@ def _with_mode(request: generation.GenerateRequest, mode: str) -> generation.Gen
 
 
 def make_report(plain: GatewayAnswer, speculative: GatewayAnswer) -> dict[str, Any]:
-    """The figures of both answers."""
     sums = {"plain": AnswerFigures.of([plain]), "speculation": AnswerFigures.of([speculative])}
     rates = [figures.tokens_per_second for figures in sums.values()]
     return {

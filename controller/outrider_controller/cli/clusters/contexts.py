@@ -126,7 +126,6 @@ def choose(name: str, contexts: Sequence[Context], current: str = "") -> Context
 
 
 def want(ctx: click.Context, name: str) -> None:
-    """The command names the context that it asks."""
     ctx.meta[_WANTED] = name
 
 

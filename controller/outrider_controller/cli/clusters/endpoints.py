@@ -29,7 +29,6 @@ def endpoint_option(flag: str, what: str, env: str, explanation: str) -> Callabl
 
 
 def context_option(command: F) -> F:
-    """--context, for commands with endpoint options."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: str) -> None:
         contexts.want(ctx, contexts.check_name(ctx, param, value))

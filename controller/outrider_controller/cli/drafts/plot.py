@@ -13,8 +13,6 @@ _STYLE = "font-family='sans-serif' font-size='12' fill='#57606a'"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row of bars."""
-
     name: str
     values: Mapping[str, float]
 

@@ -45,7 +45,6 @@ class TimeLeft:
         self._stage.done, self._stage.total, self._stage.text = done, total, text
 
     def line(self) -> str:
-        """What is known now."""
         if self._stage is None:
             return f"starting, for {span(self._clock() - self._began_s)} now"
         return self._stage.line(self._clock())

@@ -112,7 +112,6 @@ async def _decisions(stub: Control, tenant: str) -> Sequence[policy_pb2.TenantDe
 
 
 def page(before: LoadSample, now: LoadSample) -> list[str]:
-    """All lines."""
     tenants, workers = tenant_rows(before, now), worker_rows(before, now)
     running = sum(row["running"] for row in tenants)
     requests = f"{running} request{'s' * (running != 1)}"

@@ -26,8 +26,6 @@ class ProcessFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """What to run."""
-
     name: str
     argv: tuple[str, ...]
     address: str
@@ -48,7 +46,6 @@ class ManagedProcess:
         self.spec = spec
         self.log_path = log_path
         self.stopping = False
-        """Whether its end is wanted."""
         self.serving = False
         """Whether it was ready since its last start."""
         self._process: asyncio.subprocess.Process | None = None

@@ -208,7 +208,6 @@ class Stack:
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """What a client needs to know."""
         return {
             "model": self.config.model,
             "grpc": self.gateway_grpc,

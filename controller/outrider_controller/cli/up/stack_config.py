@@ -115,7 +115,6 @@ class StackConfig:
 
     @property
     def draft(self) -> str:
-        """The draft that is meant."""
         return self.draft_model or default_draft(self.target_model)
 
 

@@ -39,7 +39,6 @@ class Supervisor:
     relaunch: Callable[[str], Awaitable[ManagedProcess]]
     """Starts the process of this name again; raises ProcessFailed when it cannot be executed."""
     tell: Callable[[str], None]
-    """The console."""
     ready_timeout_s: float
     """After it, a line says that a process is not ready yet."""
 

@@ -71,5 +71,4 @@ class AlertReport:
 
 
 def _of(alert: Alert) -> dict[str, str]:
-    """The fields of a log line."""
     return {"tenant": alert.tenant} if alert.tenant else {}

@@ -35,8 +35,6 @@ class RouterLeases(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RouterAnswers(Generic[T]):
-    """The answers of all routers with a lease."""
-
     given: list[T]
     failed: dict[str, OutriderError]
     """By router id."""

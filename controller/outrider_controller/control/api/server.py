@@ -204,8 +204,6 @@ def _cluster(config: ControlConfig) -> RoleGuard:
 
 @dataclass(frozen=True, slots=True)
 class RunningControl:
-    """A control plane that serves."""
-
     life: ServerLife
     demand: Demand
 

@@ -62,7 +62,6 @@ class Console:
         self._loop = asyncio.get_running_loop()
 
     def pages(self) -> dict[str, PageMaker]:
-        """By path, for the ops port."""
         static = {path: _static(name, content_type) for path, (name, content_type) in _STATIC.items()}
         return {**static, "/console/data": self._asking(self._data), "/console/trace": self._asking(self._trace)}
 

@@ -24,7 +24,6 @@ class Follower:
     states: dict[str, TargetState] = field(default_factory=dict)
     busy: float = 0.0
     reaches_store: bool = False
-    """Whether it reaches the metadata store."""
     pending: dict[Cell, policy.TenantDecision] = field(default_factory=dict)
     filled: asyncio.Event = field(default_factory=asyncio.Event)
     over: bool = False
@@ -45,8 +44,6 @@ class Follower:
 
 
 class Followers(set[Follower]):
-    """All routers that follow."""
-
     def send(self, decisions: Mapping[Cell, policy.TenantDecision]) -> None:
         for follower in self if decisions else ():
             follower.send(decisions)
@@ -60,7 +57,6 @@ class Followers(set[Follower]):
 
     @property
     def reach_store(self) -> bool:
-        """Whether any of them reaches the metadata store."""
         return any(follower.reaches_store for follower in self)
 
     def states(self) -> dict[str, TargetState]:

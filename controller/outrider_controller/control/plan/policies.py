@@ -37,8 +37,6 @@ class Tenants(Protocol):
 
 
 class TenantPolicies:
-    """The settings as last read."""
-
     def __init__(self, overrides: Overrides, records: Tenants) -> None:
         self._store = overrides
         self._records = records
@@ -66,7 +64,6 @@ class TenantPolicies:
         return changed
 
     def by_tenant(self) -> dict[str, TenantPolicy]:
-        """The policies of the tenants that have settings."""
         names = {*self._set, *self._overrides}
         return {name: tenant_policy(self._set.get(name), self._overrides.get(name)) for name in names}
 

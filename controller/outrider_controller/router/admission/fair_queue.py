@@ -160,7 +160,6 @@ class FairQueue:
         return ticket
 
     def leave(self, ticket: Ticket, now_s: float) -> None:
-        """It has ended, or stopped waiting."""
         account = self._accounts.get(ticket.tenant)
         if account is None:
             return

@@ -55,8 +55,6 @@ class _Pool:
 
 
 class AdmissionQueue:
-    """The queues of one router."""
-
     def __init__(self, config: AdmissionConfig, fleet: Places, telemetry: RouterTelemetry) -> None:
         self._config = config
         self._fleet = fleet

@@ -130,7 +130,6 @@ class Fleet:
         return self._changed
 
     def went_down(self, link: TargetLink) -> None:
-        """The connection to a target has ended."""
         self._gone_s[link.info.model] = asyncio.get_running_loop().time()
         self.notify()
 

@@ -43,7 +43,6 @@ class WorkerLoads:
         self.cordons: dict[str, control_pb2.Cordon] = {}
         """By worker id: workers that operators have taken out of use."""
         self.num_routers = 1
-        """Routers that share the fleet."""
         self._num_refreshes = num_refreshes
         self._reported: dict[str, worker.WorkerLoad] = {}
         self._elsewhere: dict[str, int] = {}

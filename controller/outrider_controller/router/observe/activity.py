@@ -18,8 +18,6 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The sums of one request so far."""
-
     tenant: str
     workers: tuple[str, ...]
     """Its present workers, or its last ones."""
@@ -48,7 +46,6 @@ class Activity:
             del self._ended[next(iter(self._ended))]
 
     def sums(self, running: Iterable[Work]) -> list[trace.Activity]:
-        """Sums over ended and running requests."""
         sums: dict[Name, trace.Activity] = {}
         for name, ended in self._ended.items():
             _sum(sums, name).CopyFrom(ended)

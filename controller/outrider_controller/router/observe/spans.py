@@ -30,8 +30,6 @@ Attributes = Mapping[str, str | int | float | bool | list[str]]
 
 
 class SpanWriter:
-    """Makes the spans of requests that have ended."""
-
     def __init__(self, tracing: Tracing) -> None:
         self.num_dropped = 0
         """Requests without spans, because too many others were waiting for theirs."""

@@ -65,7 +65,6 @@ class RouterTelemetry:
         self.events = EventWriter(events)
 
     def rounds(self, done: list[Round]) -> None:
-        """Records the rounds of one engine step."""
         phases, verify_us = self._phases, done[0].verify_us
         phases.observe_same("verify", verify_us / 1e6, len(done))
         phases.observe("queue", [one.queue_us / 1e6 for one in done])

@@ -90,7 +90,6 @@ class Recorder:
         self._lost: set[worker.WorkerRole.ValueType] = set()
 
     def placed(self, state: RequestState, mode: sequence.VerificationMode.ValueType, now_us: int) -> None:
-        """A target was found."""
         self._state = state
         self.trace.mode = mode
         self.trace.placing_us = max(0, now_us - self._started_us)
@@ -137,14 +136,12 @@ class Recorder:
         )
 
     def work(self) -> Work:
-        """The sums of the request so far."""
         state, workers = self._state, tuple(self._on.values())
         if state is None:
             return Work(self.request.tenant, workers, 0, RequestStats())
         return Work(self.request.tenant, workers, len(state.committed) - self.trace.resumed_tokens, state.stats)
 
     def running(self, now_us: int) -> trace.RunningSequence:
-        """Its entry in the list of running requests."""
         work, request = self.work(), self.request
         return trace.RunningSequence(
             request_id=request.request_id,

@@ -96,7 +96,6 @@ class UsageSums:
         usage.draft_wasted_us += used.draft_share_us
 
     def take_all(self) -> dict[str, TenantUsage]:
-        """Returns the sums and resets them."""
         sums, self.sums = self.sums, {}
         return sums
 

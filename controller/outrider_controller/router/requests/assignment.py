@@ -67,8 +67,6 @@ class Prefix:
 
 
 class WorkerPicker:
-    """Picks among the workers of a fleet."""
-
     def __init__(self, fleet: Fleet, directory: Directory, first_backoff_s: float) -> None:
         self.unreachable = UnreachablePairs(first_backoff_s)
         self._fleet = fleet
@@ -401,7 +399,6 @@ class Assigner:
             failover.full_targets.clear()
 
     def _no_target(self, model: str, revision: str | None) -> Unavailable:
-        """The error after the wait for a target."""
         why = f"no target of {model!r} is up"
         if revision is not None and (live := self._picker.live_revisions(model, set())):
             why = f"no target of {model!r} has revision {revision}; there is {', '.join(sorted(live))}"

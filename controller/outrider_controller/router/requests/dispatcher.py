@@ -107,7 +107,6 @@ class Dispatcher:
             self.traces.end(recorder, fault, now_us())
 
     def end(self, active: ActiveRequest, reason: sequence.CloseReason.ValueType) -> None:
-        """Forgets the request, and closes its sequences."""
         active.speculation.gain.ended()
         self.table.requests.pop(active, None)
         self.table.drop_target(active, reason)

@@ -76,8 +76,6 @@ def loss_of(reason: str, *, names_field: bool) -> Loss:
 
 @dataclass(slots=True)
 class FailoverState:
-    """The failures of one request on its workers."""
-
     config: FailoverConfig
     revision: str
     """Of the target's model. A failover stays on it, or on the same weights if no other target has it."""

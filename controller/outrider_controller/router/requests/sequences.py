@@ -46,7 +46,6 @@ class RoundTimer:
     """
 
     opened_us: int
-    """When the sequence was opened on its present target."""
     _committed_us: int = 0
     _fresh: bool = True
     """The target has committed nothing since the sequence was opened."""
@@ -55,7 +54,6 @@ class RoundTimer:
         self._committed_us = self.opened_us
 
     def opened(self, now_us: int) -> None:
-        """The sequence was opened on another target."""
         self.opened_us, self._fresh = now_us, True
 
     def commit(self, done: Round, now_us: int) -> None:
@@ -178,8 +176,6 @@ class ActiveRequest:
 
 
 class SequenceTable:
-    """The sequences of all requests of one router."""
-
     def __init__(self, telemetry: RouterTelemetry, first_id: int | None = None) -> None:
         """`first_id`: of the sequences opened on workers; random if not given."""
         self._telemetry = telemetry

@@ -88,7 +88,6 @@ class Responses:
         self._last().errors.append(to_route_error(call_id, error))
 
     def end(self) -> None:
-        """No more responses will be added."""
         self._ended = True
         self._filled.set()
 
@@ -297,8 +296,6 @@ def _weight(message: router.RouteRequest) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunningRouter:
-    """A router that serves."""
-
     worker_id: str
     life: ServerLife
     dispatcher: Dispatcher

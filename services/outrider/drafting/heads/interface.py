@@ -23,8 +23,6 @@ class HeadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TargetParts:
-    """What a head shares with its target."""
-
     embedding: Tensor
     """[vocab, width]"""
     head: Tensor
@@ -90,7 +88,6 @@ class ChainMemory:
         return int(self.keys[0].shape[2]) if self.keys else 0
 
     def cut(self, length: int) -> None:
-        """Forgets the positions from `length` on."""
         for layer in self.keys:
             self.keys[layer] = self.keys[layer][:, :, :length]
             self.values[layer] = self.values[layer][:, :, :length]

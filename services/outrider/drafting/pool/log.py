@@ -19,8 +19,6 @@ _MAX_SENT = 256
 
 @dataclass(slots=True, eq=False)
 class _Sent:
-    """One message with proposed tokens."""
-
     serial: int
     epoch: int
     base_len: int
@@ -45,7 +43,6 @@ class DraftLog:
 
     @property
     def waits(self) -> bool:
-        """Whether any draft is still to be verified."""
         return bool(self._sent)
 
     def asked(self, committed_len: int, now_us: int) -> None:

@@ -20,8 +20,6 @@ from outrider.rpc.v1 import sequence_pb2
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
-    """Bounds of what a draft may send."""
-
     size: int
     max_context_len: int
 
@@ -88,7 +86,6 @@ class PooledSequence:
         return opened
 
     def limit(self, limits: DraftLimits) -> None:
-        """Sends the limits if they have changed."""
         if self.limits != limits:
             self.limits = limits
             self.validator.allow(limits.capacity)

@@ -54,7 +54,6 @@ class KVCache:
             cached.index_copy_(2, targets, cached.index_select(2, sources))
 
     def wipe(self, blocks: Sequence[int], block_size: int) -> None:
-        """Zeros these blocks in all layers."""
         if not blocks:
             return
         at = torch.tensor(blocks, dtype=torch.int64, device=self.all_keys.device)
@@ -152,7 +151,6 @@ class Chain(NamedTuple):
 
     @property
     def slots(self) -> list[int]:
-        """One slot per position."""
         return [*self.span.slots[: self.fork], *self.path]
 
     @property

@@ -50,7 +50,6 @@ class Fields:
 
 
 def num_tiles(spans: Sequence[RowSpan], tile_queries: int) -> int:
-    """Tiles that the spans make."""
     return sum(-(-span.num_tokens // tile_queries) for span in spans)
 
 

@@ -142,7 +142,6 @@ class TritonAttention:
         return self.batch(views, cache, tiles, tree=trees, splits=splits)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
-        """See the interface."""
         cache.move(moves)
 
     @property
@@ -229,7 +228,6 @@ class TritonBatch:
         self._windows = windows
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """See the interface."""
         self.store(key, value, layer)
         return self.look(query, layer, scale)
 

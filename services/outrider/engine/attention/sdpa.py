@@ -100,8 +100,6 @@ def _positions(chains: list[Chain], queries: int, device: torch.device) -> Tenso
 
 
 class SdpaAttention:
-    """Attention by torch; see the module."""
-
     def __init__(self, windows: Windows = ()) -> None:
         self._windows = windows
 
@@ -117,7 +115,6 @@ class SdpaAttention:
         return SdpaBatch(cache, torch.tensor(write, device=device), groups, self._windows)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
-        """See the interface."""
         cache.move(moves)
 
 
@@ -133,7 +130,6 @@ class SdpaBatch:
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
-        """See the interface."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         keys.index_copy_(1, self._write_slots, key.transpose(0, 1))
         values.index_copy_(1, self._write_slots, value.transpose(0, 1))

@@ -37,8 +37,6 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """The sources of a model that is known by name."""
-
     hub: str
     """Repository on the model hub."""
     revision: str

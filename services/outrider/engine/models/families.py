@@ -78,8 +78,6 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A loaded model."""
-
     model: Any
     heads: int
     kv_heads: int

@@ -49,8 +49,6 @@ class Quantized:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The memory that one model needs."""
-
     model: str
     parameters: int
     bytes_per_parameter: int
@@ -98,7 +96,6 @@ def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def available_bytes(device: str) -> int:
-    """Free memory of a torch device, in bytes."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(torch.device(device))[0])
     import psutil

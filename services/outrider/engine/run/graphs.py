@@ -34,8 +34,6 @@ Layers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class GraphShape:
-    """Sizes that all graphs share."""
-
     buckets: tuple[Bucket, ...]
     logits_width: int
     max_blocks: int

@@ -79,7 +79,6 @@ class Chunk:
 
     @property
     def text(self) -> str:
-        """The content."""
         return self.delta.content
 
     @property
@@ -89,7 +88,6 @@ class Chunk:
 
     @classmethod
     def join(cls, chunks: Sequence[Chunk]) -> Chunk:
-        """Joins an answer's chunks into one."""
         return cls(
             Delta.join(chunk.delta for chunk in chunks),
             tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
@@ -115,8 +113,6 @@ class Answer:
 
 @dataclass(slots=True)
 class _Job:
-    """One running request and its progress."""
-
     id: str
     prepared: _Prepared
     generation: Generation
@@ -240,7 +236,6 @@ class _Prepared:
     prompt_token_ids: list[int]
     max_tokens: int
     logits: sequence_pb2.LogitsOptions | None
-    """The client's logits options."""
     predicted_token_ids: list[int]
 
     def job(

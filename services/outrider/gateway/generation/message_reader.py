@@ -19,8 +19,6 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class MessageReader:
-    """Reads one answer."""
-
     _use: ToolUse | None = None
     _id_chars: int = 24
     _ids: list[str] = field(default_factory=list)
@@ -48,7 +46,6 @@ class MessageReader:
         return self._thought.count if self._reasoned else 0
 
     def count(self, chunk: Chunk) -> None:
-        """Counts the reasoning tokens of a chunk."""
         self._thought.push(chunk.token_ids)
         self._reasoned |= bool(chunk.delta.reasoning)
 
@@ -97,7 +94,6 @@ class _ThoughtTokens:
 
 
 def joined(deltas: Sequence[Json]) -> list[Json]:
-    """Whole tool calls from their deltas."""
     calls: list[Json] = []
     for delta in deltas:
         if "id" in delta:

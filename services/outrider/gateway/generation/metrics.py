@@ -20,8 +20,6 @@ _E2E_BUCKETS_S = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10
 
 
 class GatewayMetrics:
-    """The metrics of one gateway."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.running = Gauge("outrider_gateway_requests_running", "Requests under way.", registry=self.registry)
@@ -94,8 +92,6 @@ class GatewayMetrics:
 
 @dataclass(slots=True)
 class RequestObserver:
-    """Records the metrics of one running request."""
-
     metrics: GatewayMetrics
     started_s: float
     model: str = ""

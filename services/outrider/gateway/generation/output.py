@@ -19,8 +19,6 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one round adds to the answer."""
-
     delta: Delta
     """Of an answer that is not read as a message, only content."""
     token_ids: tuple[int, ...]
@@ -29,7 +27,6 @@ class Piece:
 
     @property
     def text(self) -> str:
-        """The content."""
         return self.delta.content
 
 
@@ -49,7 +46,6 @@ class Output:
     """All tokens after the prompt, with the resumed ones."""
     finish_reason: FinishReason | None = None
     matched_stop: int | str | None = None
-    """The stop token or stop string that ended it."""
     _detokeniser: Detokeniser = field(init=False)
     _stops: StopMatcher = field(init=False)
 

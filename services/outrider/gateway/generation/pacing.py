@@ -35,7 +35,6 @@ class Pacer:
 
     beat_s: float
     send: Callable[[], Awaitable[None]]
-    """Sends one frame."""
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     _due_s: float = -math.inf

@@ -22,7 +22,6 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_MESSAGES = 1024
 MAX_CHOICES = 128
-"""Most answers to one request."""
 MAX_VARIABLES_CHARS = 16_384
 """Most characters of a chat template's variables, written as JSON."""
 MAX_VARIABLES_DEPTH = 8

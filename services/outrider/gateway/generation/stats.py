@@ -75,7 +75,6 @@ class RunningStats:
         self.sums.num_on_as_auto = max(self.sums.num_on_as_auto, metrics.num_on_as_auto)
 
     def add_tokens(self, count: int, now_s: float) -> None:
-        """Adds tokens sent to the client."""
         if count == 0:
             return
         self.num_tokens += count
@@ -121,12 +120,9 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFinish:
-    """How an answer ended."""
-
     reason: FinishReason
     usage: Usage
     summary: Summary
     matched_stop: int | str | None = None
-    """The stop token or stop string that ended it."""
     receipt: str = ""
     """Signed, if requested."""

@@ -28,7 +28,6 @@ def guarded(routes: Sequence[Route], guard: Guard, quotas: QuotaKeeper) -> list[
 
 
 def tenant_of(request: Request) -> tenants_pb2.Tenant:
-    """The tenant that sent the request."""
     return caller_of(request).tenant or default_tenant()
 
 
@@ -38,8 +37,6 @@ def caller_of(request: Request) -> Caller:
 
 
 class _Guarded:
-    """One route with its access check."""
-
     def __init__(self, app: ASGIApp, guard: Guard, access: Access, quotas: QuotaKeeper) -> None:
         self._app = app
         self._guard = guard

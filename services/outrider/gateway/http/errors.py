@@ -35,8 +35,6 @@ _CODES = {
 
 @dataclass(frozen=True, slots=True)
 class HttpError(Exception):
-    """An error answer."""
-
     status: int
     message: str
     type: str = "invalid_request_error"

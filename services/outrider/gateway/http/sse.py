@@ -94,7 +94,6 @@ class AnswerEvents:
     """Whether the headers, with status 200, have been sent."""
     _id: str = ""
     _said_s: float = 0.0
-    """When anything was sent last."""
 
     @asynccontextmanager
     async def kept_open(self, choices: Choices) -> AsyncIterator[None]:
@@ -108,7 +107,6 @@ class AnswerEvents:
             await asyncio.gather(keeping, return_exceptions=True)
 
     async def say(self, data: bytes) -> None:
-        """Sends an event."""
         await self._open()
         self.num_events += 1
         await self._write(data)
@@ -219,8 +217,6 @@ async def events(choices: Choices, shape: AnswerShape, asked: StreamOptions) -> 
 
 @dataclass(frozen=True, slots=True)
 class ShapeWriter:
-    """Writes the answers of an endpoint with choices."""
-
     shape: type[CompletionShape] | type[ChatShape]
 
     async def whole(self, choices: Choices, body: GenerationBody) -> Json:

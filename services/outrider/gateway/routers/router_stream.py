@@ -63,7 +63,6 @@ class RouterStream:
             connection.end(call_id, cancel=not finished)
 
     async def close(self) -> None:
-        """Ends the stream and every request on it."""
         if self._connection is not None:
             await self._connection.close()
 

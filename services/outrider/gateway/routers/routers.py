@@ -38,8 +38,6 @@ class RouterSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedRouters:
-    """Routers named on the command line."""
-
     given: tuple[str, ...]
 
     async def addresses(self) -> list[str]:
@@ -123,8 +121,6 @@ class Rotation:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """One router with its channel and stream."""
-
     address: str
     channel: grpc.aio.Channel
     stub: router_pb2_grpc.RouterServiceAsyncStub

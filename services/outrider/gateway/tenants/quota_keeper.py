@@ -40,7 +40,6 @@ class Charge:
     num_tokens: int = 0
     """Tokens of the ended answers, prompts included."""
     outputs: list[int] = field(default_factory=list)
-    """Output tokens of each ended answer."""
 
     def ended(self, prompt_tokens: int, output_tokens: int) -> None:
         """To be called at the end of each answer."""
@@ -87,7 +86,6 @@ class QuotaKeeper:
     clock: Callable[[], float] = time.monotonic
     num_gateways: int = 1
     on_refusal: Callable[[str, str], None] = lambda tenant, quota: None
-    """Called at each refusal with the tenant and the quota."""
     _accounts: dict[str, _Account] = field(default_factory=dict)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _bounded: set[str] = field(default_factory=set)

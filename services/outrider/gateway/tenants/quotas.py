@@ -34,7 +34,6 @@ class Rate:
         return cls(quota.tokens_per_minute / 60, quota.burst_tokens or quota.tokens_per_minute)
 
     def part(self, num_gateways: int) -> Rate:
-        """One gateway's part."""
         return Rate(self.rate / num_gateways, self.capacity / num_gateways)
 
 
@@ -87,7 +86,6 @@ class Balance:
         return unused
 
     def missing(self, price: float) -> float:
-        """How much the balance lacks for this price."""
         short = price - self.level
         return short if short > _ROUNDING else 0.0
 
@@ -102,7 +100,6 @@ class MeanTokens:
         self.mean += tuning.NEWEST * (num_tokens - self.mean)
 
     def expected(self, max_tokens: int | None) -> float:
-        """Expected length of a new answer."""
         return self.mean if max_tokens is None else min(max_tokens, self.mean)
 
 
@@ -112,5 +109,4 @@ def prompt_tokens_of(num_chars: int) -> float:
 
 
 def wait_s(missing: float, rate: float) -> float:
-    """Seconds until `missing` has refilled."""
     return max(0.001, missing / rate) if rate else 1.0

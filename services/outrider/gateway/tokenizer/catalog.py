@@ -51,7 +51,6 @@ class Catalog:
 
     routers: RouterPool
     parsers: Callable[[str], Parsers] = lambda model: BY_TEMPLATE
-    """The parsers of a model, by its name."""
     created_s: int = field(default_factory=lambda: int(time.time()))
     """Wall clock, for listings."""
     target_wait_s: float = 300.0
@@ -64,7 +63,6 @@ class Catalog:
     _live: frozenset[str] = frozenset()
     _last_live_s: dict[str, float] = field(default_factory=dict)
     _answered_s: float = float("-inf")
-    """When a router answered last."""
     _loading: dict[_Tokenizer, _Loading] = field(default_factory=dict)
     _refreshed_s: float = float("-inf")
     _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -195,7 +193,6 @@ class Catalog:
 
 
 async def _ask(router: Router) -> router_pb2.ListModelsResponse | None:
-    """None without an answer."""
     try:
         return await router.stub.ListModels(
             router_pb2.ListModelsRequest(), timeout=_LIST_TIMEOUT_S, metadata=router.credential

@@ -28,7 +28,6 @@ class EngineAnswer:
     _chunks: list[Chunk] = field(default_factory=list)
 
     def add(self, chunk: Chunk) -> Iterator[vllm.GenerateResponse]:
-        """Yields the messages for one chunk."""
         is_first = not self._chunks
         self._chunks.append(chunk)
         if self.stream and chunk.token_ids:

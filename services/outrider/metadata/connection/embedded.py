@@ -39,7 +39,6 @@ class ServerCommand:
 
     @property
     def url(self) -> str:
-        """For `MetadataStore.connect`."""
         return f"unix://{self.socket_path}"
 
     def answers(self) -> bool:

@@ -43,8 +43,6 @@ _READ_ONLY_S = 0.1
 
 
 class Answers(Enum):
-    """How the server answered last."""
-
     IN_TIME = "in time for all calls"
     LATE = "in time only for calls that nobody waits for"
     NOT = "not at all"

@@ -150,8 +150,6 @@ class FoundKey:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """One change that an operator made."""
-
     id: str
     fields: Mapping[str, str] = field(default_factory=dict)
     old: tenants_pb2.Tenant | None = None

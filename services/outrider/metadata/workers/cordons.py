@@ -46,7 +46,6 @@ class CordonStore:
         await self._link.require(work)
 
     async def remove(self, worker_id: str, by: str) -> bool:
-        """Returns whether the worker had a cordon."""
 
         async def work(redis: Redis) -> int:
             pipe = redis.pipeline(transaction=True)

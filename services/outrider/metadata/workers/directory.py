@@ -35,7 +35,6 @@ class LeaseRecord:
     age_ms: int = 0
     """Age of that heartbeat, by the store's clock."""
     cordon: control_pb2.Cordon | None = None
-    """None: not cordoned."""
 
     def __post_init__(self) -> None:
         check_id(self.info.worker_id)
@@ -47,7 +46,6 @@ class LeaseRecord:
 
     @property
     def takes_work(self) -> bool:
-        """Whether it may get new work."""
         return self.cordon is None and not self.load.draining
 
     def encode(self) -> bytes:

@@ -243,8 +243,6 @@ def bearer_token(header: str | bytes | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of an RPC or HTTP route."""
-
     name: str
     """For the audit: a role, or the id of a key. Empty if the caller was not identified."""
     tenant: tenants_pb2.Tenant | None = None
@@ -296,7 +294,6 @@ class RoleGuard:
         return self.secret is not None or self.certificates
 
     def roles_of(self, token: str) -> frozenset[Role]:
-        """The roles that a token proves."""
         role = self.secret.role_of(token) if self.secret is not None else None
         return NO_ROLES if role is None else frozenset({role})
 

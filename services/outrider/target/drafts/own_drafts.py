@@ -26,8 +26,6 @@ Put = Callable[[SequenceKey, DraftTree], None]
 
 
 class OwnDrafts:
-    """All such sources of one worker."""
-
     def __init__(self, sources: Sequence[DraftSource], stats: TargetStats) -> None:
         self._sources = sources
         self._reader = next(filter(reads_states, sources), None)

@@ -45,7 +45,6 @@ class Reach:
 class FixedDrafts:
     reach: Reach
     assign: Callable[[SequenceKey, DraftAssignment], None]
-    """Makes a worker draft for a sequence."""
     workers: dict[str, LeaseRecord] = field(default_factory=dict)
     """Those that answer, by address."""
     _drafted_by: dict[SequenceKey, tuple[str, int]] = field(default_factory=dict)

@@ -47,7 +47,6 @@ class PoolThread:
         self._has_arrived.set()
 
     def stop(self) -> None:
-        """Ends the thread."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(lambda: self._running is not None and self._running.cancel())
             self._thread.join()

@@ -30,8 +30,6 @@ _MAX_UNWRITTEN = 4096
 
 @dataclass(frozen=True, slots=True)
 class RouterReach:
-    """How routers are reached, and what they are told of this server."""
-
     addresses: Sequence[str]
     connect: Connect
     credential: tuple[tuple[str, str], ...]
@@ -44,7 +42,6 @@ class RouterLink:
     reach: RouterReach
     received: Callable[[target_pb2.VerifyRequest], None]
     changed: Callable[[], None]
-    """Called when `attached` has changed."""
     attached: bool = False
     """Whether a router follows the open sequences."""
     _open: dict[int, sequence_pb2.OpenSequence] = field(default_factory=dict)

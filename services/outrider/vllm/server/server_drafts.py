@@ -59,7 +59,6 @@ class ServerDrafts:
         """The last setting of a router, by tenant."""
 
     async def run(self) -> None:
-        """Until it is cancelled."""
         router = [] if self.router is None else [self.router.run()]
         try:
             await until_first_ends(self.fixed.run(), *router)

@@ -149,7 +149,6 @@ async def show(
 
 
 def drawn(part: trace.RequestTrace, painter: TokenPainter) -> list[str]:
-    """All lines of one part."""
     rounds = table.Table(painter, part.rounds)
     above = [*table.header(part), "", rounds.heading()]
     below = [rounds.sums(part.rounds), "", *table.summary(part), table.LEGEND, painter.legend]

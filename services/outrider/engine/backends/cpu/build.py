@@ -55,8 +55,6 @@ class Layout(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """One variant, loaded."""
-
     variant: str
     library: ctypes.CDLL
     layout: Layout

@@ -208,7 +208,6 @@ class NativeAttention:
         return NativeBatch(cache, *as_int32)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
-        """See the interface."""
         flat = torch.tensor(moves, dtype=torch.int64)
         layers, heads, slots, dim = cache.all_keys.shape
         arrays = (_Pointer(x.data_ptr()) for x in (cache.all_keys, cache.all_values, flat))
@@ -255,7 +254,6 @@ class NativeLlama:
     def forward(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
-        """See Decoder."""
         assert isinstance(batch, NativeBatch)
         if batch.cache is not self._bound():
             self._bind(batch.cache)

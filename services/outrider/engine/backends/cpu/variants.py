@@ -20,11 +20,9 @@ class Variant:
     features: frozenset[str]
     """Features that the CPU must have, as Linux names them."""
     flags: tuple[str, ...]
-    """Options of the compiler."""
 
     @property
     def missing(self) -> list[str]:
-        """The features that this CPU lacks."""
         return sorted(self.features - cpu_features())
 
     @property

@@ -108,8 +108,6 @@ class _Output:
 
 
 class ResponsesWriter:
-    """Writes the answers of this endpoint."""
-
     async def whole(self, choices: Choices, body: ResponsesRequest) -> Json:
         stats = ChoiceStats(choices)
         chunks = []
@@ -149,7 +147,6 @@ class ResponsesWriter:
                 yield event({"type": f"response.{status}", "response": done | stats.metrics})
 
     def failed(self, error: HttpError, num_events: int) -> bytes:
-        """The last event of a stream that fails."""
         described = {"message": error.message, "code": error.code, "param": error.param}
         return _event({"type": "error", "sequence_number": num_events, **described})
 

@@ -75,7 +75,6 @@ class ResponsesRequest(MessageBody):
 
     @property
     def format(self) -> dict[str, Any]:
-        """The requested format of the text."""
         return (self.text or {}).get("format") or {"type": "text"}
 
     def to_prompts(self) -> list[Prompt]:

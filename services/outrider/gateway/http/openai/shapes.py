@@ -60,7 +60,6 @@ class Choice(ABC):
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Number of reasoning tokens so far."""
         return 0
 
     def _prompt_logprobs(self, chunk: Chunk) -> list[Json | None] | None:
@@ -158,7 +157,6 @@ def _completion_choice(written: Written) -> Json:
 
 
 def _of_prompt(written: Written) -> Json:
-    """Fields about the prompt, if requested."""
     return {} if written.prompt_logprobs is None else {"prompt_logprobs": written.prompt_logprobs}
 
 

@@ -63,7 +63,6 @@ def read_arguments(text: str, name: str) -> Call:
 
 
 def is_object(text: str) -> bool:
-    """Whether the text is one JSON object."""
     try:
         return isinstance(from_json(text, allow_inf_nan=False), dict)
     except ValueError:

@@ -31,7 +31,6 @@ class ReasoningParser:
         self._begun = False
         """Whether it is known how the answer begins."""
         self._after = False
-        """Whether the content has begun."""
         self._blank = True
         """The current part is only white space so far."""
 

@@ -49,7 +49,6 @@ class Delta:
     calls: list[CallDelta] = field(default_factory=list)
 
     def add(self, other: Delta) -> None:
-        """Appends what comes next."""
         self.content += other.content
         self.reasoning += other.reasoning
         self.calls += other.calls
@@ -64,7 +63,6 @@ class Delta:
         return whole
 
     def merge(self) -> None:
-        """Joins deltas of the same call."""
         of_calls = [list(deltas) for _, deltas in groupby(self.calls, key=lambda each: each.index)]
         self.calls = [CallDelta(each[0].index, each[0].name, "".join(d.arguments for d in each)) for each in of_calls]
 
@@ -97,7 +95,6 @@ class ToolParser(ABC):
         """Ends the answer. Returns what was held back. `cut`: its length ended it."""
 
     def _pass_on(self, calls: Sequence[Call], delta: Delta) -> None:
-        """Adds whole calls."""
         for call in calls:
             delta.calls.append(CallDelta(self.num_calls, call.name, call.arguments))
             self.num_calls += 1
