@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafters import Drafter, DraftSequence
-from outrider.drafters.interface import DrafterInfo
 from outrider.drafting.lookup.ngram import NgramLookup
 from outrider.drafting.tree import DraftTree
+from outrider.engine import ModelInfo
 
 
 class NgramDrafter(Drafter):
     """Continues the last occurrence of the text's end."""
 
     def __init__(self, vocab_size: int = 384, max_context_len: int = 512) -> None:
-        self.info = DrafterInfo(vocab_size, max_context_len)
+        self.info = ModelInfo(vocab_size, max_context_len)
         self._texts: dict[DraftSequence, NgramLookup] = {}
 
     def on_open(self, sequence: DraftSequence) -> None:

@@ -49,7 +49,6 @@ class Process:
     clock: Clock
     reported: Callable[[Any], None]
     between_steps_s: float = 0.0
-    busy_s: float = 0.0
     _inbox: list[Any] = field(default_factory=list)
     _free_s: float = 0.0
     _due_s: float = math.inf
@@ -75,9 +74,7 @@ class Process:
             self.worker.apply(event)
         again_s = self.worker.step()
         ended_s, report = self.clock.now_s, self.worker.take_report()
-        took_s = ended_s - self.loop.now_s
-        self.busy_s += took_s
-        self._free_s = ended_s + (self.between_steps_s if took_s else 0.0)
+        self._free_s = ended_s + (self.between_steps_s if ended_s > self.loop.now_s else 0.0)
         self.loop.at(ended_s, lambda: self.reported(report))
         if again_s is not None:
             self._wake(max(self._free_s, again_s))

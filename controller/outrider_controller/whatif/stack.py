@@ -101,8 +101,6 @@ class RunResult:
     accepted: int = 0
     gaps: list[tuple[float, int]] = field(default_factory=list)
     """Of each commit after a request's first: seconds since the last one, and its tokens."""
-    draft_busy: float = 0.0
-    """Mean share of time in which the draft workers computed."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -157,15 +155,10 @@ class VirtualStack:
             self._loop.at(0.01 * number, self._begin)
         self._loop.at(PLAN_EVERY_S, self._plan)
         self._loop.run(settle_s)
-        self._measuring, busy_s = True, self._draft_busy_s
+        self._measuring = True
         self._loop.run(settle_s + seconds)
         self._ran.seconds = seconds
-        self._ran.draft_busy = (self._draft_busy_s - busy_s) / seconds / max(1, len(self._drafts))
         return self._ran
-
-    @property
-    def _draft_busy_s(self) -> float:
-        return sum(process.busy_s for process in self._drafts)
 
     def _numbers(self, chance: random.Random) -> Iterator[int]:
         while True:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from outrider.drafters.interface import Drafter, DrafterInfo
+from outrider.drafters.interface import Drafter
 from outrider.drafters.sequence import CommitMismatch, DraftSequence
 from outrider.drafting.heads.interface import DraftHead, HeadError
 from outrider.drafting.heads.loading import load_head_of
@@ -20,7 +20,7 @@ from outrider.drafting.heads.runner import HeadRunner
 from outrider.drafting.heads.text import HeadText
 from outrider.drafting.source import Features
 from outrider.drafting.tree import DraftTree
-from outrider.engine import CheckpointError
+from outrider.engine import CheckpointError, ModelInfo
 from outrider.engine.models.loader import read_settings
 from outrider.errors import InvalidRequest
 
@@ -30,7 +30,7 @@ class HeadDrafter(Drafter):
 
     def __init__(self, head: DraftHead, vocab_size: int, max_context_len: int, state_width: int, device: str) -> None:
         """`state_width`: of the target's hidden states."""
-        self.info = DrafterInfo(vocab_size, max_context_len, device)
+        self.info = ModelInfo(vocab_size, max_context_len, device=device)
         states = torch.zeros(1, 1, state_width * max(1, len(head.taps)), device=device)
         with torch.inference_mode():
             found = head.features(states)

@@ -8,31 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from outrider.drafters.sequence import DraftSequence
 from outrider.drafting.source import DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterInfo:
-    """Properties of a drafter that a caller needs before it opens a sequence."""
-
-    vocab_size: int
-    """Token ids are below this."""
-    max_context_len: int
-    device: str = "cpu"
-    dtype: str = ""
-    block_size: int = 0
-    """Tokens in one KV block; 0 when there is no KV cache."""
-    num_blocks: int = 0
+from outrider.engine import ModelInfo
 
 
 class Drafter(ABC):
     """Proposes continuations of many sequences. Owned by one thread."""
 
-    info: DrafterInfo
+    info: ModelInfo
+    """What a caller needs to know before it opens a sequence."""
 
     def open(self, opening: SourceOpening) -> DraftSequence:
         sequence = DraftSequence.start(opening)

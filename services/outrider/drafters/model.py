@@ -6,11 +6,11 @@ Keeps a KV cache per sequence that holds the committed tokens and the drafted on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from outrider.drafters.interface import Drafter, DrafterInfo
+from outrider.drafters.interface import Drafter
 from outrider.drafters.rounds import DraftChain, plan_ingestion
 from outrider.drafters.sequence import DraftSequence, common_len
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
@@ -64,14 +64,7 @@ class ModelDrafter(Drafter):
         """`vocabulary`: of the model and its target; None: they have the same one, without padding."""
         info = engine.info
         self._vocabulary = vocabulary or OwnVocabulary(info.vocab_size, token_map=engine.token_map)
-        self.info = DrafterInfo(
-            self._vocabulary.size,
-            info.max_context_len,
-            info.device,
-            info.dtype,
-            info.block_size,
-            info.num_blocks,
-        )
+        self.info = replace(info, vocab_size=self._vocabulary.size)
         self._engine = engine
         self._config = config or ModelConfig()
         self._kv: dict[DraftSequence, EngineSequence] = {}

@@ -36,13 +36,14 @@ class ModelInfo:
     vocab_size: int
     """Token ids are below this. Logits may cover fewer tokens: see Engine.token_map."""
     max_context_len: int
-    block_size: int
-    num_blocks: int
-    dtype: str
-    device: str
-    execution: str
+    block_size: int = 0
+    """Tokens in one KV block; 0 when there is no KV cache."""
+    num_blocks: int = 0
+    dtype: str = ""
+    device: str = "cpu"
+    execution: str = ""
     """Implementation of a step, as in Decoder. Another one rounds differently, and may continue a text differently."""
-    eos_token_ids: tuple[int, ...]
+    eos_token_ids: tuple[int, ...] = ()
 
 
 class DeviceLost(Exception):

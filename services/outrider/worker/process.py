@@ -16,6 +16,7 @@ import grpc
 import torch
 from prometheus_client import CollectorRegistry
 
+from outrider.engine import ModelInfo
 from outrider.metadata.keys import role_name
 from outrider.protocol.identity import own_info
 from outrider.rpc.access.credentials import cluster_port
@@ -184,25 +185,8 @@ async def _connect(config: WorkerConfig, registry: CollectorRegistry) -> AsyncIt
         yield store
 
 
-class LoadedModel(Protocol):
-    """What both kinds of worker know about the model they loaded."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_context_len(self) -> int: ...
-    @property
-    def block_size(self) -> int: ...
-    @property
-    def num_blocks(self) -> int: ...
-    @property
-    def device(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-
-
 def describe(
-    config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: LoadedModel, **more: Any
+    config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: ModelInfo, **more: Any
 ) -> worker_pb2.WorkerInfo:
     """This worker's WorkerInfo, with a new id at every start. `more`: fields that only its kind of worker has."""
     return own_info(

@@ -7,7 +7,8 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher, TextStream
+from outrider.gateway.generation.output import Output
+from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher
 from outrider.testing.tiny import tiny_tokenizer
 from outrider.token_bytes import TokenBytes, UnsupportedDecoder
 from tokenizers import decoders
@@ -119,18 +120,18 @@ def test_without_stop_strings_nothing_is_held_back() -> None:
 
 
 def test_a_stop_string_is_found_across_tokens_and_inside_a_split_character() -> None:
-    stream = TextStream(TOKENS, ["€!"])
     ids = TOKENIZER.backend_tokenizer.encode("ab€!c").ids
-    assert "".join(stream.push(i) for i in ids) == "ab"
-    assert stream.stop == "€!"
-    assert stream.finish() == ""
+    output = Output(TOKENS, ["€!"], frozenset(), len(ids) + 1)
+    piece = output.push(ids)
+    assert (piece.text, piece.finish_reason, output.matched_stop) == ("ab", "stop", "€!")
 
 
 @settings(max_examples=50)
 @given(token_ids, stop_lists)
 def test_sixteen_stops_of_full_length_cost_no_correctness(ids: list[int], stops: list[str]) -> None:
     long_stops = [*stops, *("a" * 256 for _ in range(12))]
-    stream = TextStream(TOKENS, long_stops)
+    output = Output(TOKENS, long_stops, frozenset(), len(ids) + 1)
     text = TOKENIZER.decode(ids, skip_special_tokens=True)
-    seen = "".join([*(stream.push(i) for i in ids), stream.finish()])
-    assert seen == text[: first_stop(text, long_stops)]
+    piece = output.push(ids)
+    whole = piece if piece.finish_reason else output.end("length", piece)
+    assert whole.text == text[: first_stop(text, long_stops)]

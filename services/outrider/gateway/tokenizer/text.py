@@ -110,30 +110,3 @@ class StopMatcher:
         """At the end of the text: what was held back did not become a stop string."""
         held, self._held = self._held, ""
         return held
-
-
-class TextStream:
-    """Tokens in, certain text out."""
-
-    __slots__ = ("_detokeniser", "_matcher")
-
-    def __init__(self, tokens: TokenBytes, stops: Sequence[str]) -> None:
-        self._detokeniser = Detokeniser(tokens)
-        self._matcher = StopMatcher(stops)
-
-    @property
-    def stop(self) -> str:
-        """The complete stop string, before which the text has ended. Empty while there is none."""
-        return self._matcher.stop
-
-    def push(self, token_id: int, *, stops: bool = True) -> str:
-        """Without `stops`, no stop string begins or ends in this token."""
-        text = self._detokeniser.push(token_id)
-        return self._matcher.push(text) if stops else text
-
-    def finish(self) -> str:
-        """The rest of the text, when the tokens have ended without a stop string."""
-        if self.stop:
-            return ""
-        last = self._matcher.push(self._detokeniser.flush())
-        return last + self._matcher.flush()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,7 +17,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 
-from outrider.engine import CheckpointError, EngineConfig
+from outrider.engine import CheckpointError, EngineConfig, ModelInfo
 from outrider.prefix import block_hashes
 from outrider.target.config import TargetConfig
 from outrider.vllm.target.grammar import Bitmasks
@@ -37,20 +36,6 @@ _OURS = (
     *("trust_remote_code", "skip_tokenizer_init", "max_num_seqs"),
 )
 """vLLM's arguments that a target sets itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class VllmInfo:
-    """Properties of the loaded model, as ModelInfo has them."""
-
-    vocab_size: int
-    max_context_len: int
-    block_size: int
-    num_blocks: int
-    dtype: str
-    device: str
-    arithmetic: str
-    """What decides the bits of its logits, besides the weights."""
 
 
 class _Parser(FlexibleArgumentParser):
@@ -140,12 +125,12 @@ def make_core(args: EngineArgs, on_failed: Any) -> EngineCore:
     return core
 
 
-def info_of(core: EngineCore, version: str) -> VllmInfo:
+def info_of(core: EngineCore, version: str) -> ModelInfo:
     config = core.vllm_config
     model, cache = config.model_config, config.cache_config
     dtype = str(model.dtype).removeprefix("torch.")
     margin = 1 + config.num_speculative_tokens
-    return VllmInfo(
+    return ModelInfo(
         vocab_size=model.get_vocab_size(),
         # vLLM's runner for CPUs fails where a step's drafts would reach beyond the context.
         max_context_len=model.max_model_len - margin,
@@ -153,11 +138,12 @@ def info_of(core: EngineCore, version: str) -> VllmInfo:
         num_blocks=cache.num_gpu_blocks,
         dtype=dtype,
         device=current_platform.device_type,
-        arithmetic=_arithmetic(core, version, dtype),
+        execution=_execution(core, version, dtype),
     )
 
 
-def _arithmetic(core: EngineCore, version: str, dtype: str) -> str:
+def _execution(core: EngineCore, version: str, dtype: str) -> str:
+    """What decides the bits of its logits, besides the weights."""
     config = core.vllm_config
     parts = [f"vllm-{version}", dtype, current_platform.get_device_name().replace(" ", "-") or "cpu"]
     if config.model_config.quantization:

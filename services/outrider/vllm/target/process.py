@@ -20,7 +20,7 @@ from vllm.v1.metrics.loggers import PrometheusStatLogger
 from outrider.checkpoint_files import end_tokens
 from outrider.drafting.pool import no_leases
 from outrider.drafting.source import make_sources
-from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
+from outrider.engine import ModelInfo, resolve, tokenizer_fingerprint, weights_revision
 from outrider.metadata.store import MetadataStore
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.access.roles import Role, credential
@@ -39,7 +39,7 @@ from outrider.target.requests.tokenizer import read_tokenizer
 from outrider.target.samples import recorder_of
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.vllm import versions
-from outrider.vllm.target.engine import VllmInfo, engine_args, info_of, make_core
+from outrider.vllm.target.engine import engine_args, info_of, make_core
 from outrider.vllm.target.machine import VllmMachine
 from outrider.worker import process
 from outrider.worker.loop import StepLoop
@@ -98,13 +98,13 @@ def load(config: TargetConfig) -> tuple[EngineCore, str]:
     return make_core(engine_args(config, path), end_soon), version
 
 
-def describe(config: TargetConfig, model: VllmInfo) -> worker_pb2.WorkerInfo:
+def describe(config: TargetConfig, model: ModelInfo) -> worker_pb2.WorkerInfo:
     path = resolve(config.model)
     return process.describe(
         config,
         worker_pb2.WORKER_ROLE_TARGET,
         model,
-        model_revision=f"{weights_revision(path)}/{model.arithmetic}",
+        model_revision=f"{weights_revision(path)}/{model.execution}",
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         engine="vllm",
