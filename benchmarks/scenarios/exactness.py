@@ -71,7 +71,8 @@ def exactness(
     difference is shown with the logits of the two tokens at the place where the texts part.
     """
     prompts = spread(read_prompts(prompts_file), num_prompts)
-    config = StackConfig(pin=True, native_variant=native_variant, require_native=native_variant != "auto")
+    kernels = "" if native_variant == "auto" else f"--native-variant {native_variant} --require-native"
+    config = StackConfig(pin=True, target_args=kernels, draft_args=kernels)
     return run_async(_exactness(config, prompts, max_tokens, concurrency, json_file))
 
 
@@ -79,7 +80,7 @@ async def _exactness(
     config: StackConfig, prompts: list[Prompt], max_tokens: int, concurrency: int, json_file: Path | None
 ) -> int:
     # A float32 target does not run our native kernels; the drafts do.
-    found = await _float32(replace(config, dtype="float32", require_native=False), prompts, max_tokens, concurrency)
+    found = await _float32(replace(config, target_args="--dtype float32"), prompts, max_tokens, concurrency)
     async with Stack(config, note) as stack:
         target = stack.target_path
         plain = await _ask(stack, prompts, "bfloat16, greedy, off", "off", max_tokens, 1, _GREEDY)
@@ -173,7 +174,7 @@ def _report(
     config: StackConfig, prompts: list[Prompt], found: list[Comparison], gaps: list[Margin], max_tokens: int
 ) -> dict[str, Any]:
     return {
-        "native_variant": config.native_variant,
+        "kernels": config.draft_args,
         "holds": all(comparison.holds for comparison in found),
         "num_prompts": len(prompts),
         "max_tokens": max_tokens,

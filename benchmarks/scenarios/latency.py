@@ -147,6 +147,7 @@ def latency(
     behaviours: tuple[str, ...],
     ignore_eos: bool,
     block: int,
+    prefix_cache: bool,
     json_file: Path | None,
 ) -> int:
     """How much faster is one stream with speculation than without?
@@ -168,6 +169,9 @@ def latency(
     prompts = spread(read_prompts(prompts_file), num_prompts)
     asked = Asked(prompts, tuple(dict.fromkeys(arms)), max_tokens, ignore_eos, block)
     conditions = [Condition(draft, added) for draft, added in product(behaviours, added_ms)]
+    if not prefix_cache:
+        target_args, draft_args = (f"{args} --no-prefix-cache" for args in (config.target_args, config.draft_args))
+        config = replace(config, target_args=target_args, draft_args=draft_args)
     found = run_async(_measured(config, asked, conditions))
     show(
         table([row for one in found for row in rows(one, with_categories=len(found) == 1)]), "\n".join(_verdicts(found))
@@ -175,7 +179,7 @@ def latency(
     about = {
         "arms": asked.arms,
         "max_tokens": max_tokens,
-        "prefix_cache": config.prefix_cache,
+        "prefix_cache": prefix_cache,
         "ignore_eos": ignore_eos,
     }
     holds = all(one["holds"] for one in found)

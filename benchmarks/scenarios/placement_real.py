@@ -32,7 +32,7 @@ async def real_targets(streams: int, json_file: Path | None) -> int:
 
     with tempfile.TemporaryDirectory(prefix="placement-") as scratch:
         model = str(tiny_checkpoint(Path(scratch) / "tiny", max_context_len=_CONTEXT_LEN))
-        config = StackConfig(model, targets=2, drafts=0, dtype="float32", kv_cache_bytes=64 << 20)
+        config = StackConfig(model, targets=2, drafts=0, target_args=f"--dtype float32 --kv-cache-bytes {64 << 20}")
         async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
             await gateway.answer(_request(config.model, 0), _TIMEOUT_S)
             before = await _prompt_tokens(stack)

@@ -10,10 +10,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
+from outrider.engine.config import QUANTIZATIONS
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
-from outrider_controller.cli.up.stack_config import QUANTIZATIONS
 
 from benchmarks.arms import turns
 from benchmarks.report import Row, finish, show, table

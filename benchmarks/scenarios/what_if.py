@@ -147,7 +147,8 @@ async def _stack(line_file: Path) -> AsyncIterator[Stack]:
         return delayed(replace(plan, targets=unpriced_targets(plan.targets, line_file)), ports)
 
     # Without cached prefixes: each prompt is asked in every setting.
-    async with Stack(StackConfig(pin=True, prefix_cache=False), note, amend) as stack:
+    config = StackConfig(pin=True, target_args="--no-prefix-cache", draft_args="--no-prefix-cache")
+    async with Stack(config, note, amend) as stack:
         yield stack
 
 

@@ -90,9 +90,8 @@ async def narrow_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterato
     config = StackConfig(
         target_model=model,
         draft_model=model,
-        dtype="float32",
-        draft_dtype="float32",
-        prefix_cache=False,
+        target_args="--dtype float32 --no-prefix-cache",
+        draft_args="--dtype float32 --no-prefix-cache",
         run_dir=tmp_path_factory.mktemp("run"),
     )
     async with Stack(config, amend=narrow) as running:

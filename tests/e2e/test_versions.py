@@ -137,9 +137,8 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> AsyncIt
         targets=2,
         drafts=2,
         routers=2,
-        dtype="float32",
-        draft_dtype="float32",
-        kv_cache_bytes=64 << 20,
+        target_args=f"--dtype float32 --kv-cache-bytes {64 << 20}",
+        draft_args=f"--dtype float32 --kv-cache-bytes {64 << 20}",
         run_dir=tmp_path_factory.mktemp("run"),
     )
     # Many, so that no worker is chosen for what it has in its cache.

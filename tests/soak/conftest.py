@@ -37,9 +37,8 @@ async def stack(long_tiny: Path, tmp_path_factory: pytest.TempPathFactory, hangi
         target_model=str(long_tiny),
         draft_model=str(long_tiny),
         targets=2,
-        dtype="float32",
-        draft_dtype="float32",
-        kv_cache_bytes=64 << 20,
+        target_args=f"--dtype float32 --kv-cache-bytes {64 << 20}",
+        draft_args=f"--dtype float32 --kv-cache-bytes {64 << 20}",
         run_dir=tmp_path_factory.mktemp("run"),
     )
     async with Stack(config, amend=partial(able_to_hang, hanging_file)) as running:

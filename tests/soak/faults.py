@@ -116,7 +116,7 @@ def faults(max_tokens: int, json_file: Path | None) -> int:
 
 async def _faults(max_tokens: int, json_file: Path | None, file: Path) -> int:
     outcomes = []
-    config = StackConfig(targets=2, dtype="float32", pin=True)
+    config = StackConfig(targets=2, target_args="--dtype float32", pin=True)
     blows: dict[str, tuple[str, Blow]] = {
         "SIGKILL, draft": ("draft", killed),
         "SIGKILL, target": ("target", killed),

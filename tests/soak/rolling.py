@@ -311,9 +311,8 @@ async def _rolling(requests: int, rounds: int, clients: int, ray: bool, json_fil
             targets=2,
             drafts=2,
             routers=2,
-            dtype="float32",
-            draft_dtype="float32",
-            kv_cache_bytes=64 << 20,
+            target_args=f"--dtype float32 --kv-cache-bytes {64 << 20}",
+            draft_args=f"--dtype float32 --kv-cache-bytes {64 << 20}",
             run_dir=Path(scratch) / "run",
         )
         async with Stack(config, note, partial(in_twos, ray)) as stack:

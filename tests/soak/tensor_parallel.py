@@ -111,9 +111,8 @@ async def _run(cases: dict[str, int], vllm_python: str, max_tokens: int, json_fi
                 engine="vllm",
                 vllm_python=vllm_python,
                 tensor_parallel=size,
-                dtype="float32",
+                target_args=f"--dtype float32 --kv-cache-bytes {_KV_BYTES}",
                 drafts=0,
-                kv_cache_bytes=_KV_BYTES,
             )
             results.append(await _measure(config, max_tokens))
     click.echo(f"{_equality_table(results)}\n\n{_recovery_table(results)}")

@@ -23,7 +23,7 @@ STACK = Path(os.environ.get("OUTRIDER_PYTHON", ".venv/bin/python"))
 """Of the environment that has router and gateway: vLLM's own has no Ray."""
 OPTIONS = (
     *("--engine", "vllm", "--vllm-python", sys.executable, "--tensor-parallel", "2", "--drafts", "0"),
-    *("--dtype", "float32", "--kv-cache-bytes", "200000000", "--start-timeout", "600"),
+    *("--target-args", "--dtype float32 --kv-cache-bytes 200000000", "--start-timeout", "600"),
     *("--http-port", "0", "--grpc-port", "0", "--control-port", "0", "--context", "vllm-test", "-o", "json"),
 )
 

@@ -17,9 +17,6 @@ from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.router.config import PolicyConfig
 
 ENGINES = ("outrider", "vllm")
-DTYPES = ("bfloat16", "float32")
-QUANTIZATIONS = ("none", "int8", "int4", "fp8")
-NATIVE_VARIANTS = ("auto", "amx", "avx512-bf16", "avx512", "avx2", "portable")
 _HOST = "127.0.0.1"
 _OF_THE_STACK = ("--model", "--model-name", "--listen", "--ops-listen", "--metadata", "--cluster-secret-file")
 """What the stack tells a worker, and nobody else."""
@@ -37,38 +34,24 @@ class StackConfig:
     """What runs the targets' model."""
     vllm_python: str = ""
     """With engine vllm: the interpreter of the environment that has it. Empty: this one."""
-    vllm_args: str = ""
-    """With engine vllm: more of its own arguments."""
     tensor_parallel: int = 1
     """With engine vllm: processes of each target that divide the model among themselves."""
     drafts: int = 1
     target_args: str = ""
-    """More options of `outrider target`, as on its command line; each worker checks its own."""
+    """Further options of `outrider target`, as on its command line; each worker checks its own."""
     draft_args: str = ""
-    """More options of `outrider draft`."""
+    """Further options of `outrider draft`."""
     routers: int = 1
-    dtype: str = "bfloat16"
-    """Of the targets."""
-    draft_dtype: str = "bfloat16"
-    target_quantization: str = "none"
-    draft_quantization: str = "none"
-    native_variant: str = "auto"
-    """Of the kernels that workers on CPUs run."""
-    require_native: bool = False
-    """Workers refuse to start without kernels."""
     pin: bool = False
     """One core to each worker."""
     borrow_cores: bool = False
     """Targets read prompts on the drafts' cores too: faster, but not as on machines of their own."""
     realtime: bool = False
     """Drafts and routers go before all else on their cores, as on machines of their own, where the system permits."""
-    prefix_cache: bool = True
     run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
     """Tokens a draft may guess beyond what is being verified; with 0 it waits for every commit."""
     trace_tokens: bool = False
     """Routers keep the output tokens of requests, for `outrider trace`."""
-    kv_cache_bytes: int = 0
-    """Of each worker; 0 leaves it to the worker."""
     metadata_url: str = ""
     """Empty: a Redis of the stack's own."""
     http_port: int = 0
@@ -93,18 +76,13 @@ class StackConfig:
         if self.engine not in ENGINES:
             raise ValueError(f"engine: {self.engine!r} is not one of {', '.join(ENGINES)}")
         if self.engine != "vllm":
-            for name, unset in (("vllm_python", ""), ("vllm_args", ""), ("tensor_parallel", 1)):
+            for name, unset in (("vllm_python", ""), ("tensor_parallel", 1)):
                 if getattr(self, name) != unset:
                     raise ValueError(f"{name}: needs engine vllm")
         if self.drafts < 0:
             raise ValueError("drafts: must not be negative")
         for name in ("target_args", "draft_args"):
             _check_args(name, getattr(self, name))
-        for name in ("target_quantization", "draft_quantization"):
-            if getattr(self, name) not in QUANTIZATIONS:
-                raise ValueError(f"{name}: {getattr(self, name)!r} is not one of {', '.join(QUANTIZATIONS)}")
-        if self.native_variant not in NATIVE_VARIANTS:
-            raise ValueError(f"native_variant: {self.native_variant!r} is not one of {', '.join(NATIVE_VARIANTS)}")
         if not (self.start_timeout_s > 0 and self.stop_timeout_s >= 0):
             raise ValueError("start_timeout_s: must be above 0; stop_timeout_s: must not be negative")
 
@@ -182,11 +160,10 @@ class StackPlanner:
     def _target(self, number: int, port: int) -> ProcessSpec:
         name = ("--model", str(self._target_path), "--model-name", self._config.model)
         threads = max(1, self.cores.threads // self._config.tensor_parallel)
-        flags = (*name, *self._worker(port, self._config.dtype, self._config.target_quantization, threads))
+        flags = (*name, *self._worker(port, threads))
         own, more = self.cores.targets[number], tuple(shlex.split(self._config.target_args))
         if self._config.engine == "vllm":
-            flags += ("--engine", "vllm", "--tensor-parallel", str(self._config.tensor_parallel))
-            flags += (f"--vllm-args={self._config.vllm_args}", *more)
+            flags += ("--engine", "vllm", "--tensor-parallel", str(self._config.tensor_parallel), *more)
             return self._spec(f"target-{number}", "outrider.target", flags, port, own, self._config.vllm_python)
         if not self._config.borrow_cores:
             return self._spec(f"target-{number}", "outrider.target", (*flags, *more), port, own)
@@ -199,19 +176,12 @@ class StackPlanner:
         config = self._config
         path = str(self._target_path) if config.draft == config.target_model else config.draft
         name = ("--model", path, "--model-name", served_name(config.draft))
-        worker = self._worker(port, config.draft_dtype, config.draft_quantization, self.cores.threads)
-        flags = (*name, *worker, *shlex.split(config.draft_args))
+        flags = (*name, *self._worker(port, self.cores.threads), *shlex.split(config.draft_args))
         return self._spec(f"draft-{number}", "outrider.draft", flags, port, self.cores.drafts[number])
 
-    def _worker(self, port: int, dtype: str, quantization: str, threads: int) -> tuple[str, ...]:
-        config = self._config
-        flags = ["--listen", f"{_HOST}:{port}", "--dtype", dtype]
-        flags += ["--quantization", quantization, "--native-variant", config.native_variant]
-        flags += ["--require-native"] if config.require_native else []
-        flags += ["--threads", str(threads), "--drain-timeout", f"{config.stop_timeout_s / 2:g}"]
-        if config.kv_cache_bytes:
-            flags += ["--kv-cache-bytes", str(config.kv_cache_bytes)]
-        return (*flags, *self._secret, *(() if config.prefix_cache else ("--no-prefix-cache",)))
+    def _worker(self, port: int, threads: int) -> tuple[str, ...]:
+        drain = ("--drain-timeout", f"{self._config.stop_timeout_s / 2:g}")
+        return ("--listen", f"{_HOST}:{port}", "--threads", str(threads), *drain, *self._secret)
 
     def _spec(
         self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...], python: str = ""

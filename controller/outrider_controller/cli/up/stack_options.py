@@ -18,13 +18,7 @@ from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
 from outrider_controller.cli.up.models import DEFAULT_TARGET, shipped_draft
 from outrider_controller.cli.up.process import ProcessFailed
-from outrider_controller.cli.up.stack_config import (
-    DTYPES,
-    ENGINES,
-    NATIVE_VARIANTS,
-    QUANTIZATIONS,
-    StackConfig,
-)
+from outrider_controller.cli.up.stack_config import ENGINES, StackConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -59,7 +53,6 @@ def stack_options(
 
 def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable[[F], F]]:
     option, number = click.option, click.IntRange
-    quantization = click.Choice(QUANTIZATIONS)
     path = click.Path(file_okay=False, path_type=Path)
     shown: dict[str, Any] = {"show_default": True}
     return [
@@ -68,25 +61,16 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
         option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
         option("--engine", type=click.Choice(ENGINES), default="outrider", help="Engine of the targets.", **shown),
         option("--vllm-python", default="", metavar="PATH", help="Interpreter that has vLLM; default: this one."),
-        option("--vllm-args", default="", metavar="ARGS", help="Further arguments of `vllm serve`, in quotes."),
-        option("--tensor-parallel", type=number(1, 64), default=1, help="Processes of one vLLM target.", **shown),
+        option("--tensor-parallel", type=number(1, 64), default=1, help="vLLM's processes of one target.", **shown),
         option(
             "--drafts",
             type=number(0, 64),
             default=None,
             help="Draft workers; default: 1, or 0 where none is shipped for the target and none is given.",
         ),
-        option("--target-args", default="", metavar="ARGS", help="More options of `outrider target`, in quotes."),
-        option("--draft-args", default="", metavar="ARGS", help="More options of `outrider draft`, in quotes."),
+        option("--target-args", default="", metavar="ARGS", help="Further options of `outrider target`, in quotes."),
+        option("--draft-args", default="", metavar="ARGS", help="Further options of `outrider draft`, in quotes."),
         option("--routers", type=number(1, 16), default=1, help="Router actors.", **shown),
-        option("--dtype", type=click.Choice(DTYPES), default="bfloat16", help="Type of the targets' weights.", **shown),
-        option(
-            "--draft-dtype", type=click.Choice(DTYPES), default="bfloat16", help="Type of the drafts' weights.", **shown
-        ),
-        option("--target-quantization", type=quantization, default="none", help="For the targets.", **shown),
-        option("--draft-quantization", type=quantization, default="none", help="For the drafts.", **shown),
-        option("--native-variant", type=click.Choice(NATIVE_VARIANTS), default="auto", help="CPU kernels.", **shown),
-        option("--require-native", is_flag=True, help="Refuse models that the native CPU kernels cannot run."),
         *_placement(pin, borrow_cores),
         option(
             "--run-ahead-tokens",
@@ -102,7 +86,6 @@ def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable
             help="Keep the tokens of answers for `outrider trace`.",
             **shown,
         ),
-        option("--kv-cache-bytes", type=number(0), default=0, metavar="N", help="Per worker; 0: it chooses."),
         option(
             "--metadata",
             "metadata_url",

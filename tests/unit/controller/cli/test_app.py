@@ -25,7 +25,7 @@ def test_every_command_explains_itself(command: list[str], capsys: pytest.Captur
 def test_what_makes_no_sense_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "hi", "--top-k", "-1"]) == 2
     assert "--top-k" in capsys.readouterr().err
-    assert run(["demo", "--dtype", "int3"]) == 2
+    assert run(["demo", "--engine", "int3"]) == 2
     assert run(["no-such-command"]) == 2
 
 

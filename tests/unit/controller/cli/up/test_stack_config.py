@@ -9,14 +9,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from outrider import engine_config
 from outrider.draft.config import parse_arguments as parse_draft_arguments
 from outrider.target.config import parse_arguments
 from outrider_controller.cli.up.command import _first_requests
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
-from outrider_controller.cli.up.stack_config import NATIVE_VARIANTS, StackConfig, StackPlanner
+from outrider_controller.cli.up.stack_config import StackConfig, StackPlanner
 
 
 def target(config: StackConfig, cores: list[int]) -> ProcessSpec:
@@ -56,7 +55,8 @@ def test_without_pinning_prompts_are_read_with_all_cores() -> None:
 
 
 def test_a_target_on_vllm_runs_in_the_environment_that_has_it_and_divides_its_threads() -> None:
-    config = StackConfig(engine="vllm", vllm_python="/v/python", vllm_args="--seed 1", tensor_parallel=2, targets=2)
+    args = "--vllm-args='--seed 1'"
+    config = StackConfig(engine="vllm", vllm_python="/v/python", target_args=args, tensor_parallel=2, targets=2)
     plan = StackPlanner(replace(config, borrow_cores=True), Path("/m"), "redis://x", list(range(10))).plan(Ports())
     for spec in plan.targets:
         assert spec.argv[0] == "/v/python" and "--vllm-args=--seed 1" in spec.argv
@@ -71,18 +71,10 @@ def test_a_target_on_vllm_runs_in_the_environment_that_has_it_and_divides_its_th
     assert (chosen.runs_on, chosen.tensor_parallel, chosen.vllm_args) == ("vllm", 2, "--seed 1")
 
 
-@pytest.mark.parametrize("given", [{"tensor_parallel": 2}, {"vllm_args": "-x"}, {"vllm_python": "p"}, {"engine": "x"}])
+@pytest.mark.parametrize("given", [{"tensor_parallel": 2}, {"vllm_python": "p"}, {"engine": "x"}])
 def test_options_of_vllm_need_it(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(given))}: "):
         StackConfig(**given)
-
-
-def test_every_worker_is_told_which_kernels_to_run() -> None:
-    config = StackConfig(native_variant="avx2", require_native=True)
-    plan = StackPlanner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
-    for spec in (*plan.targets, *plan.drafts):
-        assert flag(spec, "--native-variant") == "avx2" and "--require-native" in spec.argv
-    assert "--require-native" not in target(StackConfig(), [0]).argv
 
 
 @pytest.mark.parametrize("engine, borrow_cores", [("outrider", True), ("outrider", False), ("vllm", False)])
@@ -90,15 +82,16 @@ def test_workers_take_their_own_options_beside_those_of_the_stack(engine: str, b
     config = StackConfig(
         engine=engine,
         borrow_cores=borrow_cores,
-        target_args="--lookups 'ngram,suffix' --dtype=float32",
-        draft_args="--target-model '/models/a target' --num-alternatives 2",
+        target_args="--lookups 'ngram,suffix' --dtype=float32 --kv-cache-bytes 9",
+        draft_args="--target-model '/models/a target' --num-alternatives 2 --native-variant avx2 --require-native",
     )
     plan = StackPlanner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
     target = parse_arguments(plan.targets[0].argv[3:])
-    # The last of two goes.
     assert (target.lookup_names, target.engine.dtype) == (["ngram", "suffix"], "float32")
+    assert target.engine.kv_cache_bytes == 9
     draft = parse_draft_arguments(plan.drafts[0].argv[3:])
     assert (draft.target_model, draft.drafting.num_alternatives) == ("/models/a target", 2)
+    assert (draft.engine.native_variant, draft.engine.require_native) == ("avx2", True)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +109,6 @@ def test_no_command_line_shows_the_password_of_the_store() -> None:
     for spec in (*plan.targets, *plan.drafts, plan.controller, plan.gateway):
         assert spec.env["OUTRIDER_METADATA"] == "redis://u:hunter2@h:1"
         assert not any("hunter2" in word for word in spec.argv)
-
-
-def test_the_options_of_a_stack_know_every_variant() -> None:
-    assert NATIVE_VARIANTS == engine_config.NATIVE_VARIANTS
-    with pytest.raises(ValueError, match="native_variant: 'sse9' is not one of"):
-        StackConfig(native_variant="sse9")
 
 
 def test_a_secret_goes_to_every_process_for_each_proves_its_role_by_it() -> None:
