@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import grpc
 import torch
@@ -29,9 +29,8 @@ from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCal
 from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
 from outrider.worker.gpus import GpuCollector, Gpus, metric_prefix, uuids_of
-from outrider.worker.loop import Steps
 from outrider.worker.prefix_publisher import PrefixPublisher
-from outrider.worker.streams import Streams
+from outrider.worker.service import WorkerServicer
 from outrider.worker.watchdog import ending_hung_steps
 
 if TYPE_CHECKING:
@@ -43,34 +42,7 @@ log = logging.getLogger(__name__)
 _FLUSH_S = 2.0
 
 
-class Servicer(Protocol):
-    """A worker's service: the interface that its process uses."""
-
-    @property
-    def drained(self) -> asyncio.Event: ...
-
-    @property
-    def steps(self) -> Steps[Any]: ...
-
-    @property
-    def streams(self) -> Streams[Any]: ...
-
-    def step_limit_s(self, most_s: float) -> float:
-        """Longest a step may last, in seconds: at most `most_s`. May be called from any thread."""
-        ...
-
-    def load_message(self) -> worker_pb2.WorkerLoad: ...
-
-    def start_drain(self) -> None:
-        """Opens are refused from now on; the load shows it at once."""
-        ...
-
-    def expire_drain(self) -> None:
-        """Returns all open sequences to their peers."""
-        ...
-
-
-S = TypeVar("S", bound=Servicer)
+S = TypeVar("S", bound=WorkerServicer[Any, Any, Any, Any])
 
 
 @dataclass(frozen=True, slots=True)
