@@ -13,7 +13,7 @@ import pickle
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 import ray.exceptions
@@ -138,17 +138,9 @@ def _joined(config: ControllerConfig) -> Iterator[None]:
         ray.shutdown()
 
 
-class Resizable(Protocol):
-    """The part of a controller that `follow` needs."""
-
-    num_routers: int
-
-    def resize(self, num_routers: int) -> None: ...
-
-    def num_wanted(self) -> int: ...
-
-
-def follow(controller: Resizable, min_routers: int, stopping: threading.Event, every_s: float = _RESIZE_S) -> None:
+def follow(
+    controller: ClusterController, min_routers: int, stopping: threading.Event, every_s: float = _RESIZE_S
+) -> None:
     """Keeps as many routers as the load needs until `stopping`, and at least `min_routers`.
 
     While the need is not known the number stays. A cluster that does not answer is asked again.

@@ -7,42 +7,22 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
-from outrider.metadata import LeaseRecord
+from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.metadata.event_writer import EventWriter
-from outrider.metadata.events import MAX_EVENTS, Event, EventKind
+from outrider.metadata.events import MAX_EVENTS, EventKind
 from outrider.metadata.keys import role_name
+from outrider.metadata.workers.cordons import CordonStore
 from outrider.metadata.workers.directory import Key
 from outrider.metadata.workers.lease import HEARTBEAT_S
 from outrider.protocol.pairs import unpaired
-from outrider.rpc.v1 import control_pb2
 from outrider.runtime.supervision import Backoff, keep_running
 
 log = logging.getLogger(__name__)
 
 SETTLE_MS = 3000
 """Time after a cordon until every router knows it, and the workers' reports include all that was sent before."""
-
-
-class FleetLeases(Protocol):
-    """The part of the metadata store that has the workers' leases, and the events about them."""
-
-    @property
-    def available(self) -> bool: ...
-
-    @property
-    def given_back(self) -> frozenset[Key]: ...
-
-    async def workers(self) -> list[LeaseRecord]: ...
-
-    async def last_events(self, limit: int) -> list[Event]: ...
-
-
-class Cordons(Protocol):
-    """The part of the metadata store that keeps cordons. Raises Unavailable while it is away."""
-
-    async def mark_drained(self, cordon: control_pb2.Cordon, drained_unix_ms: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +75,8 @@ class FleetWatch:
 
     def __init__(
         self,
-        leases: FleetLeases,
-        cordons: Cordons,
+        leases: MetadataStore,
+        cordons: CordonStore,
         events: EventWriter,
         leads: Callable[[], bool] = lambda: True,
         wall_clock: Callable[[], float] = time.time,

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from outrider.errors import InvalidRequest, Overloaded
-from outrider.metadata import Event
+from outrider.metadata import Event, MetadataStore
 from outrider.metadata.events import MAX_EVENTS, check_event_id
 from outrider.rpc.v1 import control_pb2 as control
 
@@ -17,14 +16,6 @@ _POLL_S = 0.5
 _AT_ONCE = 1000
 # The stream id before every entry.
 _BEGINNING = "0-0"
-
-
-class EventLog(Protocol):
-    """The part of the metadata store that reads events. Gives empty lists while the store is away."""
-
-    async def events(self, since: str | None = None, *, limit: int = 1000) -> list[Event]: ...
-
-    async def last_events(self, limit: int) -> list[Event]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +37,7 @@ class Filter:
 class EventFeed:
     """Answers WatchEvents."""
 
-    def __init__(self, log: EventLog, poll_s: float = _POLL_S) -> None:
+    def __init__(self, log: MetadataStore, poll_s: float = _POLL_S) -> None:
         self._log = log
         self._poll_s = poll_s
         self._num_watchers = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
-from outrider.metadata import LeaseRecord
+from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.metadata.tenants.tenants import TenantStore
 from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import Connect
@@ -15,7 +15,6 @@ from outrider.rpc.v1 import attach_pb2, attach_pb2_grpc, target_pb2, target_pb2_
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from outrider_controller.control.api.routers import RouterLeases
 from outrider_controller.control.api.tenants import caller, check_name
 
 _TIMEOUT_S = 10.0
@@ -26,7 +25,7 @@ class Histories:
 
     def __init__(
         self,
-        leases: RouterLeases,
+        leases: MetadataStore,
         store: TenantStore,
         secret: ClusterSecret | None,
         to_target: Connect,

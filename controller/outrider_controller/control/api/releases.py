@@ -7,16 +7,17 @@ import time
 from collections.abc import Callable
 
 from outrider.errors import Conflict, InvalidRequest, NotFound
+from outrider.metadata import MetadataStore
+from outrider.metadata.drafts import DraftStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.rollout import DEFAULT_SHARE, MAX_SHARE, Stage
-from outrider_controller.control.api.routers import RouterLeases
 from outrider_controller.control.api.tenants import caller, check_name
 from outrider_controller.control.plan.draft_versions import named, pairs_of
-from outrider_controller.control.plan.rollouts import ReleaseStore, action, stage_of, tell
+from outrider_controller.control.plan.rollouts import action, stage_of, tell
 from outrider_controller.plan_messages import draft_version
 
 
@@ -25,8 +26,8 @@ class Releases:
 
     def __init__(
         self,
-        store: ReleaseStore,
-        leases: RouterLeases,
+        store: DraftStore,
+        leases: MetadataStore,
         events: EventWriter,
         clock: Callable[[], float] = time.time,
     ) -> None:

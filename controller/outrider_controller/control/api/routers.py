@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
 from outrider.errors import Code, InvalidRequest, OutriderError, Unavailable, UnknownRequest
-from outrider.metadata import LeaseRecord
+from outrider.metadata import MetadataStore
 from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.tokenizers import joined
 from outrider.rpc.access.roles import ClusterSecret, Role, bearer
@@ -29,10 +29,6 @@ T = TypeVar("T")
 Ask = Callable[["trace_pb2_grpc.TraceServiceAsyncStub", tuple[tuple[str, str], ...]], Awaitable[T]]
 
 
-class RouterLeases(Protocol):
-    async def workers(self, role: worker.WorkerRole.ValueType | None = None) -> list[LeaseRecord]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RouterAnswers(Generic[T]):
     given: list[T]
@@ -43,7 +39,7 @@ class RouterAnswers(Generic[T]):
 class Routers:
     """Calls the routers; keeps no state."""
 
-    def __init__(self, leases: RouterLeases, secret: ClusterSecret | None, connect: Connect = create_channel) -> None:
+    def __init__(self, leases: MetadataStore, secret: ClusterSecret | None, connect: Connect = create_channel) -> None:
         self._leases = leases
         self._connect = connect
         self._credential = bearer(secret.token(Role.CONTROL)) if secret is not None else ()

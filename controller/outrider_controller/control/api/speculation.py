@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from outrider.errors import InvalidRequest
+from outrider.metadata.plans import PlanStore
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import tenants_pb2 as tenants
@@ -18,15 +18,9 @@ from outrider_controller.control.plan.leading import PlanLeader
 _MAX_TTL_MS = 366 * 86_400_000
 
 
-class OverrideWriter(Protocol):
-    """The part of the metadata store that keeps operators' overrides."""
-
-    async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
-
-
 class SpeculationCalls:
     def __init__(
-        self, store: OverrideWriter, leader: PlanLeader, releases: Releases, wall_clock: Callable[[], float] = time.time
+        self, store: PlanStore, leader: PlanLeader, releases: Releases, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._store = store
         self._leader = leader

@@ -13,12 +13,12 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from outrider.errors import NotFound, OutriderError, Unavailable
-from outrider.metadata import Event
+from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import trace_pb2
 from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
@@ -26,6 +26,7 @@ from outrider.telemetry.ops import Page, PageMaker
 from outrider.token_bytes import TokenBytes
 
 from outrider_controller.control.api.rows import worker_rows
+from outrider_controller.control.console.vocabulary import ConsoleVocabulary
 
 _TIMEOUT_S = 3.0
 _NUM_EVENTS = 50
@@ -40,22 +41,10 @@ _STATIC = {
 Answer = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
 
 
-class Events(Protocol):
-    """The part of the metadata store that reads events."""
-
-    async def last_events(self, limit: int) -> list[Event]: ...
-
-
-class Texts(Protocol):
-    """What tokens stand for."""
-
-    async def of(self, model: str) -> TokenBytes | None: ...
-
-
 class Console:
     """Must be made on the event loop that runs `api`."""
 
-    def __init__(self, api: ControlServiceServicer, events: Events, texts: Texts) -> None:
+    def __init__(self, api: ControlServiceServicer, events: MetadataStore, texts: ConsoleVocabulary) -> None:
         self._api: Any = api
         self._events = events
         self._texts = texts

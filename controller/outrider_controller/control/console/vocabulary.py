@@ -6,15 +6,16 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from outrider.errors import OutriderError
+from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import tokenizer_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.token_bytes import TokenBytes
 
-from outrider_controller.control.api.routers import RouterLeases
+from outrider_controller.control.api.routers import Routers
 
 log = logging.getLogger(__name__)
 
@@ -24,18 +25,12 @@ _NUM_KEPT = 4
 _PATIENCE_S = 1.5
 
 
-class Tokenizers(Protocol):
-    async def tokenizer(self, model: str, sha256: str) -> bytes:
-        """A serialised Tokenizer. Raises OutriderError."""
-        ...
-
-
 class ConsoleVocabulary:
     """Keeps those of the models that were looked at last."""
 
-    def __init__(self, leases: RouterLeases, tokenizers: Tokenizers) -> None:
+    def __init__(self, leases: MetadataStore, routers: Routers) -> None:
         self._leases = leases
-        self._tokenizers = tokenizers
+        self._routers = routers
         self._tables: OrderedDict[str, asyncio.Task[TokenBytes | None]] = OrderedDict()
 
     async def of(self, model: str) -> TokenBytes | None:
@@ -57,7 +52,7 @@ class ConsoleVocabulary:
 
     async def _fetch(self, model: str, sha256: str) -> TokenBytes | None:
         try:
-            return await asyncio.to_thread(read, await self._tokenizers.tokenizer(model, sha256))
+            return await asyncio.to_thread(read, await self._routers.tokenizer(model, sha256))
         except (OutriderError, ValueError) as error:
             log.info("the console shows tokens of %s by their ids: %s", model, error)
             return None

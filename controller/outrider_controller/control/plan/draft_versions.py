@@ -8,10 +8,10 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
-from typing import Protocol
 
 from outrider.errors import InvalidRequest, NotFound, Unavailable
 from outrider.metadata import LeaseRecord
+from outrider.metadata.drafts import DraftStore
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
@@ -20,18 +20,10 @@ from outrider_controller.autoscaler.rollout import Shadowed
 from outrider_controller.plan_messages import draft_version
 
 
-class VersionStore(Protocol):
-    """The part of the metadata store that keeps versions. `versions` raises Unavailable."""
-
-    async def versions(self, epoch: int = 0) -> list[drafts.DraftVersion]: ...
-
-    async def put_versions(self, versions: Mapping[str, drafts.DraftVersion]) -> bool: ...
-
-
 class DraftVersions:
     """All versions, by name. Only the leader writes them."""
 
-    def __init__(self, store: VersionStore, clock: Callable[[], float]) -> None:
+    def __init__(self, store: DraftStore, clock: Callable[[], float]) -> None:
         self._store = store
         self._clock = clock
         self._known: dict[str, drafts.DraftVersion] = {}

@@ -4,40 +4,26 @@ other control planes can explain them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
-from outrider.metadata.leader import LeaderLease
+from outrider.metadata import MetadataStore
+from outrider.metadata.plans import PlanStore
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.control.fleet import FleetLeases
 from outrider_controller.control.plan.followers import not_leading
-from outrider_controller.control.plan.policies import Overrides
 from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, sums_from_proto
 
 _SAVE_EVERY_S = 2.0
 
 
-class Plans(Overrides, Protocol):
-    """The part of the metadata store that keeps plans."""
-
-    def lease(self, holder: str) -> LeaderLease: ...
-
-    async def save(self, epoch: int, decisions: Iterable[policy.TenantDecision]) -> bool: ...
-
-    async def load(self) -> list[policy.TenantDecision] | None: ...
-
-    async def find(self, tenant: str, targets: Iterable[str]) -> list[policy.TenantDecision] | None: ...
-
-
 class KeptPlan:
     """Saves only the cells that differ from the store's."""
 
-    def __init__(self, plans: Plans, leases: FleetLeases) -> None:
+    def __init__(self, plans: PlanStore, leases: MetadataStore) -> None:
         self.unsaved: set[Cell] = set()
         self._plans = plans
         self._leases = leases

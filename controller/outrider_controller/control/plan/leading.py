@@ -16,10 +16,13 @@ from contextlib import suppress
 from typing import NoReturn
 
 from outrider.errors import Unavailable
-from outrider.metadata import LeaseRecord
+from outrider.metadata import LeaseRecord, MetadataStore
+from outrider.metadata.drafts import DraftStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.leader import LEADER_TTL_S
+from outrider.metadata.plans import PlanStore
+from outrider.metadata.tenants.tenants import TenantStore
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.supervision import Backoff, keep_running
@@ -28,13 +31,12 @@ from outrider_controller.autoscaler.evidence import Cell, model_of
 from outrider_controller.autoscaler.plan import Decision, Plan, TargetState
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.control.alerts.active import Alerts, Change
-from outrider_controller.control.fleet import FleetLeases
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.draft_versions import DraftVersions
 from outrider_controller.control.plan.followers import Follower, Followers, not_leading
-from outrider_controller.control.plan.kept_plan import KeptPlan, Plans, messages
-from outrider_controller.control.plan.policies import TenantPolicies, Tenants
-from outrider_controller.control.plan.rollouts import ReleaseStore, RolloutLeader
+from outrider_controller.control.plan.kept_plan import KeptPlan, messages
+from outrider_controller.control.plan.policies import TenantPolicies
+from outrider_controller.control.plan.rollouts import RolloutLeader
 from outrider_controller.plan_messages import (
     draft_version,
     evidence_from_proto,
@@ -100,12 +102,12 @@ class PlanLeader:
     def __init__(
         self,
         worker_id: str,
-        plans: Plans,
-        records: Tenants,
+        plans: PlanStore,
+        records: TenantStore,
         events: EventWriter,
         demand: Demand,
-        leases: FleetLeases,
-        releases: ReleaseStore,
+        leases: MetadataStore,
+        releases: DraftStore,
         report: Report = lambda changes: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -288,5 +290,5 @@ class PlanLeader:
         self.announcements.decided(changed, before)
 
 
-async def _draft_workers(leases: FleetLeases) -> list[LeaseRecord]:
+async def _draft_workers(leases: MetadataStore) -> list[LeaseRecord]:
     return [one for one in await leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Protocol
 
 from outrider.errors import NotFound
+from outrider.metadata.plans import PlanStore
+from outrider.metadata.tenants.tenants import TenantStore
 from outrider.rpc.v1 import tenants_pb2 as tenants
 
 from outrider_controller.autoscaler.plan import TenantPolicy
@@ -16,28 +17,8 @@ _READ_TENANTS_EVERY_S = 5.0
 _PAGE = 1000
 
 
-class Overrides(Protocol):
-    """The part of the metadata store that keeps operators' temporary settings; gives None while it is away."""
-
-    async def changed(self, timeout_s: float) -> bool | None: ...
-
-    async def set_override(self, tenant: str, override: tenants.SpeculationOverride | None) -> None: ...
-
-    async def overrides(self, epoch: int = 0) -> dict[str, tenants.SpeculationOverride] | None: ...
-
-
-class Tenants(Protocol):
-    """The part of the metadata store that keeps tenants."""
-
-    async def page(self, after: str, limit: int) -> tuple[list[tenants.Tenant], int]: ...
-
-    async def deleted(self) -> set[str]: ...
-
-    async def forgotten(self, names: Iterable[str]) -> None: ...
-
-
 class TenantPolicies:
-    def __init__(self, overrides: Overrides, records: Tenants) -> None:
+    def __init__(self, overrides: PlanStore, records: TenantStore) -> None:
         self._store = overrides
         self._records = records
         self._set: dict[str, tenants.SpeculationPolicy] = {}

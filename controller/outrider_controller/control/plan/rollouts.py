@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Protocol
 
 from outrider.errors import Unavailable
+from outrider.metadata.drafts import DraftStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind, FieldValue
 from outrider.rpc.v1 import drafts_pb2 as drafts
@@ -16,35 +16,17 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.rollout import Arm, Rollout, Shadowed, Stage, Trial
-from outrider_controller.control.plan.draft_versions import VersionStore, add_pairs
+from outrider_controller.control.plan.draft_versions import add_pairs
 
 _BY_CONTROL = "control"
 _PRODUCTS = ("tokens_tokens", "tokens_cost", "cost_tokens", "cost_cost")
-
-
-class RolloutStore(Protocol):
-    """The part of the metadata store that keeps rollouts. Reading and `put_rollout` raise Unavailable."""
-
-    async def rollouts(self, epoch: int = 0) -> dict[str, drafts.Rollout]: ...
-
-    async def evidence(self) -> dict[str, drafts.RolloutEvidence]: ...
-
-    async def put_evidence(self, evidence: Mapping[str, drafts.RolloutEvidence]) -> bool: ...
-
-    async def put_rollout(self, rollout: drafts.Rollout, action: str, instead_of: drafts.Rollout) -> bool: ...
-
-    async def delete_version(self, version: str, *, by: str) -> bool: ...
-
-
-class ReleaseStore(VersionStore, RolloutStore, Protocol):
-    """The part of the metadata store that keeps versions of drafts and their rollouts."""
 
 
 @dataclass(slots=True)
 class RolloutLeader:
     """All rollouts, as last read."""
 
-    store: RolloutStore
+    store: DraftStore
     events: EventWriter
     clock: Callable[[], float]
     stages: dict[str, Rollout] = field(default_factory=dict)

@@ -11,15 +11,14 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from outrider.errors import Overloaded
 
 from outrider_controller.router import tuning
 from outrider_controller.router.admission.fair_queue import FairQueue, Room, Ticket
 from outrider_controller.router.config import AdmissionConfig
-from outrider_controller.router.fleet.fleet import TargetLink
-from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S, WorkerLoads
+from outrider_controller.router.fleet.fleet import Fleet, TargetLink
+from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.requests.checks import Request
 
@@ -28,17 +27,6 @@ OnAccepted = Callable[[], None]
 # Clients of the OpenAI API ignore a longer one.
 _MAX_RETRY_S = 60.0
 _MIN_RETRY_S = 0.05
-
-
-class Places(Protocol):
-    """The part of the fleet that knows how many sequences fit on each target."""
-
-    @property
-    def loads(self) -> WorkerLoads: ...
-
-    def live_targets(self, model: str) -> list[TargetLink]: ...
-
-    def num_leaving(self, model: str) -> int: ...
 
 
 def _ticket(request: Request, now_s: float) -> Ticket:
@@ -55,7 +43,7 @@ class _Pool:
 
 
 class AdmissionQueue:
-    def __init__(self, config: AdmissionConfig, fleet: Places, telemetry: RouterTelemetry) -> None:
+    def __init__(self, config: AdmissionConfig, fleet: Fleet, telemetry: RouterTelemetry) -> None:
         self._config = config
         self._fleet = fleet
         self._telemetry = telemetry

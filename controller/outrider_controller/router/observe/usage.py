@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import NoReturn, Protocol
 
-from outrider.metadata.tenants.ledger import HOUR_S, SourceSums, TenantUsage
+from outrider.metadata.tenants.ledger import HOUR_S, LedgerStore, SourceSums, TenantUsage
 from outrider.protocol.limits import MAX_TREE_TOKENS, clamp_us
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -29,12 +29,6 @@ _MAX_WAITING_HOURS = 24
 _WRITE_EVERY_S = 10.0
 # Rounding error of a share and of the times of its steps.
 _ROUNDED_US = 2
-
-
-class Ledger(Protocol):
-    """The part of the metadata store that takes sums."""
-
-    async def write(self, hour: int, writer: str, sums: Mapping[str, TenantUsage]) -> bool: ...
 
 
 class Billed(Protocol):
@@ -117,7 +111,7 @@ class LedgerWriter:
     """Writes one router's sums every 10 s while it is `running`. While Redis is away it keeps them by hour."""
 
     def __init__(
-        self, usage: UsageSums, ledger: Ledger, router_id: str, wall_clock: Callable[[], float] = time.time
+        self, usage: UsageSums, ledger: LedgerStore, router_id: str, wall_clock: Callable[[], float] = time.time
     ) -> None:
         self._usage = usage
         self._ledger = ledger
