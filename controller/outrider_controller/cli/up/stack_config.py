@@ -7,7 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from outrider.configuration import Option
 from outrider.model_names import served_name
 
 from outrider_controller.cli.up.cores import Cores, pinned, shared
@@ -27,38 +29,42 @@ class StackConfig:
     """One machine's stack. Ports of 0 are chosen."""
 
     target_model: str = DEFAULT_TARGET
+    """What answers: a name or a path."""
     draft_model: str = ""
-    """Empty: the one shipped for the target."""
+    """What drafts: a name or a path; default: the one shipped for the target."""
     targets: int = 1
+    """Target workers."""
     engine: str = "outrider"
     """What runs the targets' model."""
     vllm_python: str = ""
-    """With engine vllm: the interpreter of the environment that has it. Empty: this one."""
+    """With engine vllm: the interpreter of the environment that has it; default: this one."""
     tensor_parallel: int = 1
     """With engine vllm: processes of each target that divide the model among themselves."""
     drafts: int = 1
+    """Draft workers; default: 1, or 0 where none is shipped for the target and none is given."""
     target_args: str = ""
-    """Further options of `outrider target`, as on its command line; each worker checks its own."""
+    """Further options of `outrider target`, in quotes; each worker checks its own."""
     draft_args: str = ""
-    """Further options of `outrider draft`."""
+    """Further options of `outrider draft`, in quotes."""
     routers: int = 1
+    """Router actors."""
     pin: bool = False
-    """One core to each worker."""
+    """One CPU core to each worker; all else beside the drafts if no core is left."""
     borrow_cores: bool = False
     """Targets read prompts on the drafts' cores too: faster, but not as on machines of their own."""
     realtime: bool = False
     """Drafts and routers go before all else on their cores, as on machines of their own, where the system permits."""
     run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
-    """Tokens a draft may guess beyond what is being verified; with 0 it waits for every commit."""
+    """The most a draft may guess beyond what is being verified; with 0 it waits for every commit."""
     trace_tokens: bool = False
-    """Routers keep the output tokens of requests, for `outrider trace`."""
-    metadata_url: str = ""
-    """Empty: a Redis of the stack's own."""
+    """Routers keep the tokens of answers for `outrider trace`."""
+    metadata_url: Annotated[str, Option("metadata")] = ""
+    """URL of a Redis; default: one of the stack's own."""
     http_port: int = 0
     grpc_port: int = 0
     control_port: int = 0
     run_dir: Path | None = None
-    """Logs, and the private Redis socket; made in the cache directory when not given."""
+    """For logs; default: a new one in ~/.cache/outrider/run."""
     secret_file: Path | None = None
     """Of the cluster's secret: with one, routers, workers and control plane ask callers who they are."""
     receipt_key_file: Path | None = None
@@ -66,6 +72,7 @@ class StackConfig:
     state_dir: Path | None = None
     """Where the stack's own Redis keeps tenants, keys and bills over a restart; not given: nowhere."""
     start_timeout_s: float = 300.0
+    """Longest wait in seconds for a process to be ready."""
     stop_timeout_s: float = 20.0
     """After SIGTERM, before SIGKILL; for each tier of processes."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from outrider.configuration import settings
 from outrider.masking import holds_password
 
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
-from outrider_controller.cli.up.models import DEFAULT_TARGET, shipped_draft
+from outrider_controller.cli.up.models import shipped_draft
 from outrider_controller.cli.up.process import ProcessFailed
 from outrider_controller.cli.up.stack_config import ENGINES, StackConfig
 
@@ -44,67 +45,44 @@ def stack_options(
                 raise click.UsageError(str(error)) from None
             return command(config=config, **given)
 
-        for option in reversed(_options(pin, borrow_cores, trace_tokens)):
+        defaults = {"pin": pin, "realtime": pin, "borrow_cores": borrow_cores, "trace_tokens": trace_tokens}
+        for option in reversed(list(_options({**defaults, "drafts": None}))):
             run = option(run)
         return run
 
     return decorate
 
 
-def _options(pin: bool, borrow_cores: bool, trace_tokens: bool) -> list[Callable[[F], F]]:
-    option, number = click.option, click.IntRange
-    path = click.Path(file_okay=False, path_type=Path)
-    shown: dict[str, Any] = {"show_default": True}
-    return [
-        option("--target-model", default=DEFAULT_TARGET, metavar="PATH|NAME", help="Model that answers.", **shown),
-        option("--draft-model", default="", metavar="PATH|NAME", help="Model that drafts; default: the one shipped."),
-        option("--targets", type=number(1, 64), default=1, help="Target workers.", **shown),
-        option("--engine", type=click.Choice(ENGINES), default="outrider", help="Engine of the targets.", **shown),
-        option("--vllm-python", default="", metavar="PATH", help="Interpreter that has vLLM; default: this one."),
-        option("--tensor-parallel", type=number(1, 64), default=1, help="vLLM's processes of one target.", **shown),
-        option(
-            "--drafts",
-            type=number(0, 64),
-            default=None,
-            help="Draft workers; default: 1, or 0 where none is shipped for the target and none is given.",
-        ),
-        option("--target-args", default="", metavar="ARGS", help="Further options of `outrider target`, in quotes."),
-        option("--draft-args", default="", metavar="ARGS", help="Further options of `outrider draft`, in quotes."),
-        option("--routers", type=number(1, 16), default=1, help="Router actors.", **shown),
-        *_placement(pin, borrow_cores),
-        option(
-            "--run-ahead-tokens",
-            type=number(0),
-            default=StackConfig().run_ahead_tokens,
-            metavar="N",
-            help="Most tokens that a draft computes ahead while its proposal is verified.",
-            **shown,
-        ),
-        option(
-            "--trace-tokens/--no-trace-tokens",
-            default=trace_tokens,
-            help="Keep the tokens of answers for `outrider trace`.",
-            **shown,
-        ),
-        option(
-            "--metadata",
-            "metadata_url",
-            default="",
-            metavar="URL",
-            callback=_without_password,
-            help="URL of a Redis; default: start one.",
-        ),
-        option("--run-dir", type=path, default=None, help="For logs; default: a new one in ~/.cache/outrider/run."),
-        option(
-            "--start-timeout",
-            "start_timeout_s",
-            type=click.FloatRange(1),
-            default=300.0,
-            metavar="S",
-            help="Longest wait for a process to be ready.",
-            **shown,
-        ),
-    ]
+_NO_OPTIONS = {
+    *("http_port", "grpc_port", "control_port", "secret_file", "receipt_key_file", "state_dir", "stop_timeout_s"),
+}
+"""What the command that starts the stack sets itself."""
+_TYPES: dict[str, click.ParamType] = {
+    **dict.fromkeys(("targets", "tensor_parallel"), click.IntRange(1, 64)),
+    "drafts": click.IntRange(0, 64),
+    "routers": click.IntRange(1, 16),
+    "engine": click.Choice(ENGINES),
+    "run_ahead_tokens": click.IntRange(0),
+    "run_dir": click.Path(file_okay=False, path_type=Path),
+    "start_timeout_s": click.FloatRange(1),
+}
+
+
+def _options(defaults: Mapping[str, Any]) -> Iterator[Callable[[F], F]]:
+    """One for each field of StackConfig, with the text below it; of these `defaults`, else the field's."""
+    for setting in settings(StackConfig):
+        [name] = setting.path
+        if name not in _NO_OPTIONS:
+            default = defaults.get(name, setting.default)
+            yield click.option(
+                f"{setting.flag}/--no-{setting.flag[2:]}" if setting.kind is bool else setting.flag,
+                name,
+                type=_TYPES.get(name, setting.kind),
+                default=default,
+                show_default=default not in (None, ""),
+                help=setting.doc(),
+                callback=_without_password if name == "metadata_url" else None,
+            )
 
 
 def _default_drafts(target: str, draft: str) -> int:
@@ -120,32 +98,6 @@ def _without_password(context: click.Context, parameter: click.Parameter, url: s
     if shown and holds_password(url):
         raise click.BadParameter("others can read a password in --metadata: give it in the environment or in a file")
     return url
-
-
-def _placement(pin: bool, borrow_cores: bool) -> list[Callable[[F], F]]:
-    """Which core a process runs on, and who goes first there."""
-    option = click.option
-    shown: dict[str, Any] = {"show_default": True}
-    return [
-        option(
-            "--pin/--no-pin",
-            default=pin,
-            help="Give each worker one CPU core; other processes share the drafts' cores if no core is left.",
-            **shown,
-        ),
-        option(
-            "--borrow-cores/--no-borrow-cores",
-            default=borrow_cores,
-            help="Let targets read prompts on the drafts' cores too. On separate machines they could not.",
-            **shown,
-        ),
-        option(
-            "--realtime/--no-realtime",
-            default=pin,
-            help="Run drafts and routers with real-time priority, if the system permits.",
-            **shown,
-        ),
-    ]
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
