@@ -1,24 +1,35 @@
-"""What a comparison is about: the target, the drafts, and the texts."""
+"""What a comparison is about: the target, the drafts by name, and the texts.
+
+A model with another tokenizer than the target's drafts as `outrider draft --speaks` lets it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from outrider.comparison.drafts import Drafts
 from outrider.comparison.step_line import Clock
 from outrider.comparison.texts import Question, Text, kept_back, make_texts
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import load_drafter
+from outrider.drafting.heads import HeadDrafts
+from outrider.drafting.heads.loading import is_head
+from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row, resolve, weights_revision
+from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.models.loader import load_engine
-from outrider.local import Answered, Pair
+from outrider.local import Answered, DrafterSource, Pair
+from outrider.target.drafts.head import tried_head
 
 _CHUNK = 256
+_BEGINNING = "Once upon a time"
 
+Make = Callable[[], DraftSource]
 Report = Callable[[str], None]
 Parts = tuple[str, ...]
 """The names of a mixture's sources; of none: plain decoding."""
@@ -53,6 +64,50 @@ class CompareConfig:
     @property
     def mixtures(self) -> list[Parts]:
         return [tuple(name.split("+")) for name in dict.fromkeys(self.drafts)]
+
+
+class Drafts:
+    """What makes the sources of each draft that was named; models are loaded once."""
+
+    def __init__(self, engine: Engine, target: Path, names: Sequence[str], max_sequences: int, most: int) -> None:
+        """names: of single drafts. most: tokens of a proposal of a model or head. Raises CheckpointError for one that
+        does not go with the target, ValueError for heads that read different layers."""
+        self._make: dict[str, Make] = {}
+        for name in names:
+            self._make[name] = _lookup(name) if name in KINDS else _loaded(engine, target, name, max_sequences, most)
+        taps = {source.taps for make in self._make.values() if reads_states(source := make())}
+        if len(taps) > 1:
+            raise ValueError("drafts: heads that read different layers are compared apart")
+        self.taps = next(iter(taps), None)
+        """The layers whose states heads read; None without a head."""
+
+    def sources(self, parts: Sequence[str]) -> list[DraftSource]:
+        """Fresh ones, which remember nothing of an earlier replay."""
+        return [self._make[part]() for part in parts]
+
+    def serves(self, parts: Sequence[str]) -> bool:
+        """Whether a target may have these together: each once, one model and one head at most."""
+        sources = self.sources(parts)
+        models = sum(isinstance(source, DrafterSource) for source in sources)
+        return models <= 1 and sum(map(reads_states, sources)) <= 1 and len(set(parts)) == len(parts)
+
+    def check(self, parts: Sequence[str]) -> None:
+        """Raises ValueError for a mixture that is not served."""
+        if not self.serves(parts):
+            raise ValueError(f"drafts: {'+'.join(parts)} is not served: one model and one head at most, each once")
+
+
+def _lookup(name: str) -> Make:
+    return lambda: make_sources([name])[0]
+
+
+def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: int) -> Make:
+    path = directory(name)
+    if is_head(path):
+        head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
+        return lambda: HeadDrafts(head, most)
+    drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), target=target)
+    return lambda: DrafterSource(DraftWorker(drafter, max_sequences), most)
 
 
 @dataclass(frozen=True, slots=True)
