@@ -5,17 +5,14 @@ changed by operators too, and every change of one also writes the audit stream i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
 from outrider.errors import Unavailable
-from outrider.metadata.keys import Keys
+from outrider.metadata.connection.part import StorePart
 from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import drafts_pb2
-
-if TYPE_CHECKING:
-    from outrider.metadata.connection.link import RedisLink
 
 M = TypeVar("M", drafts_pb2.DraftVersion, drafts_pb2.Rollout, drafts_pb2.RolloutEvidence)
 
@@ -37,12 +34,8 @@ return 1
 """
 
 
-class DraftStore:
-    """Part of the metadata store. What cannot be parsed is left out."""
-
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
+class DraftStore(StorePart):
+    """What cannot be parsed is left out."""
 
     async def versions(self, epoch: int = 0) -> list[drafts_pb2.DraftVersion]:
         """Raises Unavailable, as do `rollouts` and `evidence`. `epoch`: that of the leader that reads them. If Redis

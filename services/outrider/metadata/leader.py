@@ -10,6 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
+from outrider.metadata.connection.part import StorePart
 from outrider.metadata.keys import Keys
 
 if TYPE_CHECKING:
@@ -41,12 +42,11 @@ _MAX_EPOCH = 2**48
 _RESIGN = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
-class LeaderLease:
+class LeaderLease(StorePart):
     """One process's candidacy. Call `hold` more often than every LEADER_TTL_S."""
 
     def __init__(self, link: RedisLink, keys: Keys, holder: str) -> None:
-        self._link = link
-        self._keys = keys
+        super().__init__(link, keys)
         self._holder = holder
         self._seen_epoch = 0
         self._leads = False

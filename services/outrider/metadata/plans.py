@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from outrider.metadata.keys import Keys
+from outrider.metadata.connection.part import StorePart
 from outrider.metadata.leader import LeaderLease
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT, MAX_AUDIT_ENTRIES, unknown_tenant
 from outrider.rpc.v1 import policy_pb2, tenants_pb2
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-    from outrider.metadata.connection.link import RedisLink
 
 _EPOCH = b"epoch"
 # Most decisions in one command.
@@ -42,12 +40,9 @@ return 1
 """
 
 
-class PlanStore:
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
-        self._seen: bytes | str | None = None
-        """The newest entry of the audit that `changed` has seen."""
+class PlanStore(StorePart):
+    _seen: bytes | str | None = None
+    """The newest entry of the audit that `changed` has seen."""
 
     def lease(self, holder: str) -> LeaderLease:
         return LeaderLease(self._link, self._keys, holder)

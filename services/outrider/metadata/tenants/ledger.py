@@ -11,12 +11,10 @@ from dataclasses import dataclass, field, fields
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outrider.metadata.keys import Keys
+from outrider.metadata.connection.part import StorePart
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-    from outrider.metadata.connection.link import RedisLink
 
 HOUR_S = 3600
 KEPT_HOURS = 90 * 24
@@ -83,13 +81,7 @@ class LedgerEntry:
     usage: TenantUsage
 
 
-class LedgerStore:
-    """Owned by one event loop."""
-
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
-
+class LedgerStore(StorePart):
     async def write(self, hour: int, writer: str, sums: Mapping[str, TenantUsage]) -> bool:
         """Writes `writer`'s sums for that hour, by tenant. False, perhaps after a part, if Redis is unreachable."""
         names = list(sums)

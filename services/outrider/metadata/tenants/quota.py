@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.keys import Keys
+from outrider.metadata.connection.part import StorePart
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-    from outrider.metadata.connection.link import RedisLink
 
 RUNNING_TTL_S = 5
 _TTL_MS = 600_000
@@ -100,12 +98,8 @@ class Granted:
     """The same for tokens: 0 or a debt if none were granted."""
 
 
-class QuotaStore:
-    """Owned by one event loop. Never raises because Redis is unreachable."""
-
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
+class QuotaStore(StorePart):
+    """Never raises because Redis is unreachable."""
 
     async def take(
         self,

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import Conflict, NotFound
-from outrider.metadata.keys import Keys
+from outrider.metadata.connection.part import StorePart
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-    from outrider.metadata.connection.link import RedisLink
 
 MAX_AUDIT_ENTRIES = 100_000
 MAX_KEYS_PER_TENANT = 16
@@ -157,12 +155,8 @@ class AuditEntry:
     new: tenants_pb2.Tenant | None = None
 
 
-class TenantStore:
-    """Owned by one event loop. While Redis is unreachable, `find` returns None and the others raise Unavailable."""
-
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
+class TenantStore(StorePart):
+    """While Redis is unreachable, `find` returns None and the others raise Unavailable."""
 
     async def find(self, digest: bytes | None) -> FoundKey | None:
         """The key with this SHA-256; with None, the answer for a request without one. None: Redis is unreachable."""

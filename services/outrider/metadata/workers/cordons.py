@@ -7,25 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.keys import Keys
+from outrider.metadata.connection.part import StorePart
 from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import control_pb2
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from outrider.metadata.connection.link import RedisLink
-
 CORDON_KEPT_S = 86_400
 """How long a cordon is kept after the last read of the worker's lease: a worker that returns is still cordoned."""
 
 
-class CordonStore:
-    """Owned by one event loop. Raises Unavailable while Redis is unreachable."""
-
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys
+class CordonStore(StorePart):
+    """Raises Unavailable while Redis is unreachable."""
 
     async def put(self, cordon: control_pb2.Cordon, action: str) -> None:
         """Sets or replaces a worker's cordon. `action`: the audit entry's action."""
