@@ -7,14 +7,11 @@ prefix cache, so that it is prefilled once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
 
-from outrider.gateway.generation.generation import Answer, Chunk, Generator
-from outrider.gateway.generation.requests import Generation
-from outrider.rpc.v1 import tenants_pb2
-from outrider.telemetry.context import NO_CONTEXT, TraceContext
+from outrider.gateway.generation.generation import Answer, Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +74,3 @@ class Choices:
                 begun.set()
         except Exception as error:
             came.put_nowait(error)
-
-
-@asynccontextmanager
-async def start_choices(
-    core: Generator,
-    generations: Sequence[Sequence[Generation]],
-    *,
-    default_max_tokens: int | None,
-    timeout_s: float | None = None,
-    trace_context: TraceContext = NO_CONTEXT,
-    tenant: tenants_pb2.Tenant | None = None,
-) -> AsyncIterator[Choices]:
-    """`generations`: by prompt, the same number for each. Each counts as a request. Raises like Generator.start."""
-    async with core.start(
-        generations,
-        default_max_tokens=default_max_tokens,
-        timeout_s=timeout_s,
-        trace_context=trace_context,
-        tenant=tenant,
-    ) as answers:
-        yield Choices(answers, len(generations))

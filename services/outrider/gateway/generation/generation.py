@@ -303,8 +303,9 @@ class Generator:
         trace_context: TraceContext = NO_CONTEXT,
         tenant: tenants_pb2.Tenant | None = None,
     ) -> AsyncIterator[list[Answer]]:
-        """Yields the running answers, in the order of the prompts. The answers to one prompt may differ only in their
-        seeds, those of different prompts also in the prompt.
+        """Yields the running answers, in the order of the prompts, with the same number for each; each counts as a
+        request. The answers to one prompt may differ only in their seeds, those of different prompts also in the
+        prompt.
 
         `default_max_tokens` None means as many as the context holds, `tenant` None the default one. Raises
         OutriderError for every error known before the first token; later errors come from `chunks`.

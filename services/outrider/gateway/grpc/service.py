@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from outrider.errors import InvalidRequest, NotSupported, OutriderError
-from outrider.gateway.generation.choices import Choices, start_choices
+from outrider.gateway.generation.choices import Choices
 from outrider.gateway.generation.generation import Chunk, Generator
 from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.generation.pacing import FRAME_BYTES, Pacer
@@ -141,15 +141,14 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[Choices]:
         """`where` is the path of the request in the received message, for the field names in errors."""
         with _field_paths(where):
-            async with start_choices(
-                self._core,
+            async with self._core.start(
                 [to_generations(request)],
                 default_max_tokens=DEFAULT_MAX_TOKENS,
                 timeout_s=remaining_s(context),
                 trace_context=TraceContext.of(context.invocation_metadata()),
                 tenant=current_caller().tenant,
-            ) as choices:
-                yield choices
+            ) as answers:
+                yield Choices(answers, num_prompts=1)
 
 
 @contextmanager

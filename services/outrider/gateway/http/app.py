@@ -17,8 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.gateway.config import GatewayLimits
-from outrider.gateway.generation.choices import Choices, start_choices
-from outrider.gateway.generation.generation import Generator
+from outrider.gateway.generation.choices import Choices
+from outrider.gateway.generation.generation import Answer, Generator
 from outrider.gateway.generation.requests import Generation
 from outrider.gateway.http import sse
 from outrider.gateway.http.access import caller_of, guarded, tenant_of
@@ -100,14 +100,14 @@ class _Endpoint:
             await error.response()(scope, receive, send)
 
     def _answering(self, body: GenerationBody, request: Request) -> Answering:
-        answering = start_choices(
-            self.core,
-            _generations(body),
+        generations = _generations(body)
+        answering = self.core.start(
+            generations,
             default_max_tokens=body.default_max_tokens,
             trace_context=TraceContext.of(request.headers.items()),
             tenant=tenant_of(request),
         )
-        return _for_caller(caller_of(request), answering)
+        return _for_caller(caller_of(request), answering, len(generations))
 
     async def _whole(
         self, body: GenerationBody, answering: Answering, about: dict[str, str], scope: Scope, send: Send
@@ -145,9 +145,11 @@ class _Endpoint:
 
 
 @asynccontextmanager
-async def _for_caller(caller: Caller, answering: Answering) -> AsyncIterator[Choices]:
-    async with while_admitted(caller), answering as choices:
-        yield choices
+async def _for_caller(
+    caller: Caller, answering: AbstractAsyncContextManager[list[Answer]], num_prompts: int
+) -> AsyncIterator[Choices]:
+    async with while_admitted(caller), answering as answers:
+        yield Choices(answers, num_prompts)
 
 
 def _generations(body: GenerationBody) -> list[list[Generation]]:

@@ -23,7 +23,7 @@ from smg_grpc_proto import vllm_engine_pb2_grpc
 from smg_grpc_proto.generated import common_pb2 as common
 
 from outrider.errors import Conflict, NotSupported
-from outrider.gateway.generation.choices import start_choices
+from outrider.gateway.generation.choices import Choices
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.tenants.auth import check_model, default_tenant
 from outrider.gateway.tokenizer.model import ModelTokenizer
@@ -98,17 +98,15 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         if request.stream and tenant.pacing == tenants_pb2.PACING_CONSTANT:
             raise NotSupported("stream", "the tenant's streams are paced, and this protocol has no padding")
         asked = logprobs_asked(request.sampling_params)
-        async with start_choices(
-            self._core,
+        async with self._core.start(
             [to_generations(request, self._model)],
             default_max_tokens=None,
             timeout_s=remaining_s(context),
             trace_context=TraceContext.of(context.invocation_metadata()),
             tenant=tenant,
-        ) as choices:
-            started = enumerate(choices.answers)
-            answers += [EngineAnswer(index, answer, request.stream, asked) for index, answer in started]
-            async for index, chunk in choices.chunks():
+        ) as started:
+            answers += [EngineAnswer(index, answer, request.stream, asked) for index, answer in enumerate(started)]
+            async for index, chunk in Choices(started, num_prompts=1).chunks():
                 for message in answers[index].add(chunk):
                     await write_within(context, message, self._send_timeout_s)
 
