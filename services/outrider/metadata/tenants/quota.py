@@ -6,7 +6,8 @@ however requests are spread over them. A gateway that dies loses at most a slice
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.metadata.connection.part import StorePart
@@ -18,61 +19,56 @@ RUNNING_TTL_S = 5
 _TTL_MS = 600_000
 
 _TAKE = """
+local asked = cjson.decode(ARGV[1])
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 local place = 1
-if tonumber(ARGV[8]) > 0 then
+if asked.most_running > 0 then
   local running = 0
   local others = redis.call('HGETALL', KEYS[2])
   for i = 1, #others, 2 do
     local count, until_s = string.match(others[i + 1], '(%d+) ([%d.]+)')
     if tonumber(until_s) < now then
       redis.call('HDEL', KEYS[2], others[i])
-    elseif others[i] ~= ARGV[7] then
+    elseif others[i] ~= asked.gateway then
       running = running + tonumber(count)
     end
   end
-  if running + tonumber(ARGV[9]) > tonumber(ARGV[8]) then
+  if running + asked.running > asked.most_running then
     -- Nothing is given without a place. What comes back is kept.
     place = 0
   else
-    redis.call('HSET', KEYS[2], ARGV[7], ARGV[9] .. ' ' .. string.format('%.3f', now + tonumber(ARGV[10])))
-    redis.call('PEXPIRE', KEYS[2], ARGV[11])
+    local until_s = now + asked.running_ttl_s
+    redis.call('HSET', KEYS[2], asked.gateway, string.format('%d %.3f', asked.running, until_s))
+    redis.call('PEXPIRE', KEYS[2], asked.ttl_ms)
   end
 end
 local known = redis.call('HMGET', KEYS[1], 'requests', 'tokens', 'at')
 local elapsed = known[3] and math.max(0, now - tonumber(known[3])) or 0
-local level = {}
-for i = 1, 2 do
-  local rate, capacity = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1])
-  local back = i == 2 and tonumber(ARGV[13]) or 0
-  level[i] = math.min(capacity, (known[i] and tonumber(known[i]) or capacity) + rate * elapsed + back)
+local function level(bucket, left, back)
+  return math.min(bucket.capacity, (left and tonumber(left) or bucket.capacity) + bucket.rate * elapsed + back)
 end
+local requests, tokens = level(asked.requests, known[1], 0), level(asked.tokens, known[2], asked.given_back)
+local function slice(bucket, left)
+  return math.max(0, math.min(left, place * bucket.amount))
+end
+local given_requests, given_tokens = math.floor(slice(asked.requests, requests)), slice(asked.tokens, tokens)
+-- The whole price, which may leave a debt here: it is paid off whether anybody asks or not.
+if tokens > 0 then given_tokens = math.max(given_tokens, place * asked.price) end
 -- A request that gets no tokens is refused, and must leave no debt of requests.
-local served = tonumber(ARGV[12]) == 0 or level[2] > 0
-local given, left = {}, {}
-for i = 1, 2 do
-  given[i] = math.max(0, math.min(level[i], place * tonumber(ARGV[3 * i])))
-  -- The whole price, which may leave a debt here: it is paid off whether anybody asks or not.
-  if i == 1 then
-    given[i] = math.floor(given[i])
-    if served and level[i] >= 1 then given[i] = math.max(given[i], place * tonumber(ARGV[14])) end
-  elseif level[i] > 0 then
-    given[i] = math.max(given[i], place * tonumber(ARGV[12]))
-  end
-  left[i] = level[i] - given[i]
-end
-redis.call('HSET', KEYS[1], 'requests', string.format('%.6f', left[1]), 'tokens', string.format('%.6f', left[2]),
+local served = asked.price == 0 or tokens > 0
+if served and requests >= 1 then given_requests = math.max(given_requests, place * asked.num_requests) end
+requests, tokens = requests - given_requests, tokens - given_tokens
+redis.call('HSET', KEYS[1], 'requests', string.format('%.6f', requests), 'tokens', string.format('%.6f', tokens),
   'at', string.format('%.6f', now))
 -- Not before it is full again: a debt must not be forgotten.
-local ttl_ms = tonumber(ARGV[11])
-for i = 1, 2 do
-  local rate, capacity = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1])
-  if rate > 0 then ttl_ms = math.max(ttl_ms, 1000 * (capacity - left[i]) / rate) end
+local function full_ms(bucket, left)
+  return bucket.rate > 0 and 1000 * (bucket.capacity - left) / bucket.rate or 0
 end
+local ttl_ms = math.max(asked.ttl_ms, full_ms(asked.requests, requests), full_ms(asked.tokens, tokens))
 redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.min(ttl_ms, 1e12)))
-return {tostring(place), string.format('%.6f', given[1]), string.format('%.6f', given[2]),
-  string.format('%.6f', left[1]), string.format('%.6f', left[2])}
+return {tostring(place), string.format('%.6f', given_requests), string.format('%.6f', given_tokens),
+  string.format('%.6f', requests), string.format('%.6f', tokens)}
 """
 
 
@@ -120,19 +116,19 @@ class QuotaStore(StorePart):
         `running`: at this gateway, with the new one; `most_running` 0: no limit. None while Redis is unreachable.
         """
         keys = (self._keys.quota(tenant), self._keys.running(tenant))
-        amounts = [requests.rate, requests.capacity, requests.amount, tokens.rate, tokens.capacity, tokens.amount]
-        arguments: tuple[Any, ...] = (
-            *amounts,
-            gateway,
-            most_running,
-            running,
-            RUNNING_TTL_S,
-            _TTL_MS,
-            price,
-            given_back,
-            num_requests,
-        )
-        answer = await self._link.call(lambda redis: redis.eval(_TAKE, len(keys), *keys, *arguments))
+        asked = {
+            "requests": asdict(requests),
+            "tokens": asdict(tokens),
+            "price": price,
+            "num_requests": num_requests,
+            "given_back": given_back,
+            "gateway": gateway,
+            "running": running,
+            "most_running": most_running,
+            "running_ttl_s": RUNNING_TTL_S,
+            "ttl_ms": _TTL_MS,
+        }
+        answer = await self._link.call(lambda redis: redis.eval(_TAKE, len(keys), *keys, json.dumps(asked)))
         return None if answer is None else Granted(answer[0] == b"1", *map(float, answer[1:]))
 
     async def report_running(self, gateway: str, running: dict[str, int]) -> None:
