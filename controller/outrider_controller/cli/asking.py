@@ -1,7 +1,8 @@
-"""How commands are asked for, and ask back."""
+"""How commands are asked for, with spans of time as people write them (30s, 10m, 12h, 90d), and ask back."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,6 +12,8 @@ import click
 from outrider_controller.cli.exits import CommandError
 
 F = TypeVar("F", bound=Callable[..., Any])
+DAY_S = 86_400
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}
 
 
 class Nouns(click.Group):
@@ -33,3 +36,24 @@ def confirm(question: str, yes: bool) -> None:
         raise click.UsageError(f"{question} There is no terminal to confirm it: give --yes")
     if not click.confirm(question, err=True):
         raise CommandError("nothing was changed")
+
+
+def seconds(text: str) -> int | None:
+    """None for what is no span."""
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    return int(match[1]) * _UNITS[match[2]] if match else None
+
+
+def span_option(
+    flag: str, name: str, default: str | None, help: str, *, least_s: int = 0, most_s: float = float("inf")
+) -> Callable[[F], F]:
+    """An option that gives seconds, in these bounds; 0 where it is left out and has no default."""
+
+    def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
+        found = 0 if value is None else seconds(value)
+        if found is None or found > most_s or (value is not None and found < least_s):
+            most = f", {most_s // DAY_S:g}d at most" if most_s < float("inf") else ""
+            raise click.BadParameter(f"{value!r} is not a duration such as 30s, 10m, 12h or 90d{most}")
+        return found
+
+    return click.option(flag, name, default=default, show_default=True, metavar="SPAN", callback=convert, help=help)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +20,6 @@ from starlette.types import ASGIApp
 
 from outrider.address import split_address
 from outrider.gateway.config import GatewayConfig
-from outrider.gateway.files import connections_allowed
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.metrics import GatewayMetrics
 from outrider.gateway.grpc.service import SERVICE, GenerationServicer
@@ -52,6 +52,8 @@ _CROSSING_S = 0.2
 _BACKLOG = 2048
 # How often the date in answers' heads is renewed.
 _DATE_S = 1.0
+_OTHER_FILES = 64
+"""Logs, libraries, the event loop, and connections to routers and the metadata store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         stack.push_async_callback(core.catalog.close)
         stack.callback(core.threads.close)
         guard = KeyGuard(store.tenants if store is not None else None, required=config.require_api_keys)
-        limits, max_connections = config.limits, connections_allowed(config.limits.max_connections)
+        limits, max_connections = config.limits, _connections_allowed(config.limits.max_connections)
         services = list(_servicers(config, core))
         handshakes = Handshakes(ops.registry)
         grpc_server = create_server(
@@ -319,3 +321,19 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
+
+
+def _connections_allowed(asked: int) -> int:
+    """Returns `asked`, connections on each of two ports, or fewer, with a warning, if the system allows fewer files.
+
+    Raises the process's soft limit as far as needed: the usual 1024 is there for programs that use select().
+    """
+    needed = 2 * asked + _OTHER_FILES
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != limit < needed:
+        limit = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    room = asked if limit == resource.RLIM_INFINITY else max(1, (limit - _OTHER_FILES) // 2)
+    if room < asked:
+        log.warning("%d files may be open: each port takes %d connections instead of %d", limit, room, asked)
+    return min(asked, room)

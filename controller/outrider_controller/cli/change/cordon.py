@@ -9,10 +9,10 @@ import grpc
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2
 
+from outrider_controller.cli.asking import DAY_S, span_option
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import emit, note
-from outrider_controller.cli.spans import DAY_S, span_option
 from outrider_controller.control.api.rows import worker_row
 
 _POLL_S = 0.5

@@ -13,11 +13,11 @@ from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2, worker_pb2
 from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.plan import Reason
 from outrider_controller.autoscaler.tuning import NOTICEABLE
+from outrider_controller.cli.asking import span_option
 from outrider_controller.cli.change.tenants import QUOTAS, tenant_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.drafts.versions import rollout_lines, rollout_row
 from outrider_controller.cli.output import emit, moment, note
-from outrider_controller.cli.spans import span_option
 
 _SETTINGS = {"on": "ON", "off": "OFF", "auto": "AUTO"}
 _NO_BOUND = "none"

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 
-from outrider_controller.cli.asking import Nouns, confirm, yes_option
+from outrider_controller.cli.asking import Nouns, confirm, seconds, yes_option
 from outrider_controller.cli.change.certificates import create_certificates, create_redis_users
 from outrider_controller.cli.change.tenants_file import PACINGS, SAMPLES, read_tenants
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
@@ -20,7 +20,6 @@ from outrider_controller.cli.drafts.versions import delete_drafts
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import emit, moment, named, note, print_rows
 from outrider_controller.cli.show.watching import limit_option, list_options, show_rows
-from outrider_controller.cli.spans import seconds
 
 KEY_COLUMNS = ("id", "tenant", "scopes", "expires", "valid")
 _SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}
