@@ -4,7 +4,7 @@ The texts exist before anything is compared (`texts`). A step of the target is t
 as a measured step (`step_line`, `replay`); all else runs as it is served: sources of drafts, scheduler, verification.
 """
 
-from outrider.comparison.compare import Comparison, DraftFigures, compare
+from outrider.comparison.compare import Comparison, compare
 from outrider.comparison.loaded import CompareConfig
 
-__all__ = ["CompareConfig", "Comparison", "DraftFigures", "compare"]
+__all__ = ["CompareConfig", "Comparison", "compare"]

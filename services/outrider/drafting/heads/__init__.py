@@ -6,8 +6,8 @@ tensors, and the sequences they belong to. Begin with `interface`.
 """
 
 from outrider.drafting.heads.eagle import Eagle3Head
-from outrider.drafting.heads.interface import DraftHead, HeadError, HeadSettings, TargetParts
-from outrider.drafting.heads.loading import head_kind, load_head
+from outrider.drafting.heads.interface import DraftHead, HeadError, TargetParts
+from outrider.drafting.heads.loading import load_head
 from outrider.drafting.heads.medusa import MedusaHead
 from outrider.drafting.heads.mtp import MtpHead
 from outrider.drafting.heads.remote import HeadFeatures
@@ -19,10 +19,8 @@ __all__ = [
     "HeadDrafts",
     "HeadError",
     "HeadFeatures",
-    "HeadSettings",
     "MedusaHead",
     "MtpHead",
     "TargetParts",
-    "head_kind",
     "load_head",
 ]

@@ -1,7 +1,7 @@
 """Attention over a paged KV cache, behind one interface; an implementation is chosen at start."""
 
 from outrider.engine.attention.choice import make_attention
-from outrider.engine.attention.interface import Attention, Batch, KVCache, RowSpan, Windows
+from outrider.engine.attention.interface import Attention, Batch, KVCache, RowSpan
 from outrider.engine.attention.paged import Shape, TritonMissing
 from outrider.engine.attention.sdpa import SdpaAttention
 
@@ -13,6 +13,5 @@ __all__ = [
     "SdpaAttention",
     "Shape",
     "TritonMissing",
-    "Windows",
     "make_attention",
 ]

@@ -1,6 +1,6 @@
 """Our own kernels for CPUs, compiled where they run."""
 
-from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, load_kernels, start_helpers
+from outrider.engine.backends.cpu.build import KernelsMissing, load_kernels, start_helpers
 from outrider.engine.backends.cpu.llama import (
     NATIVE_QUANTIZATIONS,
     NativeAttention,
@@ -13,7 +13,6 @@ from outrider.engine.backends.cpu.variants import multiplies_bfloat16, runnable_
 
 __all__ = [
     "NATIVE_QUANTIZATIONS",
-    "Kernels",
     "KernelsMissing",
     "NativeAttention",
     "NativeLlama",
