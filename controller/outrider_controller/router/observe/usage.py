@@ -11,13 +11,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from outrider.metadata.tenants.ledger import HOUR_S, LedgerStore, SourceSums, TenantUsage
 from outrider.protocol.limits import MAX_TREE_TOKENS, clamp_us
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.runtime.supervision import background
+
+from outrider_controller.router.requests.checks import Request
 
 log = logging.getLogger(__name__)
 
@@ -31,23 +33,13 @@ _WRITE_EVERY_S = 10.0
 _ROUNDED_US = 2
 
 
-class Billed(Protocol):
-    """The part of a request that its bill needs."""
-
-    @property
-    def begins_at(self) -> int: ...
-
-    @property
-    def billed_prompt_tokens(self) -> int: ...
-
-
 class UsageSums:
     """Sums by tenant. Never waits."""
 
     def __init__(self) -> None:
         self.sums: dict[str, TenantUsage] = {}
 
-    def round(self, tenant: str, commit: sequence.Commit, done: Round, request: Billed | None = None) -> None:
+    def round(self, tenant: str, commit: sequence.Commit, done: Round, request: Request | None = None) -> None:
         """Adds one commit; `done` was read from it. `request`: while it is still open.
 
         Fields that only usage needs are read from `commit`: to copy a field into `Round` first costs four times as
