@@ -23,7 +23,7 @@ from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2, worker_pb
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.stack_options import run_async
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.requests.service import running_router
+from outrider_controller.router.process import running_router
 
 from benchmarks import report
 from benchmarks.arms import turns

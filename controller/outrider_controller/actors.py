@@ -29,13 +29,11 @@ from outrider.rpc.access.roles import Role
 from outrider.telemetry.logging import configure_logging
 
 from outrider_controller.config import ControllerConfig, RayConfig, on_node
-from outrider_controller.control.api.server import RunningControl
+from outrider_controller.control.api.server import RunningControl, control_process
 from outrider_controller.control.config import ControlConfig
-from outrider_controller.control.process import control_process
 from outrider_controller.private import scratch_directory
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.process import router_process
-from outrider_controller.router.requests.service import RunningRouter
+from outrider_controller.router.process import RunningRouter, router_process
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from outrider_controller.cli.clusters.control import list_models, list_workers
 from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.router.config import RouterConfig
-from outrider_controller.router.requests.service import running_router
+from outrider_controller.router.process import running_router
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.certificates import Cluster

@@ -28,7 +28,7 @@ from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.router.config import FailoverConfig, RouterConfig
-from outrider_controller.router.requests.service import running_router
+from outrider_controller.router.process import running_router
 
 from benchmarks.support.redis_server import EmbeddedServer
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from outrider.engine import Engine, EngineConfig
     from outrider.rpc.v1 import router_pb2_grpc
     from outrider.target.requests.service import TargetServicer
-    from outrider_controller.router.requests.service import RunningRouter
+    from outrider_controller.router.process import RunningRouter
 
 _MODEL = "tiny"
 _CONTEXT = 512
@@ -219,7 +219,7 @@ async def staying(num_blocks: int) -> AsyncIterator[Stay]:
     from outrider.rpc.v1 import router_pb2_grpc
     from outrider.testing.tiny import tiny_checkpoint
     from outrider_controller.router.config import RouterConfig
-    from outrider_controller.router.requests.service import running_router
+    from outrider_controller.router.process import running_router
 
     from benchmarks.support.redis_server import EmbeddedServer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from outrider_controller.control.api.server import control_process
 from outrider_controller.control.config import parse_arguments
-from outrider_controller.control.process import control_process
 from outrider_controller.process import run
 
 

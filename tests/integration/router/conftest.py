@@ -42,7 +42,7 @@ from outrider_controller.router.config import (
     RouterConfig,
     TraceConfig,
 )
-from outrider_controller.router.requests.service import RunningRouter, running_router
+from outrider_controller.router.process import RunningRouter, running_router
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeDraft, FakeTarget, serving_draft, serving_target

@@ -29,7 +29,7 @@ from outrider.target.step.times import Times
 from outrider.vllm.server.fixed_drafts import Reach
 from outrider.vllm.server.router_link import RouterReach
 from outrider.vllm.server.server_drafts import ServerDrafts
-from outrider_controller.router.requests.service import running_router
+from outrider_controller.router.process import running_router
 from outrider_controller.router.speculation.gain import SpeculationGain
 
 from tests.fakes import continuation, fake_info, next_token

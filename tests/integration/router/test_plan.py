@@ -22,7 +22,7 @@ from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.leading import PlanLeader
-from outrider_controller.router.requests.service import RunningRouter
+from outrider_controller.router.process import RunningRouter
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import FakeDraft, serving_draft

@@ -1,4 +1,4 @@
-"""ControlService: the operators' API."""
+"""ControlService: the operators' API, and the process that serves it."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ from outrider_controller.control.plan.demand import Demand, TenantMetrics
 from outrider_controller.control.plan.follow import SERVICE as POLICY_SERVICE
 from outrider_controller.control.plan.follow import PolicyServicer
 from outrider_controller.control.plan.leading import PlanLeader
+from outrider_controller.process import bound
 
 log = logging.getLogger(__name__)
 
@@ -290,3 +291,13 @@ async def running_control(
         name_worker(info.worker_id)
         log.info("control plane %s listens on %s", info.worker_id, life.address)
         yield RunningControl(life, demand)
+
+
+@asynccontextmanager
+async def control_process(config: ControlConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[RunningControl]:
+    """Runs a control plane until the end of the block."""
+    async with (
+        MetadataStore.connect(config.metadata_url) as store,
+        bound(lambda: running_control(config, store, signals)) as control,
+    ):
+        yield control
