@@ -12,8 +12,8 @@ from outrider.rpc.access.roles import bearer
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
 
-from outrider_controller.cli.clusters.channels import gateway_channel
 from outrider_controller.cli.clusters.contexts import api_key
+from outrider_controller.cli.clusters.control import gateway_channel
 from outrider_controller.cli.exits import CommandError, ExitCode
 
 SPECULATION_MODES = {

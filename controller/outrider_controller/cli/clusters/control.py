@@ -1,20 +1,29 @@
-"""Calls to the control plane and to routers, with the operator's credential and a time limit."""
+"""Calls to the control plane and to routers, with the operator's credential and a time limit; and connections, with an
+operator's certificate, and to a gateway with TLS, where asked for.
+
+OUTRIDER_TLS_DIR names a directory with tls.crt, tls.key and ca.crt of an operator. OUTRIDER_GATEWAY_CA names a file
+with the authority of the gateway's certificate, or is `system` for those that this machine trusts. Where they are not
+set, the context has them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
+from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.access.roles import Role, bearer
+from outrider.rpc.channel import connect_to, create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc, worker_pb2
 
-from outrider_controller.cli.clusters.channels import cluster_channel
-from outrider_controller.cli.clusters.contexts import operator_token
+from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.clusters.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import output_option
@@ -34,6 +43,26 @@ def control_options(*outputs: str) -> Callable[[F], F]:
         return context_option(control(output_option(*outputs)(command)))
 
     return decorate
+
+
+def _cluster_channel(role: Role, address: str) -> grpc.aio.Channel:
+    """To the control plane or a router. Raises OSError when the files cannot be read."""
+    context = contexts.meant()
+    # A router is of the cluster whose control plane is asked, and has to prove it.
+    named = context.cluster if context is not None and role is Role.ROUTER else contexts.cluster_at(control=address)
+    tls_dir = os.environ.get("OUTRIDER_TLS_DIR") or named.tls_dir
+    return connect_to(role, TlsFiles(Path(tls_dir).expanduser()) if tls_dir else None)(address)
+
+
+def gateway_channel(address: str) -> grpc.aio.Channel:
+    """To public gRPC. Raises OSError when the file cannot be read."""
+    named = contexts.cluster_at(gateway=address)
+    authority = os.environ.get("OUTRIDER_GATEWAY_CA") or named.gateway_ca
+    if not authority:
+        return create_channel(address)
+    trusted = None if authority == "system" else Path(authority).expanduser().read_bytes()
+    credentials = grpc.ssl_channel_credentials(trusted)
+    return create_channel(address, credentials=credentials, server_name=named.server_name)
 
 
 class _OperatorChannel:
@@ -56,9 +85,9 @@ async def operator_channel(role: Role, address: str, where: str = "", token: str
     Raises CommandError, which begins with `where`.
     """
     asked = f"{'control plane' if role is Role.CONTROL else role.value} at {address}"
-    async with cluster_channel(role, address) as channel:
+    async with _cluster_channel(role, address) as channel:
         try:
-            yield _OperatorChannel(channel, token or operator_token(address))
+            yield _OperatorChannel(channel, token or contexts.operator_token(address))
         except grpc.RpcError as error:
             raise CommandError.of(from_rpc_error(error), where or asked) from error
 

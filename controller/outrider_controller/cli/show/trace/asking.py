@@ -12,9 +12,8 @@ from outrider.rpc.v1 import control_pb2, generation_pb2_grpc, trace_pb2_grpc
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import trace_pb2 as trace
 
-from outrider_controller.cli.clusters.channels import gateway_channel
 from outrider_controller.cli.clusters.contexts import api_key
-from outrider_controller.cli.clusters.control import call_control, operator_channel
+from outrider_controller.cli.clusters.control import call_control, gateway_channel, operator_channel
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
 from outrider_controller.cli.show.trace.tokens import TokenBytes
