@@ -211,8 +211,14 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     asking = questions(spread(read_prompts(options.prompts), options.num_prompts), model)
     limits = Limits(options.max_tokens, not options.stop_at_eos)
     failures: dict[str, str] = {}
-    uncached = {"target_args": "--no-prefix-cache", "draft_args": "--no-prefix-cache"}
-    config = StackConfig(target_model=_MODEL, pin=True, borrow_cores=True, realtime=True, **uncached)
+    config = StackConfig(
+        target_model=_MODEL,
+        pin=True,
+        borrow_cores=True,
+        realtime=True,
+        target_args="--no-prefix-cache",
+        draft_args="--no-prefix-cache",
+    )
     async with Stack(config, note) as stack, Gateway(stack.gateway_grpc) as gateway:
         with ExitStack() as exits:
             known = _peers(draft, await _draft_address(stack), options)

@@ -57,7 +57,7 @@ _NO_OPTIONS = {
     *("http_port", "grpc_port", "control_port", "secret_file", "receipt_key_file", "state_dir", "stop_timeout_s"),
 }
 """What the command that starts the stack sets itself."""
-_TYPES: dict[str, click.ParamType] = {
+_TYPES: dict[str, click.ParamType[Any]] = {
     **dict.fromkeys(("targets", "tensor_parallel"), click.IntRange(1, 64)),
     "drafts": click.IntRange(0, 64),
     "routers": click.IntRange(1, 16),
