@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import click
-from outrider.engine.config import DTYPES
+from outrider.engine_config import DTYPES
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.models import DEFAULT_TARGET

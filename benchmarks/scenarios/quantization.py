@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import click
-from outrider.engine.config import QUANTIZATIONS
+from outrider.engine_config import QUANTIZATIONS
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
