@@ -7,11 +7,13 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from outrider.draft.config import parse_arguments
 from outrider.metadata import MetadataStore
 from outrider.metadata.events import EventKind
 from outrider.rpc.v1 import control_pb2, sequence_pb2, tenants_pb2
@@ -228,6 +230,10 @@ def test_the_commands_that_it_runs_are_commands(world: ClusterWorld, tmp_path: P
         assert command is not None
         # Raises for an option that the command has not.
         command.make_context(name, arguments)
+    config = parse_arguments(world.options.worker(release.out)[1:])
+    assert config.candidate and config.model == release.out
+    with_address = replace(world.options, draft_args=("--listen", "127.0.0.1:9003"))
+    assert parse_arguments(with_address.worker(release.out)[1:]).listen == "127.0.0.1:9003"
 
 
 @pytest.mark.parametrize(("within_s", "message"), [(0.2, "took more than"), (60.0, "exit code 3")])

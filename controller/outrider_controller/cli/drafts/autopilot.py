@@ -70,7 +70,8 @@ class AutopilotOptions:
         yield ["rollout", "start", release.name, "--tenant", release.tenant]
 
     def worker(self, draft: str) -> list[str]:
-        return ["draft", "--model", draft, "--candidate", *self.draft_args]
+        listen = [] if "--listen" in self.draft_args else ["--listen", "127.0.0.1:0"]
+        return ["draft", "--model", draft, "--candidate", *listen, *self.draft_args]
 
 
 def run_command(arguments: Sequence[str], within_s: float | None) -> str:
