@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingType
+from vllm.triton_utils import HAS_TRITON
+from vllm.triton_utils.dispatcher import register_kernels
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
@@ -198,6 +201,22 @@ class CoupledRejectionSampler(RejectionSampler):
             at = [starts[row.index] + number for row, number in each]
             settle(logits, at, [row.params for row, _ in each], [row.position + number for row, number in each])
         return logits
+
+
+def mend_kernels() -> None:
+    """Replaces a kernel for CPUs that vLLM 0.32 has wrong: it writes to a copy. In steps with drafts and sampled
+    requests each row then had as its temperature, top_k and top_p what lay in memory.
+    """
+    if current_platform.is_cpu() and not HAS_TRITON:
+        register_kernels({"vllm.v1.sample.rejection_sampler.expand_kernel": _expand})
+
+
+def _expand(
+    output: Tensor, values: Tensor, ends: Tensor, replace_from: float, replace_to: float, most: int | None = None
+) -> None:
+    """`values` [batch] → `output` [tokens], as often as each request has tokens; `ends` [batch] are their sums."""
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    output.copy_(torch.where(values == replace_from, replace_to, values).repeat_interleave(counts))
 
 
 def couple(runner: Any, speculative_config: Any, device: Any) -> None:

@@ -14,7 +14,7 @@ from outrider.vllm import versions
 # Before what another release may not have is imported.
 versions.check()
 
-from outrider.vllm.coupling import couple  # noqa: E402
+from outrider.vllm.coupling import couple, mend_kernels  # noqa: E402
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -42,4 +42,5 @@ class Worker(BaseWorker):
             # Where the model is not compiled, vLLM still has small functions compiled in the step that first needs
             # them: of ranks, of log probabilities. That takes a CPU longer than any step.
             torch.compiler.set_stance("force_eager")
+        mend_kernels()
         couple(self.model_runner, self.vllm_config.speculative_config, self.device)
