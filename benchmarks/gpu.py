@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
 from outrider.engine.models.assembly import assemble
 from outrider.engine.models.decoder import register_attention
@@ -282,7 +283,7 @@ def step_s(engine: Engine, sequences: list[EngineSequence], positions: int, opti
     def step() -> None:
         lengths = [sequence.cached_len for sequence in sequences]
         logits = engine.forward([Row(sequence, drafted, positions) for sequence in sequences])
-        verify(logits, [Candidate(params, mode, length + 1, drafted[1:]) for length in lengths])
+        verify(logits, [Candidate(params, mode, DraftTree(length + 1, tuple(drafted[1:]))) for length in lengths])
         for sequence, length in zip(sequences, lengths, strict=True):
             engine.kv.rewind(sequence, length)
 

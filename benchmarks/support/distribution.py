@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import (
     Candidate,
     DraftDistribution,
@@ -142,11 +143,11 @@ class _Text:
     def round(self) -> Verdict:
         proposals = self._draft() if self.speculate else []
         draft = [p.token_id for p in proposals]
-        q = [p.q for p in proposals if p.q is not None]
-        candidate = Candidate(SAMPLING, self.mode, self.length, draft, q)
+        tree = DraftTree(self.length, tuple(draft), q=tuple(p.q for p in proposals if p.q is not None))
+        candidate = Candidate(SAMPLING, self.mode, tree)
         if self.fault is Fault.Q_TRUNCATED:
             # Set after construction, whose check would refuse it.
-            candidate.q = [_truncated(distribution) for distribution in q]
+            tree.q = tuple(map(_truncated, tree.q))
         [verdict] = verify(self.model.target[[self.last, *draft]], [candidate])
         self.last = verdict.token_ids[-1]
         self.length += len(verdict.token_ids)

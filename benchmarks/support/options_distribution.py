@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, LogitsOptions, LogitsProcessor, Verdict, VerificationMode, propose, verify
 
 from benchmarks.support.distribution import (
@@ -65,8 +66,8 @@ class _Text:
             drafted += propose(logits, [SAMPLING], [self.mode], [position + offset])
             last = drafted[-1].token_id
         draft = [each.token_id for each in drafted]
-        q = [each.q for each in drafted if each.q is not None]
-        candidate = Candidate(SAMPLING, self.mode, position, draft, q, processor=self.processor)
+        q = tuple(each.q for each in drafted if each.q is not None)
+        candidate = Candidate(SAMPLING, self.mode, DraftTree(position, tuple(draft), q=q), self.processor)
         before = ([*_PROMPT, *self.output])[-1]
         [verdict] = verify(self.models.target[[before, *draft]].clone(), [candidate])
         verdict.token_ids = verdict.token_ids[: _TEXT_TOKENS - len(self.output)]

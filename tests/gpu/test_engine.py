@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
 from outrider.engine.models.fused_gpu import GpuLlama
 from outrider.engine.models.loader import load_engine
@@ -125,13 +126,13 @@ def test_a_step_brings_back_one_copy(
     sequences = [engine.kv.open([]) for _ in range(3)]
     engine.forward([Row(s, PROMPT[:20], 1) for s in sequences])
     drafted = [11, 12, 13]
-    q = [DraftDistribution((token,), (1 << 16,)) for token in drafted] if mode is VerificationMode.RATIO else []
+    ratio = mode is VerificationMode.RATIO
+    q = tuple(DraftDistribution((token,), (1 << 16,)) for token in drafted) if ratio else ()
+    draft = DraftTree(21, tuple(drafted), q=q)
 
     def step() -> None:
         logits = engine.forward([Row(s, [9, *drafted], 4) for s in sequences])
-        verify(
-            logits, [Candidate(params, mode, 21, drafted, q, processor=processor, num_top=num_top) for _ in sequences]
-        )
+        verify(logits, [Candidate(params, mode, draft, processor, num_top) for _ in sequences])
         for sequence in sequences:
             engine.kv.rewind(sequence, 20)
 
@@ -151,7 +152,7 @@ def generate(
         guess = list(drafts[at : at + k])
         pending = [*text[sequence.cached_len :], *guess]
         logits = engine.forward([Row(sequence, pending, len(guess) + 1)])
-        [verdict] = verify(logits, [Candidate(params, mode, len(text), guess)])
+        [verdict] = verify(logits, [Candidate(params, mode, DraftTree(len(text), tuple(guess)))])
         text += verdict.token_ids
         engine.kv.rewind(sequence, len(text) - 1)
     engine.kv.close(sequence)

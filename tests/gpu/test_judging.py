@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose, verify
 from outrider.speculation.noise import gumbel
 from outrider.speculation.proposals import quantize
@@ -37,7 +38,8 @@ def test_verdicts_are_those_of_the_cpu(mode: VerificationMode, gpu: torch.device
             chosen = SamplingParams(temperature=0) if mode is VerificationMode.GREEDY else params
             q = [quantize(support(row, chosen)) for row in rows[:count]] if mode is VerificationMode.RATIO else []
             drafted = [d.token_ids[0] for d in q] if q else rows[:count].argmax(-1).tolist()
-            batch.append(Candidate(chosen, mode, rng.randrange(1, 5000), drafted, q))
+            draft = DraftTree(rng.randrange(1, 5000), tuple(drafted), q=tuple(q))
+            batch.append(Candidate(chosen, mode, draft))
             logits.append(rows)
         joined = torch.cat(logits)
         assert verify(joined.to(gpu), batch) == verify(joined, batch)

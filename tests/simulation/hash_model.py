@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
+from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, ModelInfo
 from outrider.engine.attention import KVCache, RowSpan
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
@@ -46,7 +47,7 @@ def text(prompt: Sequence[int], count: int, params: SamplingParams, mode: Verifi
     for _ in range(count):
         best = argmax_id(tokens)
         if mode is not VerificationMode.GREEDY:
-            plain = Candidate(params, VerificationMode.COUPLED, base_len=len(tokens))
+            plain = Candidate(params, VerificationMode.COUPLED, DraftTree(len(tokens)))
             best = verify(LOGITS[best : best + 1], [plain])[0].token_ids[0]
         tokens.append(best)
     return tokens[len(prompt) :]

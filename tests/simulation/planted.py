@@ -70,7 +70,7 @@ def _unverified(shipped: Any) -> Any:
     def verify_by_choice(candidate: Any, logits: Any, argmax_ids: Any) -> Any:
         verdict = shipped(candidate, logits, argmax_ids)
         if candidate.draft and not verdict.num_accepted:
-            verdict.token_ids, verdict.num_accepted, verdict.num_verified = [candidate.draft[0]], 1, 1
+            verdict.token_ids, verdict.num_accepted, verdict.num_verified = [candidate.draft.token_ids[0]], 1, 1
         return verdict
 
     return verify_by_choice
@@ -78,7 +78,8 @@ def _unverified(shipped: Any) -> Any:
 
 def _shifted(shipped: Any) -> Any:
     def candidate(row: Any) -> Any:
-        return replace(shipped(row), base_len=row.sequence.committed_len + bool(row.draft.token_ids))
+        moved = replace(row.draft, base_len=row.sequence.committed_len + bool(row.draft.token_ids))
+        return replace(shipped(row), draft=moved)
 
     return candidate
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.drafting.tree import ROOT
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.changes import Changes
@@ -99,14 +100,15 @@ def _decide(
 
 def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
     """From each row's own token to the verdict."""
-    if not candidate.parents:
+    draft = candidate.draft
+    if not draft.parents:
         return _walk_chain(candidate, own, accepted)
-    verdict, node = Verdict(), -1
+    verdict, node, following = Verdict(), ROOT, draft.children()
     while True:
-        children = candidate.children(node)
+        children = following[node + 1]
         verdict.num_verified += bool(children)
-        match = next((child for child in children if candidate.draft[child] == own[node + 1]), None)
-        verdict.token_ids.append(own[node + 1] if match is None else candidate.draft[match])
+        match = next((child for child in children if draft.token_ids[child] == own[node + 1]), None)
+        verdict.token_ids.append(own[node + 1] if match is None else draft.token_ids[match])
         if match is None:
             return verdict
         verdict.num_accepted += 1
@@ -115,7 +117,7 @@ def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> 
 
 
 def _walk_chain(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
-    draft, ratio = candidate.draft, candidate.mode is VerificationMode.RATIO
+    draft, ratio = candidate.draft.token_ids, candidate.mode is VerificationMode.RATIO
     matches = accepted if ratio else [*map(eq, draft, own), False]
     count = matches.index(False)
     return Verdict([*draft[:count], own[count]], count, min(count + 1, len(draft)), list(range(1, count + 1)))

@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.options.logprobs import TokenLogprobs
-from outrider.options.sampling import DraftDistribution, SamplingParams, VerificationMode
+from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.speculation.logits import LogitsProcessor
 
 
 @dataclass(slots=True)
 class Candidate:
-    """One sequence's drafted tokens, to be verified in one step."""
+    """One sequence's draft, to be verified in one step."""
 
     params: SamplingParams
     mode: VerificationMode
-    base_len: int
-    """Absolute position of the first verified token, counted from the first prompt token."""
-    draft: Sequence[int] = ()
-    q: Sequence[DraftDistribution] = ()
-    """Ratio mode: one per drafted token."""
-    parents: Sequence[int] = ()
-    """Tree: each token's parent as an index into draft, -1 for the root. Empty means a chain."""
+    draft: DraftTree
+    """From the committed length on; without tokens only the next one is chosen. In ratio mode it has its q."""
     processor: LogitsProcessor | None = None
     """Processes the logits before tokens are chosen from them; None for nothing."""
     num_top: int | None = None
@@ -33,43 +29,23 @@ class Candidate:
 
     def __post_init__(self) -> None:
         self.num_rows = len(self.draft) + 1
-        if self.mode is VerificationMode.RATIO:
-            if self.parents:
-                raise InvalidRequest("parents", "trees are verified in greedy and coupled mode only")
-            if len(self.q) != len(self.draft):
-                raise InvalidRequest("q", f"{len(self.q)} distributions for {len(self.draft)} drafted tokens")
-            for index, (token_id, q) in enumerate(zip(self.draft, self.q, strict=True)):
-                if not q.count_of(token_id):
-                    raise InvalidRequest(f"q[{index}]", f"gives no chance to the drafted token {token_id}")
-        if self.parents and len(self.parents) != len(self.draft):
-            raise InvalidRequest("parents", f"{len(self.parents)} parents for {len(self.draft)} drafted tokens")
-        for node, parent in enumerate(self.parents):
-            if not -1 <= parent < node:
-                raise InvalidRequest("parents", f"token {node} has parent {parent}: a parent comes before its child")
+        if self.mode is VerificationMode.RATIO and len(self.draft.q) != len(self.draft):
+            raise InvalidRequest("q", f"{len(self.draft.q)} distributions for {len(self.draft)} drafted tokens")
+
+    @property
+    def positions(self) -> list[int]:
+        """For each row, that of the token which it decides."""
+        return [self.draft.base_len + depth for depth in (0, *self.draft.depths())]
 
     def prefixes(self) -> Sequence[Sequence[int]]:
         """For each row, the drafted tokens before it."""
-        if not self.parents:
-            return [self.draft[:count] for count in range(self.num_rows)]
+        draft = self.draft
+        if not draft.parents:
+            return [draft.token_ids[:count] for count in range(self.num_rows)]
         found: list[list[int]] = [[]]
-        for parent, token_id in zip(self.parents, self.draft, strict=True):
+        for parent, token_id in zip(draft.parents, draft.token_ids, strict=True):
             found.append([*found[parent + 1], token_id])
         return found
-
-    def depths(self) -> Sequence[int]:
-        """For each row, how many drafted tokens it follows."""
-        if not self.parents:
-            return range(self.num_rows)
-        found = [0]
-        for parent in self.parents:
-            found.append(found[parent + 1] + 1)
-        return found
-
-    def children(self, node: int) -> list[int]:
-        """Indices of the tokens drafted after `node`; -1 is the root."""
-        if self.parents:
-            return [child for child, parent in enumerate(self.parents) if parent == node]
-        return [node + 1] if node + 1 < len(self.draft) else []
 
 
 @dataclass(slots=True)

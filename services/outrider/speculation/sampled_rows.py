@@ -141,7 +141,7 @@ class SampledRows:
                 found._add_ratio(candidate, start)
             elif candidate.mode is VerificationMode.COUPLED and not candidate.params.greedy:
                 rows = range(start, start + candidate.num_rows)
-                found.add_coupled(rows, candidate.params, [candidate.base_len + depth for depth in candidate.depths()])
+                found.add_coupled(rows, candidate.params, candidate.positions)
             start += candidate.num_rows
         return found
 
@@ -158,9 +158,9 @@ class SampledRows:
                 sampled.lay_out(columns, width)
 
     def _add_ratio(self, candidate: Candidate, start: int) -> None:
-        seed, ratio = candidate.params.seed, self.ratio
+        seed, draft, ratio = candidate.params.seed, candidate.draft, self.ratio
         ratio.add(range(start, start + candidate.num_rows), candidate.params)
-        for position, (token_id, q) in enumerate(zip(candidate.draft, candidate.q, strict=True), candidate.base_len):
+        for position, (token_id, q) in enumerate(zip(draft.token_ids, draft.q, strict=True), draft.base_len):
             ratio.drafted.append(token_id)
             ratio.bound.append(uniform(seed, position, Purpose.ACCEPT) * q.count_of(token_id) / Q_TOTAL)
             ratio.draw.append(uniform(seed, position, Purpose.RECOVER))
@@ -168,7 +168,7 @@ class SampledRows:
             ratio.q_counts.append(q.counts)
         ratio.drafted.append(0)
         ratio.bound.append(np.inf)
-        ratio.draw.append(uniform(seed, candidate.base_len + len(candidate.draft), Purpose.BONUS))
+        ratio.draw.append(uniform(seed, draft.base_len + len(draft), Purpose.BONUS))
         ratio.q_ids.append(())
         ratio.q_counts.append(())
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.drafting.tree import ROOT
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.speculation.batched import verify_batched
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
@@ -77,14 +78,15 @@ def _verify_processed(logits: Tensor, candidates: Sequence[Candidate]) -> list[V
 
 def _verify_by_choice(candidate: Candidate, logits: Tensor, argmax_ids: Sequence[int]) -> Verdict:
     """Greedy and coupled: the target's choice at each node is fixed; a draft is accepted when it is that choice."""
-    verdict = Verdict()
-    node = -1
+    verdict, draft = Verdict(), candidate.draft
+    following = draft.children()
+    node = ROOT
     while True:
-        position = candidate.base_len + verdict.num_accepted
+        position = draft.base_len + verdict.num_accepted
         choice = _choose(candidate, logits[node + 1], argmax_ids[node + 1], position)
         verdict.token_ids.append(choice)
-        children = candidate.children(node)
-        match = next((child for child in children if candidate.draft[child] == choice), None)
+        children = following[node + 1]
+        match = next((child for child in children if draft.token_ids[child] == choice), None)
         verdict.num_verified += bool(children)
         if match is None:
             return verdict
@@ -104,12 +106,12 @@ def _choose(candidate: Candidate, logits: Tensor, argmax_id: int, position: int)
 def _verify_ratio(candidate: Candidate, logits: Tensor, argmax_ids: Sequence[int]) -> Verdict:
     """Accept x with probability min(1, p(x) / q(x)); else sample max(p - q, 0), normalised (Leviathan et al., 1)."""
     verdict = Verdict()
-    seed = candidate.params.seed
-    for index, token_id in enumerate(candidate.draft):
-        position = candidate.base_len + index
+    seed, draft = candidate.params.seed, candidate.draft
+    for index, token_id in enumerate(draft.token_ids):
+        position = draft.base_len + index
         p = _distribution(candidate, logits[index], argmax_ids[index])
         verdict.num_verified += 1
-        q = candidate.q[index]
+        q = draft.q[index]
         # Strict: p(x) = 0 must never be accepted, not even at u = 0.
         u = uniform(seed, position, Purpose.ACCEPT)
         if not u * q.count_of(token_id) / Q_TOTAL < p.prob_of(token_id):
@@ -119,7 +121,7 @@ def _verify_ratio(candidate: Candidate, logits: Tensor, argmax_ids: Sequence[int
         verdict.num_accepted += 1
         verdict.path.append(index + 1)
     bonus = _distribution(candidate, logits[-1], argmax_ids[-1])
-    position = candidate.base_len + len(candidate.draft)
+    position = draft.base_len + len(draft)
     verdict.token_ids.append(bonus.draw(uniform(seed, position, Purpose.BONUS)))
     return verdict
 

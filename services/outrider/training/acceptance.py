@@ -15,6 +15,7 @@ import torch
 from outrider.drafters import ModelConfig, load_drafter
 from outrider.drafting.heads import DraftHead
 from outrider.drafting.heads.check import guess_logits
+from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.run.taps import HEAD_INPUT
 from outrider.local import Pair
@@ -83,7 +84,7 @@ def _verdicts(
     while position < len(text):
         [proposal] = propose(guesses[position - 2, None], [params], [mode], [position], token_map=head.token_map)
         first = position - len(prompt)
-        candidate = Candidate(params, mode, position, [proposal.token_id])
+        candidate = Candidate(params, mode, DraftTree(position, (proposal.token_id,)))
         [verdict] = verify(logits[first : first + 2], [candidate])
         yield verdict.num_accepted > 0
         position += 1 + verdict.num_accepted

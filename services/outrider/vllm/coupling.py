@@ -23,6 +23,7 @@ from vllm.triton_utils.dispatcher import register_kernels
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, NotFinite, SamplingParams, VerificationMode, verify
 
 EXTRA = "outrider"
@@ -133,9 +134,8 @@ def extra_args(params: Any) -> Mapping[str, Any]:
 def settle(logits: Tensor, at: Sequence[int], params: Sequence[SamplingParams], positions: Sequence[int]) -> None:
     """Makes the rows `at` of `logits` one-hot at their chosen tokens."""
     rows = torch.tensor(at, device=logits.device)
-    coupled = VerificationMode.COUPLED
     candidates = [
-        Candidate(params=one, mode=coupled, base_len=position, draft=[])
+        Candidate(one, VerificationMode.COUPLED, DraftTree(position))
         for one, position in zip(params, positions, strict=True)
     ]
     try:

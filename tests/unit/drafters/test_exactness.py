@@ -33,8 +33,8 @@ def p_value(kind: type[DraftChain]) -> float:
     for settings, proposal in zip(params, proposals, strict=True):
         chain = kind(DraftTree(7), wanted=1, min_confidence=0.3)
         chain.add(proposal)
-        candidates.append(Candidate(settings, mode, 7, chain.token_ids, chain.q))
-    rows = sum(len(candidate.draft) + 1 for candidate in candidates)
+        candidates.append(Candidate(settings, mode, DraftTree(7, tuple(chain.token_ids), q=tuple(chain.q))))
+    rows = sum(candidate.num_rows for candidate in candidates)
     seen = Counter(verdict.token_ids[0] for verdict in verify(TARGET_LOGITS.expand(rows, -1), candidates))
     expected = torch.softmax(TARGET_LOGITS.double(), 0)
     return float(chisquare([seen[i] for i in range(5)], expected * DRAWS).pvalue)

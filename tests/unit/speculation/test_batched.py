@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider.drafting.tree import DraftTree
 from outrider.speculation import (
     Candidate,
     DraftDistribution,
@@ -59,11 +60,11 @@ def candidates(draw: st.DrawFn, seed: int) -> Candidate:
     if mode is VerificationMode.RATIO:
         q = [quantize(support(row, params)) for row in logits_of(count, seed + 1)]
         drafted = [draw(st.sampled_from(distribution.token_ids)) for distribution in q]
-        return Candidate(params, mode, base_len, drafted, q)
+        return Candidate(params, mode, DraftTree(base_len, tuple(drafted), q=tuple(q)))
     # Few tokens, so that some are what the target says.
     drafted = [int(row.argmax()) if draw(st.booleans()) else draw(st.integers(0, 9)) for row in logits_of(count, seed)]
-    parents = [draw(st.integers(-1, node - 1)) for node in range(count)] if draw(st.booleans()) else []
-    return Candidate(params, mode, base_len, drafted, parents=parents)
+    parents = tuple(draw(st.integers(-1, node - 1)) for node in range(count)) if draw(st.booleans()) else ()
+    return Candidate(params, mode, DraftTree(base_len, tuple(drafted), parents))
 
 
 @settings(max_examples=200)
@@ -117,7 +118,7 @@ def test_a_wide_vocabulary_is_judged_as_row_by_row(
     logits = torch.randn(len(params), WIDE, generator=torch.Generator().manual_seed(seed)) * (seed % 4)
     if ties:
         logits = logits.bfloat16().float()
-    batch = [Candidate(each, mode, 7 + seed) for each in params]
+    batch = [Candidate(each, mode, DraftTree(7 + seed)) for each in params]
     assert verify_batched(logits, batch) == verify(logits, batch)
 
 
@@ -131,7 +132,8 @@ def test_a_usual_row_is_certain_without_the_whole_vocabulary(
     monkeypatch.setattr(batched, "choose_exactly", None)
     # As peaked as a model's: half of the mass on some thirty tokens.
     logits = torch.randn(20, WIDE, generator=torch.Generator().manual_seed(1)) * 3
-    batch = [Candidate(SamplingParams(seed=5, **changes), mode, position) for position in range(20)]  # type: ignore[arg-type]
+    params = SamplingParams(seed=5, **changes)  # type: ignore[arg-type]
+    batch = [Candidate(params, mode, DraftTree(position)) for position in range(20)]
     assert verify_batched(logits, batch) == verify(logits, batch)
 
 
@@ -159,7 +161,7 @@ def test_a_point_mass_is_judged_by_ratio_too() -> None:
     best = int(logits[0].argmax())
     for drafted in (best, best + 1):
         q = DraftDistribution((drafted,), (1 << 16,))
-        candidate = Candidate(GREEDY, VerificationMode.RATIO, 9, [drafted], [q])
+        candidate = Candidate(GREEDY, VerificationMode.RATIO, DraftTree(9, (drafted,), q=(q,)))
         assert verify_batched(logits, [candidate]) == verify(logits, [candidate])
 
 
@@ -169,7 +171,7 @@ def test_logits_that_are_no_numbers_are_refused(verifying: object, poison: float
     logits = logits_of(2, 1)
     logits[1, 5] = poison
     with pytest.raises(NotFinite):
-        verifying(logits, [Candidate(GREEDY, VerificationMode.GREEDY, 4, [7])])  # type: ignore[operator]
+        verifying(logits, [Candidate(GREEDY, VerificationMode.GREEDY, DraftTree(4, (7,)))])  # type: ignore[operator]
 
 
 def test_a_token_without_weight_is_never_drawn() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.speculation import (
     Candidate,
@@ -50,7 +51,7 @@ def applied(processor: LogitsProcessor, row: Tensor, prefix: Sequence[int] = ())
     """The row after `prefix`, with those before it in the same step."""
     rows = row.repeat(len(prefix) + 1, 1)
     params = SamplingParams(temperature=0)
-    process(rows, [Candidate(params, VerificationMode.GREEDY, 3, prefix, processor=processor)])
+    process(rows, [Candidate(params, VerificationMode.GREEDY, DraftTree(3, tuple(prefix)), processor)])
     return rows[-1]
 
 
@@ -65,7 +66,7 @@ def decode(options: LogitsOptions, mode: VerificationMode, params: SamplingParam
         draft = list(drafts(output)) if callable(drafts) else []
         text = [*PROMPT, *output]
         rows = torch.stack([model([*text, *draft[:i]]) for i in range(len(draft) + 1)])
-        [verdict] = verify(rows, [Candidate(params, mode, len(text), draft, processor=processor)])
+        [verdict] = verify(rows, [Candidate(params, mode, DraftTree(len(text), tuple(draft)), processor)])
         processor.advance(verdict.token_ids)
         output += verdict.token_ids
     return output[:24]
@@ -101,11 +102,11 @@ def test_a_drafted_prefix_counts_as_if_it_were_committed(options: LogitsOptions,
 
 @pytest.mark.parametrize("options", ASKED)
 def test_in_a_tree_each_row_follows_its_own_path(options: LogitsOptions) -> None:
-    parents, draft = [-1, 0, -1, 2], [6, 7, 9, 6]
+    draft = DraftTree(3, (6, 7, 9, 6), parents=(-1, 0, -1, 2))
     paths = [[], [6], [6, 7], [9], [9, 6]]
     processor = LogitsProcessor(options, PROMPT, [6])
     params, row = SamplingParams(temperature=0), model([1])
-    candidate = Candidate(params, VerificationMode.GREEDY, 3, draft, parents=parents, processor=processor)
+    candidate = Candidate(params, VerificationMode.GREEDY, draft, processor)
     assert candidate.prefixes() == paths
     rows = row.repeat(5, 1)
     process(rows, [candidate])
@@ -161,12 +162,12 @@ def test_where_a_grammar_refuses_a_row_the_candidate_ends_before_it_and_the_othe
             return len(token_ids)
 
     rows = torch.stack([model([token_id]) for token_id in (1, 2, 3)])
-    draft = rows.argmax(-1).tolist()[:2]
+    draft = DraftTree(3, tuple(rows.argmax(-1).tolist()[:2]))
     params = SamplingParams(temperature=0)
     for at in range(3):
         processor = LogitsProcessor(LogitsOptions(), PROMPT, grammar=Refusing())
-        refused = Candidate(params, VerificationMode.GREEDY, 3, draft, processor=processor)
-        beside = Candidate(params, VerificationMode.GREEDY, 3, draft)
+        refused = Candidate(params, VerificationMode.GREEDY, draft, processor)
+        beside = Candidate(params, VerificationMode.GREEDY, draft)
         ended, whole = verify(torch.cat([rows, rows]), [refused, beside])
         assert (whole.num_accepted, len(whole.token_ids), whole.error) == (2, 3, None)
         assert ended.token_ids == whole.token_ids[:at]
@@ -225,7 +226,7 @@ def test_many_sequences_in_a_step_are_each_verified_as_alone_and_as_on_a_gpu(dat
         options, grammar = data.draw(st.sampled_from([None, *ASKED])), data.draw(st.sampled_from([None, Odd()]))
         processor = None if options is None else LogitsProcessor(options, PROMPT, output, (STOP,), grammar)
         num_top = data.draw(st.sampled_from([None, 0, 3]))
-        candidates.append(Candidate(params, mode, 9, draft, processor=processor, num_top=num_top))
+        candidates.append(Candidate(params, mode, DraftTree(9, tuple(draft)), processor, num_top))
         logits.append(torch.randn(len(draft) + 1, VOCAB, generator=rng) * 3)
     alone = [verify(rows.clone(), [each])[0] for rows, each in zip(logits, candidates, strict=True)]
     for verifying in (verify, verify_batched):
@@ -246,9 +247,10 @@ class NoWaiting(TorchDispatchMode):
 def test_nothing_waits_for_a_gpu_between_what_goes_in_and_what_comes_out(
     mode: VerificationMode, params: SamplingParams
 ) -> None:
-    q = [DraftDistribution((6,), (1 << 16,))] if mode is VerificationMode.RATIO else []
+    q = (DraftDistribution((6,), (1 << 16,)),) if mode is VerificationMode.RATIO else ()
+    draft = DraftTree(9, (6,), q=q)
     batch = [
-        Candidate(params, mode, 9, [6], q, processor=LogitsProcessor(options, PROMPT, [6], (STOP,), Odd()), num_top=2)
+        Candidate(params, mode, draft, LogitsProcessor(options, PROMPT, [6], (STOP,), Odd()), num_top=2)
         for options in ASKED
     ]
     logits = torch.stack([model([token_id]) for token_id in range(2 * len(batch))])

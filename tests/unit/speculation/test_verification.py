@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.speculation import (
     Candidate,
@@ -42,7 +43,7 @@ def decode(
     while len(text) < len(prompt) + count:
         draft = list(drafts(text)) if callable(drafts) else []
         rows = torch.stack([model(text + draft[:i]) for i in range(len(draft) + 1)])
-        [verdict] = verify(rows, [Candidate(params, mode, len(text), draft)])
+        [verdict] = verify(rows, [Candidate(params, mode, DraftTree(len(text), tuple(draft)))])
         text += verdict.token_ids
     return text[len(prompt) :][:count]
 
@@ -66,7 +67,7 @@ def test_no_draft_changes_the_text(mode: VerificationMode, params: SamplingParam
 def test_a_right_draft_is_accepted_whole_and_followed_by_a_bonus() -> None:
     plain = decode([1], 5, VerificationMode.GREEDY, GREEDY)
     rows = torch.stack([model([1, *plain[:i]]) for i in range(5)])
-    [verdict] = verify(rows, [Candidate(GREEDY, VerificationMode.GREEDY, 1, plain[:4])])
+    [verdict] = verify(rows, [Candidate(GREEDY, VerificationMode.GREEDY, DraftTree(1, tuple(plain[:4])))])
     assert (verdict.token_ids, verdict.num_accepted, verdict.num_verified, verdict.path) == (plain, 4, 4, [1, 2, 3, 4])
 
 
@@ -74,7 +75,7 @@ def test_positions_after_a_rejection_are_not_verified() -> None:
     plain = decode([1], 5, VerificationMode.GREEDY, GREEDY)
     draft = [plain[0], (plain[1] + 1) % VOCAB, plain[2], plain[3]]
     rows = torch.stack([model([1, *draft[:i]]) for i in range(5)])
-    [verdict] = verify(rows, [Candidate(GREEDY, VerificationMode.GREEDY, 1, draft)])
+    [verdict] = verify(rows, [Candidate(GREEDY, VerificationMode.GREEDY, DraftTree(1, tuple(draft)))])
     assert (verdict.token_ids, verdict.num_accepted, verdict.num_verified) == (plain[:2], 1, 2)
 
 
@@ -83,22 +84,22 @@ def test_a_tree_is_walked_along_the_target_s_own_choices(mode: VerificationMode,
     plain = decode([1], 4, mode, params)
     wrong = [(t + 1) % VOCAB for t in plain]
     #  root ─ wrong0, plain0 ─ wrong1, plain1 ─ plain2
-    draft = [wrong[0], plain[0], wrong[1], plain[1], plain[2]]
-    parents = [-1, -1, 1, 1, 3]
+    draft = (wrong[0], plain[0], wrong[1], plain[1], plain[2])
+    parents = (-1, -1, 1, 1, 3)
     paths = {-1: [], **{i: [] for i in range(5)}}
     for node, parent in enumerate(parents):
         paths[node] = [*paths[parent], draft[node]]
     rows = torch.stack([model([1, *paths[node]]) for node in range(-1, 5)])
-    [verdict] = verify(rows, [Candidate(params, mode, 1, draft, parents=parents)])
+    [verdict] = verify(rows, [Candidate(params, mode, DraftTree(1, draft, parents))])
     assert (verdict.token_ids, verdict.num_accepted, verdict.path) == (plain, 3, [2, 4, 5])
 
 
 def test_the_batch_a_candidate_is_in_does_not_matter() -> None:
     candidates, rows = [], []
     for start in range(6):
-        draft = [start, 3, 5][: start % 4]
+        draft = (start, 3, 5)[: start % 4]
         mode, params = FREE_MODES[start % 2]
-        candidates.append(Candidate(params, mode, start + 1, draft))
+        candidates.append(Candidate(params, mode, DraftTree(start + 1, draft)))
         rows.append(torch.stack([model([start, *draft[:i]]) for i in range(len(draft) + 1)]))
     together = verify(torch.cat(rows), candidates)
     alone = [verify(row, [candidate])[0] for row, candidate in zip(rows, candidates, strict=True)]
@@ -111,7 +112,7 @@ def test_the_draft_meets_the_target_s_noise_even_with_a_reduced_vocabulary() -> 
     agreed = 0
     for position, row in enumerate(logits):
         [guess] = propose(row[token_map][None], [SAMPLED], [VerificationMode.COUPLED], [position], token_map)
-        [verdict] = verify(row[None], [Candidate(SAMPLED, VerificationMode.COUPLED, position)])
+        [verdict] = verify(row[None], [Candidate(SAMPLED, VerificationMode.COUPLED, DraftTree(position))])
         assert guess.token_id % 2 == 0
         agreed += guess.token_id == verdict.token_ids[0]
     # Half the tokens are out of the draft's reach; shared noise makes it right on most of the others.
@@ -125,8 +126,8 @@ def test_ratio_mode_accepts_everything_when_the_draft_is_the_target() -> None:
     for position in range(200):
         [guess] = propose(logits, [params], [VerificationMode.RATIO], [position])
         assert guess.q is not None
-        candidate = Candidate(params, VerificationMode.RATIO, position, [guess.token_id], [guess.q])
-        verdicts += verify(logits.repeat(2, 1), [candidate])
+        draft = DraftTree(position, (guess.token_id,), q=(guess.q,))
+        verdicts += verify(logits.repeat(2, 1), [Candidate(params, VerificationMode.RATIO, draft)])
     assert sum(v.num_accepted for v in verdicts) >= 199  # but for q's sixteen bits
 
 
@@ -135,7 +136,7 @@ def test_a_token_the_target_cannot_say_is_never_accepted() -> None:
     logits[:, 3] = 0.0
     q = DraftDistribution((7,), (65536,))
     for seed in range(50):
-        candidate = Candidate(SamplingParams(seed=seed), VerificationMode.RATIO, 0, [7], [q])
+        candidate = Candidate(SamplingParams(seed=seed), VerificationMode.RATIO, DraftTree(0, (7,), q=(q,)))
         assert verify(logits, [candidate])[0].token_ids == [3]
 
 
@@ -173,20 +174,14 @@ def test_a_malformed_draft_distribution_is_refused(ids: tuple[int, ...], counts:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"q": []},
-        {"q": [DraftDistribution((4,), (65536,))]},
-        {"q": [DraftDistribution((3,), (65536,))], "parents": [-1]},
+        {"q": ()},
+        {"q": (DraftDistribution((4,), (65536,)),)},
+        {"q": (DraftDistribution((3,), (65536,)),), "parents": (-1,)},
     ],
 )
 def test_a_ratio_candidate_without_its_own_q_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
-        Candidate(SAMPLED, VerificationMode.RATIO, 0, [3], **changes)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("parents", [[0], [-2], [-1, 1]])
-def test_a_tree_whose_parents_come_after_their_children_is_refused(parents: list[int]) -> None:
-    with pytest.raises(InvalidRequest, match="parents"):
-        Candidate(GREEDY, VerificationMode.GREEDY, 0, [3] * len(parents), parents=parents)
+        Candidate(SAMPLED, VerificationMode.RATIO, DraftTree(0, (3,), **changes))  # type: ignore[arg-type]
 
 
 @settings(max_examples=60)

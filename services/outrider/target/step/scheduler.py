@@ -21,8 +21,6 @@ _MAX_PROMPT_LOGPROBS = 256
 """Most tokens of prompts in one step whose log probabilities are asked for: all their logits, [tokens, vocab], are held
 at once."""
 
-_NO_DRAFT = DraftTree(0)
-
 
 @dataclass(frozen=True, slots=True)
 class Batching:
@@ -66,7 +64,7 @@ class PlannedRow:
 
     def drop_draft(self) -> None:
         """Runs the committed tokens alone."""
-        self.draft = _NO_DRAFT
+        self.draft = DraftTree(self.sequence.committed_len)
 
     @property
     def decodes(self) -> bool:

@@ -106,14 +106,11 @@ def _engine_row(row: PlannedRow) -> Row:
 
 
 def _candidate(row: PlannedRow) -> Candidate:
-    sequence, draft = row.sequence, row.draft
+    sequence = row.sequence
     return Candidate(
         params=sequence.opening.params,
         mode=sequence.mode,
-        base_len=sequence.committed_len,
-        draft=draft.token_ids,
-        q=draft.q,
-        parents=draft.parents,
+        draft=row.draft,
         processor=sequence.processor,
         num_top=sequence.opening.num_top,
     )
