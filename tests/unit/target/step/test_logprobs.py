@@ -90,7 +90,12 @@ def test_the_prompt_s_come_once_also_after_a_preemption_and_from_a_warm_cache(ti
     for number in range(len(PROMPTS)):
         commits = warm.answers[key(number)].commits
         parts = [list(commit.prompt_logprobs) for commit in commits if commit.prompt_logprobs]
-        assert parts == [logprobs_of(plain, number)[0]] * 2 or len(PROMPTS[number]) == 1
+        wanted = logprobs_of(plain, number)[0]
+        assert len(parts) == (2 if wanted else 0)
+        for part in parts:
+            # A prompt is read in other chunks here, and torch's products of other sizes round otherwise on some CPUs.
+            assert [each.logprob for each in part] == pytest.approx([each.logprob for each in wanted], abs=1e-4)
+            assert [len(each.top_token_ids) for each in part] == [TOP] * len(wanted)
 
 
 def test_a_sequence_taken_over_says_nothing_of_the_prompt_again(tiny: Path) -> None:
