@@ -128,17 +128,19 @@ class Decision:
     shadow_shares: tuple[tuple[str, float], ...] = ()
     """Share of requests that each candidate follows as a shadow."""
 
-    def draft_for(self, request_id: str) -> str | None:
-        """The draft version of one request, or None for plain decoding. The same on every router."""
-        return _drawn(request_id, b"", self.draft_shares)
+    def draft_for(self, request_id: str, *, always: bool = False) -> str | None:
+        """The draft version of one request, or None for plain decoding. The same on every router. `always`: the request
+        drafts in any case, so candidates have their share of such requests too.
+        """
+        return _drawn(request_id, b"", self.draft_shares, sum(share for _, share in self.draft_shares) if always else 1)
 
     def shadow_for(self, request_id: str) -> str | None:
         """The candidate that follows one request, whatever drafts for it."""
         return _drawn(request_id, b"shadow", self.shadow_shares)
 
 
-def _drawn(request_id: str, purpose: bytes, shares: tuple[tuple[str, float], ...]) -> str | None:
-    point = int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8, person=purpose).digest()) / 2**64
+def _drawn(request_id: str, purpose: bytes, shares: tuple[tuple[str, float], ...], whole: float = 1) -> str | None:
+    point = whole * int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8, person=purpose).digest()) / 2**64
     for draft, share in shares:
         if point < share:
             return draft

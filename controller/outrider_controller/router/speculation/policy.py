@@ -108,7 +108,7 @@ class Policy:
             weight=policy.weight,
             saving=max(decision.saving, 0.0),
             min_acceptance=policy.min_acceptance,
-            draft=decision.draft_for(request.request_id),
+            draft=decision.draft_for(request.request_id, always=always),
         )
         if off or not (always or allowed.draft is not None or _undecided(decision)):
             return replace(allowed, max_draft_tokens=0)

@@ -182,6 +182,14 @@ def test_a_request_gets_the_same_draft_on_every_router() -> None:
     assert [decision.draft_for(f"{n}") for n in range(50)] == [decision.draft_for(f"{n}") for n in range(50)]
 
 
+def test_who_always_drafts_has_each_draft_as_often_as_those_who_draft_by_plan() -> None:
+    decision = Decision(Mode.TRY, Reason.COSTS, draft_shares=(("a@1", 0.06), ("b@1", 0.02)))
+    drawn = Counter(decision.draft_for(f"request {n}", always=True) for n in range(20_000))
+    assert drawn["b@1"] / 20_000 == pytest.approx(0.25, abs=0.015)
+    assert drawn["a@1"] + drawn["b@1"] == 20_000
+    assert Decision(Mode.OFF, Reason.LOAD).draft_for("any", always=True) is None
+
+
 def test_the_version_in_use_is_kept_until_another_is_clearly_better() -> None:
     estimator = learned({"a@1": 0.5, "b@1": 0.52})
     first = plan(estimator, {}, {"target": TargetState(frozenset({"a@1"}))}, Plan(), 0.0)
