@@ -71,14 +71,18 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         super()._assign_work_unit(node)
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """xdist would give the test that ended its worker to the next worker, and to the one after that."""
-        for unit in self.assigned_work[node].values():
-            for nodeid, done in unit.items():
-                if not done:
-                    unit[nodeid] = True
-                    super().remove_node(node)
-                    return str(nodeid)
-        return super().remove_node(node)  # type: ignore[no-any-return]
+        """xdist would give the test that ended its worker to the next worker, and to the one after that. It would also
+        queue again what the worker had done: who is given such a unit has nothing to run, and waits for ever.
+        """
+        work = self.assigned_work[node]
+        crashed = next((test for unit in work.values() for test, done in unit.items() if not done), None)
+        for scope, unit in list(work.items()):
+            if crashed in unit:
+                unit[crashed] = True
+            if all(unit.values()):
+                del work[scope]
+        super().remove_node(node)
+        return crashed
 
 
 @pytest.hookimpl(optionalhook=True)

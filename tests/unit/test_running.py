@@ -70,12 +70,31 @@ class Worker:
     def shutdown(self) -> None: ...
 
 
-def test_unit_tests_run_beside_those_of_other_tiers() -> None:
+def scheduled(tests: list[str]) -> tuple[Scheduling, tuple[Worker, Worker]]:
     config = SimpleNamespace(getvalue=lambda name: ["2*popen"], option=SimpleNamespace(loadscopereorder=False))
     scheduling, workers = Scheduling(config), (Worker(), Worker())
-    tests = [f"tests/{place}.py::test" for place in ("e2e/a", "integration/b", "unit/c", "unit/d")]
     for worker in workers:
         scheduling.add_node(worker)
         scheduling.add_node_collection(worker, tests)
     scheduling.schedule()
+    return scheduling, workers
+
+
+def test_what_a_lost_worker_had_done_is_not_queued_again() -> None:
+    tests = [f"tests/unit/{file}.py::test_{n}" for file in "abcdef" for n in range(3)]
+    scheduling, workers = scheduled(tests)
+    lost = workers[0]
+    done = lost.given[:3]
+    for index in done:
+        scheduling.mark_test_complete(lost, index)
+    crashed, following = (tests[index] for index in lost.given[3:5])
+    assert scheduling.remove_node(lost) == crashed
+    queued = {test: done for unit in scheduling.workqueue.values() for test, done in unit.items()}
+    assert queued[crashed] and not queued[following]
+    assert not queued.keys() & {tests[index] for index in done}
+
+
+def test_unit_tests_run_beside_those_of_other_tiers() -> None:
+    tests = [f"tests/{place}.py::test" for place in ("e2e/a", "integration/b", "unit/c", "unit/d")]
+    _, workers = scheduled(tests)
     assert [worker.given for worker in workers] == [[0, 1], [2, 3]]
