@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from outrider.user_cache import cache_directory
@@ -13,6 +15,10 @@ from outrider_controller.cli.up.models import DEFAULT_TARGET
 from benchmarks.report import finish, show, table
 from benchmarks.support.asking import count_option, max_tokens_option
 from benchmarks.support.prompts import prompts_option, read_prompts, spread
+
+if TYPE_CHECKING:
+    from outrider.comparison.loaded import Loaded
+    from outrider.local import Answered
 
 _BAR = 1.5
 _EDIT = "Add type hints and a short comment to this function, and give all of it back:\n\n```python\n{}\n```"
@@ -66,13 +72,8 @@ def repeats(
     seconds, answers, equal = {}, {}, True
     for arm, name in arms.items():
         note(f"suffixes {arm}: every prompt, twice")
-        pair, first = loaded.answer(loaded.engine, tuple(name.split("+")), 1, clock)
-        started_s = clock()
-        again = pair.answer([text.prompt for text in loaded.texts], max_tokens, speculate=True)
-        seconds[arm] = clock() - started_s
-        answers[arm] = again
-        equal &= [each.token_ids for each in again] == [text.answer for text in loaded.texts]
-        equal &= [each.token_ids for each in first] == [text.answer for text in loaded.texts]
+        answers[arm], seconds[arm], same = _twice(loaded, tuple(name.split("+")), max_tokens, clock)
+        equal &= same
     tokens, ratio = sum(len(text.answer) for text in loaded.texts), seconds["off"] / seconds["on"]
     shares = {arm: Shares.of(answers[arm], each, seconds["off"]) for arm, each in seconds.items()}
     rows = [
@@ -98,3 +99,14 @@ def repeats(
         },
         json_file,
     )
+
+
+def _twice(
+    loaded: Loaded, sources: tuple[str, ...], max_tokens: int, clock: Callable[[], float]
+) -> tuple[list[Answered], float, bool]:
+    """Answers all prompts, and then again → the second answers, their seconds, and whether all are the known texts."""
+    pair, first = loaded.answer(loaded.engine, sources, 1, clock)
+    started_s = clock()
+    again = pair.answer([text.prompt for text in loaded.texts], max_tokens, speculate=True)
+    seconds, known = clock() - started_s, [text.answer for text in loaded.texts]
+    return again, seconds, all([each.token_ids for each in answers] == known for answers in (first, again))
