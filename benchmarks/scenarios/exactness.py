@@ -71,7 +71,7 @@ def exactness(
     difference is shown with the logits of the two tokens at the place where the texts part.
     """
     prompts = spread(read_prompts(prompts_file), num_prompts)
-    kernels = "" if native_variant == "auto" else f"--native-variant {native_variant} --require-native"
+    kernels = "" if native_variant == "auto" else f"--native-variant {native_variant} --execution native"
     config = StackConfig(pin=True, target_args=kernels, draft_args=kernels)
     return run_async(_exactness(config, prompts, max_tokens, concurrency, json_file))
 

@@ -240,7 +240,8 @@ def _local_ray(config: RayConfig, num_actors: int) -> Iterator[None]:
             # The number of processes that may start at once, so that restarts do not wait for one another.
             num_cpus=num_actors,
             num_gpus=0,
-            object_store_memory=config.object_store_bytes,
+            # The actors do not use it.
+            object_store_memory=80 << 20,
             include_dashboard=False,
             _node_ip_address="127.0.0.1",
             # Ray makes this directory writable for everyone, so it is inside a private one.

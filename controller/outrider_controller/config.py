@@ -27,8 +27,6 @@ class RayConfig:
 
     address: str = ""
     """HOST:PORT of a Ray cluster to join; this machine has to be one of its nodes. Empty: start a local Ray."""
-    object_store_bytes: int = 80 << 20
-    """Bytes of Ray's object store, which the actors do not use."""
     temp_dir: str = ""
     """Directory in which Ray keeps its sockets and logs while it runs. Empty: one of this user under /tmp."""
     start_timeout_s: float = 60.0

@@ -209,7 +209,7 @@ def serve(images: dict[str, Image], work: Path) -> None:
     }
     ops = {name: f"127.0.0.1:{next(free)}" for name in ("target", "draft", "router", "control", "gateway")}
     metadata = ["--metadata", f"redis://{ports['redis']}"]
-    worker = ["--model", "/models/tiny", "--require-native", "--threads", "1"]
+    worker = ["--model", "/models/tiny", "--execution", "native", "--threads", "1"]
     flags = {
         "target": [*worker, "--listen", ports["target"], "--ops-listen", ops["target"]],
         "draft": [*worker, "--listen", ports["draft"], "--ops-listen", ops["draft"]],

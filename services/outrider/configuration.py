@@ -62,6 +62,10 @@ class Nested:
     without: tuple[str, ...] = ()
 
 
+NO_OPTION = object()
+"""In the Annotated type of a field that only code sets."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigOption:
     name: str
@@ -164,9 +168,9 @@ def _flattened(cls: Any) -> tuple[ConfigOption, ...]:
 def _settings(cls: Any, nested: Nested, instance: Any, path: tuple[str, ...]) -> Iterator[ConfigOption]:
     hints = get_type_hints(cls, include_extras=True)
     for member in dataclasses.fields(cls):
-        if member.name in nested.without:
-            continue
         kind, marks = _unpacked(hints[member.name])
+        if member.name in nested.without or NO_OPTION in marks:
+            continue
         default = getattr(instance, member.name) if instance is not None else _default(member)
         option = next((mark for mark in marks if isinstance(mark, Option)), None)
         if dataclasses.is_dataclass(kind) and option is None:

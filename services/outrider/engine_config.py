@@ -37,8 +37,6 @@ class EngineConfig:
     """How a step runs. native: Outrider's CPU kernels, for bfloat16 models of the Llama family, with weights in int8,
     int4 or bfloat16. fused: few, large torch operations, for Llama models, on CPUs for the whole family. transformers:
     any decoder. auto: the first of these that can run the model."""
-    require_native: bool = False
-    """Refuse a model that the native CPU kernels cannot run. The same as `execution: native`."""
     native_variant: str = "auto"
     """Instructions for which the native CPU kernels are compiled: amx, avx512-bf16, avx512, avx2, portable. auto: the
     fastest that the CPU has."""
@@ -66,10 +64,6 @@ class EngineConfig:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.execution not in EXECUTIONS:
             raise ValueError(f"execution: {self.execution!r} is not one of {', '.join(EXECUTIONS)}")
-        if self.require_native and self.execution not in ("auto", "native"):
-            raise ValueError(f"require_native: execution is {self.execution}")
-        if self.require_native:
-            object.__setattr__(self, "execution", "native")
         if self.native_variant not in NATIVE_VARIANTS:
             raise ValueError(f"native_variant: {self.native_variant!r} is not one of {', '.join(NATIVE_VARIANTS)}")
         if self.attention not in ATTENTIONS:

@@ -15,7 +15,17 @@ from typing import Annotated, Any, get_origin
 import pytest
 import yaml
 from outrider import configuration
-from outrider.configuration import ConfigError, ConfigOption, Nested, Option, load, read_mapping, settings, shown
+from outrider.configuration import (
+    NO_OPTION,
+    ConfigError,
+    ConfigOption,
+    Nested,
+    Option,
+    load,
+    read_mapping,
+    settings,
+    shown,
+)
 from outrider.draft.config import DraftConfig
 from outrider.draft.config import parse_arguments as parse_draft
 from outrider.gateway.config import GatewayConfig
@@ -75,6 +85,7 @@ class Config:
     key: Annotated[bytes, Option("key_file", read=read_bytes, secret=True)] = b""
     """A file."""
     inner: Annotated[Inner, Nested("inner_")] = field(default_factory=lambda: Inner(size=4))
+    fixed: Annotated[int, NO_OPTION] = 1
 
     def __post_init__(self) -> None:
         if self.wait_s < 0:
@@ -108,6 +119,13 @@ def test_the_command_line_goes_before_the_environment_and_that_before_the_file(f
 
 def test_what_is_not_given_is_as_the_class_says_nested_ones_too() -> None:
     assert read("--inner-colour", "blue") == Config("n", inner=Inner(size=4, colour=Colour.BLUE))
+
+
+def test_a_field_without_an_option_is_set_by_code_alone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text("fixed: 2\n")
+    assert "fixed: is not an option" in refusal(capsys, "--name", "n", "--config", str(file))
+    assert "--fixed" in refusal(capsys, "--name", "n", "--fixed", "2")
+    assert read(OUTRIDER_FIXED="2").fixed == 1 and "fixed" not in shown(read())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from outrider.address import is_loopback
-from outrider.configuration import Nested, Option, load
+from outrider.configuration import NO_OPTION, Nested, Option, load
 from outrider.process_config import ProcessConfig
 from outrider.protocol.limits import (
     MAX_DRAFT_TOKENS,
@@ -38,7 +38,7 @@ class PolicyConfig:
     """Longest wait of a target for a draft, in microseconds, however much the draft may save."""
     run_ahead_tokens: int = 8
     """Most tokens that a draft may compute ahead, while its proposal is verified."""
-    silent_commits: int = 2
+    silent_commits: Annotated[int, NO_OPTION] = 2
     """Waits without an answer after which a target no longer waits for a draft."""
 
     def __post_init__(self) -> None:
@@ -50,21 +50,20 @@ class PolicyConfig:
         for name, bound in bounds.items():
             if not 0 <= getattr(self, name) <= bound:
                 raise ValueError(f"policy.{name}: must be in 0..{bound}, got {getattr(self, name)}")
-        _positive("policy", silent_commits=self.silent_commits)
 
 
 @dataclass(frozen=True, slots=True)
 class FailoverConfig:
     """When a worker counts as lost, and how long a request may look for another."""
 
-    max_target_failures: int = 2
+    max_target_failures: Annotated[int, NO_OPTION] = 2
     """Targets that may report a failure with the same request, before the request is rejected as the likely cause. A
     target that serves it for a while resets the count."""
-    max_lost_connections: int = 3
+    max_lost_connections: Annotated[int, NO_OPTION] = 3
     """The same for targets whose connection was lost: the request may have crashed them."""
-    max_draft_failures: int = 4
+    max_draft_failures: Annotated[int, NO_OPTION] = 4
     """Drafts that one request may lose before it continues without."""
-    draft_backoff_s: float = 1.0
+    draft_backoff_s: Annotated[float, NO_OPTION] = 1.0
     """Seconds for which a target does not get a draft again, after their connection was lost or could not be made.
     Doubled at each repeat, up to a minute."""
     wait_for_target_s: float = 10.0
@@ -72,29 +71,18 @@ class FailoverConfig:
     wait_for_restart_s: float = 300.0
     """Seconds that requests, new and running, wait for the next target after the last target of their model has gone:
     at least as long as the model takes to load. A request's own deadline may end the wait earlier."""
-    stall_after_s: float = 1.0
+    stall_after_s: Annotated[float, NO_OPTION] = 1.0
     """Seconds of silence on a stream with open sequences before the worker's health is checked."""
     # With the looks in between, a stopped worker's requests move within 3 s.
-    probe_timeout_s: float = 0.6
+    probe_timeout_s: Annotated[float, NO_OPTION] = 0.6
     """Seconds in which a worker has to answer a health check."""
-    max_failed_probes: int = 2
+    max_failed_probes: Annotated[int, NO_OPTION] = 2
     """Failed health checks in a row after which the stream is closed."""
-    max_silence_s: float = 120.0
+    max_silence_s: Annotated[float, NO_OPTION] = 120.0
     """Seconds of silence on a stream with open sequences after which it is closed, even if health checks succeed."""
 
     def __post_init__(self) -> None:
-        _positive(
-            "failover",
-            max_target_failures=self.max_target_failures,
-            max_lost_connections=self.max_lost_connections,
-            wait_for_target_s=self.wait_for_target_s,
-            wait_for_restart_s=self.wait_for_restart_s,
-            draft_backoff_s=self.draft_backoff_s,
-            stall_after_s=self.stall_after_s,
-            probe_timeout_s=self.probe_timeout_s,
-            max_failed_probes=self.max_failed_probes,
-            max_silence_s=self.max_silence_s,
-        )
+        _positive("failover", wait_for_target_s=self.wait_for_target_s, wait_for_restart_s=self.wait_for_restart_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +95,6 @@ class LinkConfig:
     """Most seconds between two attempts."""
     max_message_bytes: int = MAX_STREAM_BYTES
     """Largest message that is taken from a worker."""
-
-    def __post_init__(self) -> None:
-        _positive(
-            "link",
-            connect_timeout_s=self.connect_timeout_s,
-            first_backoff_s=self.first_backoff_s,
-            max_backoff_s=self.max_backoff_s,
-            max_message_bytes=self.max_message_bytes,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,21 +126,16 @@ class AdmissionConfig:
 class TraceConfig:
     """What is remembered of requests that have ended."""
 
-    max_requests: int = 1000
+    max_requests: Annotated[int, NO_OPTION] = 1000
     """Most requests whose traces are kept; the oldest are dropped first. 0: none."""
-    max_rounds: int = 2048
+    max_rounds: Annotated[int, NO_OPTION] = 2048
     """Most rounds that are kept of each request: the first ones."""
-    max_total_rounds: int = 65_536
+    max_total_rounds: Annotated[int, NO_OPTION] = 65_536
     """Most rounds that are kept of all requests together, about half a kilobyte each; the oldest request is dropped
     first."""
     record_tokens: Annotated[bool, Option("tokens")] = False
     """Keep output tokens and rejected drafts in traces. Whoever may call this router can read them. Prompts are never
     recorded."""
-
-    def __post_init__(self) -> None:
-        if self.max_requests < 0:
-            raise ValueError("traces.max_requests: must not be negative")
-        _positive("traces", max_rounds=self.max_rounds, max_total_rounds=self.max_total_rounds)
 
 
 def _read_salt_key(path: str) -> bytes:
@@ -192,7 +166,7 @@ class RouterConfig(ProcessConfig):
     """Seconds between two reads of the workers' leases."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     failover: Annotated[FailoverConfig, Nested("failover_")] = field(default_factory=FailoverConfig)
-    link: Annotated[LinkConfig, Nested("link_")] = field(default_factory=LinkConfig)
+    link: Annotated[LinkConfig, NO_OPTION] = field(default_factory=LinkConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     traces: Annotated[TraceConfig, Nested("trace_")] = field(default_factory=TraceConfig)
 

@@ -63,7 +63,7 @@ def test_every_option_reaches_its_field(parse: Parse) -> None:
             *("--ops-listen", "h:4", "--drain-timeout", "5", "--log-format", "json", "--dtype", "float32"),
             *("--device", "cuda", "--quantization", "int8", "--block-size", "8", "--kv-cache-bytes", "9"),
             *("--max-batch-tokens", "100", "--max-context-len", "11", "--no-prefix-cache", "--attention", "sdpa"),
-            *("--no-cuda-graphs", "--native-variant", "avx2", "--require-native"),
+            *("--no-cuda-graphs", "--native-variant", "avx2", "--execution", "native"),
         ]
     )
     assert (config.model, config.listen, config.served_name, config.advertise) == ("m", "h:1", "named", "10.0.0.1:2")

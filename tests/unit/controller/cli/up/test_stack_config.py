@@ -83,7 +83,7 @@ def test_workers_take_their_own_options_beside_those_of_the_stack(engine: str, b
         engine=engine,
         borrow_cores=borrow_cores,
         target_args="--lookups 'ngram,suffix' --dtype=float32 --kv-cache-bytes 9",
-        draft_args="--target-model '/models/a target' --num-alternatives 2 --native-variant avx2 --require-native",
+        draft_args="--target-model '/models/a target' --num-alternatives 2 --native-variant avx2 --execution native",
     )
     plan = StackPlanner(config, Path("/m"), "redis://x", [0, 1]).plan(Ports())
     target = parse_arguments(plan.targets[0].argv[3:])
@@ -91,7 +91,7 @@ def test_workers_take_their_own_options_beside_those_of_the_stack(engine: str, b
     assert target.engine.kv_cache_bytes == 9
     draft = parse_draft_arguments(plan.drafts[0].argv[3:])
     assert (draft.target_model, draft.drafting.num_alternatives) == ("/models/a target", 2)
-    assert (draft.engine.native_variant, draft.engine.require_native) == ("avx2", True)
+    assert (draft.engine.native_variant, draft.engine.execution) == ("avx2", "native")
 
 
 @pytest.mark.parametrize(
