@@ -13,10 +13,10 @@ from outrider.process_config import ProcessConfig
 from outrider.protocol.limits import (
     MAX_DRAFT_TOKENS,
     MAX_RUN_AHEAD_TOKENS,
-    MAX_STREAM_BYTES,
     MAX_WAIT_US,
 )
 from outrider.rpc.access.roles import ClusterSecret, Role
+from outrider.rpc.outbox import MAX_STREAM_BYTES
 
 _MIN_SALT_KEY_BYTES = 16
 

@@ -47,9 +47,6 @@ MAX_DURATION_US = 3_600_000_000
 MAX_DROPPED_TOKENS = 1 << 14
 """Per round: those of some sixty drafts. Even in every round of the longest request, the sum fits a message."""
 
-MAX_STREAM_BYTES = 1 << 20
-"""Size at which a message on a stream of requests ends and the next begins."""
-
 
 def to_us(seconds: float) -> int:
     """A duration as messages have it."""

@@ -13,9 +13,9 @@ from typing import NoReturn, Protocol
 import grpc
 from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
-from outrider.protocol.outbox import Outbox
 from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import target_pb2_grpc
@@ -250,7 +250,7 @@ class TargetLink:
     def __init__(self, worker_id: str, address: str, max_message_bytes: int) -> None:
         self.worker_id = worker_id
         self.address = address
-        self.outbox: Outbox[target.VerifyRequest] = Outbox(target.VerifyRequest, max_message_bytes)
+        self.outbox = BatchingOutbox(target.VerifyRequest, max_message_bytes)
         self.info = worker.WorkerInfo()
         self.load = worker.WorkerLoad()
         self.open_sequences: set[int] = set()

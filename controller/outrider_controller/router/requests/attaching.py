@@ -124,7 +124,7 @@ class _Server:
         """Raises Unavailable when the server goes before it answers."""
         waiting: asyncio.Future[target.EraseHistoryResponse] = asyncio.get_running_loop().create_future()
         self._erasures.append(waiting)
-        self._link.outbox.erase(erasure)
+        self._link.outbox.last(erasure.ByteSize()).erasures.append(erasure)
         return await waiting
 
     async def end(self) -> None:

@@ -235,7 +235,7 @@ class SequenceTable:
         if shadow is not None:
             # Nothing of it is kept here: the target ends it with its own sequence.
             message.shadow_draft.CopyFrom(_assignment(shadow, next(self._ids)))
-        link.outbox.open(message)
+        link.outbox.last(message.ByteSize()).opens.append(message)
         active.timer.opened(at_us)
 
     def adopt(self, active: ActiveRequest, link: TargetLink, sequence_id: int) -> None:
@@ -257,9 +257,7 @@ class SequenceTable:
             return
         self.set_speculation(active, setting)
         assignment = self._assign(active, draft, now_us())
-        active.target.link.outbox.set_draft(
-            target_pb2.SetDraft(sequence_id=active.target.sequence_id, draft=assignment)
-        )
+        _set_draft(active.target, target_pb2.SetDraft(sequence_id=active.target.sequence_id, draft=assignment))
 
     def _assign(self, active: ActiveRequest, draft: LeasedDraft, at_us: int) -> sequence.DraftAssignment:
         opened = OpenDraft(next(self._ids), draft)
@@ -274,9 +272,9 @@ class SequenceTable:
         """Sends a setting to the target, which passes the draft's part on."""
         if active.target is None:
             return
-        active.target.link.outbox.set(
-            sequence.SetSpeculation(sequence_id=active.target.sequence_id, speculation=_speculation(setting))
-        )
+        sequence_id = active.target.sequence_id
+        message = sequence.SetSpeculation(sequence_id=sequence_id, speculation=_speculation(setting))
+        active.target.link.outbox.last(message.ByteSize()).settings.append(message)
 
     # -- closing
 
@@ -291,7 +289,8 @@ class SequenceTable:
             self._tenants.popitem(last=False)
         dropped.link.open_sequences.discard(dropped.sequence_id)
         if reason is not None and dropped.link.up:
-            dropped.link.outbox.close(sequence.CloseSequence(sequence_id=dropped.sequence_id, reason=reason))
+            message = sequence.CloseSequence(sequence_id=dropped.sequence_id, reason=reason)
+            dropped.link.outbox.last(message.ByteSize()).closes.append(message)
         return dropped
 
     def drop_draft(self, active: ActiveRequest) -> OpenDraft | None:
@@ -306,7 +305,11 @@ class SequenceTable:
     def release_draft(self, active: ActiveRequest) -> None:
         """The target closes the draft's sequence and decodes without a draft."""
         if self.drop_draft(active) is not None and active.target is not None:
-            active.target.link.outbox.set_draft(target_pb2.SetDraft(sequence_id=active.target.sequence_id))
+            _set_draft(active.target, target_pb2.SetDraft(sequence_id=active.target.sequence_id))
+
+
+def _set_draft(target: OpenTarget, change: target_pb2.SetDraft) -> None:
+    target.link.outbox.last(change.ByteSize()).set_drafts.append(change)
 
 
 def _assignment(draft: LeasedDraft, sequence_id: int) -> sequence.DraftAssignment:

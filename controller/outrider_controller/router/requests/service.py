@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -19,6 +18,7 @@ from outrider.protocol.errors import to_route_error
 from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.validate import check_label
 from outrider.rpc.interceptor import frames
+from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.streams import let_end
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, target_pb2, target_pb2_grpc
@@ -42,54 +42,9 @@ OutriderError."""
 
 SERVICE = "outrider.rpc.v1.RouterService"
 # A response has some hundred bytes, or some thousand for a long commit. Gateways accept 32 MiB.
-_MAX_RESPONSES = 4096
+_RESPONSE_BYTES = 256
 # Of the call that passes a tokenizer on.
 _TOKENIZER_TIMEOUT_S = 60.0
-
-
-class Responses:
-    """Responses that wait to be written to one gateway: all pending ones go out in one message."""
-
-    def __init__(self) -> None:
-        self._messages: deque[router.RouteManyResponse] = deque()
-        self._num_in_last = 0
-        self._filled = asyncio.Event()
-        self._ended = False
-
-    def new(self, call_id: int) -> router.RouteResponse:
-        """One more response, to be filled in at once. It is made inside the pending message, which saves a copy."""
-        response = self._last().responses.add()
-        response.call_id = call_id
-        return response
-
-    def fail(self, call_id: int, error: OutriderError) -> None:
-        self._last().errors.append(to_route_error(call_id, error))
-
-    def end(self) -> None:
-        self._ended = True
-        self._filled.set()
-
-    def drop(self) -> None:
-        """The gateway is gone: discards what is pending."""
-        self._messages.clear()
-        self.end()
-
-    async def take(self) -> router.RouteManyResponse | None:
-        """Waits for the next message. None at the end."""
-        while not self._messages:
-            if self._ended:
-                return None
-            self._filled.clear()
-            await self._filled.wait()
-        return self._messages.popleft()
-
-    def _last(self) -> router.RouteManyResponse:
-        if not self._messages or self._num_in_last >= _MAX_RESPONSES:
-            self._messages.append(router.RouteManyResponse())
-            self._num_in_last = 0
-            self._filled.set()
-        self._num_in_last += 1
-        return self._messages[-1]
 
 
 class GatewayStream:
@@ -98,7 +53,7 @@ class GatewayStream:
     def __init__(self, answer: AnswerCall, draining: asyncio.Event) -> None:
         self._answer = answer
         self._draining = draining
-        self._responses = Responses()
+        self._responses = BatchingOutbox(router.RouteManyResponse)
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -117,7 +72,8 @@ class GatewayStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._responses.drop()
+            self._responses.clear()
+            self._responses.end()
             await let_end(writer)
 
     async def _read(self, context: Context) -> None:
@@ -139,7 +95,7 @@ class GatewayStream:
 
     def _begin(self, call: router.RouteCall) -> None:
         if call.call_id in self._calls:
-            self._responses.fail(call.call_id, InvalidRequest("call_id", "is in use on this stream"))
+            self._fail(call.call_id, InvalidRequest("call_id", "is in use on this stream"))
             return
         task = asyncio.create_task(self._serve(call), name=f"call {call.call_id}")
         self._calls[call.call_id] = task
@@ -151,17 +107,25 @@ class GatewayStream:
         if not self._calls:
             self._idle.set()
 
+    def _new(self, call_id: int) -> router.RouteResponse:
+        response = self._responses.last(_RESPONSE_BYTES).responses.add()
+        response.call_id = call_id
+        return response
+
+    def _fail(self, call_id: int, error: OutriderError) -> None:
+        self._responses.last(_RESPONSE_BYTES).errors.append(to_route_error(call_id, error))
+
     async def _serve(self, call: router.RouteCall) -> None:
         call_id, timeout_us = call.call_id, call.timeout_us
-        new_response = partial(self._responses.new, call_id)
+        new_response = partial(self._new, call_id)
         try:
             await self._answer(call.request, new_response, timeout_us / 1e6 if timeout_us else None)
         except OutriderError as error:
-            self._responses.fail(call_id, error)
+            self._fail(call_id, error)
         except Exception as error:
             what = type(error).__name__, frames(error)
             log.error("%s while a call was answered\n%s", *what, extra=_of(call.request))
-            self._responses.fail(call_id, InternalError("internal error"))
+            self._fail(call_id, InternalError("internal error"))
 
 
 class RouterServicer(router_pb2_grpc.RouterServiceServicer):

@@ -12,10 +12,9 @@ from typing import Any
 import grpc
 
 from outrider.errors import Unavailable
-from outrider.protocol.limits import MAX_STREAM_BYTES
-from outrider.protocol.outbox import Outbox
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import Connect
+from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
 from outrider.runtime.supervision import stop, until_first_ends
@@ -64,7 +63,7 @@ class DraftLink:
         """Begins to connect. `credential`: metadata of each call."""
         self.worker_id = worker_id
         self.address = address
-        self.outbox: Outbox[draft_pb2.DraftRequest] = Outbox(draft_pb2.DraftRequest, MAX_STREAM_BYTES)
+        self.outbox = BatchingOutbox(draft_pb2.DraftRequest)
         self.keys: dict[int, SequenceKey] = {}
         """The sequences open there, by their id on this link."""
         self.last_closed: OrderedDict[int, SequenceKey] = OrderedDict()

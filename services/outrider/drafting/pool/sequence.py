@@ -80,7 +80,8 @@ class PooledSequence:
             link, sequence_id, committed_len, limits, validator, reads_features=reads_features, shadow=opening.shadow
         )
         # First what may fail: a link names only sequences that are open on it.
-        link.outbox.open(open_message(sequence_id, opening, limits))
+        message = open_message(sequence_id, opening, limits)
+        link.outbox.last(message.ByteSize()).opens.append(message)
         link.keys[sequence_id] = key
         opened._asked(committed_len, now_us)
         return opened
@@ -90,7 +91,7 @@ class PooledSequence:
             self.limits = limits
             self.validator.allow(limits.capacity)
             message = sequence_pb2.SetSpeculation(sequence_id=self.sequence_id, speculation=_speculation(limits))
-            self.link.outbox.set(message)
+            self.link.outbox.last(message.ByteSize()).settings.append(message)
 
     def commit(
         self,
@@ -105,14 +106,15 @@ class PooledSequence:
         if token_ids or shown is not None:
             message = commit_message(self.sequence_id, base_len, token_ids, shown)
             message.num_drafted, message.num_accepted = in_use
-            self.link.outbox.commit(message)
+            self.link.outbox.last(message.ByteSize()).commits.append(message)
         if token_ids:
             self._asked(base_len + len(token_ids), now_us)
 
     def close(self, reason: CloseReason) -> SequenceKey:
         key = self.link.closed(self.sequence_id)
         value = sequence_pb2.CloseReason.ValueType(reason.value)
-        self.link.outbox.close(sequence_pb2.CloseSequence(sequence_id=self.sequence_id, reason=value))
+        message = sequence_pb2.CloseSequence(sequence_id=self.sequence_id, reason=value)
+        self.link.outbox.last(message.ByteSize()).closes.append(message)
         return key
 
     def _asked(self, committed_len: int, now_us: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -13,7 +12,7 @@ import grpc
 
 from outrider.errors import Code, DeadlineExceeded, OutriderError, make_error
 from outrider.protocol.errors import from_route_error
-from outrider.protocol.limits import MAX_STREAM_BYTES
+from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
@@ -24,6 +23,7 @@ log = logging.getLogger(__name__)
 
 Credential = tuple[tuple[str, str], ...]
 """Call metadata that authenticates this gateway to a router."""
+_CANCEL_BYTES = 8
 _Rounds = asyncio.Queue[router_pb2.RouteResponse | OutriderError]
 
 
@@ -75,31 +75,24 @@ class _Connection:
         self._call: Any = stub.RouteMany(metadata=credential)
         self._ids = itertools.count(1)
         self._rounds: dict[int, _Rounds] = {}
-        self._pending: deque[router_pb2.RouteManyRequest] = deque()
-        self._filled = asyncio.Event()
+        self._outbox = BatchingOutbox(router_pb2.RouteManyRequest)
         self._task = asyncio.create_task(self._run(), name="router stream")
 
     def begin(self, request: router_pb2.RouteRequest, timeout_s: float) -> tuple[int, _Rounds]:
         call_id, rounds = next(self._ids), _Rounds()
         self._rounds[call_id] = rounds
         call = router_pb2.RouteCall(call_id=call_id, request=request, timeout_us=max(1, int(timeout_s * 1e6)))
-        self._last(call.ByteSize()).calls.append(call)
+        self._outbox.last(call.ByteSize()).calls.append(call)
         return call_id, rounds
 
     def end(self, call_id: int, *, cancel: bool) -> None:
         del self._rounds[call_id]
         if cancel and not self.broken:
-            self._last(0).cancelled.append(call_id)
+            self._outbox.last(_CANCEL_BYTES).cancelled.append(call_id)
 
     async def close(self) -> None:
         await stop(self._task)
         self._break(make_error(Code.CANCELLED, "the gateway closed the stream"))
-
-    def _last(self, more_bytes: int) -> router_pb2.RouteManyRequest:
-        if not self._pending or self._pending[-1].ByteSize() + more_bytes > MAX_STREAM_BYTES:
-            self._pending.append(router_pb2.RouteManyRequest())
-            self._filled.set()
-        return self._pending[-1]
 
     async def _run(self) -> None:
         """Whenever the stream ends, every request on it gets an error, so that none waits for its deadline."""
@@ -109,7 +102,7 @@ class _Connection:
         """Waits for the end of the stream, and returns the error for its requests."""
         problem = ""
         try:
-            await until_first_ends(read_stream(self._call, self._hand_out), write_stream(self._call, self._take))
+            await until_first_ends(read_stream(self._call, self._hand_out), write_stream(self._call, self._outbox.take))
         except grpc.RpcError as error:
             return from_rpc_error(error)
         except StreamEnded as ended:
@@ -127,12 +120,6 @@ class _Connection:
         for error in message.errors:
             if rounds := self._rounds.get(error.call_id):
                 rounds.put_nowait(from_route_error(error))
-
-    async def _take(self) -> router_pb2.RouteManyRequest:
-        while not self._pending:
-            self._filled.clear()
-            await self._filled.wait()
-        return self._pending.popleft()
 
     def _break(self, error: OutriderError) -> None:
         self.broken = True

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.metadata import LeaseRecord
-from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_STREAM_BYTES
-from outrider.protocol.outbox import Outbox
+from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.protocol.rounds import Round
+from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -41,7 +41,7 @@ class Link:
     price: RowPrice = field(default_factory=RowPrice)
     load: worker.WorkerLoad = field(default_factory=worker.WorkerLoad)
     open_sequences: set[int] = field(default_factory=set)
-    outbox: Outbox[target.VerifyRequest] = field(default_factory=lambda: Outbox(target.VerifyRequest, MAX_STREAM_BYTES))
+    outbox: BatchingOutbox[target.VerifyRequest] = field(default_factory=lambda: BatchingOutbox(target.VerifyRequest))
 
     @property
     def worker_id(self) -> str:
@@ -49,7 +49,7 @@ class Link:
 
     def told(self) -> list[tuple[int, int]]:
         """The settings that were sent: tokens of a draft worker, and of the target's own."""
-        sent = [one.speculation for one in self.outbox._pending["settings"]]
+        sent = [one.speculation for message in self.outbox._waiting for one in message.settings]
         self.outbox.clear()
         return [(one.max_draft_tokens, one.max_own_draft_tokens) for one in sent]
 
