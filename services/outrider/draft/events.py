@@ -31,7 +31,8 @@ class DraftCommitted:
     received_s: float
     features: Features | None = None
     in_use: tuple[int, int] = (0, 0)
-    """For a shadow: drafted and accepted tokens of the draft worker that was verified; 0 where others were too."""
+    """For a shadow: drafted and accepted tokens on the main path of the draft worker that was verified; 0 where others
+    were too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from outrider.drafters.sequence import common_len
 from outrider.drafting.tree import ROOT, DraftTree
 
 
@@ -24,7 +25,7 @@ class Shadow:
     _committed: list[int] = field(default_factory=list)
     """Since the proposal's base_len."""
     _in_use: tuple[int, int] = (0, 0)
-    """Drafted and accepted tokens of the draft in use, in the round that began there."""
+    """Drafted and accepted tokens of the draft in use, on its main path, in the round that began there."""
 
     def propose(self, tree: DraftTree) -> None:
         self.proposal, self._committed = tree if tree.token_ids else None, []
@@ -40,21 +41,22 @@ class Shadow:
         self._committed.extend(token_ids)
         if (found := _verdict(tree, self._committed)) is None:
             return 0, 0
-        self._compare(tree, found[1])
+        self._compare(tree)
         return found
 
     def end(self) -> None:
         """The text ends here. A proposal that is not decided was right to its end."""
         if self.proposal is not None and self._committed:
-            self._compare(self.proposal, len(self._committed))
+            self._compare(self.proposal)
 
-    def _compare(self, tree: DraftTree, accepted: int) -> None:
+    def _compare(self, tree: DraftTree) -> None:
+        """On the main path: what branches beside it the target would have taken is known of the draft in use only."""
         self.proposal = None
-        drafted, accepted_in_use = self._in_use
-        if shorter := min(tree.depth, drafted):
+        guess, (drafted, accepted_in_use) = tree.guess(), self._in_use
+        if shorter := min(len(guess), drafted):
             self.rounds += 1
             self.accepted_in_use += min(accepted_in_use, shorter)
-            self.gained += min(accepted, shorter) - min(accepted_in_use, shorter)
+            self.gained += min(common_len(guess, self._committed), shorter) - min(accepted_in_use, shorter)
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,6 +320,14 @@ def test_a_shadow_is_compared_with_the_draft_in_use_where_both_proposed_as_far_a
     assert (shadow.rounds, shadow.accepted_in_use, shadow.gained) == (5, 5, 1)
 
 
+def test_branches_of_a_shadow_count_in_its_acceptance_and_not_in_the_comparison() -> None:
+    """Of the draft in use only those are known that its target has taken."""
+    shadow = Shadow()
+    shadow.propose(DraftTree(6, (1, 2, 9), parents=(-1, 0, -1)))
+    assert shadow.commit(6, [9, 4], (2, 0)) == (1, 1)
+    assert (shadow.rounds, shadow.accepted_in_use, shadow.gained) == (1, 0, 0)
+
+
 def test_what_a_shadow_has_gained_is_summed_up_when_its_sequence_ends(worker: DraftWorker) -> None:
     turn(worker, opened(ONE, shadow=True))
     # It would propose 22, 23, 20: one better than the draft in use, and right to the end of the text.

@@ -164,6 +164,9 @@ class PooledDrafts:
 
 
 def _in_use(committed: Committed) -> tuple[int, int]:
-    """Drafted and accepted tokens of a round whose drafted tokens all came from the draft worker; else 0 and 0."""
-    by_worker = bool(committed.sources) and not any(one.own for one in committed.sources)
-    return (committed.outcome.num_drafted, committed.outcome.num_accepted) if by_worker else (0, 0)
+    """Drafted and accepted tokens on the main path of a round whose drafted tokens all came from the draft worker; else
+    0 and 0."""
+    if not committed.sources or any(one.own for one in committed.sources):
+        return 0, 0
+    main = committed.draft.main()
+    return len(main), min(len({*main}.intersection(committed.accepted)), committed.outcome.num_accepted)

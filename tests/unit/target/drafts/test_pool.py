@@ -592,11 +592,15 @@ async def test_a_shadow_is_sent_each_commit_and_what_came_of_the_draft_in_use_if
     worker, own = SourceTokens("model", False, 2, 2, 1), SourceTokens("ngram", True, 1, 1, 1)
     await world.follow(replace(committed(4, [9, 10], drafted=2), sources=[worker]))
     await world.follow(replace(committed(6, [9, 10], drafted=2), sources=[worker, own]))
-    await world.follow(committed(8, [9], finish=Finish.LENGTH))
+    # 9 and 9 are its main path, and the second 9 is not what was accepted: the branch beside it is.
+    tree = DraftTree(8, (9, 9, 7), parents=(-1, 0, 0))
+    branch = replace(committed(8, [9, 7, 5], drafted=3), draft=tree, accepted=[0, 2], sources=[worker])
+    await world.follow(branch)
+    await world.follow(committed(11, [9], finish=Finish.LENGTH))
 
     def sent(sequence_id: int) -> list[tuple[int, int, int]]:
         commits = [one for one in world.draft.commits if one.sequence_id == sequence_id]
         return [(one.base_len, one.num_drafted, one.num_accepted) for one in commits]
 
-    assert sent(91) == [(4, 2, 1), (6, 0, 0), (8, 0, 0)]
-    assert sent(90) == [(4, 0, 0), (6, 0, 0)]
+    assert sent(91) == [(4, 2, 1), (6, 0, 0), (8, 2, 1), (11, 0, 0)]
+    assert sent(90) == [(4, 0, 0), (6, 0, 0), (8, 0, 0)]
