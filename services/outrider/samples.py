@@ -82,7 +82,11 @@ class SampleStore:
     def read(self, tenant: str) -> Iterator[dict[str, Any]]:
         """The tenant's records, the lowest acceptance first. Raises ValueError for a file that cannot be read."""
         for path in sorted(self.of(tenant).glob("[0-9]*-*")):
-            data = path.read_bytes()
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                # Another process has removed it meanwhile: it was too old, or is erased.
+                continue
             try:
                 found: dict[str, Any] = json.loads(data if self.cipher is None else self.cipher.decrypt(data))
             # Fernet's InvalidToken is no ValueError.

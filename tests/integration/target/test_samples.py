@@ -208,3 +208,18 @@ def test_whoever_reads_meanwhile_finds_whole_records_only(tmp_path: Path, monkey
     os.utime(left, (1e9 - 31 * 86_400, 1e9 - 31 * 86_400))
     store.prune()
     assert [path.name[:4] for path in store.of("a").iterdir()] == ["0500"]
+
+
+def test_records_that_another_process_removes_meanwhile_are_passed_over(tmp_path: Path) -> None:
+    reader, other = SampleStore(tmp_path), SampleStore(tmp_path, max_bytes=1)
+    for number in range(3):
+        reader.write("a", number / 10, {"n": number})
+    records = reader.read("a")
+    assert next(records) == {"n": 0}
+    other.prune()
+    assert list(records) == [] and reader.count("a") == 0
+    reader.write("a", 0.1, {"n": 3})
+    reader.write("a", 0.2, {"n": 4})
+    records = reader.read("a")
+    next(records)
+    assert other.erase("a") == 2 and list(records) == []
