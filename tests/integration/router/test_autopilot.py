@@ -75,7 +75,8 @@ def world(
 ) -> ClusterWorld:
     namespace = cluster.fleet.store._keys.namespace
 
-    def run(arguments: Sequence[str], within_s: float | None) -> str:
+    def run(arguments: Sequence[str], within_s: float, meanwhile: Callable[[], None]) -> str:
+        meanwhile()
         ran.append(arguments)
         if arguments[0] == "distill":
             Path(arguments[arguments.index("--work-dir") + 1]).mkdir()
@@ -188,6 +189,33 @@ def test_a_draft_that_was_undone_has_no_worker_any_more(
     assert not started["acme-1"].running and not pilot.book.promoted
 
 
+def test_what_reads_the_samples_of_a_tenant_that_withdraws_its_consent_is_interrupted(
+    cluster: Cluster, outrider: Outrider, world: ClusterWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pilot, begun = pilot_of(world, tmp_path), tmp_path / "begun"
+    consent(world, "acme")
+    fell(cluster)
+    pilot.turn()
+    interrupted = f"open({str(tmp_path / 'interrupted')!r}, 'w')"
+    program = f"import time\ntry: open({str(begun)!r}, 'w'); time.sleep(600)\nexcept KeyboardInterrupt: {interrupted}"
+    monkeypatch.setattr(autopilot, "_OUTRIDER", (sys.executable, "-c", program))
+    monkeypatch.setattr(autopilot, "_PAUSE_S", 0.1)
+    world.run = autopilot.run_command
+    consents = world.consents
+
+    def withdrawn(tenant: str) -> bool:
+        if begun.exists():
+            silent = tenants_pb2.Tenant(name=tenant)
+            ask_control(world.control, lambda stub: stub.PutTenants(control_pb2.PutTenantsRequest(tenants=[silent])))
+        return consents(tenant)
+
+    monkeypatch.setattr(ClusterWorld, "consents", lambda self, tenant: withdrawn(tenant))
+    pilot.turn()
+    assert pilot.book.release is None and (tmp_path / "interrupted").exists()
+    (event, *_) = outrider("events", "--kind", "autopilot_step", "-o", "json")["events"][::-1]
+    assert event["fields"]["step"] == "ended" and "samples: text" in event["fields"]["reason"]
+
+
 def test_only_an_alert_that_is_up_about_this_target_counts(cluster: Cluster, world: ClusterWorld) -> None:
     fell(cluster)
     fell(cluster, tenant="other", model="another-model")
@@ -243,4 +271,4 @@ def test_a_command_that_fails_or_takes_too_long_ends_its_step(
     program = "import sys, time; time.sleep(100 if sys.argv[1] == '0.2' else 0); sys.exit(3)"
     monkeypatch.setattr(autopilot, "_OUTRIDER", (sys.executable, "-c", program))
     with pytest.raises(StepFailed, match=message):
-        autopilot.run_command([str(within_s)], within_s)
+        autopilot.run_command([str(within_s)], within_s, lambda: None)

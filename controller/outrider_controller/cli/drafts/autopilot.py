@@ -7,11 +7,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import math
 import os
 import shlex
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,21 +76,32 @@ class AutopilotOptions:
         return ["draft", "--model", draft, "--candidate", *listen, *self.draft_args]
 
 
-def run_command(arguments: Sequence[str], within_s: float | None) -> str:
-    """What a command of ours prints. Raises StepFailed. What interrupts us interrupts it, so that it keeps its work."""
-    name = f"outrider {arguments[0]}"
+def run_command(arguments: Sequence[str], within_s: float, meanwhile: Callable[[], None]) -> str:
+    """What a command of ours prints. `meanwhile` is called at once and every few seconds, and may raise. Raises
+    StepFailed. What interrupts us interrupts the command, so that it keeps its work."""
+    name, ends_s = f"outrider {arguments[0]}", time.monotonic() + within_s
     with Popen(bound_to_us([*_OUTRIDER, *arguments]), stdout=PIPE, text=True, start_new_session=True) as child:
         try:
-            out, _ = child.communicate(timeout=within_s)
-        except BaseException as error:
+            meanwhile()
+            while (out := _printed(child, max(0.0, min(_PAUSE_S, ends_s - time.monotonic())))) is None:
+                if time.monotonic() >= ends_s:
+                    raise StepFailed(f"{name} took more than the {within_s:.0f} s that were left")
+                meanwhile()
+        except BaseException:
             child.send_signal(signal.SIGINT)
             child.wait()
-            if isinstance(error, TimeoutExpired):
-                raise StepFailed(f"{name} took more than the {within_s or 0:.0f} s that were left") from None
             raise
     if child.returncode:
         raise StepFailed(f"{name} ended with exit code {child.returncode}")
     return out
+
+
+def _printed(child: Popen[str], within_s: float) -> str | None:
+    """All of it, once the process has ended; None if it has not."""
+    try:
+        return child.communicate(timeout=within_s)[0]
+    except TimeoutExpired:
+        return None
 
 
 def start_worker(arguments: Sequence[str]) -> Popen[str]:
@@ -112,7 +125,7 @@ class ClusterWorld:
     options: AutopilotOptions
     connect: Callable[[], MetadataStore]
     """To the metadata store of the cluster."""
-    run: Callable[[Sequence[str], float | None], str] = run_command
+    run: Callable[[Sequence[str], float, Callable[[], None]], str] = run_command
     start: Callable[[Sequence[str]], Any] = start_worker
     stop: Callable[[Any], None] = stop_worker
     _workers: dict[str, Any] = field(default_factory=dict)
@@ -135,18 +148,19 @@ class ClusterWorld:
                 up.pop(fields["tenant"], None)
                 if event.kind == EventKind.ALERT_RAISED:
                     up[fields["tenant"]] = fields["reason"]
-        consent = {one.name: one.samples for one in await all_tenants(stub)}
-        consenting = [name for name in up if consent.get(name) == sequence_pb2.SAMPLE_CONSENT_TEXT]
-        count = self.options.samples.count
+        consenting, count = await _consenting(stub), self.options.samples.count
         return [Fallen(name, reason, name in consenting, count(name)) for name, reason in up.items()]
 
-    def distil(self, release: Release, within_s: float) -> None:
-        command, *_ = self.options.commands(release)
-        self.run(command, within_s)
+    def consents(self, tenant: str) -> bool:
+        return tenant in ask_control(self.control, _consenting)
 
-    def compare(self, release: Release) -> tuple[float, float]:
+    def distil(self, release: Release, within_s: float, meanwhile: Callable[[], None]) -> None:
+        command, *_ = self.options.commands(release)
+        self.run(command, within_s, meanwhile)
+
+    def compare(self, release: Release, meanwhile: Callable[[], None]) -> tuple[float, float]:
         _, command, *_ = self.options.commands(release)
-        before, new, *_ = json.loads(self.run(command, None))["drafts"]
+        before, new, *_ = json.loads(self.run(command, math.inf, meanwhile))["drafts"]
         return new["all"]["acceptance"], before["all"]["acceptance"]
 
     def keep_workers(self, drafts: Collection[str]) -> None:
@@ -185,6 +199,11 @@ class ClusterWorld:
 
     def clear(self, release: Release) -> None:
         shutil.rmtree(self.options.samples.of(release.tenant) / f"distill-{release.number}", ignore_errors=True)
+
+
+async def _consenting(stub: Control) -> set[str]:
+    """The tenants whose record allows samples with text."""
+    return {one.name for one in await all_tenants(stub) if one.samples == sequence_pb2.SAMPLE_CONSENT_TEXT}
 
 
 @click.command("autopilot")
@@ -255,7 +274,7 @@ def autopilot(
         except BlockingIOError:
             raise CommandError(f"another autopilot works in {directory}", ExitCode.CONFLICT) from None
         try:
-            for _ in repeated(pilot.turn, _PAUSE_S):
+            for _ in repeated(pilot.turn, _PAUSE_S, begun=lambda: bool(pilot.book.number)):
                 pass
         finally:
             world.keep_workers(())

@@ -9,11 +9,15 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from outrider.rpc.v1 import drafts_pb2 as drafts
+
+from outrider_controller.cli.exits import CommandError
 
 MIN_SAMPLES = 32
 REST_S = 86_400.0
@@ -103,11 +107,16 @@ class World(Protocol):
 
     def fallen(self) -> list[Fallen]: ...
 
-    def distil(self, release: Release, within_s: float) -> None:
-        """Raises StepFailed."""
+    def consents(self, tenant: str) -> bool:
+        """To samples with text, now."""
         ...
 
-    def compare(self, release: Release) -> tuple[float, float]:
+    def distil(self, release: Release, within_s: float, meanwhile: Callable[[], None]) -> None:
+        """Calls `meanwhile` at once and every few seconds, as `compare` does; what that raises ends it. Raises
+        StepFailed."""
+        ...
+
+    def compare(self, release: Release, meanwhile: Callable[[], None]) -> tuple[float, float]:
         """Acceptance of held-out samples: of the new draft, and of that in use. Raises StepFailed."""
         ...
 
@@ -150,8 +159,7 @@ class Autopilot:
     def turn(self) -> None:
         """Takes one step, or looks after the one that is under way."""
         release = self.book.release
-        rolls = release is not None and release.step is ReleaseStep.ROLLOUT
-        self.world.keep_workers({*self.book.promoted.values(), *([release.out] if release and rolls else [])})
+        self._keep_workers()
         following = self._next(release) if release is not None else self._begin()
         if following is None or following == release:
             return
@@ -161,6 +169,20 @@ class Autopilot:
         if following.step in _LAST:
             self._close(following)
         self.book.write(self._file)
+
+    def _keep_workers(self) -> None:
+        release, drafts = self.book.release, set(self.book.promoted.values())
+        if release is not None and release.step is ReleaseStep.ROLLOUT:
+            drafts.add(release.out)
+        self.world.keep_workers(drafts)
+
+    def _read_on(self, tenant: str) -> None:
+        """While a step reads the tenant's samples. Raises StepFailed once it has withdrawn its consent."""
+        self._keep_workers()
+        # Without an answer it is asked again in some seconds.
+        with suppress(CommandError):
+            if not self.world.consents(tenant):
+                raise StepFailed("its record does not say `samples: text` any more")
 
     def held_back(self, fallen: Fallen) -> str:
         """Why no release begins for this tenant; empty: one does."""
@@ -198,10 +220,10 @@ class Autopilot:
         if release.step is ReleaseStep.DISTIL:
             if spent_s >= self.budget_s:
                 raise StepFailed(f"its {self.budget_s / 60:.0f} minutes are over")
-            self.world.distil(release, self.budget_s - spent_s)
+            self.world.distil(release, self.budget_s - spent_s, partial(self._read_on, release.tenant))
             return ReleaseStep.COMPARE, f"{release.name} is distilled"
         if release.step is ReleaseStep.COMPARE:
-            return self._compared(*self.world.compare(release))
+            return self._compared(*self.world.compare(release, partial(self._read_on, release.tenant)))
         if (rollout := self.world.rollout(release)) is None:
             if spent_s > _STARTING_S:
                 raise StepFailed(f"no worker of {release.name} was seen")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ class ScriptedWorld:
     alerts: list[Fallen] = field(default_factory=lambda: [ACME])
     acceptance: tuple[float, float] = (0.6, 0.5)
     fails: str = ""
+    consenting: bool = True
     state: drafts.RolloutState.ValueType | None = None
     """None: no worker is seen."""
     now_s: float = 1e9
@@ -38,12 +39,17 @@ class ScriptedWorld:
     def fallen(self) -> list[Fallen]:
         return self.alerts
 
-    def distil(self, release: Release, within_s: float) -> None:
+    def consents(self, tenant: str) -> bool:
+        return self.consenting
+
+    def distil(self, release: Release, within_s: float, meanwhile: Callable[[], None]) -> None:
+        meanwhile()
         if self.fails:
             raise StepFailed(self.fails)
         self.distilled.append((release, within_s))
 
-    def compare(self, release: Release) -> tuple[float, float]:
+    def compare(self, release: Release, meanwhile: Callable[[], None]) -> tuple[float, float]:
+        meanwhile()
         return self.acceptance
 
     def keep_workers(self, drafts: Collection[str]) -> None:
@@ -172,6 +178,50 @@ def test_a_release_needs_consent_enough_samples_and_a_day_since_the_last_one(tmp
     turns(pilot, 1)
     assert pilot.book.release is not None and pilot.book.release.name == "other-2"
     assert "other-2 is under way" in pilot.held_back(ACME)
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_a_release_ends_when_its_tenant_withdraws_its_consent_while_samples_are_read(tmp_path: Path, done: int) -> None:
+    world = ScriptedWorld()
+    pilot = pilot_of(world, tmp_path)
+    turns(pilot, done)
+    world.consenting = False
+    turns(pilot, 1)
+    assert world.noted[-1] is ReleaseStep.ENDED and len(world.noted) == done + 1
+    assert world.cleared == ["acme-1"] and pilot.book.release is None
+
+
+def test_while_the_control_plane_is_away_a_distillation_goes_on(tmp_path: Path) -> None:
+    world = ScriptedWorld()
+
+    def away(tenant: str) -> bool:
+        raise CommandError("away")
+
+    world.consents = away  # type: ignore[method-assign]
+    turns(pilot_of(world, tmp_path), 2)
+    assert world.noted == [ReleaseStep.DISTIL, ReleaseStep.COMPARE]
+
+
+def test_the_worker_of_a_promoted_draft_is_looked_after_during_a_distillation_and_runs_again_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    world = ScriptedWorld(state=drafts.ROLLOUT_STATE_PROMOTED)
+    turns(pilot_of(world, tmp_path), 4)
+    acme = {str(tmp_path / "acme-1")}
+    world.running, world.alerts = set(), [Fallen("other", "", consents=True, num_samples=100)]
+    pilot = pilot_of(world, tmp_path)
+    turns(pilot, 1)
+    assert world.running == acme and world.noted[-1] is ReleaseStep.DISTIL
+    seen: list[set[str]] = []
+
+    def distil(release: Release, within_s: float, meanwhile: Callable[[], None]) -> None:
+        world.running = set()
+        meanwhile()
+        seen.append(world.running)
+
+    world.distil = distil  # type: ignore[method-assign]
+    turns(pilot, 1)
+    assert seen == [acme]
 
 
 def test_where_the_cluster_does_not_answer_nothing_is_lost(tmp_path: Path) -> None:
