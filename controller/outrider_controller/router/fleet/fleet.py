@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from outrider.errors import Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.link import PeerLink, StreamEnded, problem_of, watch_silence
 from outrider.rpc.outbox import BatchingOutbox
-from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.runtime.supervision import Backoff, background, keep_running, stop, until_first_ends
+from outrider.runtime.supervision import Backoff, background, keep_running, stop
 
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
 from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S, WorkerLoads
@@ -274,123 +275,70 @@ class TargetLink:
         self.outbox.clear()
 
 
-class LeasedTarget(TargetLink):
+class LeasedTarget(TargetLink, PeerLink[target.VerifyResponse, BatchingOutbox[target.VerifyRequest]]):
     """A target of the fleet, from its first lease until `stop`: the router keeps one stream to it."""
 
     def __init__(self, worker_id: str, address: str, setup: LinkSetup) -> None:
-        super().__init__(worker_id, address, setup.config.max_message_bytes)
+        TargetLink.__init__(self, worker_id, address, setup.config.max_message_bytes)
+        PeerLink.__init__(self, f"worker {worker_id}", setup.connect, self.outbox, address)
         self.tried = asyncio.Event()
         """Set once the first attempt to connect has succeeded or failed."""
-        self._task = asyncio.create_task(_Connection(self, setup).run(), name=f"link {worker_id}")
+        self._setup = setup
+        self._stub: target_pb2_grpc.TargetServiceAsyncStub
+        self._clock = asyncio.get_running_loop().time
+        self._received_s = 0.0
+        backoff = Backoff(setup.config.first_backoff_s, setup.config.max_backoff_s)
+        self._task = asyncio.create_task(self.keep(itertools.repeat(address), backoff), name=f"link {worker_id}")
 
     async def stop(self) -> None:
         await stop(self._task)
 
-
-class _Connection:
-    """Keeps a target's stream open, and reports when it breaks."""
-
-    def __init__(self, owner: LeasedTarget, setup: LinkSetup) -> None:
-        self._owner = owner
-        self._setup = setup
-        self._clock = asyncio.get_running_loop().time
-        self._received_s = 0.0
-        self._reported = ""
-
-    async def run(self) -> None:
-        config = self._setup.config
-        backoff = Backoff(config.first_backoff_s, config.max_backoff_s)
-        await keep_running(self._connect_and_serve, backoff, self._report)
-
-    async def _connect_and_serve(self) -> None:
-        async with self._setup.connect(self._owner.address) as channel:
-            await self._serve(target_pb2_grpc.TargetServiceStub(channel))
-
-    def _report(self, error: Exception) -> None:
-        problem, owner = _problem(error), self._owner
-        if problem != self._reported:
-            unforeseen = None if isinstance(error, _FORESEEN) else error
-            log.warning("worker %s at %s: %s", owner.worker_id, owner.address, problem, exc_info=unforeseen)
-        self._reported = problem
-        owner.tried.set()
-
-    async def _serve(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
-        """One connection, from GetInfo to the end of its stream."""
-        request = target.TargetServiceGetInfoRequest()
-        reply = await stub.GetInfo(
-            request, timeout=self._setup.config.connect_timeout_s, metadata=self._setup.credential
-        )
-        if problem := info_problem(reply.info, worker.WORKER_ROLE_TARGET, self._owner.worker_id):
+    async def _call(self, channel: grpc.aio.Channel) -> Any:
+        self._stub = target_pb2_grpc.TargetServiceStub(channel)
+        reply = await self._get_info(self._setup.config.connect_timeout_s)
+        if problem := info_problem(reply.info, worker.WORKER_ROLE_TARGET, self.worker_id):
             raise StreamEnded(problem)
-        call, why = stub.Verify(metadata=self._setup.credential), "the link was stopped"
-        try:
-            self._came_up(reply)
-            await until_first_ends(
-                read_stream(call, self._replied), write_stream(call, self._owner.outbox.take), self._watch(stub)
-            )
-        except Exception as error:
-            why = _problem(error)
-            raise
-        finally:
-            call.cancel()
-            self._went_down(why)
-
-    def _came_up(self, reply: target.TargetServiceGetInfoResponse) -> None:
-        owner, self._reported = self._owner, ""
-        owner.came_up(reply.info, reply.load)
+        self.came_up(reply.info, reply.load)
         self._received_s = self._clock()
-        log.info("worker %s at %s: up", owner.worker_id, owner.address)
-        owner.tried.set()
-        self._setup.listener.up(owner)
+        self._connected()
+        self.tried.set()
+        self._setup.listener.up(self)
+        return self._stub.Verify(metadata=self._setup.credential)
 
-    def _went_down(self, why: str) -> None:
-        owner = self._owner
-        if not owner.up:
+    async def _get_info(self, timeout_s: float) -> target.TargetServiceGetInfoResponse:
+        request = target.TargetServiceGetInfoRequest()
+        return await self._stub.GetInfo(request, timeout=timeout_s, metadata=self._setup.credential)
+
+    def _received(self, message: target.VerifyResponse) -> None:
+        self._received_s = self._clock()
+        self._setup.listener.replied(self, message)
+
+    async def _watch(self, call: Any) -> None:
+        failover = self._setup.failover
+        await watch_silence(
+            self._silent_s,
+            lambda: self._get_info(failover.probe_timeout_s),
+            every_s=failover.stall_after_s / 4,
+            after_s=failover.stall_after_s,
+            most=failover.max_failed_probes,
+        )
+
+    def _silent_s(self) -> float:
+        """Raises StreamEnded where even a worker that answers probes has been silent for too long."""
+        if not self.open_sequences:
+            # A stream without sequences is idle: silence counts from the first sequence on.
+            self._received_s = self._clock()
+        silent_s = self._clock() - self._received_s
+        if silent_s > self._setup.failover.max_silence_s:
+            raise StreamEnded(f"silent for {silent_s:.0f} s")
+        return silent_s
+
+    def _ended(self, why: Exception | None) -> None:
+        self.tried.set()
+        if not self.up:
             return
-        owner.went_down()
+        self.went_down()
         try:
-            self._setup.listener.down(owner, why)
+            self._setup.listener.down(self, "the link was stopped" if why is None else problem_of(why))
         finally:
-            owner.open_sequences.clear()
-
-    def _replied(self, reply: target.VerifyResponse) -> None:
-        self._received_s = self._clock()
-        self._setup.listener.replied(self._owner, reply)
-
-    async def _watch(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> None:
-        """Gives the stream up when it is silent and the worker fails its health checks, or silent for too long."""
-        failover, failed = self._setup.failover, 0
-        while True:
-            await asyncio.sleep(failover.stall_after_s / 4)
-            if not self._owner.open_sequences:
-                # A stream without sequences is idle: silence counts from the first sequence on.
-                self._received_s = self._clock()
-            silent_s = self._clock() - self._received_s
-            if silent_s < failover.stall_after_s:
-                failed = 0
-                continue
-            if silent_s > failover.max_silence_s:
-                raise StreamEnded(f"silent for {silent_s:.0f} s")
-            failed = 0 if await self._answers(stub) else failed + 1
-            if failed >= failover.max_failed_probes:
-                raise StreamEnded(f"silent for {silent_s:.1f} s, and does not answer")
-
-    async def _answers(self, stub: target_pb2_grpc.TargetServiceAsyncStub) -> bool:
-        """Any answer counts: a worker that drains or is not ready still works on its open sequences."""
-        try:
-            request, timeout_s = target.TargetServiceGetInfoRequest(), self._setup.failover.probe_timeout_s
-            await stub.GetInfo(request, timeout=timeout_s, metadata=self._setup.credential)
-        except grpc.RpcError:
-            return False
-        return True
-
-
-_FORESEEN = (StreamEnded, grpc.RpcError, TimeoutError)
-
-
-def _problem(error: Exception) -> str:
-    """The error as text: the details of a broken stream, which may be empty; of an unforeseen error only its type."""
-    if not isinstance(error, _FORESEEN):
-        return type(error).__name__
-    details = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-    return details or type(error).__name__
+            self.open_sequences.clear()
