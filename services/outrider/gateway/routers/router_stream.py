@@ -8,15 +8,12 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
-import grpc
-
 from outrider.errors import Code, DeadlineExceeded, OutriderError, make_error
 from outrider.protocol.errors import from_route_error
+from outrider.rpc.link import StreamEnded, converse
 from outrider.rpc.outbox import BatchingOutbox
-from outrider.rpc.status import from_rpc_error
-from outrider.rpc.streams import StreamEnded, read_stream, write_stream
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc
-from outrider.runtime.supervision import stop, until_first_ends
+from outrider.runtime.supervision import stop
 
 log = logging.getLogger(__name__)
 
@@ -96,21 +93,13 @@ class _Connection:
 
     async def _run(self) -> None:
         """Whenever the stream ends, every request on it gets an error, so that none waits for its deadline."""
-        self._break(await self._ended())
-
-    async def _ended(self) -> OutriderError:
-        """Waits for the end of the stream, and returns the error for its requests."""
-        problem = ""
         try:
-            await until_first_ends(read_stream(self._call, self._hand_out), write_stream(self._call, self._outbox.take))
-        except grpc.RpcError as error:
-            return from_rpc_error(error)
-        except StreamEnded as ended:
-            problem = str(ended)
+            await converse(self._call, self._hand_out, self._outbox)
+        except OutriderError as error:
+            self._break(error)
         except Exception as error:
             log.exception("a stream to a router failed")
-            problem = type(error).__name__
-        return make_error(Code.UNAVAILABLE, f"the router ended the stream: {problem}")
+            self._break(StreamEnded(type(error).__name__))
 
     def _hand_out(self, message: router_pb2.RouteManyResponse) -> None:
         for response in message.responses:
@@ -123,6 +112,5 @@ class _Connection:
 
     def _break(self, error: OutriderError) -> None:
         self.broken = True
-        self._call.cancel()
         for rounds in self._rounds.values():
             rounds.put_nowait(error)

@@ -28,6 +28,9 @@ class Call:
     def cancel(self) -> None:
         self.ended.set()
 
+    async def details(self) -> str:
+        return "the router is gone"
+
 
 class Stub:
     def __init__(self) -> None:
@@ -49,7 +52,7 @@ async def broken_request(stream: RouterStream, stub: Stub) -> None:
     await asyncio.sleep(0.01)
     assert len(stub.calls[-1].written) == 1
     stub.calls[-1].ended.set()
-    with pytest.raises(OutriderError, match="ended the stream"):
+    with pytest.raises(OutriderError, match="stream ended: the router is gone"):
         await asking
 
 
