@@ -84,10 +84,15 @@ class BatchingOutbox(Outbox[M]):
         self._max_bytes = max_bytes
         self._num_bytes = 0
 
+    def put(self, message: M) -> None:
+        super().put(message)
+        # Nothing is added to a message that was put whole.
+        self._num_bytes = self._max_bytes
+
     def last(self, num_bytes: int) -> M:
         """The message that goes out last, with room for so much more. To be filled at once: that saves a copy."""
         self._num_bytes += num_bytes
         if not self._waiting or self._num_bytes > self._max_bytes:
-            self._num_bytes = num_bytes
             self.put(self._type())
+            self._num_bytes = num_bytes
         return self._waiting[-1]

@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
 from outrider.rpc.channel import Connect
-from outrider.rpc.streams import StreamEnded, read_stream, write_stream
+from outrider.rpc.link import PeerLink
+from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.v1 import attach_pb2, attach_pb2_grpc, sequence_pb2, target_pb2, worker_pb2
-from outrider.runtime.supervision import Backoff, keep_running, until_first_ends
-
-log = logging.getLogger(__name__)
+from outrider.runtime.supervision import Backoff
 
 _CONNECT_TIMEOUT_S = 5.0
 _BEAT_S = 1.0
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.2, 2.0
-_MAX_UNWRITTEN = 4096
-"""Messages that wait for a router. One that leaves more unread has stopped."""
+_ANSWER_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +34,26 @@ class RouterReach:
     load: Callable[[], worker_pb2.WorkerLoad]
 
 
-@dataclass(slots=True)
-class RouterLink:
-    reach: RouterReach
-    received: Callable[[target_pb2.VerifyRequest], None]
-    changed: Callable[[], None]
-    attached: bool = False
-    """Whether a router follows the open sequences."""
-    _open: dict[int, sequence_pb2.OpenSequence] = field(default_factory=dict)
-    """As they would be announced now, by id."""
-    _unwritten: asyncio.Queue[attach_pb2.AttachRequest] = field(default_factory=asyncio.Queue)
+class RouterLink(PeerLink[target_pb2.VerifyRequest, BatchingOutbox[attach_pb2.AttachRequest]]):
+    def __init__(
+        self, reach: RouterReach, received: Callable[[target_pb2.VerifyRequest], None], changed: Callable[[], None]
+    ) -> None:
+        super().__init__("router", reach.connect, BatchingOutbox(attach_pb2.AttachRequest))
+        self.attached = False
+        """Whether a router follows the open sequences."""
+        self._reach = reach
+        self._on_message = received
+        self._changed = changed
+        self._open: dict[int, sequence_pb2.OpenSequence] = {}
+        """As they would be announced now, by id."""
 
-    async def run(self) -> NoReturn:
-        addresses, reported = itertools.cycle(self.reach.addresses), set[str]()
-
-        async def connect() -> None:
-            address = next(addresses)
-            try:
-                await self._serve(address)
-            except (StreamEnded, grpc.RpcError, TimeoutError) as error:
-                why = error.details() if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                raise ConnectionError(f"no router at {address}: {why or type(error).__name__}") from None
-
-        def failed(error: Exception) -> None:
-            if str(error) not in reported:
-                log.warning("%s", error, exc_info=None if isinstance(error, ConnectionError) else error)
-            reported.add(str(error))
-
-        await keep_running(connect, Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S), failed)
+    async def run(self) -> None:
+        await self.keep(itertools.cycle(self._reach.addresses), Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S))
 
     def open(self, announced: sequence_pb2.OpenSequence) -> None:
         self._open[announced.sequence_id] = announced
-        self._send(attach_pb2.AttachRequest(opens=[announced]))
+        if self.attached:
+            self._announce(announced)
 
     def step(self, response: target_pb2.VerifyResponse) -> None:
         for commit in response.commits:
@@ -76,53 +61,43 @@ class RouterLink:
                 self._open.pop(commit.sequence_id, None)
             elif (announced := self._open.get(commit.sequence_id)) is not None:
                 announced.committed_token_ids.extend(commit.token_ids)
-        self._send(attach_pb2.AttachRequest(step=response))
+        if self.attached:
+            self.outbox.put(attach_pb2.AttachRequest(step=response))
 
     def close(self, closed: sequence_pb2.CloseSequence) -> None:
-        if self._open.pop(closed.sequence_id, None) is not None:
-            self._send(attach_pb2.AttachRequest(closes=[closed]))
+        if self._open.pop(closed.sequence_id, None) is not None and self.attached:
+            self.outbox.last(closed.ByteSize()).closes.append(closed)
 
     def erased(self, num_texts: int) -> None:
         """The answer to the oldest erasure that has none."""
-        self._send(attach_pb2.AttachRequest(erased=[target_pb2.EraseHistoryResponse(num_texts=num_texts)]))
-
-    def _send(self, message: attach_pb2.AttachRequest) -> None:
         if self.attached:
-            # Copied: an announcement grows with its commits while it waits.
-            self._unwritten.put_nowait(attach_pb2.AttachRequest.FromString(message.SerializeToString()))
+            self.outbox.last(_ANSWER_BYTES).erased.add(num_texts=num_texts)
 
-    async def _serve(self, address: str) -> None:
-        async with self.reach.connect(address) as channel:
-            stub: Any = attach_pb2_grpc.AttachServiceStub(channel)
-            call = stub.Attach(metadata=self.reach.credential)
-            try:
-                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    await call.write(attach_pb2.AttachRequest(info=self.reach.info, load=self.reach.load()))
-                    # The router has taken this server.
-                    await call.wait_for_connection()
-                self._begin()
-                log.info("attached to the router at %s", address)
-                await until_first_ends(
-                    read_stream(call, self.received), write_stream(call, self._unwritten.get), self._beat()
-                )
-            except asyncio.InvalidStateError:
-                raise StreamEnded(str(await call.details() or "the stream ended")) from None
-            finally:
-                call.cancel()
-                if self.attached:
-                    self.attached = False
-                    self.changed()
+    def _announce(self, announced: sequence_pb2.OpenSequence) -> None:
+        self.outbox.last(announced.ByteSize()).opens.append(announced)
 
-    def _begin(self) -> None:
-        self._unwritten = asyncio.Queue()
+    async def _call(self, channel: grpc.aio.Channel) -> Any:
+        stub: Any = attach_pb2_grpc.AttachServiceStub(channel)
+        self.outbox.put(attach_pb2.AttachRequest(info=self._reach.info, load=self._reach.load()))
+        return stub.Attach(metadata=self._reach.credential)
+
+    def _received(self, message: target_pb2.VerifyRequest) -> None:
+        self._on_message(message)
+
+    async def _watch(self, call: Any) -> None:
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            # The router has taken this server.
+            await call.wait_for_connection()
         self.attached = True
+        self._connected()
         for announced in self._open.values():
-            self._send(attach_pb2.AttachRequest(opens=[announced]))
-        self.changed()
-
-    async def _beat(self) -> NoReturn:
+            self._announce(announced)
+        self._changed()
         while True:
             await asyncio.sleep(_BEAT_S)
-            if self._unwritten.qsize() > _MAX_UNWRITTEN:
-                raise StreamEnded("it does not read")
-            self._send(attach_pb2.AttachRequest(load=self.reach.load()))
+            self.outbox.put(attach_pb2.AttachRequest(load=self._reach.load()))
+
+    def _ended(self, why: Exception | None) -> None:
+        if self.attached:
+            self.attached = False
+            self._changed()
