@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 import grpc
 from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import Connect, create_channel
+from outrider.rpc.link import PeerLink, StreamEnded
+from outrider.rpc.outbox import Outbox
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.runtime.supervision import until_first_ends
 
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.plan_messages import (
@@ -29,14 +30,14 @@ from outrider_controller.plan_messages import (
 from outrider_controller.router.fleet.fleet import WorkerLeases
 from outrider_controller.router.speculation.settings import PLAN_EVERY_S, SettingsSender
 
-log = logging.getLogger(__name__)
-
 _LOOK_EVERY_S = 0.5
 # A leader sends a snapshot to each new follower: one that does not is taken for dead.
 _SNAPSHOT_TIMEOUT_S = 2.0
 
 
-class PlanFollower:
+class PlanFollower(PeerLink[policy.FollowResponse, Outbox[policy.FollowRequest]]):
+    level = logging.DEBUG
+
     def __init__(
         self,
         router_id: str,
@@ -45,18 +46,19 @@ class PlanFollower:
         connect: Connect = create_channel,
         secret: ClusterSecret | None = None,
     ) -> None:
+        super().__init__("control plane", connect, Outbox())
         self._router_id = router_id
         self._settings_sender = settings_sender
         self._leases = leases
         self._metadata = bearer(secret.token(Role.ROUTER)) if secret is not None else ()
-        self._connect = connect
         self._epoch = 0
-        self._tried = asyncio.Event()
+        self._tried, self._answered = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> NoReturn:
         while True:
             for record in await self._leases.workers(worker.WORKER_ROLE_CONTROL):
-                await self._try(record.address)
+                self.address = record.address
+                await self.talk()
             self._tried.set()
             await asyncio.sleep(_LOOK_EVERY_S)
 
@@ -66,49 +68,44 @@ class PlanFollower:
             async with asyncio.timeout(timeout_s):
                 await self._tried.wait()
 
-    async def _try(self, address: str) -> None:
-        """Follows for as long as that control plane leads."""
-        try:
-            async with self._connect(address) as channel:
-                stub: Any = policy_pb2_grpc.PolicyServiceStub(channel)
-                call = stub.Follow(metadata=self._metadata)
-                await until_first_ends(self._send(call), self._receive(call))
-        except (grpc.RpcError, TimeoutError, asyncio.InvalidStateError) as error:
-            log.debug("control plane at %s: %s", address, type(error).__name__)
-        except Exception:
-            log.exception("following the control plane at %s failed", address)
-        finally:
-            self._settings_sender.policy.lost(asyncio.get_running_loop().time())
+    async def _call(self, channel: grpc.aio.Channel) -> Any:
+        stub: Any = policy_pb2_grpc.PolicyServiceStub(channel)
+        self._answered.clear()
+        return stub.Follow(metadata=self._metadata)
 
-    async def _send(self, call: Any) -> None:
-        settings_sender, used_s, at_s = self._settings_sender, time.process_time(), time.monotonic()
+    async def _watch(self, call: Any) -> None:
+        used_s, at_s = time.process_time(), time.monotonic()
         while True:
-            leads = settings_sender.policy.led
-            evidence = settings_sender.policy.evidence() if leads else {}
             now_used_s, now_s = time.process_time(), time.monotonic()
-            await call.write(
-                policy.FollowRequest(
-                    router_id=self._router_id,
-                    evidence=[evidence_to_proto(key, one) for key, one in evidence.items()],
-                    targets=[report_to_proto(model, state) for model, state in settings_sender.target_states().items()],
-                    busy=(now_used_s - used_s) / max(now_s - at_s, 1e-3),
-                    epoch=self._epoch,
-                    reaches_store=self._leases.available,
-                )
-            )
+            self.outbox.put(self._request((now_used_s - used_s) / max(now_s - at_s, 1e-3)))
             used_s, at_s = now_used_s, now_s
+            async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
+                await self._answered.wait()
             await asyncio.sleep(PLAN_EVERY_S)
+            # A leader that stops reading costs no evidence.
+            await self.outbox.idle.wait()
 
-    async def _receive(self, call: Any) -> None:
-        async with asyncio.timeout(_SNAPSHOT_TIMEOUT_S):
-            message = await call.read()
-        while message is not grpc.aio.EOF:
-            if message.epoch < self._epoch:
-                # A former leader, which does not know yet that another one leads.
-                return
-            self._epoch = message.epoch
-            self._take(message.decisions)
-            message = await call.read()
+    def _request(self, busy: float) -> policy.FollowRequest:
+        known = self._settings_sender.policy
+        evidence = known.evidence() if known.led else {}
+        return policy.FollowRequest(
+            router_id=self._router_id,
+            evidence=[evidence_to_proto(key, one) for key, one in evidence.items()],
+            targets=[report_to_proto(*state) for state in self._settings_sender.target_states().items()],
+            busy=busy,
+            epoch=self._epoch,
+            reaches_store=self._leases.available,
+        )
+
+    def _received(self, message: policy.FollowResponse) -> None:
+        if message.epoch < self._epoch:
+            raise StreamEnded("a former leader, which does not know yet that another one leads")
+        self._epoch = message.epoch
+        self._take(message.decisions)
+        self._answered.set()
+
+    def _ended(self, why: Exception | None) -> None:
+        self._settings_sender.policy.lost(asyncio.get_running_loop().time())
 
     def _take(self, decisions: Any) -> None:
         # Decisions carry wall-clock times; this router uses the loop's clock.
