@@ -46,6 +46,11 @@ _COMMANDS = {
         "What would run-ahead, waiting, trees and lookups be worth on GPUs? Computed.",
     ),
     "rollouts": (f"{_SCENARIOS}.rollouts", "rollouts", "How soon is a worse draft undone, and a better one promoted?"),
+    "releases": (
+        f"{_SCENARIOS}.releases",
+        "releases",
+        "How soon is a tenant's text learnt, and what is forgotten?",
+    ),
     "repeats": (f"{_SCENARIOS}.repeats", "repeats", "How much faster are answers that are given again, with suffixes?"),
     "distilling": (f"{_SCENARIOS}.distilling", "distilling", "How many tokens does distill write and learn a second?"),
     "structured": (

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import click
+from outrider_controller.autoscaler.rollout import DEFAULT_SHADOW_SHARE
 from outrider_controller.cli.output import json_file_option
 
 from benchmarks.report import Row, finish, show, table
@@ -34,24 +36,40 @@ def host(rows: int, steps: int, json_file: Path | None) -> int:
     The model and its vocabulary are replaced by next to nothing. What is left is the thread's own work in a turn of its
     loop: 4 drafted tokens come for each sequence, the step is planned, laid out in the buffer of recorded steps and
     verified, half of each draft is accepted, and a report is made. In processor time of the thread, so that other
-    processes disturb little.
+    processes disturb little. Beside it: what the event loop spends on the drafts of a step, without and with a
+    candidate that follows a tenth of the sequences as a shadow.
     """
     found = [_measure(name, rows, steps) for name in (*_MAX_MS, "sampled, log probabilities")]
-    show(table(found), f"Milliseconds of a turn with {rows} sequences of {1 + _DRAFTED} tokens; quartiles.")
-    return finish("host", {"holds": all(row["holds"] for row in found), "rows": found}, json_file)
+    beside = list(_drafts(rows, steps))
+    show(
+        table(found),
+        f"Milliseconds of a turn with {rows} sequences of {1 + _DRAFTED} tokens; quartiles.",
+        table(beside),
+        "Milliseconds that the event loop, in another thread, spends on the drafts of such a step.",
+    )
+    return finish("host", {"holds": all(row["holds"] for row in found), "rows": found, "drafts": beside}, json_file)
 
 
-def _measure(name: str, rows: int, steps: int) -> Row:
-    spent = sorted(_turns(name, rows, steps))
-    most = _MAX_MS.get(name)
+def _drafts(rows: int, steps: int) -> Iterator[Row]:
+    from benchmarks.support.shadow_load import loop_ms
+
+    for followed in (0, round(rows * DEFAULT_SHADOW_SHARE)):
+        yield {"followed by a candidate": followed, **_quartiles(asyncio.run(loop_ms(rows, followed, steps)))}
+
+
+def _quartiles(times: Iterable[float]) -> dict[str, float]:
+    spent = sorted(times)
     return {
-        "step": name,
         "median": round(median(spent), 2),
         "25 %": round(spent[len(spent) // 4], 2),
         "75 %": round(spent[len(spent) * 3 // 4], 2),
-        "at most": most,
-        "holds": most is None or rows != 64 or median(spent) <= most,
     }
+
+
+def _measure(name: str, rows: int, steps: int) -> Row:
+    found, most = _quartiles(_turns(name, rows, steps)), _MAX_MS.get(name)
+    holds = most is None or rows != 64 or found["median"] <= most
+    return {"step": name, **found, "at most": most, "holds": holds}
 
 
 def _turns(name: str, rows: int, steps: int) -> Iterator[float]:

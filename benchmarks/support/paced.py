@@ -45,6 +45,9 @@ class Marks:
     num_steps: int = 0
     num_commits: int = 0
     num_tokens: int = 0
+    num_opened: int = 0
+    num_shadows: int = 0
+    """Of the opened sequences, those that a candidate follows."""
     _commits: dict[int, deque[float]] = field(default_factory=lambda: defaultdict(deque))
 
     def message(self, way: str) -> None:
@@ -56,6 +59,11 @@ class Marks:
         if self.recording:
             self.num_commits += 1
             self.num_tokens += num_tokens
+
+    def opened(self, opening: sequence.OpenSequence) -> None:
+        if self.recording:
+            self.num_opened += 1
+            self.num_shadows += opening.HasField("shadow_draft")
 
     def received(self, number: int, now_s: float) -> None:
         """The client has received the oldest commit on its way. Raises IndexError when there was none."""
@@ -109,6 +117,7 @@ class PacedTarget(FakeTarget):
     def _take(self, request: target_pb2.VerifyRequest, rows: dict[int, _Row]) -> None:
         for opening in request.opens:
             rows[opening.sequence_id] = _Row.of(opening)
+            self._marks.opened(opening)
         for setting in request.settings:
             if row := rows.get(setting.sequence_id):
                 row.max_draft_tokens = setting.speculation.max_draft_tokens

@@ -15,8 +15,8 @@ async def make_tenants(stack: Stack, names: Sequence[str]) -> dict[str, str]:
     given = [tenants_pb2.Tenant(name=name) for name in names]
     await call_control(stack.control, lambda stub: stub.PutTenants(control_pb2.PutTenantsRequest(tenants=given)))
     made = [control_pb2.CreateKeyRequest(tenant=name) for name in names]
-    return {one.tenant: (await call_control(stack.control, partial(_create, one))).key for one in made}
+    return {one.tenant: (await call_control(stack.control, partial(create_key, one))).key for one in made}
 
 
-def _create(request: control_pb2.CreateKeyRequest, stub: Control) -> Awaitable[control_pb2.CreateKeyResponse]:
+def create_key(request: control_pb2.CreateKeyRequest, stub: Control) -> Awaitable[control_pb2.CreateKeyResponse]:
     return stub.CreateKey(request)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scenarios.router import Row, growth, tls_cost
+from benchmarks.scenarios.router import Row, added_cost, growth
 from benchmarks.support.router_load import LoadFailed, percentiles
 
 
@@ -59,7 +59,7 @@ def test_percentiles_are_of_what_arrived() -> None:
         percentiles([])
 
 
-def test_what_tls_costs_is_the_ratio_of_medians() -> None:
-    cost = tls_cost(10, [10.0, 11.0, 30.0], [11.0, 11.0, 11.0])
+def test_what_something_costs_is_the_ratio_of_medians() -> None:
+    cost = added_cost("TLS", 10, [10.0, 11.0, 30.0], [11.0, 11.0, 11.0])
     assert (cost["RATIO"], cost["TLS / PLAIN"]) == (1.0, "1.000")
     assert cost["PLAIN µS/TOKEN"] == "11.0 (10.0 to 30.0)"

@@ -1,0 +1,212 @@
+"""python -m benchmarks releases"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from outrider.rpc.v1 import control_pb2
+from outrider.runtime.spawn import bound_to_us
+from outrider.samples import SampleStore
+from outrider_controller.cli.clusters.control import call_control
+from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.output import json_file_option, note
+from outrider_controller.cli.up.models import DEFAULT_TARGET
+from outrider_controller.cli.up.stack import Stack
+from outrider_controller.cli.up.stack_config import StackConfig
+from outrider_controller.cli.up.stack_options import run_async
+
+from benchmarks.report import finish, show, table
+from benchmarks.support.asking import answers, count_option, max_tokens_option
+from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
+from benchmarks.support.tenants import create_key
+
+T = TypeVar("T")
+TENANT, DRAFT, SHIPPED = "acme", "acme-1", "smollm2-135m-draft"
+_MIN_GAIN, _MAX_LOSS, _MAX_MINUTES = 0.08, 0.01, 60.0
+_HELD_OUT = 48
+_NAMES = ("Anna", "Ben", "Chloe", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jack", "Kara", "Liam", "Mia")
+_CITIES = ("Paris", "Berlin", "Madrid", "Rome", "Oslo", "Vienna", "Lisbon", "Dublin", "Prague", "Athens", "Milan")
+_ITEMS = ("chairs", "lamps", "tables", "mugs", "boots", "bikes", "tents", "cables", "phones", "books", "pens", "desks")
+_FORMS = (
+    "Write a JSON object with the keys name, city, item, quantity and price for this order: {name} from {city} orders "
+    "{count} {item} for {price} euros. Answer with the JSON object only.",
+    "Write an XML document for an invoice: customer {name}, city {city}, {count} {item}, price {price}, tax and total.",
+    "Write an SQL query that lists the {item} sold in {city} by {name} with a quantity above {count}, by month.",
+)
+
+
+def prompts_of_the_tenant(seed: int) -> Iterator[Prompt]:
+    """Records in formats that the shipped draft has hardly learnt; endless."""
+    rng = random.Random(seed)
+    while True:
+        given = {"name": rng.choice(_NAMES), "city": rng.choice(_CITIES), "item": rng.choice(_ITEMS)}
+        numbers = {"count": rng.randint(2, 99), "price": rng.randint(5, 999)}
+        yield Prompt(str(seed), TENANT, rng.choice(_FORMS).format(**given, **numbers))
+
+
+@click.command("releases")
+@prompts_option
+@count_option(48)
+@max_tokens_option(96)
+@click.option("--requests", type=click.IntRange(64), default=400, show_default=True, help="That are recorded.")
+@click.option("--train-tokens", type=click.IntRange(1), default=800_000, show_default=True)
+@click.option("--most", type=click.IntRange(1), default=4000, show_default=True, help="Requests until the verdict.")
+@click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="To distil with.")
+@click.option("--directory", type=click.Path(file_okay=False, path_type=Path), required=True, help="A new one.")
+@json_file_option
+def releases(
+    prompts_file: Path,
+    num_prompts: int,
+    max_tokens: int,
+    requests: int,
+    train_tokens: int,
+    most: int,
+    threads: int,
+    directory: Path,
+    json_file: Path | None,
+) -> int:
+    """A tenant's text that the draft does not know: how soon is it learnt, and what is forgotten?
+
+    With the manual's commands: the tenant's requests are recorded, a draft is distilled from them and released to it.
+    The tenant asks for JSON, XML and SQL, with other names and numbers in each request. --prompts are those of other
+    tenants. Acceptance is the share of first drafted tokens that the target accepts, at temperature 0.
+    """
+    loop = Loop(directory, max_tokens, requests, train_tokens, most, threads)
+    state = run_async(loop.run())
+    minutes = sum(loop.minutes.values())
+    others, held_out = spread(read_prompts(prompts_file), num_prompts), take(prompts_of_the_tenant(3), _HELD_OUT)
+    asked = {TENANT: held_out, "others": others}
+    rows = [_accepted(who, prompts, directory / DRAFT, max_tokens) for who, prompts in asked.items()]
+    gained, kept = (row["after"] - row["before"] for row in rows)
+    took = {name.upper(): f"{each:.1f}" for name, each in loop.minutes.items()}
+    show(f"Minutes:\n{table([took])}", table(rows), f"{DRAFT}: {state}")
+    holds = state == "promoted" and gained >= _MIN_GAIN and kept >= -_MAX_LOSS and minutes <= _MAX_MINUTES
+    body = {"holds": holds, "state": state, "minutes": loop.minutes, "acceptance": rows, "train_tokens": train_tokens}
+    return finish("releases", body, json_file)
+
+
+def take(prompts: Iterator[Prompt], count: int) -> list[Prompt]:
+    return [next(prompts) for _ in range(count)]
+
+
+@dataclass(slots=True)
+class Loop:
+    """From the tenant's first request to the verdict on its draft."""
+
+    directory: Path
+    max_tokens: int
+    requests: int
+    train_tokens: int
+    most: int
+    threads: int
+    minutes: dict[str, float] = field(default_factory=dict)
+    """That each step took."""
+
+    @property
+    def samples(self) -> Path:
+        return self.directory / "samples"
+
+    async def run(self) -> str:
+        """The state of the rollout."""
+        self.samples.mkdir(parents=True)
+        async with Stack(StackConfig(target_args=f"--samples {self.samples}"), note) as stack:
+            key = await self._consenting(stack)
+            await self._timed("record", self._ask(stack, key, take(prompts_of_the_tenant(1), self.requests)))
+            note(f"{SampleStore(self.samples).count(TENANT)} samples")
+            await self._timed("distil", self._distil())
+            async with self._worker(stack):
+                return await self._timed("rollout", self._rolled_out(stack, key))
+
+    async def _timed(self, name: str, step: Awaitable[T]) -> T:
+        began_s = time.monotonic()
+        found = await step
+        self.minutes[name] = (time.monotonic() - began_s) / 60
+        note(f"{name}: {self.minutes[name]:.1f} minutes")
+        return found
+
+    async def _consenting(self, stack: Stack) -> str:
+        """The tenant's API key."""
+        record = self.directory / "tenants.json"
+        record.write_text(json.dumps({"tenants": [{"name": TENANT, "samples": "text"}]}))
+        await outrider("apply", "-f", str(record), "--control", stack.control)
+        return (await call_control(stack.control, partial(create_key, control_pb2.CreateKeyRequest(tenant=TENANT)))).key
+
+    async def _ask(self, stack: Stack, key: str, prompts: Sequence[Prompt]) -> None:
+        await answers(
+            *(stack.gateway_grpc, stack.config.model, prompts, TENANT),
+            speculation="on",
+            concurrency=8,
+            keys=[key] * len(prompts),
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+        )
+
+    async def _distil(self) -> None:
+        await outrider(
+            *("distill", str(self.directory / DRAFT), "--start", SHIPPED, "--threads", str(self.threads)),
+            *("--from-samples", TENANT, "--samples-dir", str(self.samples)),
+            *("--train-tokens", str(self.train_tokens), "--json", str(self.directory / "distilled.json")),
+        )
+
+    @asynccontextmanager
+    async def _worker(self, stack: Stack) -> Any:
+        model = ("--model", str(self.directory / DRAFT), "--candidate", "--listen", "127.0.0.1:0", "--threads", "1")
+        worker = await asyncio.create_subprocess_exec(*_command("draft", *model, "--metadata", stack.metadata_url))
+        try:
+            yield
+        finally:
+            worker.terminate()
+            await worker.wait()
+
+    async def _rolled_out(self, stack: Stack, key: str) -> str:
+        at = ("--control", stack.control)
+        while DRAFT not in await outrider("get", "drafts", "-o", "name", *at):  # noqa: ASYNC110
+            await asyncio.sleep(1.0)
+        await outrider("rollout", "start", DRAFT, "--tenant", TENANT, "--share", "0.5", *at)
+        prompts = prompts_of_the_tenant(2)
+        for _ in range(0, self.most, 64):
+            await self._ask(stack, key, take(prompts, 64))
+            told = json.loads(await outrider("rollout", "status", DRAFT, "-o", "json", *at))["rollout"]
+            note(f"{told}")
+            if told["state"] != "running":
+                break
+        return str(told["state"])
+
+
+def _command(*arguments: str) -> list[str]:
+    return bound_to_us([sys.executable, "-m", "outrider_controller.cli", *arguments])
+
+
+async def outrider(*arguments: str) -> str:
+    """What the command prints. Raises CommandError."""
+    note(" ".join(["outrider", *arguments]))
+    child = await asyncio.create_subprocess_exec(*_command(*arguments), stdout=asyncio.subprocess.PIPE)
+    out, _ = await child.communicate()
+    if child.returncode:
+        raise CommandError(f"outrider {arguments[0]} ended with exit code {child.returncode}")
+    return out.decode()
+
+
+def _accepted(who: str, prompts: Sequence[Prompt], draft: Path, max_tokens: int) -> dict[str, Any]:
+    from outrider.engine import EngineConfig, resolve
+    from outrider.engine.checkpoints.tokenizer import load_tokenizer
+    from outrider.engine.models.loader import load_engine
+    from outrider.training.acceptance import measure
+    from outrider.training.texts import prompt_ids
+
+    target = resolve(DEFAULT_TARGET)
+    tokenizer, engine = load_tokenizer(target), load_engine(target, EngineConfig(prefix_cache=False))
+    asked = [prompt_ids(tokenizer, [{"role": "user", "content": prompt.text}]) for prompt in prompts]
+    before, after = (measure(engine, resolve(str(one)), asked, max_tokens).greedy for one in (SHIPPED, draft))
+    return {"prompts of": who, "before": before, "after": after}
