@@ -24,12 +24,12 @@ _DECIDE = (
     *(_SERVICES / room for room in ("target/step", "target/drafts", "target/requests", "worker/step_cost.py")),
     *(_SERVICES / room for room in ("gateway/tenants", "gateway/generation")),
 )
-_MAX_NUMBERS, _MAX_FILES = 67, 4
+_MAX_NUMBERS, _MAX_FILES = 61, 3
 _BOUND = re.compile(r"_?MAX_\w+|_?MIN_\w*(BYTES|CHARS|RETRY_S)")
 _WAIT = re.compile(r"_?(\w*_)?(TIMEOUT|EVERY|TICK|RETRY|RETRY_PLACE|REPORT|FRESH|FRESH_WITHOUT_KEY|LAST_KNOWN)_S")
 _FACTS = {
     **dict.fromkeys(("_NEVER", "_UNKNOWN", "_STAND_IN"), "stands for no number"),
-    **dict.fromkeys(("Z_80", "BYTES_PER_GB", "_UINT64_MAX", "_SALT_BYTES", "FRAME_BYTES"), "mathematics, or a format"),
+    **dict.fromkeys(("Z_80", "_UINT64_MAX", "_SALT_BYTES", "FRAME_BYTES"), "mathematics, or a format"),
     **dict.fromkeys(("_ROUNDING", "_ROUNDED_US"), "how exactly another process counts"),
     **dict.fromkeys(("DEFAULT_SHARE", "MAX_SHARE", "PROMOTE_ABOVE", "UNDO_BELOW"), "a rollout's terms"),
     **dict.fromkeys(("GIVE_UP_TOKENS", "_ERROR", "MIN_REPORTS"), "a rollout's terms"),
@@ -38,6 +38,7 @@ _FACTS = {
     **dict.fromkeys(("SAMPLED_TOP", "_CHECKED_TOKENS"), "how much is recorded or tried"),
     **dict.fromkeys(("_LOOSE", "_FAR"), "how tokenizers join texts"),
     "_SWITCH_INTERVAL_S": "of the Python interpreter",
+    "_RESPONSE_BYTES": "how large a message is",
 }
 
 

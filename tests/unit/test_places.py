@@ -29,13 +29,13 @@ def refused(places: TenantPlaces, tenant: str) -> float | None:
 
 
 def test_one_tenant_alone_has_every_place_and_no_more_than_there_may_be() -> None:
-    places = TenantPlaces(100, 0.8)
+    places = TenantPlaces(100)
     with ExitStack() as stack:
         assert entered(stack, places, "a", 150) == places.taken == 100
 
 
 def test_above_four_fifths_only_tenants_below_their_weighted_share_are_taken() -> None:
-    places = TenantPlaces(100, 0.8)
+    places = TenantPlaces(100)
     with ExitStack() as stack:
         assert entered(stack, places, "greedy", 79) == 79
         assert entered(stack, places, "quiet", 1) == 1
@@ -48,7 +48,7 @@ def test_above_four_fifths_only_tenants_below_their_weighted_share_are_taken() -
 
 
 def test_a_share_follows_the_weight() -> None:
-    places = TenantPlaces(100, 0.8)
+    places = TenantPlaces(100)
     with ExitStack() as stack:
         entered(stack, places, "light", 60)
         # Three quarters would be its own; the bound comes first.
@@ -57,7 +57,7 @@ def test_a_share_follows_the_weight() -> None:
 
 def test_who_is_refused_is_told_when_requests_of_its_own_end_or_of_anybody_where_all_are_taken() -> None:
     now_s = 0.0
-    places = TenantPlaces(10, 0.8, lambda: now_s, first_retry_s=2.5)
+    places = TenantPlaces(10, lambda: now_s, first_retry_s=2.5)
     with ExitStack() as stack:
         entered(stack, places, "a", 10)
         assert refused(places, "b") == 2.5
@@ -76,7 +76,7 @@ def test_who_is_refused_is_told_when_requests_of_its_own_end_or_of_anybody_where
 
 
 def test_nothing_is_left_of_those_that_have_gone() -> None:
-    places = TenantPlaces(10, 0.8)
+    places = TenantPlaces(10)
     with ExitStack() as stack:
         entered(stack, places, "a", 3, weight=0.1)
     with ExitStack() as stack:

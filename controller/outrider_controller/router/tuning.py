@@ -1,14 +1,9 @@
 """The numbers by which a router decides, with unit and reason. Others would make it decide worse, never wrongly."""
 
 # Who may start now
-BUSY = 0.8  # Share of the places that any tenant may take. The rest is for tenants below their weighted shares.
 ACTIVE_S = 10.0  # Seconds for which a tenant without requests keeps its share.
-# Tokens of an answer of which the client says nothing. As long is a turn, so that most serve a request, and the pause
-# of a draft that has failed: it must prefill them all to come back.
-USUAL_TOKENS = 128
-NEWEST = 0.05  # Weight of the newest request in means over requests.
-ANSWER_S, ANSWER_SHARE = 0.25, 0.2  # Seconds, and at most this share of its time, for a refusal to reach a client.
-EXPECTED_WAIT_SHARE = 0.5  # Share of its time that a request may be expected to wait: the estimate is only a mean.
+ANSWER_S = 0.25  # Seconds for a refusal to reach a client, within WAIT_SHARE of the request's time.
+WAIT_SHARE = 0.5  # Share of its time that a request may be expected to wait: the estimate is only a mean.
 
 # Which worker
 SIMILAR_LOAD = 0.125  # Share of its places by which a draft may be busier and be chosen: for larger batches.

@@ -17,7 +17,6 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tuning import MIN_CHANCE
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, to_us
 from outrider.protocol.rounds import Round
 from outrider.protocol.sequence_key import Finish
@@ -29,6 +28,7 @@ from outrider.target.requests.opening import Limits, Opening, Stopping
 from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
+from outrider.tuning import MIN_CHANCE
 from outrider.worker.events import Closed, SequenceKey
 from outrider.worker.step_cost import StepCost
 

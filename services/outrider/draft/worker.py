@@ -15,8 +15,8 @@ from outrider.draft.rounds import DraftRounds, Outcome
 from outrider.draft.sequences import OpenDraftSequences, OpenSequence
 from outrider.draft.shadow import Shadow
 from outrider.drafters import CommitMismatch, Drafter
-from outrider.drafting.tuning import BEFORE_RUNNING_AHEAD_S
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.tuning import BEFORE_RUNNING_AHEAD_S
 from outrider.worker.events import (
     Closed,
     DrainExpired,

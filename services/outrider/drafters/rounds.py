@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from outrider.drafting.config import ModelConfig
 from outrider.drafting.tree import DraftTree
-from outrider.drafting.tuning import MIN_CHANCE
 from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
+from outrider.tuning import MIN_CHANCE
 
 
 def plan_ingestion(lags: Sequence[int], config: ModelConfig) -> list[int]:

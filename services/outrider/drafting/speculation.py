@@ -1,4 +1,6 @@
-"""How much drafts may propose for one sequence: a router decides it, its target and its drafts go by it."""
+"""How much drafts may propose for one sequence, and how long a step may wait for them: a router decides it, its target
+and its drafts go by it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from dataclasses import dataclass, replace
 from outrider.drafting.source import DraftLimits
 from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
+from outrider.tuning import PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +67,15 @@ class Speculation:
 
 
 PLAIN = Speculation()
+
+
+def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
+    """Longest useful wait in µs: one step per token expected to be accepted, times PATIENCE, at most `cap_us`.
+
+    0, no wait, for a draft that takes longer, and while a duration is unknown (0): the wait could be long, and a round
+    without it measures both durations.
+    """
+    if step_us <= 0 or turnaround_us <= 0:
+        return 0
+    worth_us = min(float(cap_us), PATIENCE * accepted_per_step * step_us)
+    return int(worth_us) if turnaround_us <= worth_us else 0

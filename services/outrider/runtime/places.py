@@ -1,6 +1,6 @@
 """Places that tenants divide: of a gateway for its requests, of a router for its calls. The clock is an argument.
 
-While less than a share `busy` of them is taken, any tenant gets one. Above that only tenants below their weighted
+While less than a share `BUSY` of them is taken, any tenant gets one. Above that only tenants below their weighted
 share do, among those that have any.
 """
 
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from outrider.errors import Overloaded
+from outrider.tuning import BUSY
 
 _NUM_LEFT = 64
 _MIN_RETRY_S, _MAX_RETRY_S = 0.1, 30.0
@@ -30,7 +31,6 @@ class TenantPlaces:
     def __init__(
         self,
         most: int,
-        busy: float,
         clock: Callable[[], float] = time.monotonic,
         first_retry_s: float = 1.0,
         holder: str = "server",
@@ -38,7 +38,6 @@ class TenantPlaces:
         """`first_retry_s`: what a client is told before the first place became free. `holder`: what has the places."""
         self.most = most
         self.taken = 0
-        self._busy = busy
         self._clock = clock
         self._first_retry_s = first_retry_s
         self._holder = holder
@@ -71,7 +70,7 @@ class TenantPlaces:
         if self.taken + count > self.most:
             problem = f"{self.taken} requests are under way; this {self._holder} takes {self.most}"
             ending = self.taken
-        elif not begun and self.taken >= self._busy * self.most and self._has_share(tenant, weight):
+        elif not begun and self.taken >= BUSY * self.most and self._has_share(tenant, weight):
             ending = self._held[tenant].places
             problem = f"{ending} requests are under way, this tenant's share of a busy {self._holder}"
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.drafting import tuning
+from outrider import tuning
 
 
 @dataclass(frozen=True, slots=True)

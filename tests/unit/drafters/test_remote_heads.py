@@ -181,7 +181,7 @@ def test_texts_are_those_of_the_target_alone(
     deep: Path, kind: str, how: str, params: SamplingParams, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So little does a random head know that its drafts would end at once.
-    monkeypatch.setattr("outrider.drafting.tuning.HEAD_MIN_JOINT", 0.0)
+    monkeypatch.setattr("outrider.tuning.HEAD_MIN_JOINT", 0.0)
     plain = alone(deep, wanted(count, params, Speculation()))
     made = remote(
         deep,

@@ -26,11 +26,10 @@ from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.clusters.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.up.cores import Cores
 from outrider_controller.cli.up.models import checked, fetched, located
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
-from outrider_controller.cli.up.stack_config import StackConfig, StackPlan, StackPlanner
+from outrider_controller.cli.up.stack_config import Cores, StackConfig, StackPlan, StackPlanner
 from outrider_controller.private import make_private
 
 _ASSEMBLY_TIMEOUT_S = 30.0

@@ -14,7 +14,9 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 
-from outrider_controller.router import tuning
+from outrider.tuning import BUSY, NEWEST, USUAL_TOKENS
+
+from outrider_controller.router.tuning import ACTIVE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,9 @@ class Room:
 
     def allows(self, running: int, held_tokens: float, share: float) -> bool:
         """Whether a tenant that has this much may get one more place. Always, unless the targets are nearly full."""
-        if self.places - self.free >= tuning.BUSY * self.places and running >= self.part * share:
+        if self.places - self.free >= BUSY * self.places and running >= self.part * share:
             return False
-        nearly_full = self.tokens - self.free_tokens >= tuning.BUSY * self.tokens
+        nearly_full = self.tokens - self.free_tokens >= BUSY * self.tokens
         return not (nearly_full and held_tokens >= self.tokens * self.part / self.places * share)
 
     def fits(self, ticket: Ticket) -> bool:
@@ -92,7 +94,7 @@ class _Means:
     """How long they had their places."""
 
     def add(self, cost: float, held_s: float) -> None:
-        share = tuning.NEWEST if self.held_s else 1.0
+        share = NEWEST if self.held_s else 1.0
         self.cost += share * (cost - self.cost)
         self.held_s += share * (held_s - self.held_s)
 
@@ -190,10 +192,11 @@ class FairQueue:
         return [a for a in self._ring.values() if room.allows(a.running, a.held_tokens, a.weight / self._weights)]
 
     def _next(self, ready: list[_Account]) -> _Account:
-        """The next account in turn, after as many rounds of credit as the first to reach its cost needs."""
-        rounds = max(0, min(math.ceil((a.first.cost - a.deficit) / (tuning.USUAL_TOKENS * a.weight)) for a in ready))
+        """The next account in turn, after as many rounds of credit as the first to reach its cost needs: each gives the
+        tokens of a usual answer, so that most serve a request."""
+        rounds = max(0, min(math.ceil((a.first.cost - a.deficit) / (USUAL_TOKENS * a.weight)) for a in ready))
         for account in ready:
-            account.deficit += rounds * tuning.USUAL_TOKENS * account.weight
+            account.deficit += rounds * USUAL_TOKENS * account.weight
         return max(ready, key=lambda a: a.deficit >= a.first.cost)
 
     def _admit(self, account: _Account, ticket: Ticket, now_s: float) -> None:
@@ -231,7 +234,7 @@ class FairQueue:
     def _forget(self, now_s: float) -> None:
         while self._idle:
             tenant, since_s = next(iter(self._idle.items()))
-            if now_s - since_s < tuning.ACTIVE_S:
+            if now_s - since_s < ACTIVE_S:
                 return
             del self._idle[tenant]
             self._weights -= self._accounts.pop(tenant).weight

@@ -98,7 +98,7 @@ class AdmissionQueue:
         timeout_s = self._config.queue_timeout_s
         if deadline_s is None:
             return timeout_s
-        return min(timeout_s, deadline_s - min(tuning.ANSWER_S, tuning.ANSWER_SHARE * deadline_s))
+        return min(timeout_s, deadline_s - min(tuning.ANSWER_S, tuning.WAIT_SHARE * deadline_s))
 
     async def _admitted(
         self, request: Request, pool: _Pool, ticket: Ticket, until_s: float, on_accepted: OnAccepted
@@ -108,7 +108,7 @@ class AdmissionQueue:
         pool.queue.put(ticket, ticket.arrived_s)
         self._hand_out(request.model)
         if ticket.admitted_s is None:
-            if wait_s is not None and wait_s > tuning.EXPECTED_WAIT_SHARE * (until_s - ticket.arrived_s):
+            if wait_s is not None and wait_s > tuning.WAIT_SHARE * (until_s - ticket.arrived_s):
                 raise self._refusal(
                     request, ticket, f"{request.model!r} has more requests in the queue than can start in time"
                 )

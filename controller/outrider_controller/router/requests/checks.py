@@ -16,8 +16,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
-
-from outrider_controller.router.tuning import USUAL_TOKENS
+from outrider.tuning import USUAL_TOKENS
 
 _SALT_BYTES = 16
 

@@ -25,7 +25,6 @@ from outrider.rpc.v1 import router_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.places import TenantPlaces
 
-from outrider_controller.router import tuning
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet
 from outrider_controller.router.observe.telemetry import RouterTelemetry
@@ -146,7 +145,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._draining = draining
         self._calls = TenantPlaces(
             config.admission.max_sessions + config.admission.max_queued,
-            tuning.BUSY,
             lambda: asyncio.get_running_loop().time(),
             config.admission.retry_after_s,
             "router",

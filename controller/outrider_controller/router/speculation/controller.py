@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from outrider.drafting.speculation import PLAIN, Speculation
-from outrider.drafting.waiting import worthwhile_wait_us
+from outrider.drafting.speculation import PLAIN, Speculation, worthwhile_wait_us
 from outrider.protocol.rounds import Round
 
 from outrider_controller.router import tuning

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.protocol.rounds import Round
+from outrider.tuning import USUAL_TOKENS
 
 from outrider_controller.autoscaler.evidence import Evidence
 from outrider_controller.router import tuning
@@ -191,7 +192,8 @@ class SpeculationGain:
         if self._rounds < tuning.MIN_ROUNDS:
             return
         if self.saving < 0:
-            self._enter(tuning.USUAL_TOKENS)
+            # To come back, the draft has to prefill what the target decodes meanwhile.
+            self._enter(USUAL_TOKENS)
             # The cause, a busy machine for example, may be over at the next trial: that one starts without credit.
             self.saving = 0.0
         elif not record.measured and self.saving < tuning.CLEAR_SAVING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from outrider.drafting import tuning
+from outrider import tuning
 from outrider.drafting.heads.interface import ChainMemory
 from outrider.drafting.source import SourceOpening
 from outrider.drafting.tree import ROOT, DraftTree

@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from outrider.errors import Code, DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.gateway.config import Failover
 from outrider.gateway.generation.context_length import check_room, max_new_tokens, too_long
-from outrider.gateway.generation.message_parser import parser_of
 from outrider.gateway.generation.metrics import GatewayMetrics, RequestObserver
-from outrider.gateway.generation.output import FinishReason, Output, Piece
+from outrider.gateway.generation.output import FinishReason, Output, Piece, parser_of
 from outrider.gateway.generation.pacing import Beat
 from outrider.gateway.generation.requests import (
     ChatPrompt,

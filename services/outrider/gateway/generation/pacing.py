@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from outrider.gateway import tuning
+from outrider import tuning
 
 FRAME_BYTES = 512
 """Of an answer without log probabilities."""
@@ -26,7 +26,8 @@ class Beat:
     def answered(self, s_per_token: float) -> None:
         """0: unknown, as the answer has only one token."""
         if s_per_token:
-            self.s += tuning.NEWEST * (min(max(s_per_token, tuning.MIN_BEAT_S), tuning.LONGEST_BEAT_S) - self.s)
+            s_per_token = min(max(s_per_token, tuning.FIRST_BEAT_S / 10), 10 * tuning.FIRST_BEAT_S)
+            self.s += tuning.NEWEST * (s_per_token - self.s)
 
 
 @dataclass(slots=True)

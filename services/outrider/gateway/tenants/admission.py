@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from outrider.errors import Unavailable
-from outrider.gateway import tuning
 from outrider.runtime.places import TenantPlaces
 
 
@@ -24,7 +23,7 @@ class Admission:
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._places = TenantPlaces(self.max_running, tuning.BUSY, self.clock, holder="gateway")
+        self._places = TenantPlaces(self.max_running, self.clock, holder="gateway")
 
     @property
     def running(self) -> int:

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from outrider import tuning
 from outrider.errors import Overloaded
-from outrider.gateway import tuning
 from outrider.gateway.tenants.quotas import Balance, MeanTokens, Rate, Remaining, TokenBucket, wait_s
 from outrider.metadata.store import MetadataStore
 from outrider.metadata.tenants.quota import Granted, QuotaRequest

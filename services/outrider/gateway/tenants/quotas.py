@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from outrider.gateway import tuning
+from outrider import tuning
 from outrider.rpc.v1 import tenants_pb2
 
 # The store rounds amounts to a millionth, so a grant may be slightly less than the price.
@@ -94,7 +94,7 @@ class Balance:
 class MeanTokens:
     """Mean length of a tenant's answers in tokens."""
 
-    mean: float = tuning.FIRST_MEAN_TOKENS
+    mean: float = tuning.USUAL_TOKENS
 
     def add(self, num_tokens: int) -> None:
         self.mean += tuning.NEWEST * (num_tokens - self.mean)

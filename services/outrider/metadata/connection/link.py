@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 
 from outrider.errors import Unavailable
 from outrider.metadata.connection.address import open_pool
-from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S, StoreCounters
+from outrider.metadata.connection.part import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S, StoreCounters
 from outrider.runtime.supervision import stop
 
 logger = logging.getLogger(__name__)

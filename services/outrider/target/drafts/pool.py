@@ -12,7 +12,6 @@ from dataclasses import replace
 from outrider.drafting.pool import DraftLeases, DraftVocabulary, PoolDrafts, PoolListener
 from outrider.drafting.source import CloseReason, DraftLimits
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tuning import MIN_CHANCE
 from outrider.errors import OutriderError
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import clamp_us
@@ -23,6 +22,7 @@ from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offer
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import assignment_of
+from outrider.tuning import MIN_CHANCE
 
 # As many tokens as a router asks for by default, whatever the request itself may draft.
 _SHADOW_LIMITS = DraftLimits(max_draft_tokens=5)

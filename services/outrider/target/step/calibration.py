@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from outrider.drafting import tuning
+from outrider import tuning
 from outrider.drafting.tree import DraftTree, chance_after
 
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)

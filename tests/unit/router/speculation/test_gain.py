@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import pytest
 from outrider.protocol.rounds import Round as Commit
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.tuning import USUAL_TOKENS
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.router.speculation.gain import DraftRecord, RoundSums, SpeculationGain
-from outrider_controller.router.tuning import USUAL_TOKENS
 
 PLAIN_US = 30_000
 KEY = EvidenceKey("t", "m", "d")

@@ -6,8 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from outrider_controller.autoscaler.forecast import ForecastRound, best_round, tokens_per_round
-from outrider_controller.cli.drafts.plan import plan_command
+from outrider_controller.cli.drafts.plan import ForecastRound, best_round, plan_command, tokens_per_round
 
 
 def planned(*arguments: str) -> dict[str, object]:

@@ -8,7 +8,7 @@ import mmap
 import psutil
 import pytest
 import torch
-from outrider.engine.kv.pages import zeros_in_large_pages
+from outrider.engine.attention.interface import zeros_in_large_pages
 
 LARGE = 3 * 1024 * 1024
 

@@ -1,6 +1,19 @@
-"""The numbers by which target and draft workers decide, with unit and reason. Others would make an answer slower, and
-never another one.
+"""The numbers by which gateways and workers decide, with unit and reason; some are routers' too. Others would make
+an answer slower, and never another one.
 """
+
+# Who may start now, at a gateway and at a router
+BUSY = 0.8  # Share of the places that any tenant may take. The rest is for tenants below their weighted shares.
+USUAL_TOKENS = 128  # Tokens of an answer of which nothing is known yet.
+NEWEST = 0.05  # Weight of the newest request in means over requests.
+CHARS_PER_TOKEN = 4  # Of a prompt that is not tokenised yet; the charge is corrected at the end.
+SLICE_S = 0.15  # Seconds of a tenant's whole rate that are taken from the store at once, not to ask for each request.
+# Seconds for which what the store said of a quota holds: a slice would allow an extra burst later, and the tenant of a
+# refused request may get a larger quota.
+KNOWN_S = 0.5
+# Seconds between the frames of a paced stream, before any answer; the mean of strange answers stays within a tenth and
+# ten times of it.
+FIRST_BEAT_S = 0.05
 
 # What a draft worker or a head proposes
 MIN_CHANCE = 0.02  # Of an alternative: below, it is not worth its bytes on any target. No lower price of a row is sent.
