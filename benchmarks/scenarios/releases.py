@@ -38,19 +38,20 @@ _HELD_OUT = 48
 _NAMES = ("Anna", "Ben", "Chloe", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jack", "Kara", "Liam", "Mia")
 _CITIES = ("Paris", "Berlin", "Madrid", "Rome", "Oslo", "Vienna", "Lisbon", "Dublin", "Prague", "Athens", "Milan")
 _ITEMS = ("chairs", "lamps", "tables", "mugs", "boots", "bikes", "tents", "cables", "phones", "books", "pens", "desks")
+_OPERATIONS = ("sum", "product", "maximum", "minimum", "mean", "length", "median", "variance", "range")
 _FORMS = (
-    "Write a JSON object with the keys name, city, item, quantity and price for this order: {name} from {city} orders "
-    "{count} {item} for {price} euros. Answer with the JSON object only.",
+    "Write a Haskell function that computes the {operation} of a list of {item} with their prices in {city}.",
     "Write an XML document for an invoice: customer {name}, city {city}, {count} {item}, price {price}, tax and total.",
     "Write an SQL query that lists the {item} sold in {city} by {name} with a quantity above {count}, by month.",
 )
 
 
 def prompts_of_the_tenant(seed: int) -> Iterator[Prompt]:
-    """Records in formats that the shipped draft has hardly learnt; endless."""
+    """Code and records, of which the shipped draft guesses less than of other text; endless."""
     rng = random.Random(seed)
     while True:
         given = {"name": rng.choice(_NAMES), "city": rng.choice(_CITIES), "item": rng.choice(_ITEMS)}
+        given["operation"] = rng.choice(_OPERATIONS)
         numbers = {"count": rng.randint(2, 99), "price": rng.randint(5, 999)}
         yield Prompt(str(seed), TENANT, rng.choice(_FORMS).format(**given, **numbers))
 
@@ -79,7 +80,7 @@ def releases(
     """A tenant's text that the draft does not know: how soon is it learnt, and what is forgotten?
 
     With the manual's commands: the tenant's requests are recorded, a draft is distilled from them and released to it.
-    The tenant asks for JSON, XML and SQL, with other names and numbers in each request. --prompts are those of other
+    The tenant asks for Haskell, XML and SQL, with other names and numbers in each request. --prompts are those of other
     tenants. Acceptance is the share of first drafted tokens that the target accepts, at temperature 0.
     """
     loop = Loop(directory, max_tokens, requests, train_tokens, most, threads)
