@@ -53,7 +53,7 @@ class DraftServicer(
     async def Draft(  # type: ignore[override]
         self, request_iterator: AsyncIterator[draft_pb2.DraftRequest], context: Any
     ) -> None:
-        await self._serve(request_iterator, context)
+        await self._serve(context)
 
     def _events_of(self, stream: int, request: draft_pb2.DraftRequest) -> Iterable[Event]:
         return list(events_of(request, stream, self._limits, self._clock()))

@@ -12,7 +12,8 @@ owner decides.
 | router → control plane | the router, at whichever leads | the leader begins with all its decisions |
 | server with requests of its own → router | the server, at its next address | it announces its open sequences again |
 
-A gateway's stream has no class here: its channel is shared with other calls, so it uses `converse` alone.
+A gateway's stream shares its channel with other calls, so it uses `converse` alone. A control plane has no outbox: for
+each router it keeps the latest decision on each tenant, and not what it has decided before.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 Q = TypeVar("Q")
 A = TypeVar("A")
 Box = TypeVar("Box", bound=Outbox[Any])
+Over = Callable[[], Coroutine[Any, Any, None]]
 
 GRACE_S = 1.0
 """For the last write: if a peer has stopped reading, a write to it never ends."""
@@ -197,7 +199,7 @@ async def watch_silence(
 
 
 @asynccontextmanager
-async def answering(context: Any, outbox: Outbox[Any]) -> AsyncIterator[Callable[[], Coroutine[Any, Any, None]]]:
+async def answering(context: Any, outbox: Outbox[Any]) -> AsyncIterator[Over]:
     """Writes what waits within the block, and drops the rest at its end. Gives what ends, or raises, when the stream
     shall end for the writer's sake.
 

@@ -7,11 +7,13 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from outrider.rpc.link import read_stream
 from outrider.rpc.v1 import worker_pb2
+from outrider.runtime.supervision import until_first_ends
 from outrider.worker.events import DrainExpired, DrainStarted, Load, PeerStreamEnded, WorkerEvent, WorkerReport
 from outrider.worker.loop import Deliver, StepLoop, StepMachine, Steps
 from outrider.worker.streams import Streams
@@ -97,12 +99,15 @@ class WorkerServicer(ABC, Generic[E, R, Q, A]):
         self.steps.post(events)
 
     # A coroutine that writes, not a generator: its `finally` then runs when the call ends, not when it is collected.
-    async def _serve(self, requests: AsyncIterator[Q], context: Any) -> None:
+    async def _serve(self, context: Any) -> None:
         """Serves one stream to its end. Raises Overloaded when its peer has stopped reading."""
-        async with self.streams.open(context) as number:
+        async with self.streams.open(context) as (number, over):
+
+            def received(request: Q) -> None:
+                self.steps.post(self._events_of(number, request))
+
             try:
-                async for request in requests:
-                    self.steps.post(self._events_of(number, request))
+                await until_first_ends(read_stream(context, received), over())
             finally:
                 # On every kind of end: half-closed, cancelled, past its deadline, or the connection lost.
                 self.steps.post([PeerStreamEnded(number)])

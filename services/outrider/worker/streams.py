@@ -6,29 +6,22 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from outrider.errors import Overloaded
-from outrider.rpc.streams import GRACE_S, stop_writing, write_answers
+from outrider.rpc.link import Over, answering
+from outrider.rpc.outbox import MAX_UNREAD_MESSAGES, Outbox
 
 A = TypeVar("A")
-
-MAX_UNREAD_MESSAGES = 4096
-"""Messages queued for one peer. A peer that leaves more unread has stopped reading."""
 
 
 @dataclass(slots=True, eq=False)
 class _Stream(Generic[A]):
     """The answering side of one peer's stream."""
 
-    outbox: asyncio.Queue[A | None]
+    outbox: Outbox[A]
     answered_s: float
     """When the last message was queued, in seconds of the clock."""
-    ending: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    """Expires when the worker ends the stream."""
-    unread: bool = False
-    """Its peer has stopped reading."""
 
 
 class Streams(Generic[A]):
@@ -41,36 +34,25 @@ class Streams(Generic[A]):
         self._numbers = itertools.count(1)
 
     @asynccontextmanager
-    async def open(self, context: Any) -> AsyncIterator[int]:
-        """A new stream's number, which may be answered within the block. Ends the block with Overloaded when the peer
-        has stopped reading."""
-        number = next(self._numbers)
-        stream = self._open[number] = _Stream(asyncio.Queue(self.max_unread), self._clock())
-        writer = asyncio.create_task(write_answers(stream.outbox, context), name=f"write stream {number}")
-        try:
-            async with stream.ending:
-                yield number
-        except TimeoutError:
-            if not stream.ending.expired():
-                raise
-            if stream.unread:
-                raise Overloaded(f"{self.max_unread} messages are unread", reason="UNREAD") from None
-        finally:
-            self._open.pop(number, None)
-            # A peer that does not read gets no time to read the rest.
-            await stop_writing(writer, stream.outbox, None if stream.unread else GRACE_S)
+    async def open(self, context: Any) -> AsyncIterator[tuple[int, Over]]:
+        """A new stream's number, which may be answered within the block; and what ends it, as `answering`."""
+        number, outbox = next(self._numbers), Outbox[A](self.max_unread)
+        self._open[number] = _Stream(outbox, self._clock())
+        async with answering(context, outbox) as over:
+            try:
+                yield number, over
+            finally:
+                self._open.pop(number, None)
 
     def answer(self, number: int, answer: A) -> None:
         """Sends nothing if the stream has ended."""
         if (stream := self._open.get(number)) is None:
             return
         stream.answered_s = self._clock()
-        try:
-            stream.outbox.put_nowait(answer)
-        except asyncio.QueueFull:
-            # No message of a stream may be lost: the stream ends, and its peer continues its sequences elsewhere.
-            stream.unread = True
-            self._end(number)
+        stream.outbox.put(answer)
+        if stream.outbox.unread:
+            # The stream ends, and its peer continues its sequences elsewhere.
+            del self._open[number]
 
     def unanswered(self, for_s: float) -> list[int]:
         now_s = self._clock()
@@ -78,12 +60,10 @@ class Streams(Generic[A]):
 
     def end(self) -> None:
         """Ends all streams. Their peers would keep them open."""
-        for number in list(self._open):
-            self._end(number)
-
-    def _end(self, number: int) -> None:
-        self._open.pop(number).ending.reschedule(asyncio.get_running_loop().time())
+        for stream in self._open.values():
+            stream.outbox.break_off()
+        self._open.clear()
 
     async def flushed(self) -> None:
         """Returns when gRPC has taken every message made so far."""
-        await asyncio.gather(*(stream.outbox.join() for stream in self._open.values()))
+        await asyncio.gather(*(stream.outbox.idle.wait() for stream in self._open.values()))

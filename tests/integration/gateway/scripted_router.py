@@ -18,8 +18,9 @@ import grpc
 from outrider.errors import Code, OutriderError
 from outrider.protocol.errors import to_route_error
 from outrider.protocol.tokenizers import chunks_of, sha256_of
+from outrider.rpc.link import answering
+from outrider.rpc.outbox import Outbox
 from outrider.rpc.server import create_server, serving
-from outrider.rpc.streams import stop_writing, write_answers
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 from outrider.telemetry.context import TraceContext
 
@@ -141,24 +142,24 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
 
     async def RouteMany(self, requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:  # type: ignore[override]
         # An answer that is cancelled must not interrupt a message: gRPC takes one at a time.
-        outbox: asyncio.Queue[router_pb2.RouteManyResponse | None] = asyncio.Queue(1)
-        writer = asyncio.create_task(write_answers(outbox, context))
+        outbox = Outbox[router_pb2.RouteManyResponse]()
         calls: dict[int, asyncio.Task[None]] = {}
 
         async def write(**fields: Any) -> None:
-            await outbox.put(router_pb2.RouteManyResponse(**fields))
+            outbox.put(router_pb2.RouteManyResponse(**fields))
+            await outbox.idle.wait()
 
-        try:
-            while (message := await context.read()) is not grpc.aio.EOF:
-                for call in message.calls:
-                    calls[call.call_id] = asyncio.create_task(self._answer(call, write))
-                for call_id in message.cancelled:
-                    calls[call_id].cancel()
-        finally:
-            for task in calls.values():
-                task.cancel()
-            await asyncio.gather(*calls.values(), return_exceptions=True)
-            await stop_writing(writer, outbox)
+        async with answering(context, outbox):
+            try:
+                while (message := await context.read()) is not grpc.aio.EOF:
+                    for call in message.calls:
+                        calls[call.call_id] = asyncio.create_task(self._answer(call, write))
+                    for call_id in message.cancelled:
+                        calls[call_id].cancel()
+            finally:
+                for task in calls.values():
+                    task.cancel()
+                await asyncio.gather(*calls.values(), return_exceptions=True)
 
     async def _answer(self, call: router_pb2.RouteCall, write: Callable[..., Any]) -> None:
         self.requests.append(call.request)

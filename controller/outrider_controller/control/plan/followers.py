@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from outrider.errors import Unavailable
+from outrider.rpc.link import read_stream
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.runtime.supervision import until_first_ends
@@ -108,13 +110,10 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
         follower = self._leader.follow(first.epoch)
         self._leader.received(follower, first)
         try:
-            await until_first_ends(self._read(follower, context), self._write(follower, context))
+            received = partial(self._leader.received, follower)
+            await until_first_ends(read_stream(context, received), self._write(follower, context))
         finally:
             self._leader.followers.discard(follower)
-
-    async def _read(self, follower: Follower, context: Context) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
-            self._leader.received(follower, message)
 
     async def _write(self, follower: Follower, context: Context) -> None:
         while True:

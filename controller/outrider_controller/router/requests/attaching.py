@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Unavailable
 from outrider.metadata import MetadataStore
+from outrider.rpc.link import answering, read_stream
 from outrider.rpc.v1 import attach_pb2 as attach
 from outrider.rpc.v1 import attach_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
@@ -56,13 +57,14 @@ class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
             # The server takes it as the router's yes.
             await context.send_initial_metadata(())
             server = self._servers[link.worker_id] = _Server(self._dispatcher, link)
-            try:
-                server.take(first)
-                await until_first_ends(server.read(context), server.write(context), self._drained())
-            finally:
-                if attached.get(link.worker_id) is link:
-                    del attached[link.worker_id], self._servers[link.worker_id]
-                await server.end()
+            async with answering(context, link.outbox) as over:
+                try:
+                    server.take(first)
+                    await until_first_ends(read_stream(context, server.take), over(), self._drained())
+                finally:
+                    if attached.get(link.worker_id) is link:
+                        del attached[link.worker_id], self._servers[link.worker_id]
+                    await server.end()
 
     async def EraseHistory(
         self, request: attach.AttachServiceEraseHistoryRequest, context: object
@@ -98,14 +100,6 @@ class _Server:
         self._requests: set[asyncio.Task[None]] = set()
         self._erasures: deque[asyncio.Future[target.EraseHistoryResponse]] = deque()
         """Those that the server has not answered."""
-
-    async def read(self, context: Any) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
-            self.take(message)
-
-    async def write(self, context: Any) -> None:
-        while True:
-            await context.write(await self._link.outbox.take())
 
     def take(self, message: attach.AttachRequest) -> None:
         if message.HasField("load"):

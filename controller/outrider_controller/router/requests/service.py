@@ -18,12 +18,13 @@ from outrider.protocol.errors import to_route_error
 from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.validate import check_label
 from outrider.rpc.interceptor import frames
+from outrider.rpc.link import answering, read_stream
 from outrider.rpc.outbox import BatchingOutbox
-from outrider.rpc.streams import let_end
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.places import TenantPlaces
+from outrider.runtime.supervision import background, until_first_ends
 
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet
@@ -59,33 +60,22 @@ class GatewayStream:
 
     async def run(self, context: Context) -> None:
         """Runs until the gateway ends the stream, or a draining router has answered all requests it took."""
-        reader = asyncio.create_task(self._read(context), name="read gateway")
-        writer = asyncio.create_task(self._write(context), name="write gateway")
-        leaving = asyncio.create_task(self._leave(), name="leave gateway")
-        try:
-            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            tasks = [reader, leaving, *self._calls.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self._responses.clear()
-            self._responses.end()
-            await let_end(writer)
-
-    async def _read(self, context: Context) -> None:
-        while (message := await context.read()) is not grpc.aio.EOF:
-            for call in message.calls:
-                self._begin(call)
-            for call_id in message.cancelled:
-                if task := self._calls.get(call_id):
+        async with answering(context, self._responses) as over:
+            try:
+                async with background(self._leave(), "leave gateway"):
+                    await until_first_ends(read_stream(context, self._received), over())
+            finally:
+                tasks = list(self._calls.values())
+                for task in tasks:
                     task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _write(self, context: Context) -> None:
-        while (message := await self._responses.take()) is not None:
-            await context.write(message)
+    def _received(self, message: router.RouteManyRequest) -> None:
+        for call in message.calls:
+            self._begin(call)
+        for call_id in message.cancelled:
+            if task := self._calls.get(call_id):
+                task.cancel()
 
     async def _leave(self) -> None:
         await self._draining.wait()

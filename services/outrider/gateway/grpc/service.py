@@ -35,7 +35,7 @@ from outrider.protocol import logprobs
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.channel import remaining_s
-from outrider.rpc.streams import write_within
+from outrider.rpc.link import write_within
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2, tenants_pb2
 from outrider.telemetry.context import TraceContext
 

@@ -32,7 +32,7 @@ from outrider.gateway.vllm.responses import EngineAnswer
 from outrider.protocol.identity import package_version
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.channel import remaining_s
-from outrider.rpc.streams import write_within
+from outrider.rpc.link import write_within
 from outrider.rpc.v1 import tenants_pb2
 from outrider.telemetry.context import TraceContext
 

@@ -105,7 +105,7 @@ class TargetServicer(
     async def Verify(  # type: ignore[override]
         self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Any
     ) -> None:
-        await self._serve(request_iterator, context)
+        await self._serve(context)
 
     def _events_of(self, stream: int, request: target_pb2.VerifyRequest) -> Iterable[Event]:
         events = list(events_of(request, stream, self._limits, self._clock()))
