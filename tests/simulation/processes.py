@@ -285,6 +285,6 @@ class RouterProcess(Process):
         queue = dispatcher.admission
         if queue.num_running or queue.num_waiting:
             found.append(f"{queue.num_running} places are taken, {queue.num_waiting} requests wait for one")
-        if self.servicer._calls.taken:
-            found.append(f"{self.servicer._calls.taken} calls are counted")
+        if self.servicer._num_calls:
+            found.append(f"{self.servicer._num_calls} calls are counted")
         return found

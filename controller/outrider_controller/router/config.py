@@ -104,8 +104,8 @@ class AdmissionConfig:
     max_sessions: int = 1024
     """Most requests that one router serves at once, not counting those in its queue."""
     max_queued: int = 512
-    """Most requests that wait in the router's queue for a target with room. 0: no queue; a request that finds no room
-    is refused."""
+    """Most requests for one model that wait in the router's queue for a target with room. 0: no queue; a request that
+    finds no room is refused."""
     queue_timeout_s: float = 10.0
     """Longest wait in the queue, in seconds."""
     retry_after_s: float = 1.0

@@ -389,6 +389,24 @@ async def test_a_router_at_its_limit_turns_requests_away(fleet: Fleet) -> None:
     call.cancel()
 
 
+async def test_a_tenant_that_has_filled_a_router_alone_keeps_no_other_out(
+    fleet: Fleet, eventually: Callable[..., Any]
+) -> None:
+    await fleet.target(FakeTarget(max_sequences=2, step_s=0.02))
+    router = await fleet.start(admission=AdmissionConfig(max_sessions=2, max_queued=1, queue_timeout_s=30))
+    greedy = [fleet.call(fleet.request([i + 1], 4000, tenant="greedy")) for i in range(2)]
+    for call in greedy:
+        await call.read()
+    newest = asyncio.create_task(refusal_of(fleet, fleet.request(tenant="greedy")))
+    await eventually(lambda: router.dispatcher.admission.num_waiting == 1)
+    quiet = asyncio.create_task(fleet.ask(fleet.request(tenant="quiet", max_new_tokens=2)))
+    # The newest of whom most wait makes room in the queue.
+    assert (await newest).code is Code.RESOURCE_EXHAUSTED
+    greedy.pop().cancel()
+    assert len((await quiet).token_ids) == 2
+    greedy.pop().cancel()
+
+
 async def test_a_targets_word_on_a_bad_request_reaches_the_client_with_the_field(fleet: Fleet) -> None:
     target = FakeTarget()
     target.refuse_opens = Code.INVALID_ARGUMENT

@@ -1,9 +1,9 @@
 """The order of requests where a model's targets are nearly full: weighted deficit round robin over tenants.
 
 A request costs its expected tokens, of prompt and answer. While less than `BUSY` of the places is taken, every request
-gets one. Above that only tenants below their weighted share do, so that the last fifth stays free for tenants with
-little load; the others wait. Pure: rooms and the clock are arguments. (Shreedhar and Varghese, "Efficient fair
-queueing using deficit round robin", 1995.)
+gets one. Above that only tenants below their weighted share do (`outrider.runtime.places`), so that the last fifth
+stays free for tenants with little load; the others wait. Pure: rooms and the clock are arguments. (Shreedhar and
+Varghese, "Efficient fair queueing using deficit round robin", 1995.)
 
 A place is a sequence slot and room for its tokens in a KV cache; the scarcer of the two decides.
 """
@@ -14,7 +14,8 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field, replace
 
-from outrider.tuning import BUSY, NEWEST, USUAL_TOKENS
+from outrider.runtime.places import TenantShares
+from outrider.tuning import NEWEST, USUAL_TOKENS
 
 from outrider_controller.router.tuning import ACTIVE_S
 
@@ -31,13 +32,6 @@ class Room:
     tokens: float = math.inf
     """Capacity of all the targets' KV caches."""
     free_tokens: float = math.inf
-
-    def allows(self, running: int, held_tokens: float, share: float) -> bool:
-        """Whether a tenant that has this much may get one more place. Always, unless the targets are nearly full."""
-        if self.places - self.free >= BUSY * self.places and running >= self.part * share:
-            return False
-        nearly_full = self.tokens - self.free_tokens >= BUSY * self.tokens
-        return not (nearly_full and held_tokens >= self.tokens * self.part / self.places * share)
 
     def fits(self, ticket: Ticket) -> bool:
         """A request longer than all caches together fits once they are empty: its target then refuses it."""
@@ -118,7 +112,7 @@ class FairQueue:
         """Tenants with waiting requests, in the order of their turns."""
         self._idle: OrderedDict[str, float] = OrderedDict()
         """Tenants with neither waiting nor running requests, and since when."""
-        self._weights = 0.0
+        self._shares = TenantShares()
         """Of all accounts."""
 
     def put(self, ticket: Ticket, now_s: float) -> None:
@@ -189,7 +183,14 @@ class FairQueue:
         return (before + own) * (ticket.weight + others) / (rate * ticket.weight)
 
     def _ready(self, room: Room) -> list[_Account]:
-        return [a for a in self._ring.values() if room.allows(a.running, a.held_tokens, a.weight / self._weights)]
+        return [account for tenant, account in self._ring.items() if self._may(tenant, account, room)]
+
+    def _may(self, tenant: str, account: _Account, room: Room) -> bool:
+        """Whether this tenant may get one more place."""
+        allow, tokens = self._shares.allow, room.tokens * room.part / room.places
+        return allow(tenant, account.running, room.places - room.free, room.places, room.part) and allow(
+            tenant, account.held_tokens, room.tokens - room.free_tokens, room.tokens, tokens
+        )
 
     def _next(self, ready: list[_Account]) -> _Account:
         """The next account in turn, after as many rounds of credit as the first to reach its cost needs: each gives the
@@ -227,7 +228,7 @@ class FairQueue:
         account = self._accounts.get(ticket.tenant)
         if account is None:
             account = self._accounts[ticket.tenant] = _Account(0.0)
-        self._weights += ticket.weight - account.weight
+        self._shares.add(ticket.tenant, ticket.weight)
         account.weight = ticket.weight
         return account
 
@@ -237,7 +238,5 @@ class FairQueue:
             if now_s - since_s < ACTIVE_S:
                 return
             del self._idle[tenant]
-            self._weights -= self._accounts.pop(tenant).weight
-        if not self._accounts:
-            # The floating-point sum drifts.
-            self._weights = 0.0
+            del self._accounts[tenant]
+            self._shares.remove(tenant)

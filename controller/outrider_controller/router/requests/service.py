@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -23,13 +23,12 @@ from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import router_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.runtime.places import TenantPlaces
 from outrider.runtime.supervision import background, until_first_ends
 
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet
 from outrider_controller.router.observe.telemetry import RouterTelemetry
-from outrider_controller.router.requests.checks import Request, check_model_name, check_request, tenant_weight
+from outrider_controller.router.requests.checks import Request, check_model_name, check_request
 from outrider_controller.router.requests.dispatcher import Dispatcher
 from outrider_controller.router.requests.sequences import NewResponse
 
@@ -133,12 +132,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
         self._ready_timeout_s = config.failover.wait_for_target_s
         self._salt_key = salt_key
         self._draining = draining
-        self._calls = TenantPlaces(
-            config.admission.max_sessions + config.admission.max_queued,
-            lambda: asyncio.get_running_loop().time(),
-            config.admission.retry_after_s,
-            "router",
-        )
+        self._num_calls = 0
 
     # Written with `context.write` and not as a generator: a cancelled call then ends inside its coroutine, at once, and
     # not when the collector finds an abandoned generator.
@@ -149,21 +143,26 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
 
     async def _answer(self, message: router.RouteRequest, new_response: NewResponse, deadline_s: float | None) -> None:
         """Carries one request to its finish. Raises OutriderError."""
+        self._count(1)
         try:
-            with ExitStack() as place:
-                request = await self._admitted(message, place)
-                if request.finish_reason:
-                    response = new_response()
-                    response.finish_reason = request.finish_reason
-                    response.metrics.SetInParent()
-                else:
-                    await self._dispatcher.run(request, new_response, deadline_s)
+            request = await self._admitted(message)
+            if request.finish_reason:
+                response = new_response()
+                response.finish_reason = request.finish_reason
+                response.metrics.SetInParent()
+            else:
+                await self._dispatcher.run(request, new_response, deadline_s)
         finally:
-            self._telemetry.running(self._calls.taken)
+            self._count(-1)
 
-    async def _admitted(self, message: router.RouteRequest, place: ExitStack) -> Request:
+    def _count(self, change: int) -> None:
+        self._num_calls += change
+        self._telemetry.running(self._num_calls)
+
+    async def _admitted(self, message: router.RouteRequest) -> Request:
         try:
-            self._admit(message, place)
+            if self._draining.is_set():
+                raise Unavailable("the router is draining", reason="DRAINING")
             return await self._checked(message)
         except OutriderError as error:
             self._telemetry.rejected(message.tenant[:MAX_LABEL_CHARS], error)
@@ -183,13 +182,6 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             return Unavailable("no model is served at the moment", reason="NO_MODEL", retry_after_s=1.0)
         return UnknownModel(model)
 
-    def _admit(self, message: router.RouteRequest, place: ExitStack) -> None:
-        if self._draining.is_set():
-            raise Unavailable("the router is draining", reason="DRAINING")
-        begun = bool(message.resume_token_ids)
-        place.enter_context(self._calls.hold(message.tenant, _weight(message), begun=begun))
-        self._telemetry.running(self._calls.taken)
-
     async def ListModels(self, request: router.ListModelsRequest, context: Context) -> router.ListModelsResponse:
         await self._dispatcher.fleet.ready(self._ready_timeout_s)
         picker = self._dispatcher.picker
@@ -204,7 +196,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             yield router.GetTokenizerResponse(chunk=chunk)
 
     def load(self) -> worker.WorkerLoad:
-        return worker.WorkerLoad(num_running=self._calls.taken, draining=self._draining.is_set())
+        return worker.WorkerLoad(num_running=self._num_calls, draining=self._draining.is_set())
 
 
 def _of(message: router.RouteRequest) -> dict[str, str]:
@@ -215,13 +207,6 @@ def _of(message: router.RouteRequest) -> dict[str, str]:
             check_label(name, value)
             fields[name] = value
     return fields
-
-
-def _weight(message: router.RouteRequest) -> float:
-    """The tenant's weight in a request that is yet to be checked."""
-    with suppress(InvalidRequest):
-        return tenant_weight(message)
-    return 1.0
 
 
 async def _tokenizer_chunks(fleet: Fleet, model: str, sha256: str) -> AsyncIterator[bytes]:

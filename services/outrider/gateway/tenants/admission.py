@@ -23,7 +23,7 @@ class Admission:
     _left: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self._places = TenantPlaces(self.max_running, self.clock, holder="gateway")
+        self._places = TenantPlaces(self.max_running, self.clock)
 
     @property
     def running(self) -> int:

@@ -176,7 +176,7 @@ def test_what_tenants_left_behind_is_forgotten() -> None:
         pool.now_s += 0.01
         pool.end(pool.ask(f"t{number}"))
     assert len(pool.queue._accounts) <= ACTIVE_S / 0.01 + 1
-    assert pool.queue._weights == pytest.approx(len(pool.queue._accounts))
+    assert pool.queue._shares._sum == pytest.approx(len(pool.queue._accounts))
 
 
 def test_kv_caches_that_are_full_are_as_full_as_places_that_are_taken() -> None:
