@@ -243,6 +243,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     command = ("autopilot", str(tmp_path / "new"), "--samples-dir", str(world.options.samples.directory), "--dry-run")
     told = outrider(*command, "--metadata", metadata_url, "--target-model", "tiny", "--draft", "shipped")
     assert "acme: distil: acceptance fell: 0.40, 0.60 before\n  outrider distill " in told
+    assert "--train-tokens 400000" in told, "as much as two cores learn within --minutes"
     assert "give --draft" in outrider(*command, "--metadata", metadata_url, "--target-model", "tiny", code=2)
     assert not outrider("events", "--kind", "autopilot_step", "-o", "json")["events"]
 

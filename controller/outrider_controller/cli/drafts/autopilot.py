@@ -213,7 +213,14 @@ async def _consenting(stub: Control) -> set[str]:
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="The teacher.")
 @click.option("--draft", default="", metavar="PATH|NAME", help="The draft in use; default: the one shipped.")
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, help="To distil.")
-@click.option("--distill-args", default="", metavar="ARGS", help="More options of `outrider distill`, in quotes.")
+@click.option(
+    "--distill-args",
+    # What `outrider distill` learns by default takes two cores without AMX longer than --minutes.
+    default="--train-tokens 400000",
+    show_default=True,
+    metavar="ARGS",
+    help="More options of `outrider distill`, in quotes.",
+)
 @click.option("--draft-args", default="", metavar="ARGS", help="More options of `outrider draft`, in quotes.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="To train on: cpu, cuda.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
