@@ -18,6 +18,8 @@ import click
 from outrider.rpc.v1 import control_pb2
 from outrider.runtime.spawn import bound_to_us
 from outrider.samples import SampleStore
+from outrider_controller.cli.ask.client import GatewayAnswer
+from outrider_controller.cli.ask.figures import AnswerFigures
 from outrider_controller.cli.clusters.control import call_control
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
@@ -33,7 +35,7 @@ from benchmarks.support.tenants import create_key
 
 T = TypeVar("T")
 TENANT, DRAFT, SHIPPED = "acme", "acme-1", "smollm2-135m-draft"
-_MIN_GAIN, _MAX_LOSS, _MAX_MINUTES = 0.08, 0.01, 60.0
+_MIN_GAIN, _MAX_CHANGE, _MAX_MINUTES = 0.08, 0.01, 60.0
 _HELD_OUT = 48
 _NAMES = ("Anna", "Ben", "Chloe", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jack", "Kara", "Liam", "Mia")
 _CITIES = ("Paris", "Berlin", "Madrid", "Rome", "Oslo", "Vienna", "Lisbon", "Dublin", "Prague", "Athens", "Milan")
@@ -77,24 +79,28 @@ def releases(
     directory: Path,
     json_file: Path | None,
 ) -> int:
-    """A tenant's text that the draft does not know: how soon is it learnt, and what is forgotten?
+    """A tenant's text that the draft does not know: how soon is it learnt, and what do other tenants notice?
 
     With the manual's commands: the tenant's requests are recorded, a draft is distilled from them and released to it.
     The tenant asks for Haskell, XML and SQL, with other names and numbers in each request. --prompts are those of other
-    tenants. Acceptance is the share of first drafted tokens that the target accepts, at temperature 0.
+    tenants, asked before and after, with the draft that each has then. Of the tenant, acceptance is the share of first
+    drafted tokens that the target accepts at temperature 0, on prompts that nothing learnt from.
     """
-    loop = Loop(directory, max_tokens, requests, train_tokens, most, threads)
+    others = spread(read_prompts(prompts_file), num_prompts)
+    loop = Loop(directory, others, max_tokens, requests, train_tokens, most, threads)
     state = run_async(loop.run())
     minutes = sum(loop.minutes.values())
-    others, held_out = spread(read_prompts(prompts_file), num_prompts), take(prompts_of_the_tenant(3), _HELD_OUT)
-    asked = {TENANT: held_out, "others": others}
-    rows = [_accepted(who, prompts, directory / DRAFT, max_tokens) for who, prompts in asked.items()]
-    gained, kept = (row["after"] - row["before"] for row in rows)
+    tenant = _accepted(TENANT, take(prompts_of_the_tenant(3), _HELD_OUT), directory / DRAFT, max_tokens)
+    # Nobody has it so: what the tenant's draft would do for the others.
+    unlike = _accepted(f"others, with {DRAFT}", others, directory / DRAFT, max_tokens)
+    rows = [tenant, {"prompts of": "others", "before": loop.others[0], "after": loop.others[1]}, unlike]
+    gained, kept = (row["after"] - row["before"] for row in rows[:2])
     took = {name.upper(): f"{each:.1f}" for name, each in loop.minutes.items()}
-    show(f"Minutes:\n{table([took])}", table(rows), f"{DRAFT}: {state}")
-    holds = state == "promoted" and gained >= _MIN_GAIN and kept >= -_MAX_LOSS and minutes <= _MAX_MINUTES
-    body = {"holds": holds, "state": state, "minutes": loop.minutes, "acceptance": rows, "train_tokens": train_tokens}
-    return finish("releases", body, json_file)
+    equal = "equal" if loop.texts_equal else "NOT EQUAL"
+    show(f"Minutes:\n{table([took])}", table(rows), f"{DRAFT}: {state}; texts of the others: {equal}")
+    holds = state == "promoted" and gained >= _MIN_GAIN and abs(kept) <= _MAX_CHANGE and minutes <= _MAX_MINUTES
+    body = {"holds": holds and loop.texts_equal, "state": state, "minutes": loop.minutes, "acceptance": rows}
+    return finish("releases", {**body, "train_tokens": train_tokens}, json_file)
 
 
 def take(prompts: Iterator[Prompt], count: int) -> list[Prompt]:
@@ -106,6 +112,8 @@ class Loop:
     """From the tenant's first request to the verdict on its draft."""
 
     directory: Path
+    prompts: Sequence[Prompt]
+    """Of other tenants."""
     max_tokens: int
     requests: int
     train_tokens: int
@@ -113,6 +121,10 @@ class Loop:
     threads: int
     minutes: dict[str, float] = field(default_factory=dict)
     """That each step took."""
+    others: tuple[float, float] = (0.0, 0.0)
+    """Acceptance of other tenants, before and after."""
+    texts_equal: bool = False
+    """Theirs, before and after."""
 
     @property
     def samples(self) -> Path:
@@ -122,12 +134,17 @@ class Loop:
         """The state of the rollout."""
         self.samples.mkdir(parents=True)
         async with Stack(StackConfig(target_args=f"--samples {self.samples}"), note) as stack:
+            before = await self._ask(stack, "", self.prompts)
             key = await self._consenting(stack)
             await self._timed("record", self._ask(stack, key, take(prompts_of_the_tenant(1), self.requests)))
             note(f"{SampleStore(self.samples).count(TENANT)} samples")
             await self._timed("distil", self._distil())
             async with self._worker(stack):
-                return await self._timed("rollout", self._rolled_out(stack, key))
+                state = await self._timed("rollout", self._rolled_out(stack, key))
+                after = await self._ask(stack, "", self.prompts)
+        self.others = AnswerFigures.of(before).acceptance, AnswerFigures.of(after).acceptance
+        self.texts_equal = [one.token_ids for one in before] == [one.token_ids for one in after]
+        return state
 
     async def _timed(self, name: str, step: Awaitable[T]) -> T:
         began_s = time.monotonic()
@@ -143,9 +160,10 @@ class Loop:
         await outrider("apply", "-f", str(record), "--control", stack.control)
         return (await call_control(stack.control, partial(create_key, control_pb2.CreateKeyRequest(tenant=TENANT)))).key
 
-    async def _ask(self, stack: Stack, key: str, prompts: Sequence[Prompt]) -> None:
-        await answers(
-            *(stack.gateway_grpc, stack.config.model, prompts, TENANT),
+    async def _ask(self, stack: Stack, key: str, prompts: Sequence[Prompt]) -> list[GatewayAnswer]:
+        """Without a key: as another tenant."""
+        return await answers(
+            *(stack.gateway_grpc, stack.config.model, prompts, TENANT if key else "others"),
             speculation="on",
             concurrency=8,
             keys=[key] * len(prompts),
