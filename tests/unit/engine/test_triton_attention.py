@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.engine.attention import SdpaAttention, Shape, TritonMissing, make_attention
-from outrider.engine.attention.paged import SMALL_SPAN, TritonAttention
+from outrider.engine.attention.paged import NUM_SPLITS, SMALL_SPAN, TritonAttention
 
 from tests.unit.engine.paged_problems import CPU, TOLERANCE, assert_equals_reference, assert_same_bits_alone, problem
 
@@ -52,6 +56,28 @@ def test_every_dtype_equals_the_reference(dtype: torch.dtype) -> None:
 
 def test_a_prefill_chunk_beside_decoding_rows_equals_the_reference() -> None:
     assert_equals_reference(problem([(70, 1), (9, SMALL_SPAN + 7), (3, 4)]))
+
+
+def test_a_tree_beside_a_long_text_or_after_one_takes_no_kernel_of_its_own() -> None:
+    """Another would be compiled while requests wait, and none has been compiled ahead."""
+    given = problem([(20, 3), (9, SMALL_SPAN + 7), (0, SMALL_SPAN + 9)], shape=Shape(2, 1, 16, 16), trees=True)
+    given.spans[1].parents = ()
+    given.spans[2].parents = [-1, 0, -1, 2, 2]
+    assert_equals_reference(given)
+    attention, found = TritonAttention(given.shape, CPU), set()
+    kernels = attention._kernels
+
+    class Launcher:
+        def __getitem__(self, grid: Any) -> Callable[..., None]:
+            def launch(*arguments: Any, **constants: Any) -> None:
+                found.add((constants["NUM_SPLITS"], constants["TREE"]))
+                kernels.attend_kernel[grid](*arguments, **constants)
+
+            return launch
+
+    attention._kernels = SimpleNamespace(**{**vars(kernels), "attend_kernel": Launcher()})  # type: ignore[assignment]
+    given.attend(attention)
+    assert found == {(NUM_SPLITS, True), (1, False)}
 
 
 def test_a_context_longer_than_one_turn_of_the_splits_equals_the_reference() -> None:

@@ -122,8 +122,9 @@ class TritonAttention:
 
     def prepare(self, spans: list[RowSpan], cache: KVCache) -> TritonBatch:
         """Lays out a step of any size, in one copy to the device. Spans are in order."""
-        few = [span for span in spans if span.num_tokens <= SMALL_SPAN]
-        many = [span for span in spans if span.num_tokens > SMALL_SPAN]
+        # A tree that comes with a long text, which is rare, needs no kernel of its own: there are none of large tiles.
+        few = [span for span in spans if span.num_tokens <= SMALL_SPAN or span.parents]
+        many = [span for span in spans if span.num_tokens > SMALL_SPAN and not span.parents]
         groups = [(few, self.tile_queries), (many, self.shape.tile_queries(_rows_of_many(cache.keys[0].dtype)))]
         tiles = [num_tiles(*group) for group in groups]
         fields = Fields.of(
@@ -299,7 +300,7 @@ class TritonBatch:
             TILE_ROWS=shape.tile_rows(least_rows),
             TILE_KEYS=shape.tile_keys,
             NUM_SPLITS=NUM_SPLITS if split else 1,
-            TREE=self._tree,
+            TREE=self._tree and split,
             WINDOW=(self._windows[layer] if self._windows else None) or 0,
             WIDEN=keys.device.type == "cpu",
             **shape.launch(least_rows, keys.dtype),
