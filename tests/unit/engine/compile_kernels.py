@@ -4,7 +4,8 @@
 
 The launches are the engine's own: its code runs on tensors without data, with a recorder in the place of Triton's
 launcher. What each arrives with is compiled for each card. Prints one line of JSON for each: registers, spilt bytes,
-shared memory, and how many blocks a multiprocessor holds. `--write` keeps these as the bounds of later compiles.
+shared memory, and how many blocks a multiprocessor holds. `--write` keeps these as the bounds of later compiles. With
+`--kept FILE` what is in the file is not compiled again, unless the kernel, Triton or this script has changed.
 
 Run in a process of its own: kernels are either interpreted or compiled, as the environment says when they are imported.
 """
@@ -12,11 +13,13 @@ Run in a process of its own: kernels are either interpreted or compiled, as the 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,13 +180,14 @@ def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
     batch.store(key, key, 0)
 
 
+def _kernel(launch: Launch) -> Any:
+    modules = paged_kernels, llama_kernels, noise_kernels
+    return next(found for module in modules if (found := getattr(module, launch.kernel, None)))
+
+
 def compiled(launch: Launch, arch: int) -> dict[str, Any]:
     """What the assembler made of it for one card."""
-    kernel = next(
-        found
-        for module in (paged_kernels, llama_kernels, noise_kernels)
-        if (found := getattr(module, launch.kernel, None))
-    )
+    kernel = _kernel(launch)
     kinds = {name: kind for name, kind, _ in launch.arguments}
     signature = {name: kinds.get(name, "constexpr") for name in kernel.arg_names}
     at = kernel.arg_names.index
@@ -213,9 +217,32 @@ def _tool(*arguments: str) -> str:
     return subprocess.run([TOOLS / "cuobjdump", *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def _line(task: tuple[Launch, int]) -> dict[str, Any]:
+Task = tuple[Launch, int]
+"""A launch, and the card that it is compiled for."""
+
+
+def _line(task: Task) -> dict[str, Any]:
     launch, arch = task
     return {"arch": arch, "kernel": launch.kernel, "name": launch.name, **compiled(launch, arch)}
+
+
+def lines(tasks: Sequence[Task], kept: Path) -> Iterator[dict[str, Any]]:
+    """Of each task, in their order. New ones are added to the file as soon as they are there."""
+    keys = {task: _key(task) for task in tasks}
+    known = {line["key"]: line for line in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
+    # The long ones first: at the end no core waits for another.
+    missing = sorted((task for task in tasks if keys[task] not in known), key=lambda task: task[0].kernel)
+    with ProcessPoolExecutor() as pool, kept.open("a") as file:
+        for task, line in zip(missing, pool.map(_line, missing), strict=True):
+            known[keys[task]] = line
+            print(json.dumps({"key": keys[task], **line}), file=file, flush=True)
+    yield from (known[keys[task]] for task in tasks)
+
+
+def _key(task: Task) -> str:
+    """Changes with all that a line depends on."""
+    script = Path(__file__).read_text()
+    return hashlib.sha256(repr((script, triton.__version__, _kernel(task[0]).cache_key, task)).encode()).hexdigest()
 
 
 def main() -> None:
@@ -224,19 +251,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
     parser.add_argument("--kernels", nargs="+", default=[], metavar="NAME", help="default: all")
+    parser.add_argument("--kept", type=Path, default=Path(os.devnull), metavar="FILE", help="results of earlier runs")
     parser.add_argument("--write", action="store_true", help="with --kernels the bounds of others stay")
     options = parser.parse_args()
     found = launches(options.models, [getattr(torch, name) for name in options.dtypes])
     found = [launch for launch in found if not options.kernels or launch.kernel in options.kernels]
     known = json.loads(BOUNDS.read_text()) if options.kernels else {}
     bounds = {name: cards for name, cards in known.items() if name.split()[0] not in options.kernels}
-    with ProcessPoolExecutor() as pool:
-        for line in pool.map(_line, [(launch, arch) for arch in options.archs for launch in found]):
-            print(json.dumps(line), flush=True)
-            bounds.setdefault(line["name"], {})[str(line["arch"])] = [line["registers"], line["blocks"]]
+    for line in lines([(launch, arch) for arch in options.archs for launch in found], options.kept):
+        print(json.dumps(line), flush=True)
+        bounds.setdefault(line["name"], {})[str(line["arch"])] = [line["registers"], line["blocks"]]
     if options.write:
-        lines = [f"{json.dumps(name)}: {json.dumps(cards)}" for name, cards in sorted(bounds.items())]
-        BOUNDS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        written = [f"{json.dumps(name)}: {json.dumps(cards)}" for name, cards in sorted(bounds.items())]
+        BOUNDS.write_text("{\n" + ",\n".join(written) + "\n}\n")
 
 
 if __name__ == "__main__":

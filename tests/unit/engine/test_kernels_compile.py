@@ -2,7 +2,7 @@
 
 `kernel_bounds.json` keeps the registers of a thread and the blocks of a multiprocessor for each kernel, shape, dtype
 and card. `python tests/unit/engine/compile_kernels.py --write` makes it anew; a change of it belongs to the change that
-causes it.
+causes it. What has not changed since an earlier run in this checkout is not compiled again: `build/kernels.jsonl`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ pytestmark = [
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    done = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True)
+    kept = Path("build/kernels.jsonl")
+    kept.parent.mkdir(exist_ok=True)
+    done = subprocess.run([sys.executable, SCRIPT, "--kept", kept], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
