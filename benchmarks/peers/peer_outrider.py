@@ -13,14 +13,12 @@ from outrider.engine.models.loader import load_engine
 
 from benchmarks.peers.serving import Measures, serve, timed_ms
 
-_NUM_BLOCKS = 1024
-
 
 class Ours:
     """One engine, and the sequences of the measurement at hand."""
 
-    def __init__(self, path: str) -> None:
-        self._config = EngineConfig(dtype="bfloat16", num_blocks=_NUM_BLOCKS, prefix_cache=True)
+    def __init__(self, path: str, variant: str, num_blocks: int) -> None:
+        self._config = EngineConfig(dtype="bfloat16", num_blocks=num_blocks, prefix_cache=True, native_variant=variant)
         self._engine = load_engine(path, self._config)
         self._sequences: list[EngineSequence] = []
         self._next: list[int] = []
@@ -123,10 +121,10 @@ class Ours:
         return b"%d" % self._salts
 
 
-def load(path: str) -> tuple[Measures, dict[str, Any]]:
-    """For `serve`."""
+def load(path: str, variant: str = "auto", num_blocks: str = "1024") -> tuple[Measures, dict[str, Any]]:
+    """For `serve`. `variant`: of the kernels."""
     torch.set_num_threads(1)
-    ours = Ours(path)
+    ours = Ours(path, variant, int(num_blocks))
     names = ("open", "decode", "close", "prefill", "verify", "limit", "prefix")
     return {name: getattr(ours, name) for name in names}, {"version": f"torch {torch.__version__}"}
 

@@ -38,17 +38,18 @@ def tokens(count: int, seed: int) -> list[int]:
 def plan(weight_bytes: int) -> list[Measure]:
     """All measures, in order."""
     return [
-        _decode(batch=1, steps=8),
-        _decode(batch=16, steps=6),
-        _decode(batch=32, steps=5),
+        decode(batch=1, steps=8),
+        decode(batch=16, steps=6),
+        decode(batch=32, steps=5),
         _prefill(1000),
-        _limit(weight_bytes),
-        _verify(5),
+        limit(weight_bytes),
+        verify(5),
         _prefix(1500),
     ]
 
 
-def _decode(batch: int, steps: int) -> Measure:
+def decode(batch: int, steps: int) -> Measure:
+    """Steps that give each of some sequences a token."""
     prompts = [tokens(_CONTEXT, seed) for seed in range(batch)]
     opening = ({"do": "open", "prompts": prompts}, {"do": "decode", "steps": 3})
     each = {"do": "decode", "steps": steps}
@@ -60,13 +61,15 @@ def _prefill(count: int) -> Measure:
     return Measure(f"prefill {count}", each, (each,))
 
 
-def _limit(weight_bytes: int) -> Measure:
-    each = {"do": "limit", "prompt": tokens(200, 1), "weight_bytes": weight_bytes, "repeats": 12}
+def limit(weight_bytes: int, repeats: int = 12) -> Measure:
+    """A step, and reading as many bytes."""
+    each = {"do": "limit", "prompt": tokens(200, 1), "weight_bytes": weight_bytes, "repeats": repeats}
     return Measure("limit", each, ({**each, "repeats": 2},), only_ours=True)
 
 
-def _verify(positions: int) -> Measure:
-    each = {"do": "verify", "prompt": tokens(200, 1), "positions": positions, "repeats": 12}
+def verify(positions: int, repeats: int = 12) -> Measure:
+    """Steps of one position and of several."""
+    each = {"do": "verify", "prompt": tokens(200, 1), "positions": positions, "repeats": repeats}
     return Measure(f"verify {positions}", each, ({**each, "repeats": 2},), only_ours=True)
 
 
