@@ -38,9 +38,9 @@ def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verd
     unprocessed = logits[sent["asked"]] if asked else None
     changes.apply(logits, sent)
     decided = _decide(logits, unprocessed, sampled, sent, exactly=False)
-    if not all(decided.certain):
+    if not decided.certain:
         decided = _decide(logits, unprocessed, sampled, sent, exactly=True)
-    if not all(decided.finite):
+    if not decided.finite:
         raise NotFinite("logits")
     verdicts, start = [], 0
     for candidate in candidates:
@@ -50,52 +50,52 @@ def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verd
     for number, at in changes.refused.items():
         verdicts[number].cut_before(at.row, at.error)
     if asked:
-        add_logprobs(candidates, verdicts, decided.logprobs)
+        add_logprobs(candidates, verdicts, decided.logprobs.view(len(asked), -1))
     return verdicts
 
 
 class _Decided(NamedTuple):
-    """Of each row, on the host."""
+    """On the host."""
 
     tokens: list[int]
-    """The target's own."""
+    """Of each row: the target's own."""
     accepted: list[int]
-    """Ratio: whether the drafted token is."""
-    finite: list[int]
-    certain: list[int]
-    """Whether a choice in float64 over the whole vocabulary is sure to be the same."""
+    """Of each row, ratio: whether the drafted token is."""
+    finite: bool
+    certain: bool
+    """Whether all choices in float64 over the whole vocabulary are sure to be the same."""
     logprobs: Tensor
-    """The table of the rows that ask for them."""
+    """Of the rows that ask for them: their table, flat."""
 
 
 def _decide(
     logits: Tensor, unprocessed: Tensor | None, sampled: SampledRows, sent: Mapping[str, Tensor], *, exactly: bool
 ) -> _Decided:
     best, width = logits.max(-1), logits.shape[1]
-    tokens, accepted, certain = best.indices.clone(), torch.zeros_like(best.indices), torch.ones_like(best.indices)
+    tokens, accepted = best.indices, torch.zeros_like(best.indices)
+    # The maximum is not finite where a logit is NaN or +inf, or all are -inf.
+    sure = [torch.isfinite(best.values).all()]
     for coupled in filter(None, sampled.coupled):
         for part in coupled.settings(sent).chunks(width, wide=True):
             if exactly:
                 tokens[part.rows] = choose_exactly(logits, part)
             else:
-                tokens[part.rows], found = choose(logits, best.values, part)
-                certain[part.rows] = found.long()
-    emitted = tokens.clone()
+                tokens[part.rows], certain = choose(logits, best.values, part)
+                sure.append(certain.all())
+    emitted = tokens.clone() if sampled.ratio else tokens
     for part in sampled.ratio.settings(sent).chunks(width) if sampled.ratio else ():
-        p, found = probabilities(logits, best.indices, part, width if exactly else LIKELIEST)
+        p, certain = probabilities(logits, best.indices, part, width if exactly else LIKELIEST)
         accept = part.more["bound"] < p.gather(1, part.more["drafted"][:, None])[:, 0]
         drawn = _draw(_residual(p, part.more["q_ids"], part.more["q_counts"]), part.more["draw"])
-        tokens[part.rows], accepted[part.rows], certain[part.rows] = drawn, accept.long(), found.long()
+        tokens[part.rows], accepted[part.rows] = drawn, accept.long()
         emitted[part.rows] = torch.where(accept, part.more["drafted"], drawn)
-    # The maximum is not finite where a logit is NaN or +inf, or all are -inf.
-    results = [tokens, accepted, torch.isfinite(best.values).long(), certain]
-    count = len(results) * len(tokens)
+        sure.append(certain.all())
+    results = [torch.stack(sure).long(), tokens, accepted]
     if unprocessed is not None:
         results.append(logprob_table(unprocessed, emitted[sent["asked"]]).flatten())
-    copied = torch.cat(results).cpu()
-    table = copied[count:].view(len(unprocessed) if unprocessed is not None else 1, -1)
-    own, accept, finite, sure = copied[:count].view(4, -1).tolist()
-    return _Decided(own, accept, finite, sure, table)
+    numbers = torch.split(torch.cat(results).cpu(), list(map(len, results)))
+    finite, *certain_parts = numbers[0].tolist()
+    return _Decided(numbers[1].tolist(), numbers[2].tolist(), bool(finite), all(certain_parts), numbers[-1])
 
 
 def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.speculation.candidates import Candidate
 from outrider.speculation.columns import Columns
@@ -51,14 +53,13 @@ class _Spread:
         place = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
         # Added to an entry's number among those of all rows, it gives its place among those that are sent.
         shift = firsts - (np.cumsum(lengths) - lengths)
-        numbers = {"rows": starts + place, "lengths": lengths, "shift": shift}
+        columns.add(**{f"{self.name}.rows": np.stack([starts + place, lengths, shift])})
         for number, column in enumerate(zip(*self.parts, strict=True)):
-            numbers[str(number)] = np.concatenate(column)
-        columns.add(**{f"{self.name}.{name}": array for name, array in numbers.items()})
+            columns.add(**{f"{self.name}.{number}": np.concatenate(column)})
 
     def spread(self, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Of each entry: the number of its row among `rows`, its row of logits, and its columns."""
-        rows, lengths, shift = (sent[f"{self.name}.{name}"] for name in ("rows", "lengths", "shift"))
+        rows, lengths, shift = sent[f"{self.name}.rows"]
         which = torch.repeat_interleave(lengths, output_size=self.total)
         at = torch.arange(self.total, device=rows.device) + shift[which]
         found = [sent[f"{self.name}.{number}"][at] for number in range(len(self.parts[0]))]
@@ -83,20 +84,20 @@ class Changes:
         start = 0
         for number, candidate in enumerate(candidates):
             if candidate.processor is not None:
-                self._add(number, start, candidate.processor, candidate.prefixes())
+                self._add(number, start, candidate, candidate.processor)
             start += candidate.num_rows
 
-    def _add(self, number: int, start: int, processor: LogitsProcessor, prefixes: Sequence[Sequence[int]]) -> None:
-        rows = range(start, start + len(prefixes))
+    def _add(self, number: int, start: int, candidate: Candidate, processor: LogitsProcessor) -> None:
+        rows = range(start, start + candidate.num_rows)
         if processor.bias is not None:
             self._biases.add(rows, *processor.bias)
         if processor.seen is not None:
-            self._count(rows, processor, prefixes)
+            self._count(rows, processor, candidate.draft)
         if processor.allowed_ids is not None:
             self._kept.add(rows, processor.allowed_ids)
         if not processor.restricts:
             return
-        for place, (row, prefix) in enumerate(zip(rows, prefixes, strict=True)):
+        for place, (row, prefix) in enumerate(zip(rows, candidate.prefixes(), strict=True)):
             try:
                 mask = processor.mask(prefix)
             except InvalidRequest as error:
@@ -108,19 +109,15 @@ class Changes:
                 self._banned += [(len(self._rows_with_bans), row, token_id) for token_id in banned]
                 self._rows_with_bans.append(row)
 
-    def _count(self, rows: range, processor: LogitsProcessor, prefixes: Sequence[Sequence[int]]) -> None:
+    def _count(self, rows: range, processor: LogitsProcessor, draft: DraftTree) -> None:
         """Committed and drafted occurrences are counted together: two subtractions would round differently."""
-        seen = processor.seen
+        seen, entry = processor.seen, self._counts.total
         assert seen is not None
-        at = seen.at
-        new = {token_id: 0 for prefix in prefixes for token_id in prefix if token_id not in at}
-        for place, token_id in enumerate(new, start=len(seen.ids)):
-            new[token_id] = place
-        entry, length = self._counts.total, len(seen.ids) + len(new)
-        for prefix in prefixes:
-            self._drafted += [entry + (at[token_id] if token_id in at else new[token_id]) for token_id in prefix]
-            entry += length
-        self._counts.add(rows, *seen.with_new(list(new)))
+        new = [token_id for token_id in dict.fromkeys(draft.token_ids) if token_id not in seen.at]
+        at = seen.at | {token_id: place for place, token_id in enumerate(new, start=len(seen.at))} if new else seen.at
+        places, length = [at[token_id] for token_id in draft.token_ids], len(at)
+        self._drafted += [entry + row * length + places[node] for row, node in _drafted_before(draft)]
+        self._counts.add(rows, *seen.with_new(new))
         self._penalties.append(processor.penalties)
 
     def lay_out(self, columns: Columns) -> None:
@@ -140,6 +137,8 @@ class Changes:
 
     def apply(self, logits: Tensor, sent: Mapping[str, Tensor]) -> None:
         """Changes logits [rows, vocab] in place."""
+        if not any((self._biases.spans, self._counts.spans, self._kept.spans, self._masks, self._banned)):
+            return
         # An engine's logits may be inference tensors, which can only be changed in this mode.
         with torch.inference_mode():
             if self._biases.spans:
@@ -150,7 +149,7 @@ class Changes:
             if self._kept.spans:
                 _, rows, (ids,) = self._kept.spread(sent)
                 held = logits[rows, ids]
-                logits[sent["kept.rows"]] = -torch.inf
+                logits[sent["kept.rows"][0]] = -torch.inf
                 logits[rows, ids] = held
             if self._masks:
                 forbidden = ~_unpacked(sent["masks"], logits.shape[1])
@@ -167,6 +166,18 @@ class Changes:
         repeated = torch.where(value > 0, value / repetition, value * repetition)
         value = torch.where(seen | prompted, repeated, value)
         logits[rows, ids] = value - (counts * frequency + seen * presence)
+
+
+def _drafted_before(draft: DraftTree) -> Sequence[tuple[int, int]]:
+    """(row, node) for each drafted token before each row."""
+    if draft.parents:
+        return [(node + 1, before) for node in range(len(draft)) for before in draft.path(node)]
+    return _drafted_before_in_chain(len(draft))
+
+
+@lru_cache(256)
+def _drafted_before_in_chain(length: int) -> Sequence[tuple[int, int]]:
+    return [(row, node) for row in range(1, length + 1) for node in range(row)]
 
 
 def process(logits: Tensor, candidates: Sequence[Candidate]) -> dict[int, RowRefused]:

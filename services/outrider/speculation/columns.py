@@ -24,18 +24,17 @@ class Columns:
         """One copy, that kernels launched later on the same stream wait for; none if there are no columns."""
         if not self._arrays:
             return {}
-        starts, total = {}, 0
-        for name, array in self._arrays.items():
-            starts[name] = total
-            total += -(-array.nbytes // _WORD) * _WORD
-        buffer = torch.empty(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        flat = buffer.numpy()
-        for name, array in self._arrays.items():
-            flat[starts[name] : starts[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
-        sent = buffer.to(device, non_blocking=True)
-        return {name: _column(sent[starts[name] :], array) for name, array in self._arrays.items()}
+        lengths = [-(-array.nbytes // _WORD) for array in self._arrays.values()]
+        buffer = torch.empty(sum(lengths), dtype=torch.int64, pin_memory=device.type == "cuda")
+        flat, start = buffer.numpy().view(np.uint8), 0
+        for array, length in zip(self._arrays.values(), lengths, strict=True):
+            flat[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
+            start += length * _WORD
+        sent = torch.split(buffer.to(device, non_blocking=True), lengths)
+        return {name: _column(words, each) for words, (name, each) in zip(sent, self._arrays.items(), strict=True)}
 
 
-def _column(sent: Tensor, array: NDArray[np.generic]) -> Tensor:
-    kind: torch.dtype = getattr(torch, array.dtype.name)
-    return sent[: array.nbytes].view(kind).view(array.shape)
+def _column(words: Tensor, array: NDArray[np.generic]) -> Tensor:
+    if array.dtype != np.int64:
+        words = words.view(getattr(torch, array.dtype.name))[: array.size]
+    return words if array.ndim == 1 else words.view(array.shape)

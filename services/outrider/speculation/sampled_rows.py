@@ -91,18 +91,17 @@ class Sampled:
 
     def lay_out(self, columns: Columns, width: int) -> None:
         """`width`: of the logits."""
-        params = self.params
-        shared: dict[str, NDArray[np.generic]] = {
-            "temperature": np.array([p.temperature or 1.0 for p in params]),
-            "top_k": np.array([p.top_k if 0 < p.top_k < width else width for p in params]),
-            "top_p": np.array([p.top_p for p in params]),
-            "log_min_p": np.log(np.array([max(p.min_p, 1e-300) for p in params])),
-            "greedy": np.array([p.greedy for p in params]),
+        params, counts = self.params, self.counts
+        real = np.array([(p.temperature or 1.0, p.top_p, max(p.min_p, 1e-300)) for p in params]).T
+        real[2] = np.log(real[2])
+        whole = np.array([(p.top_k if 0 < p.top_k < width else width, p.greedy) for p in params]).T
+        found: dict[str, NDArray[np.generic]] = {
+            "rows": np.array(self.rows, dtype=np.int64),
+            "real": np.repeat(real, counts, axis=1),
+            "whole": np.repeat(whole, counts, axis=1),
         }
-        found = {name: np.repeat(column, self.counts) for name, column in shared.items()}
-        found["rows"] = np.array(self.rows, dtype=np.int64)
         if self.positions:
-            seeds = np.repeat(np.array([p.seed for p in params], dtype=np.uint64), self.counts)
+            seeds = np.repeat(np.array([p.seed for p in params], dtype=np.uint64), counts)
             found["keys"] = gumbel_keys(seeds, np.array(self.positions, dtype=np.uint64))
         if self.bound:
             found |= {"drafted": np.array(self.drafted), "bound": np.array(self.bound), "draw": np.array(self.draw)}
@@ -113,9 +112,9 @@ class Sampled:
         """What was laid out, on the device."""
         mark = f"{self.name}."
         columns = {name.removeprefix(mark): each for name, each in sent.items() if name.startswith(mark)}
-        named = {name: columns.pop(name) for name in ("rows", "temperature", "top_k", "top_p", "log_min_p", "greedy")}
-        sums_all = any(p.top_p < 1 and not p.top_k for p in self.params)
-        return Settings(**named, more=columns, ranks=any(map(ranks, self.params)), sums_all=sums_all)
+        rows, (temperature, top_p, log_min_p), (top_k, greedy) = map(columns.pop, ("rows", "real", "whole"))
+        with_ranks, sums_all = any(map(ranks, self.params)), any(p.top_p < 1 and not p.top_k for p in self.params)
+        return Settings(rows, temperature, top_k, top_p, log_min_p, greedy.bool(), columns, with_ranks, sums_all)
 
 
 def ranks(params: SamplingParams) -> bool:

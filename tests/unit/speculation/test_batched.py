@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ from outrider.speculation.noise import gumbel_keys, gumbel_of
 from outrider.speculation.proposals import propose_batched, quantize
 from outrider.speculation.sampling import support
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 VOCAB = 90
 
@@ -122,6 +125,17 @@ def test_a_wide_vocabulary_is_judged_as_row_by_row(
     assert verify_batched(logits, batch) == verify(logits, batch)
 
 
+class NoneWide(TorchDispatchMode):
+    """No sort, and no result in float64 as wide as the vocabulary."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        assert "sort" not in func.overloadpacket.__name__.split("_")
+        for each in tree_leaves(found):
+            assert not (isinstance(each, Tensor) and each.dtype == torch.float64 and WIDE in each.shape), func
+        return found
+
+
 @pytest.mark.parametrize("mode", CHOOSING)
 @pytest.mark.parametrize("changes", [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.05}])
 def test_a_usual_row_is_certain_without_the_whole_vocabulary(
@@ -134,7 +148,9 @@ def test_a_usual_row_is_certain_without_the_whole_vocabulary(
     logits = torch.randn(20, WIDE, generator=torch.Generator().manual_seed(1)) * 3
     params = SamplingParams(seed=5, **changes)  # type: ignore[arg-type]
     batch = [Candidate(params, mode, DraftTree(position)) for position in range(20)]
-    assert verify_batched(logits, batch) == verify(logits, batch)
+    with NoneWide():
+        found = verify_batched(logits, batch)
+    assert found == verify(logits, batch)
 
 
 def test_scores_in_float32_are_close_enough_to_tell_which_tokens_may_win() -> None:

@@ -75,14 +75,14 @@ def bins_of(tree: DraftTree) -> list[Bin]:
     """Of each node."""
     if _varied(tree):
         return [bin_at(tree, node, depth) for node, depth in enumerate(tree.depths())]
-    source, drawn = tree.source, bool(tree.q)
-    return [_within(source, drawn, bisect_right(_EDGES, chance)) for chance in tree.chances]
+    bins = _by_interval(tree.source, bool(tree.q))
+    return [bins[bisect_right(_EDGES, chance)] for chance in tree.chances]
 
 
 # A step asks for those of each drafted token, and a new one takes longer than looking it up.
-@lru_cache(1024)
-def _within(source: str, drawn: bool, confidence: int) -> Bin:
-    return Bin(source, drawn, confidence)
+@lru_cache(4 * _MAX_SOURCES)
+def _by_interval(source: str, drawn: bool) -> Sequence[Bin]:
+    return [Bin(source, drawn, number) for number in range(len(_MIDDLES))]
 
 
 @dataclass(slots=True)
@@ -199,7 +199,7 @@ class Calibration:
     def _table(self, source: str, drawn: bool) -> list[float]:
         """`own` of an average text, by the number of the interval."""
         if (found := self._tables.get((source, drawn))) is None:
-            bins = [Bin(source, drawn, number) for number in range(len(_MIDDLES))]
+            bins = _by_interval(source, drawn)
             found = self._tables[source, drawn] = [self._of_average(each, explore=True)[0] for each in bins]
         return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from outrider.protocol.sequence_key import Finish
@@ -23,12 +23,12 @@ class Outcome:
 
 
 def apply_stop_conditions(
-    verdict: Verdict, num_drafted: int, *, stop_token_ids: Collection[int], remaining: int
+    verdict: Verdict, num_drafted: int, *, stop_token_ids: AbstractSet[int], remaining: int
 ) -> Outcome:
     """Cuts a verdict at the first stop token, which is kept, or after `remaining` tokens, whichever comes first."""
     tokens, finish = verdict.token_ids, Finish.NONE
-    if len(tokens) < remaining and not any(map(stop_token_ids.__contains__, tokens)):
-        return Outcome(list(tokens), num_drafted, verdict.num_verified, verdict.num_accepted, finish)
+    if len(tokens) < remaining and stop_token_ids.isdisjoint(tokens):
+        return Outcome(tokens, num_drafted, verdict.num_verified, verdict.num_accepted, finish)
     for count, token in enumerate(tokens, start=1):
         if token in stop_token_ids:
             finish = Finish.STOP
@@ -40,7 +40,7 @@ def apply_stop_conditions(
     accepted = min(verdict.num_accepted, len(tokens))
     was_cut = len(tokens) < len(verdict.token_ids)
     return Outcome(
-        token_ids=list(tokens),
+        token_ids=tokens,
         num_drafted=num_drafted,
         num_verified=accepted if was_cut else verdict.num_verified,
         num_accepted=accepted,

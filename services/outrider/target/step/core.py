@@ -216,10 +216,13 @@ class TargetCore(ABC, Generic[S]):
         try:
             action()
         except Exception as error:
-            if not isinstance(error, InvalidRequest):
-                log.error("a sequence failed %s", when, exc_info=error, extra=sequence.opening.log_fields)
-                self.stats.num_step_failures += 1
-            self._fail(key, error)
+            self._failed(key, sequence, error, when)
+
+    def _failed(self, key: SequenceKey, sequence: S, error: Exception, when: str) -> None:
+        if not isinstance(error, InvalidRequest):
+            log.error("a sequence failed %s", when, exc_info=error, extra=sequence.opening.log_fields)
+            self.stats.num_step_failures += 1
+        self._fail(key, error)
 
     def _report_step(self, rows: Sequence[SteppedRow], started_s: float) -> float:
         """After all its commits. Returns the seconds of the step."""

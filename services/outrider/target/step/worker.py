@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from outrider.drafting.source import DraftSource, Features
 from outrider.engine import Engine, OutOfBlocks
@@ -120,16 +119,13 @@ class TargetWorker(TargetCore[TargetSequence]):
         for result in results:
             sequence = result.row.sequence
             sequence.timer.step_began(started_s)
-            self._guarded(sequence.key, sequence, partial(self._settle_or_wipe, result), "in its step")
+            try:
+                self._settle(result)
+            except Exception as error:
+                self._engine.kv.discard(kv_of(sequence))
+                sequence.kv = None
+                self._failed(sequence.key, sequence, error, "in its step")
         self._accounting.took(rows, self._report_step(rows, started_s))
-
-    def _settle_or_wipe(self, result: Verified) -> None:
-        try:
-            self._settle(result)
-        except Exception:
-            self._engine.kv.discard(kv_of(result.row.sequence))
-            result.row.sequence.kv = None
-            raise
 
     def _settle(self, result: Verified) -> None:
         sequence, found = result.row.sequence, result.found

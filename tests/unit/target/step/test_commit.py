@@ -11,7 +11,7 @@ VERDICT = Verdict(token_ids=[5, 6, 7, 8], num_accepted=3, num_verified=4, path=[
 
 
 def test_without_an_end_everything_is_committed() -> None:
-    outcome = apply_stop_conditions(VERDICT, 4, stop_token_ids=(), remaining=10)
+    outcome = apply_stop_conditions(VERDICT, 4, stop_token_ids=set(), remaining=10)
     assert outcome == Outcome([5, 6, 7, 8], num_drafted=4, num_verified=4, num_accepted=3, finish=Finish.NONE)
 
 
@@ -26,12 +26,12 @@ def test_the_targets_own_token_may_stop_it() -> None:
 
 
 def test_the_length_is_exact_inside_an_accepted_block() -> None:
-    outcome = apply_stop_conditions(VERDICT, 4, stop_token_ids=(), remaining=3)
+    outcome = apply_stop_conditions(VERDICT, 4, stop_token_ids=set(), remaining=3)
     assert outcome == Outcome([5, 6, 7], num_drafted=4, num_verified=3, num_accepted=3, finish=Finish.LENGTH)
 
 
 def test_reaching_the_length_with_the_last_token_finishes_too() -> None:
-    assert apply_stop_conditions(VERDICT, 4, stop_token_ids=(), remaining=4).finish is Finish.LENGTH
+    assert apply_stop_conditions(VERDICT, 4, stop_token_ids=set(), remaining=4).finish is Finish.LENGTH
 
 
 def test_a_stop_token_at_the_very_length_counts_as_a_stop() -> None:
