@@ -43,7 +43,8 @@ def probabilities(
         top_k = _top_k_floor(ranked, settings)
         mass = _kept(scaled, top_k).sum(-1, keepdim=True)
         floor = torch.maximum(floor, _top_p_floor(ranked, top_k, _kept(ranked, top_k), mass, settings))
-        certain = _holds_all(ranked, floor, settings, chosen.shape[1])
+        no_rank = (settings.top_k == chosen.shape[1]) & (settings.top_p == 1)
+        certain = _holds_all(ranked, floor, settings, chosen.shape[1]) | no_rank
     weights = torch.where(scaled >= floor, torch.exp(scaled), 0.0)
     probs = weights / weights.sum(-1, keepdim=True)
     if argmax_ids is None:

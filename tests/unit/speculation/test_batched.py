@@ -153,6 +153,20 @@ def test_a_usual_row_is_certain_without_the_whole_vocabulary(
     assert found == verify(logits, batch)
 
 
+def test_a_row_without_ranks_is_certain_beside_one_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    decide = batched._decide
+    monkeypatch.setattr(
+        batched, "_decide", lambda *args, exactly: tried.append(exactly) or decide(*args, exactly=exactly)
+    )
+    logits = torch.randn(4, WIDE, generator=torch.Generator().manual_seed(1)) * 3
+    q = tuple(quantize(support(row, SamplingParams())) for row in logits[:1])
+    draft = DraftTree(7, (q[0].token_ids[0],), q=q)
+    batch = [Candidate(SamplingParams(seed=5, top_p=top_p), VerificationMode.RATIO, draft) for top_p in (1.0, 0.9)]
+    assert verify_batched(logits, batch) == verify(logits, batch)
+    assert tried == [False]
+
+
 def test_scores_in_float32_are_close_enough_to_tell_which_tokens_may_win() -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
     kernels = choosing._kernels()
