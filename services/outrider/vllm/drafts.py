@@ -9,12 +9,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import ROOT, DraftTree
 from outrider.errors import InvalidRequest
+from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.target.requests.report import Committed
+from outrider.target.step.by_source import tokens_by_source
 from outrider.target.step.calibration import Calibration, Fit, bin_at, bins_of
+from outrider.target.step.commit import Outcome
+from outrider.target.step.times import Times
 from outrider.worker.step_cost import StepCost
 
 
@@ -51,10 +57,22 @@ class VerifiedDraft:
     num_dropped: int = 0
     """Tokens of draft workers that came late or did not fit, since the last commit."""
 
-    @property
-    def verified(self) -> Sequence[int]:
-        """The nodes of those positions."""
-        return range(self.num_verified)
+    def committed(
+        self, key: SequenceKey, base_len: int, token_ids: list[int], finish: Finish, times: Times, **more: Any
+    ) -> Committed:
+        """What the step commits. `more`: further fields of Committed."""
+        accepted = range(self.num_accepted)
+        return Committed(
+            key=key,
+            base_len=base_len,
+            outcome=Outcome(token_ids, len(self.draft), self.num_verified, self.num_accepted, finish),
+            draft=self.draft,
+            accepted=accepted,
+            num_dropped=self.num_dropped,
+            times=times,
+            sources=tokens_by_source(self.draft, accepted, range(self.num_verified)),
+            **more,
+        )
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ def test_what_is_looked_up_and_what_a_draft_worker_sends_are_one_tree() -> None:
     assert verified == [4, 6, 7]
     result = drafts.committed("a", [4, 6, 9], verified, finished=False)
     accepted = range(result.num_accepted)
-    assert tokens_by_source(result.draft, accepted, result.verified) == [
+    assert tokens_by_source(result.draft, accepted, range(result.num_verified)) == [
         SourceTokens("model", False, 1, 1, 1),
         SourceTokens("ngram", True, 2, 2, 1),
     ]

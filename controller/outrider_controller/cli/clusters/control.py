@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+import click
 import grpc
 from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.access.roles import Role, bearer
@@ -24,15 +25,59 @@ from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc, worker_pb2
 
 from outrider_controller.cli.clusters import contexts
-from outrider_controller.cli.clusters.endpoints import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import output_option
+from outrider_controller.cli.up.models import DEFAULT_TARGET
+
+_DEFAULTS = {"grpc": "127.0.0.1:8001", "control": "127.0.0.1:8002", "model": DEFAULT_TARGET}
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 Control: TypeAlias = "control_pb2_grpc.ControlServiceAsyncStub"
 TIMEOUT_S = 15.0
 """Of one call that is answered at once."""
+
+
+def endpoint_option(flag: str, what: str, env: str, explanation: str) -> Callable[[F], F]:
+    """An option whose default is looked up when the command runs."""
+    return click.option(
+        flag,
+        what,
+        envvar=env,
+        show_envvar=True,
+        default=lambda: _find(what),
+        metavar="NAME" if what == "model" else "HOST:PORT",
+        help=f"{explanation}; default: that of the context.",
+    )
+
+
+def context_option(command: F) -> F:
+
+    def keep(ctx: click.Context, param: click.Parameter, value: str) -> None:
+        contexts.want(ctx, contexts.check_name(ctx, param, value))
+
+    return click.option(
+        "--context",
+        envvar="OUTRIDER_CONTEXT",
+        show_envvar=True,
+        default="",
+        metavar="NAME",
+        callback=keep,
+        # The endpoints' defaults depend on it.
+        is_eager=True,
+        expose_value=False,
+        help="Cluster or stack to ask, by its name; see `outrider get contexts`.",
+    )(command)
+
+
+def _find(what: str) -> str:
+    """`grpc`, `control` or `model` of the context that is meant."""
+    context = contexts.chosen(click.get_current_context())
+    found = context.endpoints[what] if context is not None else _DEFAULTS[what]
+    if not found:
+        assert context is not None
+        raise click.UsageError(f"{context.name} has no {what}: give it here, or with outrider config set-context")
+    return found
 
 
 def control_options(*outputs: str) -> Callable[[F], F]:

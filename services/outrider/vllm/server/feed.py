@@ -32,10 +32,8 @@ from outrider.rpc.v1 import sequence_pb2
 from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening, Stopping
-from outrider.target.requests.report import Committed, TargetReport
-from outrider.target.step.by_source import tokens_by_source
+from outrider.target.requests.report import TargetReport
 from outrider.target.step.calibration import Fit
-from outrider.target.step.commit import Outcome
 from outrider.target.step.times import Timer
 from outrider.vllm.coupling import coupled_params, extra_args
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
@@ -167,8 +165,9 @@ class Feed:
             if fresh := list(fed.request.all_token_ids[fed.sent_len :]):
                 if (seen := verified.get(request_id, _NOTHING)).draft.last_serial:
                     self._wait.verified(seen.num_accepted)
-                found = seen, finish or Finish.NONE, cached.get(request_id, 0)
-                report.commits.append(_committed(fed, fresh, *found))
+                found = fed.key, fed.sent_len, fresh, finish or Finish.NONE, fed.timer.take()
+                num_cached = cached.get(request_id, 0)
+                report.commits.append(seen.committed(*found, num_prompt_tokens=0, num_cached_tokens=num_cached))
                 self._commit(fed, fresh)
             if fed.request.is_finished() or request_id not in self._book:
                 self._forget(request_id, fed)
@@ -257,22 +256,6 @@ def _has_tokens_alone(request: Any) -> bool:
 
 def _speculation(limit: int, run_ahead_tokens: int) -> Speculation:
     return Speculation(limit, run_ahead_tokens=run_ahead_tokens, max_own_draft_tokens=limit)
-
-
-def _committed(fed: _Fed, tokens: list[int], result: VerifiedDraft, finish: Finish, num_cached: int) -> Committed:
-    accepted = range(result.num_accepted)
-    return Committed(
-        key=fed.key,
-        base_len=fed.sent_len,
-        outcome=Outcome(tokens, len(result.draft), result.num_verified, result.num_accepted, finish),
-        draft=result.draft,
-        accepted=accepted,
-        num_dropped=result.num_dropped,
-        times=fed.timer.take(),
-        num_prompt_tokens=0,
-        num_cached_tokens=num_cached,
-        sources=tokens_by_source(result.draft, accepted, result.verified),
-    )
 
 
 def opening_of(request: Any, speculation: Speculation, tenant: str) -> Opening:

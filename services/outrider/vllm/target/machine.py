@@ -20,11 +20,9 @@ from outrider.errors import Unavailable
 from outrider.speculation import Grammar
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, TargetStats
+from outrider.target.requests.report import TargetStats
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
-from outrider.target.step.by_source import tokens_by_source
-from outrider.target.step.commit import Outcome
 from outrider.target.step.core import TargetCore
 from outrider.target.step.times import Timer
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
@@ -194,24 +192,19 @@ class VllmMachine(TargetCore[VllmSequence]):
         sequence.committed_len += len(token_ids)
         sequence.answered = True
         self._own_drafts.commit(sequence.key, base_len, token_ids)
-        num_drafted, num_verified, num_accepted = len(result.draft), result.num_verified, result.num_accepted
-        sequence.timer.times.num_wasted_rows = num_drafted - num_accepted
-        accepted = range(num_accepted)
+        sequence.timer.times.num_wasted_rows = len(result.draft) - result.num_accepted
         top = sequence.logprobs(output.new_logprobs)
-        committed = Committed(
-            key=sequence.key,
-            base_len=base_len,
-            outcome=Outcome(token_ids, num_drafted, num_verified, num_accepted, finish),
-            draft=result.draft,
-            accepted=accepted,
-            num_dropped=result.num_dropped,
-            times=sequence.timer.take(),
+        committed = result.committed(
+            sequence.key,
+            base_len,
+            token_ids,
+            finish,
+            sequence.timer.take(),
             num_prompt_tokens=len(sequence.opening.prompt) if first else 0,
             num_cached_tokens=_num_cached(output, len(sequence.opening.prompt)),
             logprobs=sequence.opening.asked_logprobs(top),
             top=top,
             prompt_logprobs=sequence.prompt_logprobs(output.new_prompt_logprobs_tensors),
-            sources=tokens_by_source(result.draft, accepted, result.verified),
         )
         self._report.commits.append(committed)
         self._accounting.committed(committed)

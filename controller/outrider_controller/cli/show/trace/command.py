@@ -12,8 +12,7 @@ from outrider.rpc.access.roles import Role
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, trace_pb2
 from outrider.rpc.v1 import trace_pb2 as trace
 
-from outrider_controller.cli.clusters.control import control_options, operator_channel
-from outrider_controller.cli.clusters.endpoints import context_option, endpoint_option
+from outrider_controller.cli.clusters.control import context_option, control_options, endpoint_option, operator_channel
 from outrider_controller.cli.output import colours, document, emit, json_file_option, write_json
 from outrider_controller.cli.show.trace import asking, table
 from outrider_controller.cli.show.trace.asking import request_id_of

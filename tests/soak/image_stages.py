@@ -1,4 +1,4 @@
-"""python deploy/images/try_stages.py ROOT ROLE...: runs what the Dockerfile says for a role in a copy of a Debian root.
+"""python -m tests.soak.image_stages ROOT ROLE...: runs what the Dockerfile says for a role in a copy of a Debian root.
 
     debootstrap --variant=minbase --include=python3,python3-venv,python3-pip,ca-certificates bookworm ROOT
 
@@ -32,8 +32,8 @@ from pathlib import Path
 from outrider.metadata.connection.embedded import find_server
 from outrider.testing.tiny import tiny_checkpoint
 
-FILE = Path(__file__).with_name("Dockerfile")
-CONTEXT = FILE.parents[2]
+CONTEXT = Path(__file__).parents[2]
+FILE = CONTEXT / "deploy" / "images" / "Dockerfile"
 _NETWORK = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 # As the chart mounts them, and /dev/shm.
 _WRITABLE = ("/tmp", "/var/cache/outrider")
@@ -228,7 +228,7 @@ def serve(images: dict[str, Image], work: Path) -> None:
             ]
             until = partial(_until, started)
             for name, address in ops.items():
-                until(lambda address=address: _asked(f"http://{address}/readyz") is not None, f"{name} is ready")
+                until(partial(_ready, address), f"{name} is ready")
             plain = _text(ports["http"], "off")
             if not plain:
                 raise RuntimeError("no text came")
@@ -270,6 +270,10 @@ def _until(running: list[subprocess.Popen[bytes]], holds: Callable[[], bool], wh
             raise TimeoutError(f"not within {_TIMEOUT_S:g} s: {what}")
         time.sleep(0.5)
     print("+", what, flush=True)
+
+
+def _ready(address: str) -> bool:
+    return _asked(f"http://{address}/readyz") is not None
 
 
 def _asked(url: str, body: object = None) -> str | None:
