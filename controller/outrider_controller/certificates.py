@@ -15,8 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-
-from outrider_controller.private import write_whole
+from outrider.user_cache import write_whole
 
 _AUTHORITY_LIFE = timedelta(days=3650)
 # Clocks of different machines may differ by this much.

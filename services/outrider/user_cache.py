@@ -1,5 +1,5 @@
-"""The engine's cache directory, for models, compiled kernels and hashes of files; and the state directory, where a
-stack on this machine keeps what cannot be made again.
+"""The engine's cache directory, for models, compiled kernels and hashes of files; the state directory, where a stack on
+this machine keeps what cannot be made again; and directories and files of this user alone.
 
 Compiled kernels are executed and hashes are trusted, so only the user may be able to write there.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -37,8 +38,17 @@ def private_directory(path: Path) -> Path:
     """Creates it, or checks that only this user could write there. Raises OSError."""
     path.mkdir(parents=True, exist_ok=True, mode=0o700)
     check_private(path, stat.S_ISDIR)
-    path.chmod(0o700)
     return path
+
+
+def write_whole(path: Path, content: str | bytes, mode: int = 0o600) -> None:
+    """Replaces the file in one atomic step: a reader gets the old content or the new. No other user can read it before
+    it has `mode`."""
+    descriptor, written = tempfile.mkstemp(dir=path.parent)
+    with open(descriptor, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        os.fchmod(descriptor, mode)
+    os.replace(written, path)
 
 
 def check_private(path: Path, is_kind: Callable[[int], bool], owners: Collection[int] = ()) -> None:
@@ -50,4 +60,4 @@ def check_private(path: Path, is_kind: Callable[[int], bool], owners: Collection
     if found.st_uid not in (owners or (os.geteuid(),)):
         raise PermissionError(f"{path}: owned by user {found.st_uid}, not by this one")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{path}: others may write to it; remove it, or set OUTRIDER_CACHE")
+        raise PermissionError(f"{path}: others may write to it; remove it, or take another directory")

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from outrider_controller.private import make_private, scratch_directory, write_whole
+from outrider.user_cache import private_directory, write_whole
+from outrider_controller.private import scratch_directory
 
 CHILD = """
 import sys, time
@@ -25,7 +26,7 @@ with scratch_directory(Path(sys.argv[1])) as directory:
 def test_a_new_directory_is_for_this_user_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        assert make_private(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+        assert private_directory(tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
 
@@ -33,11 +34,11 @@ def test_a_new_directory_is_for_this_user_alone(tmp_path: Path) -> None:
 def test_a_directory_that_others_may_write_into_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(PermissionError, match="open: must be"):
-        make_private(tmp_path / "open")
+    with pytest.raises(PermissionError, match="open: others may write"):
+        private_directory(tmp_path / "open")
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises((PermissionError, FileExistsError), match="link"):
-        make_private(tmp_path / "link")
+        private_directory(tmp_path / "link")
 
 
 def test_a_scratch_directory_and_its_root_are_gone_after_the_block(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import click
 from outrider.metadata.connection.acl import KEYS, users
 from outrider.rpc.access.roles import Role
+from outrider.user_cache import private_directory, write_whole
 
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.private import make_private, write_whole
 
 PUBLIC = "public"
 ROLES = [role.value for role in Role]
@@ -55,7 +55,7 @@ def create_redis_users(directory: Path) -> None:
     Passwords that are there already stay. A process has its own in its metadata URL:
     redis://ROLE@HOST:6379?password_file=DIRECTORY/ROLE.password. A controller has that of the control plane.
     """
-    make_private(directory)
+    private_directory(directory)
     passwords = {role: _password(directory / f"{role}.password") for role in KEYS}
     write_whole(directory / "users.acl", users(passwords))
     click.echo(f"{directory / 'users.acl'}: {', '.join(passwords)}")

@@ -15,13 +15,13 @@ from typing import Any
 
 import click
 import psutil
-from outrider.user_cache import cache_directory
+from outrider.user_cache import cache_directory, private_directory, write_whole
 
 from outrider_controller.cli.clusters import named as clusters
 from outrider_controller.cli.clusters.named import Cluster
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import note
-from outrider_controller.private import locked, make_private, write_whole
+from outrider_controller.private import locked
 
 DEFAULT = "default"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -157,7 +157,7 @@ def cluster_at(**address: str) -> Cluster:
 def _claim(wanted: str) -> str:
     numbered = (f"{DEFAULT}-{number}" for number in itertools.count(2))
     taken = clusters.read().named
-    with locked(make_private(_directory())):
+    with locked(private_directory(_directory())):
         for name in [wanted] if wanted else itertools.chain([DEFAULT], numbered):
             if name not in taken and _read(_file(name)) is None:
                 _write(name, {})

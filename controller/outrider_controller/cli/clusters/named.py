@@ -13,9 +13,10 @@ from typing import Any
 
 import yaml
 from outrider.configuration import ConfigError, read_mapping
+from outrider.user_cache import private_directory, write_whole
 
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.private import locked, make_private, write_whole
+from outrider_controller.private import locked
 
 FILES = ("tls_dir", "gateway_ca", "server_name", "token_file", "api_key_file")
 
@@ -77,7 +78,7 @@ def read() -> Clusters:
 def changed() -> Iterator[Clusters]:
     """What the file has, to be changed in the block and then written. One process at a time does that."""
     file = _file()
-    with locked(make_private(file.parent)):
+    with locked(private_directory(file.parent)):
         clusters = read()
         yield clusters
         named = {name: {f: v for f, v in asdict(one).items() if v} for name, one in clusters.named.items()}

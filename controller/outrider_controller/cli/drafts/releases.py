@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import enum
 import json
-import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from outrider.rpc.v1 import drafts_pb2 as drafts
+from outrider.user_cache import write_whole
 
 from outrider_controller.cli.exits import CommandError
 
@@ -97,9 +97,7 @@ class Book:
         return cls(**kept)
 
     def write(self, file: Path) -> None:
-        scratch = file.with_suffix(".partial")
-        scratch.write_text(json.dumps(asdict(self), indent=2))
-        os.replace(scratch, file)
+        write_whole(file, json.dumps(asdict(self), indent=2))
 
 
 class World(Protocol):

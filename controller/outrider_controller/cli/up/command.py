@@ -16,7 +16,7 @@ from outrider.configuration import ConfigError, read_mapping
 from outrider.masking import masked
 from outrider.protocol.receipts import ReceiptKey
 from outrider.rpc.access.roles import ClusterSecret, Role
-from outrider.user_cache import state_directory
+from outrider.user_cache import private_directory, state_directory, write_whole
 
 from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.exits import CommandError, ExitCode
@@ -26,7 +26,6 @@ from outrider_controller.cli.up.stack_config import StackConfig
 from outrider_controller.cli.up.stack_options import run_async, stack_options
 from outrider_controller.cli.up.supervisor import Supervisor
 from outrider_controller.control.api.rows import worker_rows
-from outrider_controller.private import make_private, write_whole
 
 
 def options_from_file(context: click.Context, parameter: click.Parameter, file: Path | None) -> None:
@@ -120,7 +119,7 @@ async def _up(config: StackConfig, restart: bool, wanted: str, output: str) -> i
 def _with_state(config: StackConfig, name: str) -> tuple[StackConfig, Path]:
     """The stack of this name with what it keeps over a restart, and the file with its operator's token."""
     try:
-        state_dir = make_private(make_private(state_directory()) / name)
+        state_dir = private_directory(private_directory(state_directory()) / name)
         secret_file, token_file = state_dir / "cluster-secret", state_dir / "operator-token"
         receipt_key_file = state_dir / "receipt-key.pem"
         if not secret_file.exists():

@@ -22,7 +22,7 @@ import psutil
 from outrider.metadata.connection.embedded import ServerCommand
 from outrider.rpc.access.roles import ClusterSecret, Role
 from outrider.rpc.v1 import control_pb2
-from outrider.user_cache import cache_directory
+from outrider.user_cache import cache_directory, private_directory
 
 from outrider_controller.cli.clusters.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError
@@ -30,7 +30,6 @@ from outrider_controller.cli.up.models import checked, fetched, located
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
 from outrider_controller.cli.up.stack_config import Cores, StackConfig, StackPlan, StackPlanner
-from outrider_controller.private import make_private
 
 _ASSEMBLY_TIMEOUT_S = 30.0
 _POLL_S = 0.1
@@ -231,7 +230,7 @@ def _make_run_dir(wanted: Path | None) -> Path:
         runs.mkdir(mode=0o700, parents=True, exist_ok=True)
         runs.chmod(0o700)
         wanted = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    return make_private(wanted.expanduser().resolve())
+    return private_directory(wanted.expanduser().resolve())
 
 
 _DRAFT, _ROUTER = 2, 1

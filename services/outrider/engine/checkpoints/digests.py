@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 
-from outrider.user_cache import cache_directory, private_directory
+from outrider.user_cache import cache_directory, private_directory, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ def file_digest(file: Path) -> bytes:
         return known
     digest = _read(file)
     try:
-        _keep(directory / name, digest)
+        write_whole(directory / name, digest.hex())
     except OSError as error:
         log.warning("%s is hashed at every start: %s", file.name, error)
     return digest
@@ -54,9 +52,3 @@ def _known(entry: Path) -> bytes | None:
     except (OSError, ValueError):
         return None
     return found if len(found) == hashlib.sha256().digest_size else None
-
-
-def _keep(entry: Path, digest: bytes) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=entry.parent, delete=False) as scratch:
-        scratch.write(digest.hex())
-    os.replace(scratch.name, entry)

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from outrider.errors import Unavailable
 from outrider.gateway.routers.routers import Router, RouterPool
 from outrider.protocol.tokenizers import joined, sha256_of
 from outrider.rpc.v1 import router_pb2
-from outrider.user_cache import cache_directory
+from outrider.user_cache import cache_directory, private_directory, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +65,6 @@ def _read(sha256: str) -> bytes | None:
 
 def _keep(sha256: str, data: bytes) -> None:
     try:
-        file = _file(sha256)
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as scratch:
-            scratch.write(data)
-        os.replace(scratch.name, file)
+        write_whole(private_directory(_file(sha256).parent) / sha256, data)
     except OSError as error:
         log.info("tokenizers are asked for again at the next start: %s", error)

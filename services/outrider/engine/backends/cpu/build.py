@@ -129,6 +129,7 @@ def _compiled(variant: Variant) -> Path:
             return path
     compiler = _compiler()
     directory = private_directory(cache_directory() / "native")
+    directory.chmod(0o700)
     version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=True).stdout
     path = _library(directory, variant, f"{compiler} {version.decode(errors='replace')}")
     # Processes that start together compile it once.
