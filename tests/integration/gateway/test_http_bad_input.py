@@ -9,13 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from outrider.errors import InvalidRequest
 from outrider.gateway.config import GatewayLimits
-from outrider.gateway.http.errors import HttpError
-from outrider.gateway.http.openai.responses_request import ResponsesRequest
-from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
+from outrider.gateway.http.openai.schemas import CompletionRequest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 
 from tests.integration.gateway.conftest import OpenGateway
@@ -568,39 +563,3 @@ async def test_a_fault_of_ours_is_an_error_of_openai_s_shape(
     answer = await post(http, "/completions", {"model": MODEL, "prompt": "a"})
     check_error(answer, 500, None)
     assert answer.json()["error"]["type"] == "server_error"
-
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-BASES: dict[type[GenerationBody], dict[str, Any]] = {
-    CompletionRequest: {"prompt": "a"},
-    ChatRequest: {"messages": [USER]},
-    ResponsesRequest: {"input": "a"},
-}
-names = st.sampled_from([name for kind in BASES for name in (*kind.model_fields, *kind.unserved)])
-
-
-@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from([*BASES]), st.dictionaries(names, json_values, max_size=4))
-def test_any_json_is_either_understood_or_refused_by_name(kind: type[GenerationBody], fields: dict[str, Any]) -> None:
-    try:
-        generation = parse(kind, json.dumps({"model": MODEL, **BASES[kind], **fields}).encode()).generations()[0][0]
-    except HttpError as error:
-        assert error.status == 400
-        assert error.param is not None or error.code == "invalid_json"
-    except InvalidRequest as error:
-        assert error.field
-    else:
-        assert generation.options.temperature >= 0
-        assert generation.options.top_p > 0
-
-
-@settings(max_examples=300)
-@given(st.binary(max_size=200))
-def test_any_bytes_are_refused_without_a_crash(body: bytes) -> None:
-    with pytest.raises(HttpError) as caught:
-        parse(CompletionRequest, body)
-    assert caught.value.status == 400

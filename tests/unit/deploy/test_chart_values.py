@@ -1,0 +1,100 @@
+"""The values that the Helm chart refuses, and the notes that it prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from outrider.rpc.access.roles import ClusterSecret, Role
+
+from tests.unit.deploy.chart import (
+    SCALING,
+    notes,
+    profile,
+    pushed,
+    refused,
+    rendered,
+    rendered_as_given,
+)
+
+_TLS = dict.fromkeys(("gateway", "controller", "target", "draft"), "tls")
+_KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "threshold": "1"}
+_SALTED = {"image": {"registry": "r"}, "controller": {"mode": "kuberay", "cacheSaltSecret": "s"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"gatway": {}}, "gatway"),
+        ({"gateway": {"replicas": 0}}, "replicas"),
+        ({"targets": {"main": {"replica": 2}}}, "replica"),
+        ({"targets": {"Main": {"model": "m"}}}, "Main"),
+        ({"targets": {"main": {"path": "relative"}}}, "path"),
+        ({"drafts": {"main": {"tensorParallel": 2}}}, "tensorParallel"),
+        ({"image": {"digests": {"target": "latest"}}}, "target"),
+        ({"redis": {"url": "http://redis"}}, "url"),
+        ({"logFormat": "xml"}, "logFormat"),
+        ({"controller": {"mode": "systemd"}}, "mode"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_name(values: dict[str, Any], named: str) -> None:
+    assert named in refused(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"redis": {"enabled": False}}, "redis"),
+        ({"controller": {"mode": "kuberay", "replicas": 2, "cacheSaltSecret": "s"}}, "controller.ray.workers"),
+        ({"gateway": {"ingress": {"enabled": True}}}, "ingress.host"),
+        ({"targets": {"main": {"engine": "vllm", "gpus": 1, "tensorParallel": 8}}}, "targets.main.gpus"),
+        ({"targets": {"main": {"gpus": 8, "tensorParallel": 8}}}, "targets.main.tensorParallel"),
+        ({"certManager": {"enabled": True}, "tlsSecrets": _TLS}, "tlsSecrets"),
+        ({"drafts": {"main": {"autoscaling": SCALING, "keda": _KEDA}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"keda": {k: v for k, v in _KEDA.items() if k != "metric"}}}}, "drafts.main.keda"),
+        ({"drafts": {"main": {"autoscaling": SCALING | {"averageValue": ""}}}}, "drafts.main.autoscaling"),
+    ],
+)
+def test_values_that_lack_something_are_refused_by_name(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(Exception, match=re.escape(named)):
+        rendered(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({}, "image.registry: "),
+        ({"image": {"registry": "r"}}, "controller.cacheSaltSecret: "),
+        (_SALTED, "controller.ray.tokenSecret: "),
+        (pushed({"controller": {"replicas": 2}}), "controller.cacheSaltSecret: needed where controller.replicas"),
+    ],
+)
+def test_what_nobody_else_can_know_or_would_be_another_each_time_has_to_be_given(
+    values: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(Exception, match=re.escape(named)):
+        rendered_as_given(values)
+
+
+def test_the_notes_have_a_first_request_for_the_model_that_is_served() -> None:
+    assert '"model": "llama-3.1-8b-instruct"' in notes(profile("single-node"))
+    assert "demo-gateway" in notes({})
+
+
+def test_the_notes_say_how_to_ask_and_look_where_there_is_tls_or_a_secret() -> None:
+    plain = notes({})
+    assert "curl http://127" in plain and "/console" in plain and "OUTRIDER_TLS_DIR" not in plain
+    made = notes({"certManager": {"enabled": True, "publicNames": ["api.example.org"]}})
+    assert "curl -k https://127" in made and "demo-operator-tls" in made
+    assert "OUTRIDER_TLS_DIR=operator outrider get workers" in notes({"tlsSecrets": _TLS})
+    # In a pod, which has Python and the secret.
+    (program,) = re.findall(
+        r"""exec statefulset/demo-controller -- sh -c '.*python -c "([^"]+)".*'""", notes({"clusterSecret": "c"})
+    )
+    made_of = subprocess.run([sys.executable, "-c", program], input=b"x" * 32 + b"\n", capture_output=True, check=True)
+    assert made_of.stdout.decode().strip() == ClusterSecret(b"x" * 32).token(Role.OPERATOR)
+    assert not [line for line in plain.splitlines() if re.match(" +(python|outrider)", line)]
+    assert "POD 9003" in notes({"controller": {"mode": "kuberay"}})
