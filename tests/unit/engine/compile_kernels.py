@@ -61,7 +61,7 @@ CARDS = {
     100: Card(232448, 233472, 64),
 }
 
-# Width, inner width, heads, key heads, head_dim; and the window of one of two layers.
+# Width, inner width, heads, key heads, head_dim; and the windows of its layers, where some have one.
 MODELS = {
     "llama-8b": (4096, 14336, 32, 8, 128),
     "llama-70b": (8192, 28672, 64, 8, 128),
@@ -69,8 +69,9 @@ MODELS = {
     "qwen2.5-7b": (3584, 18944, 28, 4, 128),
     "smollm2-135m": (576, 1536, 9, 3, 64),
     "phi-3-mini": (3072, 8192, 32, 32, 96, 2047),
-    "gemma-3-4b": (2560, 10240, 8, 4, 256, 1024),
+    "gemma-3-4b": (2560, 10240, 8, 4, 256, None, 1024),
     "llama-2-7b": (4096, 11008, 32, 32, 128),
+    "mistral-7b": (4096, 14336, 32, 8, 128, 4096),
     "qwen3-8b": (4096, 12288, 32, 8, 128),
 }
 # Tiles of few queries and of many, and whether there are trees: decoding, verification of trees, a chunk of prefill.
@@ -154,7 +155,8 @@ def _sample(kernels: Any) -> None:
 
 
 def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
-    width, inner, heads, kv_heads, head_dim, *windows = MODELS[name]
+    width, inner, heads, kv_heads, head_dim, *of_layers = MODELS[name]
+    windows = of_layers or [None]
     # Qwen 3 norms each query and key.
     config = (Qwen3Config if name.startswith("qwen3") else LlamaConfig)(
         hidden_size=width,
@@ -162,7 +164,7 @@ def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
-        num_hidden_layers=1 + len(windows),
+        num_hidden_layers=len(windows),
         vocab_size=64,
     )
     paged, llama = Recorder(paged_kernels, found), Recorder(llama_kernels, found)
@@ -173,7 +175,7 @@ def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
     numbers = torch.zeros(32, dtype=torch.int64)
     views = dict.fromkeys((*TOKEN_FIELDS, *TILE_FIELDS, "blocks"), numbers)
     for tiles, tree in STEPS:
-        batch = TritonBatch(shape, paged, cache, views, tiles, NUM_SPLITS, tree, None, (None, *windows))
+        batch = TritonBatch(shape, paged, cache, views, tiles, NUM_SPLITS, tree, None, tuple(windows))
         model.forward(numbers, numbers, numbers, batch)
     # Decoders of other shapes have their keys written by a kernel of their own.
     key = torch.zeros(32, kv_heads, head_dim, dtype=dtype)
