@@ -30,6 +30,8 @@ from outrider.training.student import Scores, StudentConfig, TeacherHead, compar
 
 KINDS = ("mtp", "eagle3", "medusa")
 _STEPS = 3
+# One batch in so many is learnt in all steps, the others in the first: it decides most, and costs a third.
+_UNROLLED_ONE_IN = 3
 _BLOCKS = 3
 # Of the loss of a step against that of the one before: later tokens are drafted less often.
 _FADE = 0.8
@@ -82,12 +84,13 @@ class HeadLearner:
         self.learnable = [value for value in self.module.parameters() if value.requires_grad]
         self._head = TeacherHead(target, token_map, device)
         self._device = device
+        self._learnt = 0
 
     def score(self, samples: Sequence[Sample]) -> Scores:
-        """The agreement is that of the first step."""
+        """The loss is that of the first step."""
         batch = _Batch.of([s for s in samples if len(s.token_ids) > _STEPS + 1], self._device)
         with mixed_precision(self._device):
-            outs = self._blocks(batch) if self.kind == "medusa" else self._unrolled(batch)
+            outs = self._blocks(batch) if self.kind == "medusa" else self._unrolled(batch, self._steps())
         total, gradients = Scores(), []
         for step, out in enumerate(outs):
             valid = batch.valid(step)
@@ -102,10 +105,16 @@ class HeadLearner:
             torch.autograd.backward(outs, gradients)
         return total
 
-    def _unrolled(self, batch: _Batch) -> list[Tensor]:
+    def _steps(self) -> int:
+        if not torch.is_grad_enabled():
+            return 1
+        self._learnt += 1
+        return 1 if self._learnt % _UNROLLED_ONE_IN else _STEPS
+
+    def _unrolled(self, batch: _Batch, steps: int = _STEPS) -> list[Tensor]:
         memory, outs = UnrolledMemory(), []
         features = self.module.features(batch.states[:, : batch.anchors])
-        for step in range(_STEPS):
+        for step in range(steps):
             features, out = self.module(batch.tokens(step), features, batch.positions + step, memory)
             outs.append(out)
         return outs

@@ -83,8 +83,7 @@ class Training:
                 scores = self._step(batch)
                 self.steps += 1
                 self.learned += sum(len(s.hidden) for s in batch)
-                note = f"loss {scores.mean_loss:.2f}, agreement {scores.agreement:.2f}"
-                progress(min(self.learned, total), total, note)
+                progress(min(self.learned, total), total, f"loss {scores.mean_loss:.2f}")
                 if time.monotonic() - saved_s > _CHECKPOINT_S:
                     self._save()
                     saved_s = time.monotonic()

@@ -35,8 +35,8 @@ class PlainLearner:
         self.learnable: list[Tensor] = [p for p in self.module.parameters() if p.requires_grad]
         self._head = TeacherHead(target, None, device)
         # One of them may be padded.
-        self._width = min(len(self._head.full), len(self._own))
-        self._head.rows = self._head.full[: self._width]
+        self._width = min(len(self._head.rows), len(self._own))
+        self._head.rows = self._head.rows[: self._width]
         self._check()
 
     @property

@@ -115,23 +115,14 @@ class Scores:
     loss: float = 0.0
     """KL(target ‖ student) over the head's tokens, nats, weighted."""
     weight: float = 0.0
-    agreed: int = 0
-    """Answer tokens at which student and target have the same argmax."""
-    answers: int = 0
 
     def add(self, other: Scores) -> None:
         self.loss += other.loss
         self.weight += other.weight
-        self.agreed += other.agreed
-        self.answers += other.answers
 
     @property
     def mean_loss(self) -> float:
         return self.loss / max(self.weight, 1e-9)
-
-    @property
-    def agreement(self) -> float:
-        return self.agreed / max(self.answers, 1)
 
 
 class ModelLearner:
@@ -169,12 +160,12 @@ def hidden_states(model: Any, samples: Sequence[Sample]) -> Tensor:
 
 
 class TeacherHead:
-    """The target's vocabulary head, and its rows that a student has."""
+    """The rows of the target's vocabulary head that a student has."""
 
     def __init__(self, target: Path, token_map: Tensor | None, device: str) -> None:
         """token_map [head tokens]; None: all."""
-        self.full = read_head(target).to(device, compute_dtype(device))
-        self.rows = self.full if token_map is None else self.full[token_map.to(device)].contiguous()
+        full = read_head(target)
+        self.rows = (full if token_map is None else full[token_map]).to(device, compute_dtype(device))
 
 
 def learn(student: Tensor, samples: Sequence[Sample], head: TeacherHead, own: Tensor | None = None) -> Scores:
@@ -192,16 +183,15 @@ def compare(
 ) -> tuple[Scores, Tensor | None]:
     """Scores the student's states against the target's, both [rows, width]; answers [rows].
 
-    The loss is the KL divergence of the full distribution over the tokens that the student's head has. For agreement
-    the target's argmax may be any token, as in serving. Also returns the loss's gradient, if the student's states
-    require one: the logits of all rows at once would not fit into memory.
+    The loss is the KL divergence of the full distribution over the tokens that the student's head has. Also returns its
+    gradient, if the student's states require one: the logits of all rows at once would not fit into memory.
     """
     train = student.requires_grad
     seen = student.detach().requires_grad_(train)
     rows, device = head.rows, seen.device
     hidden, answers = hidden.to(device, rows.dtype), answers.to(device)
     weights = torch.where(answers, 1.0, _USER_WEIGHT)
-    scores = Scores(weight=float(weights.sum()), answers=int(answers.sum()))
+    scores = Scores(weight=float(weights.sum()))
     for start in range(0, len(seen), _CHUNK):
         part = slice(start, start + _CHUNK)
         with torch.no_grad():
@@ -214,17 +204,7 @@ def compare(
         if train:
             loss.backward()  # type: ignore[no-untyped-call]
         scores.loss += loss.item() * scores.weight
-        scores.agreed += _agreed(guess, target, hidden[part], head, answers[part])
     return scores, seen.grad
-
-
-def _agreed(guess: Tensor, target: Tensor, hidden: Tensor, head: TeacherHead, answers: Tensor) -> int:
-    with torch.no_grad():
-        same = (guess.argmax(-1) == target.argmax(-1)) & answers
-        # Only where it matters: the full head is the larger product.
-        best = (hidden[same] @ head.full.T).amax(-1) if head.full is not head.rows else None
-        inside = (hidden[same] @ head.rows.T).amax(-1)
-    return int(same.sum()) if best is None else int((inside >= best).sum())
 
 
 def read_layers(target: Path, numbers: Sequence[int]) -> tuple[list[dict[str, Tensor]], Tensor]:

@@ -311,6 +311,21 @@ def test_steps_on_a_head_s_own_states_are_those_of_drafting(target: Path) -> Non
                 _, out = learner.module(token, out[:, -1:], torch.tensor([[anchor + 1 + step]]), memory)
 
 
+def test_a_third_of_the_batches_is_learnt_in_all_steps_and_every_batch_in_the_first(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = HeadLearner("mtp", target, StudentConfig(layers=(0,)), None, "cpu", None)
+    sample = Sample(torch.randint(3, 300, (12,)), torch.randn(11, 64), torch.ones(11, dtype=torch.bool))
+    forward, calls = learner.module.forward, []
+    monkeypatch.setattr(learner.module, "forward", lambda *args: calls.append(args[2]) or forward(*args))
+    first_positions = []
+    for _ in range(6):
+        learner.score([sample])
+        first_positions.append([int(positions[0, 0]) for positions in calls])
+        calls.clear()
+    assert first_positions == [[0], [0], [0, 1, 2]] * 2
+
+
 @pytest.mark.slow
 def test_another_model_with_the_target_s_tokens_learns_and_stays_an_ordinary_checkpoint(
     target: Path, tmp_path: Path
