@@ -43,7 +43,7 @@ _COMMANDS = {
     "gpu-pairs": (
         f"{_SCENARIOS}.gpu_pairs",
         "gpu_pairs",
-        "What would run-ahead, waiting, trees and lookups be worth on GPUs? Computed.",
+        "What would waiting, trees and lookups be worth on GPUs? Computed.",
     ),
     "rollouts": (f"{_SCENARIOS}.rollouts", "rollouts", "How soon is a worse draft undone, and a better one promoted?"),
     "releases": (

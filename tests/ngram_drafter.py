@@ -32,5 +32,5 @@ class NgramDrafter(Drafter):
         return [self._look_up(sequence) for sequence in sequences]
 
     def _look_up(self, sequence: DraftSequence) -> DraftTree:
-        tokens, matched = self._texts[sequence].find(sequence.reach) or ((), 0)
+        tokens, matched = self._texts[sequence].find(sequence.room) or ((), 0)
         return DraftTree(sequence.committed_len, tuple(tokens), source="ngram", matched=matched)

@@ -28,14 +28,14 @@ from benchmarks.support.one_process import one_process
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
 from benchmarks.support.stacks import added_round_trip, delayed, outside_cores, replace_drafts, target_cores
 
-_MODES = {"off": "off", "auto": "auto", "on": "on", "in-step": "on"}
-"""Arm → the request's speculation mode. `one-process` uses no stack."""
+_MODES = ("off", "auto", "on")
+"""Arms that are speculation modes of requests. `one-process` uses no stack."""
 ARMS = (*_MODES, "one-process")
 _CHANGES = {"good": "", "wrong": "wrong", "stalls": "stalls", "dies": "", "recalls": "recalls"}
 """Draft → its benchmarks.support.changed_draft."""
 _LIFE_S = 5.0
 _PROBES = 20
-# A draft's run-ahead depends on the arrival times of commits, so one rehearsal does not compute all that may be needed.
+# What a draft computes depends on the arrival times of commits, so one rehearsal may not compute all that is needed.
 _REHEARSALS = 3
 
 
@@ -90,17 +90,14 @@ class Verdict:
         return f"{bar.arm} / {bar.base}, {bar.figure.replace('_', ' ')}: {self.ratio:.3f} ({limit}) {said}"
 
 
-_ROUNDS = (
-    Bar("on", "one-process", "decode_round_ms", 1.05, at_most=True),
-    Bar("on", "in-step", "decode_tokens_per_second", 1.15),
-)
+_ROUND = Bar("on", "one-process", "decode_round_ms", 1.05, at_most=True)
 
 
 def bars_of(condition: Condition, arms: Sequence[str]) -> list[Bar]:
     """The bars: bad drafts and long round trips against plain decoding, a stack against the ideal of one process."""
     least = 0.95 if condition.draft not in ("good", "recalls") else 0.98 if condition.added_ms is not None else None
     plain = [] if least is None else [Bar("auto", "off", "tokens_per_second", least)]
-    return [bar for bar in (*plain, *_ROUNDS) if bar.arm in arms and bar.base in arms]
+    return [bar for bar in (*plain, _ROUND) if bar.arm in arms and bar.base in arms]
 
 
 def _delays(_: click.Context, __: click.Parameter, value: str | None) -> tuple[float | None, ...]:
@@ -155,12 +152,11 @@ def latency(
     Greedy, one stream: each prompt is answered by every arm, one right after the other, and which comes first
     alternates. Ratios of tokens/s: of whole requests, prefill included, and from the first token to the last.
 
-    Arms: speculation `off`, `auto` and `on`; `in-step`, where the draft begins when it hears of a commit and the target
-    waits for it; `one-process`, the workers' own drafting and verification in turns on one core, without a network.
+    Arms: speculation `off`, `auto` and `on`; `one-process`, the workers' own drafting and verification in turns on one
+    core, without a network.
     With --added-ms, speculation must not fall under 0.98 of plain. A draft that is `wrong` in every token, `stalls` for
     200 ms at random, or `dies` 5 s after it came, must not cost more than 5 %. One that `recalls` computes each thing
-    once, before, as on a machine of its own. A round apart may take 1.05 times one in one process, and must be 1.15
-    times as fast as in step.
+    once, before, as on a machine of its own. A round apart may take 1.05 times one in one process.
     """
     if len(set(arms)) < 2:
         raise click.UsageError("--arm: at least two, to be compared")
@@ -191,14 +187,9 @@ async def _measured(config: StackConfig, asked: Asked, conditions: Sequence[Cond
     async with AsyncExitStack() as exits:
         enter = exits.enter_async_context
         stack = await enter(Stack(config, note, amend))
-        stacks = [stack]
-        if "in-step" in asked.arms:
-            stacks.append(await enter(Stack(replace(config, run_ahead_tokens=0), note, amend)))
-        gateways = [await enter(Gateway(one.gateway_grpc)) for one in stacks]
+        gateway = await enter(Gateway(stack.gateway_grpc))
         arms: dict[str, Ask] = {
-            arm: _through(gateways[arm == "in-step"], config.model, _MODES[arm], asked.ignore_eos)
-            for arm in asked.arms
-            if arm in _MODES
+            arm: _through(gateway, config.model, arm, asked.ignore_eos) for arm in asked.arms if arm in _MODES
         }
         if "one-process" in asked.arms:
             cores = target_cores(stack)
@@ -206,8 +197,7 @@ async def _measured(config: StackConfig, asked: Asked, conditions: Sequence[Cond
         arms = {arm: arms[arm] for arm in asked.arms}
         found = []
         for condition in conditions:
-            for one in stacks:
-                await prepare(one, condition)
+            await prepare(stack, condition)
             measured_ms = await _round_trip_ms(stack) if condition.added_ms is not None else None
             async with _dying(stack, condition.draft == "dies") as deaths:
                 with outside_cores(stack):

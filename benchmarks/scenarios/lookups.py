@@ -116,7 +116,7 @@ def _opened(key: SequenceKey, prompt: Sequence[int]) -> TargetSequence:
 
 def _verified(sequence: TargetSequence, text: Sequence[int]) -> list[int]:
     """What a step commits: the proposal as far as the text agrees, and the text's next token."""
-    proposed, start = sequence.drafts.merged(0), sequence.committed_len
+    proposed, start = sequence.drafts.merged(), sequence.committed_len
     guess = proposed.guess() if proposed is not None else []
     agreed = next((n for n, token in enumerate(guess) if token != text[start + n]), len(guess))
     return list(text[start : start + agreed + 1])

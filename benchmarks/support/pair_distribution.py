@@ -2,7 +2,7 @@
 
 Two chains run on the engine, under a draft worker and a target worker that looks up n-grams besides, in virtual time.
 So drafts that are late, partial, or compete with a match are counted too. Each of many texts has its own conditions:
-draft length, run-ahead, wait, and the durations of forwards and messages.
+draft length, wait, and the durations of forwards and messages.
 """
 
 from __future__ import annotations
@@ -65,7 +65,6 @@ class _Conditions:
 
     prompt: list[int]
     max_draft_tokens: int
-    run_ahead_tokens: int = 0
     max_wait_s: float = 0.0
     min_confidence: float = 0.0
     steps: tuple[float, ...] = (1.0,)
@@ -85,7 +84,6 @@ def _any(chance: random.Random) -> _Conditions:
     return _Conditions(
         chance.choice((_history(chance), [_CHOICE - 1], [0])),
         max_draft_tokens=chance.choice((1, 2, 4)),
-        run_ahead_tokens=chance.choice((0, 2, 6)),
         max_wait_s=chance.choice((0.0, 0.5, 1.0, 2.0)),
         min_confidence=chance.choice((0.0, 0.3)),
         steps=(0.3, 1.0, 2.0),
@@ -100,8 +98,10 @@ def _merged(chance: random.Random) -> _Conditions:
 
 
 def _crossing(chance: random.Random) -> _Conditions:
-    """The draft proposes a choice some steps early, and the n-gram match for it changes meanwhile."""
-    return _Conditions(_history(chance), max_draft_tokens=1, run_ahead_tokens=6, steps=(0.3, 1.0, 2.0))
+    """The draft proposes a choice some steps early, for many steps verify nothing, and the n-gram match for it changes
+    meanwhile."""
+    steps, prices = (0.3, 1.0, 2.0), (2.0, 2.0, 0.0)
+    return _Conditions(_history(chance), max_draft_tokens=6, steps=steps, row_prices=prices)
 
 
 def _borderline(chance: random.Random) -> _Conditions:
@@ -115,7 +115,6 @@ def _priced(chance: random.Random) -> _Conditions:
     return _Conditions(
         chance.choice(([_CHOICE - 1], [0])),
         max_draft_tokens=chance.choice((2, 4)),
-        run_ahead_tokens=chance.choice((0, 4)),
         max_wait_s=3.0,
         row_prices=(0.74, 0.74, 0.74, 0.0),
     )
@@ -269,7 +268,6 @@ def _opening(number: int, given: _Conditions, prediction: Sequence[int]) -> sequ
         stopping=sequence_pb2.Stopping(max_new_tokens=_TEXT_TOKENS, stop_token_ids=[_STOP]),
         speculation=sequence_pb2.Speculation(
             max_draft_tokens=given.max_draft_tokens,
-            run_ahead_tokens=given.run_ahead_tokens,
             max_own_draft_tokens=given.max_draft_tokens,
             # In virtual time steps take seconds.
             max_wait_us=round(1e6 * given.max_wait_s),

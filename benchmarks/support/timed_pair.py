@@ -99,14 +99,14 @@ class TimedPair:
         self._advance(self._to_draft[-1][0])
 
     def _validator(self, opening: sequence_pb2.OpenSequence) -> DraftValidator:
-        limits, speculation = self._limits, opening.speculation
+        limits = self._limits
         return DraftValidator(
             mode_from_proto(opening.mode),
             opening.sampling,
             len(opening.prompt_token_ids),
             limits.vocab_size,
             limits.max_context_len,
-            speculation.max_draft_tokens + speculation.run_ahead_tokens,
+            opening.speculation.max_draft_tokens,
         )
 
     def _follow(self, committed: Committed, finished: bool) -> None:

@@ -81,7 +81,6 @@ class Schedule:
     requests: tuple[RequestPlan, ...]
     faults: tuple[Fault, ...]
     max_wait_us: int
-    run_ahead_tokens: int
     max_draft_tokens: int
     block_size: int = field(default=4)
 
@@ -108,7 +107,6 @@ def draw(seed: int) -> Schedule:
         requests=requests,
         faults=faults,
         max_wait_us=rng.choice((0, 5_000, 50_000)),
-        run_ahead_tokens=rng.choice((0, 2, 8)),
         max_draft_tokens=rng.choice((1, 3, 5, 8)),
     )
 

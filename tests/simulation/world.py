@@ -214,11 +214,7 @@ def _close_within_s(schedule: Schedule) -> float | None:
 def _router_config(schedule: Schedule, rng: random.Random) -> RouterConfig:
     return RouterConfig(
         refresh_s=0.3,
-        policy=PolicyConfig(
-            max_draft_tokens=schedule.max_draft_tokens,
-            max_wait_us=schedule.max_wait_us,
-            run_ahead_tokens=schedule.run_ahead_tokens,
-        ),
+        policy=PolicyConfig(max_draft_tokens=schedule.max_draft_tokens, max_wait_us=schedule.max_wait_us),
         failover=FailoverConfig(
             wait_for_target_s=WAIT_FOR_TARGET_S,
             wait_for_restart_s=WAIT_FOR_RESTART_S,

@@ -38,7 +38,7 @@ BARRIER_ID = 2**63 + 12345
 
 _GREEDY = sequence_pb2.Sampling(temperature=0.0, top_p=1.0)
 _STOPPING = sequence_pb2.Stopping(max_new_tokens=4, stop_token_ids=[2])
-_SPECULATION = sequence_pb2.Speculation(max_draft_tokens=4, max_wait_us=1000, run_ahead_tokens=4)
+_SPECULATION = sequence_pb2.Speculation(max_draft_tokens=4, max_wait_us=1000)
 _OPEN = sequence_pb2.OpenSequence(
     sequence_id=1,
     prompt_token_ids=[5, 6, 7],

@@ -10,11 +10,7 @@ from typing import Annotated, ClassVar
 from outrider.address import is_loopback
 from outrider.configuration import NO_OPTION, Nested, Option, load
 from outrider.process_config import ProcessConfig
-from outrider.protocol.limits import (
-    MAX_DRAFT_TOKENS,
-    MAX_RUN_AHEAD_TOKENS,
-    MAX_WAIT_US,
-)
+from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_WAIT_US
 from outrider.rpc.access.roles import ClusterSecret, Role
 from outrider.rpc.outbox import MAX_STREAM_BYTES
 
@@ -36,18 +32,11 @@ class PolicyConfig:
     and by the target's own `max_draft_tokens`. 0 turns all speculation off."""
     max_wait_us: int = 50_000
     """Longest wait of a target for a draft, in microseconds, however much the draft may save."""
-    run_ahead_tokens: int = 8
-    """Most tokens that a draft may compute ahead, while its proposal is verified."""
     silent_commits: Annotated[int, NO_OPTION] = 2
     """Waits without an answer after which a target no longer waits for a draft."""
 
     def __post_init__(self) -> None:
-        bounds = {
-            "max_draft_tokens": MAX_DRAFT_TOKENS,
-            "max_wait_us": MAX_WAIT_US,
-            "run_ahead_tokens": MAX_RUN_AHEAD_TOKENS,
-        }
-        for name, bound in bounds.items():
+        for name, bound in {"max_draft_tokens": MAX_DRAFT_TOKENS, "max_wait_us": MAX_WAIT_US}.items():
             if not 0 <= getattr(self, name) <= bound:
                 raise ValueError(f"policy.{name}: must be in 0..{bound}, got {getattr(self, name)}")
 

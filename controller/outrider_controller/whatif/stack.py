@@ -349,6 +349,6 @@ def _round(stream: _Stream, committed: Committed, step_us: int) -> Round:
 def _answered(stream: _Stream, proposed: Any, now_s: float) -> None:
     """The target has received the draft's message."""
     stream.active = True
-    asked_s = None if proposed.run_ahead else stream.asked.pop(proposed.tree.base_len, None)
+    asked_s = stream.asked.pop(proposed.tree.base_len, None)
     if asked_s is not None:
         stream.answer_us = to_us(now_s - asked_s)

@@ -56,13 +56,11 @@ class Proposed:
     params: SamplingParams
     mode: VerificationMode
     since_s: float
-    """Monotonic seconds: when the commit that it answers came in; for run-ahead tokens, when their drafting began."""
+    """Monotonic seconds: when the commit that it answers came in."""
     compute_s: float = 0.0
     """Seconds since then that were spent in the drafter, alone or in a batch."""
     share_s: float = 0.0
     """Its share in seconds of all rounds since its last proposal."""
-    run_ahead: bool = False
-    """Made without a commit, while the proposal that it continues is being verified."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +78,7 @@ class DraftStats:
     """Counts since the start. Only the step thread writes them; each is read atomically."""
 
     busy_s: float = 0.0
-    """Seconds in rounds, run-ahead included."""
+    """Seconds in rounds."""
     num_proposals: int = 0
     num_declined: int = 0
     """Proposals without tokens."""

@@ -43,25 +43,12 @@ class DraftRounds:
         # Not while some sequences catch up with their prompts: only the drafter knows how many tokens of those it ran.
         if not any(one is None or isinstance(one, Exception) for one in proposals):
             self._cost.took(rows=len(due), seconds=spent_s)
+        self._stats.busy_s += spent_s
         for found in due:
             found.compute_s += spent_s
-        self._divide(due, spent_s)
+            # Each has a row in all forwards of the round.
+            found.share_s += spent_s / len(due)
         return proposals
-
-    def run_ahead(self, ahead: Sequence[OpenSequence]) -> Sequence[DraftTree]:
-        """The tokens that each draft has grown by; none if the round failed."""
-        started_s = self._clock()
-        try:
-            added = self._drafter.run_ahead([found.sequence for found in ahead])
-        except DeviceLost:
-            raise
-        except Exception as error:
-            # Nothing waits for these. If one sequence is at fault, the round after its next commit shows it.
-            log.error("running ahead failed", exc_info=error)
-            self._stats.num_round_failures += 1
-            return [DraftTree(found.sequence.committed_len) for found in ahead]
-        self._divide(ahead, self._clock() - started_s)
-        return added
 
     def _together(self, sequences: Sequence[DraftSequence]) -> Sequence[Outcome]:
         try:
@@ -82,9 +69,3 @@ class DraftRounds:
         except Exception as error:
             log.error("a sequence failed in its round", exc_info=error, extra=sequence.opening.log_fields)
             return error
-
-    def _divide(self, sequences: Sequence[OpenSequence], seconds: float) -> None:
-        """Divides a round's time among its sequences, each of which has a row in all of its forwards."""
-        self._stats.busy_s += seconds
-        for found in sequences:
-            found.share_s += seconds / len(sequences)

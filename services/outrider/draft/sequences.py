@@ -26,17 +26,13 @@ class OpenSequence:
     share_s: float = 0.0
     """Its share in seconds of all rounds since its last proposal."""
 
-    def proposed(self, tree: DraftTree, since_s: float, compute_s: float, *, run_ahead: bool = False) -> Proposed:
-        """A proposal of this sequence. It takes along `share_s`, which starts anew."""
+    def proposed(self, tree: DraftTree) -> Proposed:
+        """A proposal of this sequence. It takes along `compute_s` and `share_s`, which start anew."""
         opening = self.sequence.opening
+        compute_s, self.compute_s = self.compute_s, 0.0
         share_s, self.share_s = self.share_s, 0.0
-        return Proposed(
-            *(self.key, self.sequence.epoch, tree, opening.params, opening.mode),
-            since_s=since_s,
-            compute_s=compute_s,
-            share_s=share_s,
-            run_ahead=run_ahead,
-        )
+        about = self.key, self.sequence.epoch, tree, opening.params, opening.mode
+        return Proposed(*about, since_s=self.since_s, compute_s=compute_s, share_s=share_s)
 
 
 class OpenDraftSequences:
@@ -47,8 +43,6 @@ class OpenDraftSequences:
         self._finished: set[SequenceKey] = set()
         # Sequences whose proposal is due; the longest waiting first.
         self._due: dict[SequenceKey, OpenSequence] = {}
-        # Sequences whose draft may grow while the target verifies it.
-        self._ahead: dict[SequenceKey, OpenSequence] = {}
 
     def __len__(self) -> int:
         return len(self._open) + len(self._finished)
@@ -63,10 +57,6 @@ class OpenDraftSequences:
     @property
     def due(self) -> list[OpenSequence]:
         return list(self._due.values())
-
-    @property
-    def ahead(self) -> list[OpenSequence]:
-        return list(self._ahead.values())
 
     @property
     def num_running(self) -> int:
@@ -86,17 +76,10 @@ class OpenDraftSequences:
         found.since_s = since_s
         # A waiting sequence keeps its place, or one that commits often would never catch up.
         self._due[found.key] = found
-        self._ahead.pop(found.key, None)
 
-    def answered(self, found: OpenSequence, *, may_run_ahead: bool) -> None:
-        del self._due[found.key]
-        if may_run_ahead:
-            self._ahead[found.key] = found
-
-    def pause(self, key: SequenceKey) -> None:
-        """Takes it from both queues."""
+    def clear_due(self, key: SequenceKey) -> None:
+        """No proposal is due, until the next commit at least."""
         self._due.pop(key, None)
-        self._ahead.pop(key, None)
 
     def finish(self, key: SequenceKey) -> None:
         """Keeps its id known until it is closed."""
@@ -104,6 +87,6 @@ class OpenDraftSequences:
 
     def remove(self, key: SequenceKey) -> OpenSequence | None:
         """Forgets the key; returns its sequence if that had not finished."""
-        self.pause(key)
+        self.clear_due(key)
         self._finished.discard(key)
         return self._open.pop(key, None)

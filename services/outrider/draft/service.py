@@ -82,7 +82,7 @@ class DraftMetrics:
 def _counters(stats: DraftStats) -> tuple[CounterRow, ...]:
     """Proposals by source, and the events that should be rare."""
     return (
-        ("draft_busy_seconds", "Time spent drafting, run-ahead included.", stats.busy_s),
+        ("draft_busy_seconds", "Time spent drafting.", stats.busy_s),
         ("draft_proposals", "Proposals sent, those without tokens included.", stats.num_proposals),
         ("draft_declined", "Proposals without tokens.", stats.num_declined),
         ("draft_divergences", "Proposals that a commit contradicted.", stats.num_diverged),

@@ -20,7 +20,7 @@ from outrider.protocol.convert import (
     sampling_to_proto,
 )
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_UINT32, to_us
+from outrider.protocol.limits import MAX_UINT32, to_us
 from outrider.protocol.validate import check_label, check_opening
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
@@ -54,10 +54,9 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: ProposalLimi
 def _allowed(speculation: sequence_pb2.Speculation, limits: ProposalLimits) -> DraftLimits:
     """The requested limits, cut to this worker's."""
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
-    ahead = min(speculation.run_ahead_tokens, MAX_RUN_AHEAD_TOKENS) if count else 0
     # Written so that NaN sets no limit.
     least = min(speculation.min_chance, 1.0) if speculation.min_chance > 0 else 0.0
-    return DraftLimits(count, ahead, least)
+    return DraftLimits(count, least)
 
 
 def _opened(
@@ -135,7 +134,6 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         draft_us=to_us(taken_s),
         # The compute of a sequence that was catching up includes earlier commits.
         compute_us=to_us(min(taken_s, proposed.compute_s)),
-        run_ahead=proposed.run_ahead,
         matched=tree.matched,
         share_us=to_us(proposed.share_s),
     )

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from typing import assert_never
 
 from outrider.draft import events
-from outrider.draft.events import DraftReport, DraftStats, Event, Proposed
+from outrider.draft.events import DraftReport, DraftStats, Event
 from outrider.draft.rounds import DraftRounds, Outcome
 from outrider.draft.sequences import OpenDraftSequences, OpenSequence
 from outrider.draft.shadow import Shadow
 from outrider.drafters import CommitMismatch, Drafter
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
-from outrider.tuning import BEFORE_RUNNING_AHEAD_S
 from outrider.worker.events import (
     Closed,
     DrainExpired,
@@ -44,8 +43,8 @@ class DraftWorker:
 
     @property
     def has_work(self) -> bool:
-        """Whether a proposal is due, or one may be continued ahead."""
-        return bool(self._sequences.due or self._sequences.ahead)
+        """Whether a proposal is due."""
+        return bool(self._sequences.due)
 
     @property
     def load(self) -> Load:
@@ -90,21 +89,13 @@ class DraftWorker:
                 assert_never(event)
 
     def step(self) -> float | None:
-        """One round for every sequence whose proposal is due; if there is none, one run-ahead forward for the
-        others."""
+        """One round for every sequence whose proposal is due."""
         started_s = self._clock()
         if due := self._sequences.due:
             for found, outcome in zip(due, self._rounds.draft(due), strict=True):
                 self._answer(found, outcome)
-        else:
-            self._run_ahead()
-        ended_s = self._clock()
-        self._report.round_s = ended_s - started_s
-        if self._sequences.due:
-            return 0.0
-        if not self.has_work:
-            return None
-        return ended_s + BEFORE_RUNNING_AHEAD_S if self._report.proposals or self._report.failures else 0.0
+        self._report.round_s = self._clock() - started_s
+        return 0.0 if self.has_work else None
 
     def fail_all(self, error: Exception) -> None:
         for key in self._sequences.keys:
@@ -116,31 +107,14 @@ class DraftWorker:
         if isinstance(outcome, Exception):
             self._fail(found.key, outcome)
             return
+        self._sequences.clear_due(found.key)
         if found.shadow is not None:
             found.shadow.propose(outcome)
-            self._sequences.answered(found, may_run_ahead=False)
             return
-        num_tokens = outcome.depth
-        compute_s, found.compute_s = found.compute_s, 0.0
-        self._propose(found.proposed(outcome, found.since_s, compute_s))
+        self._report.proposals.append(found.proposed(outcome))
         self.stats.num_proposals += 1
-        self.stats.num_declined += not num_tokens
-        self._sequences.answered(found, may_run_ahead=0 < num_tokens < found.sequence.reach)
-
-    def _run_ahead(self) -> None:
-        ahead = self._sequences.ahead
-        if not ahead:
-            return
-        since_s = self._clock()
-        for found, drafted in zip(ahead, self._rounds.run_ahead(ahead), strict=True):
-            if not drafted.token_ids:
-                self._sequences.pause(found.key)
-                continue
-            self._propose(found.proposed(drafted, since_s, self._clock() - since_s, run_ahead=True))
-
-    def _propose(self, proposed: Proposed) -> None:
-        self._report.proposals.append(proposed)
-        self.stats.num_draft_tokens[proposed.tree.source] += proposed.tree.depth
+        self.stats.num_declined += not outcome.token_ids
+        self.stats.num_draft_tokens[outcome.source] += outcome.depth
 
     def _start(self, event: events.DraftOpened) -> None:
         key = event.key
@@ -186,7 +160,7 @@ class DraftWorker:
         grown = event.limits.max_draft_tokens > found.sequence.limits.max_draft_tokens
         self._drafter.set_limits(found.sequence, event.limits)
         if not event.limits.max_draft_tokens:
-            self._sequences.pause(event.key)
+            self._sequences.clear_due(event.key)
         elif grown:
             self._sequences.make_due(found, event.received_s)
 

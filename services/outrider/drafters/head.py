@@ -66,7 +66,6 @@ class HeadDrafter(Drafter):
 
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
         text = self._texts[sequence]
-        text.forget_draft()
         if text.seen >= len(sequence.tokens):
             raise CommitMismatch(f"features of {text.seen} positions, but {len(sequence.tokens)} tokens are held")
 
@@ -85,11 +84,3 @@ class HeadDrafter(Drafter):
         found: dict[DraftSequence, DraftTree | None] = dict(zip(ready, trees, strict=True))
         found |= {s: None for s in sequences if self._texts[s].num_unread}
         return [found.get(s, DraftTree(s.committed_len, source=self._kind)) for s in sequences]
-
-    @torch.inference_mode()
-    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
-        """From the head's own states, in the place of the target's."""
-        texts = [self._texts[sequence] for sequence in sequences]
-        pairs = zip(sequences, texts, strict=True)
-        self._runner.grow([t for s, t in pairs if t.draft is not None and len(t.draft.chain) < s.reach])
-        return [self._runner.tree(text) for text in texts]

@@ -58,25 +58,6 @@ class Drafter(ABC):
                 sequence.adopt(drafted)
         return proposals
 
-    def run_ahead(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
-        """Drafts one token more for each draft that may still grow; returns the new part, empty when the draft ends
-        here.
-
-        For use while a proposal is being verified: the new token assumes that all of it will be accepted.
-        """
-        added = []
-        for sequence, drafted in zip(sequences, self.extend(sequences), strict=True):
-            known = sequence.guess.guess()
-            grown = drafted.after(known) if len(drafted.main()) > len(known) else None
-            added.append(grown or DraftTree(sequence.committed_len))
-            if grown is not None:
-                sequence.adopt(drafted)
-        return added
-
-    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
-        """The sequences' drafts, each at most one token longer and at most `sequence.reach` long."""
-        return [sequence.guess for sequence in sequences]
-
     def check(self) -> None:
         """Raises what the drafter's model raises, whatever it is given."""
         return
@@ -108,4 +89,4 @@ class Drafter(ABC):
 
     @abstractmethod
     def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
-        """As `draft`, at most `sequence.reach` tokens each. Changes no sequence."""
+        """As `draft`, at most `sequence.room` tokens each. Changes no sequence."""

@@ -114,26 +114,15 @@ class ModelDrafter(Drafter):
         most = self._config.num_alternatives
         return [None if s in behind else c.tree(most) for s, c in zip(sequences, chains, strict=True)]
 
-    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
-        """One forward for all sequences."""
-        chains = [self._chain(sequence, ahead=True) for sequence in sequences]
-        growing = [(s, c) for s, c in zip(sequences, chains, strict=True) if len(c) and not c.ended]
-        self._first_forward(self._admit(growing))
-        # Alternatives of the outstanding draft were sent already.
-        most = self._config.num_alternatives
-        return [c.tree(c.num_sent + most) if len(c) else s.guess for s, c in zip(sequences, chains, strict=True)]
-
-    def _chain(self, sequence: DraftSequence, *, ahead: bool = False) -> DraftChain:
-        outstanding = _outstanding(sequence).upto(self._most(sequence, sequence.reach))
-        room = self._most(sequence, sequence.reach if ahead else sequence.room)
-        wanted = min(outstanding.depth + 1, room) if ahead else max(outstanding.depth, room)
+    def _chain(self, sequence: DraftSequence) -> DraftChain:
+        room = self._room(sequence)
         least = max(self._config.min_confidence, sequence.limits.min_chance)
-        return DraftChain(outstanding, wanted, least, sequence.opening.stop_token_ids)
+        return DraftChain(_outstanding(sequence).upto(room), room, least, sequence.opening.stop_token_ids)
 
-    def _most(self, sequence: DraftSequence, count: int) -> int:
+    def _room(self, sequence: DraftSequence) -> int:
         if not self._vocabulary.whole(sequence):
             return 0
-        return max(0, min(count, self.info.max_context_len - len(self._vocabulary.text(sequence))))
+        return max(0, min(sequence.room, self.info.max_context_len - len(self._vocabulary.text(sequence))))
 
     def _admit(self, growing: list[tuple[DraftSequence, DraftChain]]) -> list[_Run]:
         """The runs of the sequences whose whole round fits into the free KV blocks."""

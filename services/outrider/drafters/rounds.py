@@ -75,11 +75,6 @@ class DraftChain:
         return len(self.token_ids)
 
     @property
-    def num_sent(self) -> int:
-        """Alternatives of the proposal before."""
-        return len(self._sent)
-
-    @property
     def joint(self) -> float:
         """The draft's estimate of the chance that all of it is accepted."""
         return math.prod(map(_peak, self.q)) if self.q else math.prod(self.chances)

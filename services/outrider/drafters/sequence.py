@@ -1,4 +1,4 @@
-"""One sequence in a drafter: its committed tokens, its outstanding draft, and how far it may draft ahead.
+"""One sequence in a drafter: its committed tokens, its outstanding draft, and how long the next may be.
 
 Knows tokens; not how they are drafted, and not the KV cache.
 """
@@ -44,20 +44,12 @@ class DraftSequence:
     @property
     def room(self) -> int:
         """Most tokens worth proposing now. The last remaining token is always the target's own."""
-        return self._within_remaining(self.limits.max_draft_tokens)
-
-    @property
-    def reach(self) -> int:
-        """Most tokens worth drafting, including those ahead of the next round."""
-        return self._within_remaining(self.limits.max_draft_tokens + self.limits.run_ahead_tokens)
-
-    def _within_remaining(self, count: int) -> int:
         if self.limits.min_chance >= 1:
             return 0
         if self.opening.max_new_tokens is None:
-            return count
+            return self.limits.max_draft_tokens
         remaining = self.opening.max_new_tokens - (len(self.tokens) - len(self.opening.prompt))
-        return max(0, min(count, remaining - 1))
+        return max(0, min(self.limits.max_draft_tokens, remaining - 1))
 
     def commit(self, base_len: int, token_ids: Sequence[int]) -> None:
         """Appends `token_ids` at position `base_len`. Where they overlap committed tokens they must equal them.

@@ -42,14 +42,10 @@ class DraftBuffer:
         """How far the longest guess of a draft worker reaches."""
         return max((len(tree.main()) for tree in self._sent.values()), default=0)
 
-    def within(self, most_sent: int) -> list[DraftTree]:
-        """As `trees`; of those that draft workers sent the first `most_sent` positions."""
-        return [*(tree.upto(most_sent) for tree in self._sent.values()), *self._looked_up.values()]
-
-    def merged(self, most_sent: int) -> DraftTree | None:
+    def merged(self) -> DraftTree | None:
         """Those as one; None without any. Not in ratio mode, which verifies one chain of one source."""
-        if self._merged is None and (trees := self.within(most_sent)):
-            self._merged = reduce(DraftTree.merge, trees)
+        if self._merged is None and self.trees:
+            self._merged = reduce(DraftTree.merge, self.trees)
         return self._merged
 
     def offer(self, tree: DraftTree, committed: Sequence[int], capacity: int) -> None:
@@ -142,14 +138,12 @@ def _placed(tree: DraftTree, held: DraftTree | None, committed: Sequence[int]) -
     """What its source has proposed, with this tree; None when the tree fits neither the text nor what is held."""
     if held is not None and tree.epoch < held.epoch:
         return None
-    ahead = tree.base_len - len(committed)
-    fresh = tree if ahead > 0 else tree.after(committed[tree.base_len :])
-    if fresh is None or (ahead > 0 and held is None):
+    fresh = tree.after(committed[tree.base_len :]) if tree.base_len <= len(committed) else None
+    if fresh is None:
         return None
     if held is None or not fresh.token_ids:
         return held or fresh
-    known, ahead = held.guess(), max(0, ahead)
-    if ahead > len(known) or not _agree(known[ahead:], fresh.guess()) or len(held) + len(fresh) > _MAX_TREE_TOKENS:
+    if not _agree(held.guess(), fresh.guess()) or len(held) + len(fresh) > _MAX_TREE_TOKENS:
         return None
     return held.merge(fresh)
 

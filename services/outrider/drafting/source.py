@@ -19,15 +19,8 @@ class DraftLimits:
 
     max_draft_tokens: int = 0
     """Most tokens of one proposal; 0 pauses the sequence."""
-    run_ahead_tokens: int = 0
-    """Tokens that may be drafted beyond a proposal before the next commit comes."""
     min_chance: float = 0.0
     """Least joint chance at which the target verifies a token. A chain ends below it; at 1 nothing is proposed."""
-
-    @property
-    def capacity(self) -> int:
-        """Positions worth drafting for."""
-        return self.max_draft_tokens + self.run_ahead_tokens if self.max_draft_tokens else 0
 
 
 @dataclass(frozen=True, slots=True)

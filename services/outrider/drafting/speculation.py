@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from outrider.drafting.source import DraftLimits
 from outrider.errors import InvalidRequest
-from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US, MAX_WEIGHT
+from outrider.protocol.limits import MAX_WAIT_US, MAX_WEIGHT
 from outrider.tuning import PATIENCE
 
 
@@ -20,22 +20,15 @@ class Speculation:
     """Most drafted tokens verified in one step."""
     max_wait_us: int = 0
     """Longest that the sequence is held back for a draft, in µs from the moment it is ready for a step."""
-    run_ahead_tokens: int = 0
-    """Draft tokens kept beyond those of the next step."""
     weight: float = 1.0
     """What an accepted token is worth: a drafted one is verified when weight times its chance is at least its row's
     price."""
     max_own_draft_tokens: int = 0
     """As max_draft_tokens, for drafts that the target makes itself: those do not need a draft worker."""
 
-    @property
-    def capacity(self) -> int:
-        """Draft positions worth keeping."""
-        return self.max_draft_tokens and self.max_draft_tokens + self.run_ahead_tokens
-
     def draft_limits(self, row_price: float) -> DraftLimits:
         """What a draft worker is told, at this price of a row: not to propose what is likelier to cost than to save."""
-        return DraftLimits(self.max_draft_tokens, self.run_ahead_tokens, min(1.0, max(0.0, row_price) / self.weight))
+        return DraftLimits(self.max_draft_tokens, min(1.0, max(0.0, row_price) / self.weight))
 
     @property
     def own_limits(self) -> DraftLimits:
@@ -52,12 +45,7 @@ class Speculation:
 
     def check(self, max_draft_tokens: int) -> None:
         """Raises InvalidRequest. `max_draft_tokens`: those that the target verifies in a step."""
-        bounds = {
-            "max_draft_tokens": max_draft_tokens,
-            "max_wait_us": MAX_WAIT_US,
-            "run_ahead_tokens": MAX_RUN_AHEAD_TOKENS,
-        }
-        for name, bound in bounds.items():
+        for name, bound in {"max_draft_tokens": max_draft_tokens, "max_wait_us": MAX_WAIT_US}.items():
             value = getattr(self, name)
             if not 0 <= value <= bound:
                 raise InvalidRequest(f"speculation.{name}", f"must be at most {bound}, got {value}")

@@ -236,15 +236,10 @@ class DraftTree:
         )
 
     def merge(self, other: DraftTree) -> DraftTree:
-        """Both: equal prefixes are one node, which keeps the source that gives it the greater chance.
-
-        `other` may begin later, on this tree's main path. Raises ValueError when it begins elsewhere.
-        """
-        ahead, main = other.base_len - self.base_len, self.main()
-        if not 0 <= ahead <= len(main):
-            raise ValueError(f"a tree at {other.base_len} continues none at {self.base_len} of {len(main)} tokens")
+        """Both, which begin at one position: equal prefixes are one node, which keeps the source that gives it the
+        greater chance."""
         merged = _Merged.of(self)
-        merged.add(other, main[ahead - 1] if ahead else ROOT)
+        merged.add(other)
         return merged.tree(self)
 
     def claims(self) -> list[float]:
@@ -276,8 +271,8 @@ class _Merged:
         origins = [tree.origin(node) for node in range(len(tree))]
         return cls(list(tree.token_ids), parents, tree.claims(), list(tree.q), origins, at)
 
-    def add(self, tree: DraftTree, root: int) -> None:
-        places = {ROOT: root}
+    def add(self, tree: DraftTree) -> None:
+        places = {ROOT: ROOT}
         for node, chance in enumerate(tree.claims()):
             pair = places[tree.parent(node)], tree.token_ids[node]
             found = self.at.get(pair)

@@ -16,15 +16,13 @@ MAX_STOP_TOKENS = 256
 
 MAX_DRAFT_TOKENS = 64
 """Most tokens of one proposal that a client may request."""
-MAX_RUN_AHEAD_TOKENS = 32
-"""Most tokens that a draft may draft beyond its proposal, and that a target keeps of them."""
 MAX_WAIT_US = 10_000_000
 """Longest that a target may hold a sequence back for a draft."""
 MAX_TREE_TOKENS = 256
-"""A draft of 64 tokens, 32 run-ahead tokens and five alternatives make 101. The version before also sends 16 branches
-of four tokens with five alternatives each: 245."""
+"""A draft of 64 tokens and five alternatives make 69. Older versions also send 16 branches of four tokens with five
+alternatives each: 245."""
 MAX_DRAFT_BYTES = 64 << 10
-"""Bound of one Draft, with fields unknown to this version: 96 distributions of 64 tokens make 40,000 bytes. It may be
+"""Bound of one Draft, with fields unknown to this version: 64 distributions of 64 tokens make 21,000 bytes. It may be
 passed on in one message with those of other sequences."""
 MAX_SOURCE_BYTES = 32
 """Bound of a drafter's name for one of its parts, which is sent with every commit."""

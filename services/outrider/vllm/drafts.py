@@ -90,7 +90,7 @@ class OpenRequest:
     def best_path(self, calibration: Calibration, room: int) -> tuple[DraftTree | None, list[float]]:
         """Of all that is buffered the chain of which most tokens are expected to be accepted, and what each is worth:
         weight times the chance that it and all before it are accepted."""
-        tree = self.buffer.merged(self.speculation.max_draft_tokens)
+        tree = self.buffer.merged()
         if tree is None:
             return None, []
         limit = min(room, max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens))
@@ -156,7 +156,7 @@ class DraftBook:
     def adjust(self, request_id: str, speculation: Speculation) -> None:
         if (found := self._open.get(request_id)) is not None:
             found.speculation = speculation
-            found.buffer.limit(speculation.capacity, speculation.max_own_draft_tokens)
+            found.buffer.limit(speculation.max_draft_tokens, speculation.max_own_draft_tokens)
 
     def close(self, request_id: str) -> None:
         self._open.pop(request_id, None)
@@ -175,7 +175,7 @@ class DraftBook:
             return
         if not all(0 <= token_id < self._vocab_size for token_id in draft.token_ids):
             raise InvalidRequest("draft.token_ids", "a token id is outside the vocabulary")
-        found.buffer.offer(draft, found.tokens, found.speculation.capacity)
+        found.buffer.offer(draft, found.tokens, found.speculation.max_draft_tokens)
         found.cut_impossible()
 
     def put(self, request_id: str, tree: DraftTree) -> None:

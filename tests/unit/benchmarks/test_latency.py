@@ -46,20 +46,12 @@ def test_a_bad_draft_that_changes_a_text_does_not_hold() -> None:
     assert not found["holds"]
 
 
-@pytest.mark.parametrize(
-    ("apart_s", "in_step_s", "one_s", "holds"),
-    [(1.0, 1.2, 1.0, True), (1.05, 1.3, 1.0, True), (1.07, 1.3, 1.0, False), (1.0, 1.1, 1.0, False)],
-)
-def test_a_round_is_held_against_one_process_and_speed_against_rounds_in_step(
-    apart_s: float, in_step_s: float, one_s: float, holds: bool
-) -> None:
-    taken = {"one-process": samples(one_s), "in-step": samples(in_step_s), "on": samples(apart_s)}
+@pytest.mark.parametrize(("apart_s", "holds"), [(1.0, True), (1.05, True), (1.07, False)])
+def test_a_round_is_held_against_one_process(apart_s: float, holds: bool) -> None:
+    taken = {"one-process": samples(1.0), "on": samples(apart_s)}
     found = outcome(PROMPTS, taken, Condition("good", None))
     assert found["holds"] is holds
-    assert [round(verdict["ratio"], 3) for verdict in found["verdicts"]] == [
-        round(apart_s / one_s, 3),
-        round(in_step_s / apart_s, 3),
-    ]
+    assert [verdict["ratio"] for verdict in found["verdicts"]] == [pytest.approx(apart_s, abs=1e-3)]
 
 
 def test_one_condition_is_told_by_category_and_columns_without_values_are_left_out() -> None:

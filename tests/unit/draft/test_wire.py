@@ -43,6 +43,15 @@ def test_an_opening_arrives_whole() -> None:
     assert (opening.limits.max_draft_tokens, opening.max_new_tokens, opening.stop_token_ids) == (5, 10, frozenset({2}))
 
 
+def test_how_far_an_older_target_lets_drafts_run_ahead_is_ignored() -> None:
+    asked = pb.Speculation(max_draft_tokens=5)
+    older = pb.Speculation.FromString(asked.SerializeToString() + b"\x18\x08")  # Field 3, run_ahead_tokens: 8.
+    setting = pb.SetSpeculation(sequence_id=2, speculation=older)
+    assert older != asked
+    [event] = events_of(draft_pb2.DraftRequest(settings=[setting]), 1, LIMITS, 2.0)
+    assert event == events.Limited(SequenceKey(1, 2), DraftLimits(5), 2.0)
+
+
 def test_events_keep_the_order_of_the_fields() -> None:
     request = draft_pb2.DraftRequest(
         closes=[pb.CloseSequence(sequence_id=1)],
@@ -151,7 +160,7 @@ def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
     [draft] = response.drafts
     assert (draft.sequence_id, draft.epoch, draft.base_len, list(draft.token_ids)) == (7, 2, 9, [4, 5])
     assert (list(draft.confidence), draft.source, draft.draft_us) == ([0.5, 0.25], "model", 2500)
-    assert (draft.compute_us, draft.run_ahead) == (1500, False)
+    assert draft.compute_us == 1500
     assert not draft.q
     assert not draft.HasField("sampling")
 
@@ -162,7 +171,6 @@ def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_
     [draft] = response.drafts
     assert (list(draft.token_ids), list(draft.parents)) == ([4, 5, 9, 8], [-1, 0, 0, -1])
     assert list(draft.confidence) == [0.5, 0.25, 0.125, 0.0625]
-    assert not draft.run_ahead
 
 
 def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under() -> None:

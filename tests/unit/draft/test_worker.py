@@ -9,7 +9,7 @@ import pytest
 from outrider.draft.events import DraftCommitted, DraftOpened, DraftReport, Event, Limited
 from outrider.draft.shadow import Shadow, ShadowPairs
 from outrider.draft.worker import DraftWorker
-from outrider.drafters import Drafter, DraftSequence
+from outrider.drafters import DraftSequence
 from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.errors import Code, InvalidRequest
@@ -79,14 +79,14 @@ def test_without_anything_to_say_it_says_so(worker: DraftWorker) -> None:
 def test_a_paused_sequence_is_not_drafted_until_its_pause_ends(worker: DraftWorker) -> None:
     assert not turn(worker, opened(ONE, max_draft_tokens=0)).proposals
     assert not turn(worker, committed(ONE, 6, 22)).proposals
-    [proposed] = turn(worker, Limited(ONE, DraftLimits(2, 0), 3.0)).proposals
+    [proposed] = turn(worker, Limited(ONE, DraftLimits(2), 3.0)).proposals
     assert (proposed.tree.base_len, proposed.tree.guess()) == (7, [23, 20])
-    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, DraftLimits(0, 0), 4.0)).proposals
+    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, DraftLimits(0), 4.0)).proposals
 
 
 def test_a_smaller_limit_needs_no_new_proposal(worker: DraftWorker) -> None:
     turn(worker, opened(ONE))
-    assert not turn(worker, Limited(ONE, DraftLimits(1, 0), 3.0)).proposals
+    assert not turn(worker, Limited(ONE, DraftLimits(1), 3.0)).proposals
     [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
     assert proposed.tree.guess() == [23]
 
@@ -100,7 +100,7 @@ def test_a_commit_that_does_not_fit_ends_its_sequence_and_no_other(worker: Draft
 
 
 def test_messages_about_unknown_sequences_are_counted_and_ignored(worker: DraftWorker) -> None:
-    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, DraftLimits(3, 0), 1.0), Closed(ONE))
+    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, DraftLimits(3), 1.0), Closed(ONE))
     assert not report.proposals and not report.failures
     assert worker.stats.num_unknown == 3
 
@@ -198,68 +198,6 @@ def test_a_dead_drafter_fails_no_sequence() -> None:
         with pytest.raises(WholeStepFailed):
             worker.step()
     assert not worker.take_report().failures and worker.load.num_running == 1
-
-
-class _Counter(Drafter):
-    """Guesses the numbers after the last token, and can go on for ever."""
-
-    def __init__(self) -> None:
-        self.info = NgramDrafter().info
-
-    def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:
-        return [self._tree(s, s.room) for s in sequences]
-
-    def extend(self, sequences: Sequence[DraftSequence]) -> list[DraftTree]:
-        return [self._tree(s, min(s.reach, s.guess.depth + 1)) for s in sequences]
-
-    @staticmethod
-    def _tree(sequence: DraftSequence, count: int) -> DraftTree:
-        tokens = tuple(sequence.tokens[-1] + 1 + i for i in range(count))
-        return DraftTree(sequence.committed_len, tokens, source="counter")
-
-    def on_open(self, sequence: DraftSequence) -> None: ...
-    def on_commit(self, sequence: DraftSequence, known_len: int) -> None: ...
-    def release(self, sequence: DraftSequence) -> None: ...
-    def on_close(self, sequence: DraftSequence) -> None: ...
-
-
-@pytest.fixture
-def counting() -> DraftWorker:
-    return DraftWorker(_Counter(), max_sequences=4)
-
-
-def said(report: DraftReport) -> list[tuple[int, list[int]]]:
-    return [(p.tree.base_len, p.tree.guess()) for p in report.proposals]
-
-
-def test_while_nothing_is_due_it_runs_ahead_and_sends_each_token_from_where_the_guess_ended(
-    counting: DraftWorker,
-) -> None:
-    start = turn(counting, opened(ONE, (1, 2), max_draft_tokens=2), Limited(ONE, DraftLimits(2, 2), received_s=1.0))
-    assert said(start) == [(2, [3, 4])]
-    assert [said(turn(counting)) for _ in range(3)] == [[(4, [5])], [(5, [6])], []]
-    assert not counting.has_work
-
-
-def test_a_commit_comes_before_running_ahead(counting: DraftWorker) -> None:
-    turn(counting, opened(ONE, (1, 2)), Limited(ONE, DraftLimits(3, 8), received_s=1.0))
-    turn(counting)
-    assert said(turn(counting, committed(ONE, 2, 70))) == [(3, [71, 72, 73])]
-    assert said(turn(counting)) == [(6, [74])]
-
-
-def test_what_goes_wrong_ahead_ends_no_sequence(counting: DraftWorker, monkeypatch: pytest.MonkeyPatch) -> None:
-    turn(counting, opened(ONE, (1, 2)), Limited(ONE, DraftLimits(3, 8), received_s=1.0))
-
-    def broken(self: object, sequences: object) -> None:
-        raise RuntimeError("no forward today")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_Counter, "extend", broken)
-        report = turn(counting)
-    assert not report.failures and not counting.has_work
-    assert counting.stats.num_round_failures == 1
-    assert said(turn(counting, committed(ONE, 2, 3))) == [(3, [4, 5, 6])]
 
 
 def test_what_sequences_took_of_the_rounds_is_all_their_time_and_a_closed_one_tells_the_rest() -> None:

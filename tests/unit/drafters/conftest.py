@@ -44,9 +44,12 @@ def greedy_continuation(make_engine: MakeEngine) -> Continue:
 def greedy() -> Callable[..., SourceOpening]:
     """A greedy opening that may draft four tokens, unless told otherwise."""
 
-    def make(prompt: list[int], max_draft_tokens: int = 4, run_ahead_tokens: int = 0, **more: object) -> SourceOpening:
-        limits = DraftLimits(max_draft_tokens, run_ahead_tokens)
-        settings = {"limits": limits, "params": SamplingParams(temperature=0), "mode": VerificationMode.GREEDY}
+    def make(prompt: list[int], max_draft_tokens: int = 4, **more: object) -> SourceOpening:
+        settings = {
+            "limits": DraftLimits(max_draft_tokens),
+            "params": SamplingParams(temperature=0),
+            "mode": VerificationMode.GREEDY,
+        }
         return SourceOpening(prompt, **{**settings, **more})  # type: ignore[arg-type]
 
     return make

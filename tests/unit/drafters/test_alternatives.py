@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from outrider.drafters import ModelConfig, ModelDrafter, rounds
+from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafters.rounds import DraftChain
 from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.drafting.tree import DraftTree
@@ -74,18 +74,3 @@ def test_none_are_named_where_none_are_wanted(make_engine: MakeEngine, greedy: G
     drafter = ModelDrafter(make_engine(), ModelConfig(min_confidence=0.0, num_alternatives=0))
     [drafted] = drafter.draft([drafter.open(greedy(PROMPT, max_draft_tokens=2))])
     assert drafted is not None and drafted.token_ids and not alternatives(drafted)
-
-
-def test_what_is_said_ahead_comes_with_what_stands_beside_it(
-    make_engine: MakeEngine, greedy: Greedy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A tiny model is sure of nothing.
-    monkeypatch.setattr(rounds, "MIN_CHANCE", 0.0)
-    drafter = ModelDrafter(make_engine(), ModelConfig(min_confidence=0.0))
-    sequence = drafter.open(greedy(PROMPT, max_draft_tokens=2, run_ahead_tokens=4))
-    drafter.draft([sequence])
-    before = alternatives(sequence.guess)
-    [added] = drafter.run_ahead([sequence])
-    assert added.depth == 1 and {at for at, _, _ in alternatives(added)} == {0}
-    assert before and all(at < 2 for at, _, _ in before)
-    assert [one for one in alternatives(sequence.guess) if one[0] < 2] == before

@@ -313,43 +313,6 @@ def test_a_reduced_output_vocabulary_is_mapped_to_full_ids(
     assert draft_one(drafter, drafter.open(greedy(PROMPT, max_draft_tokens=1))) == [2 * first]
 
 
-def test_it_runs_ahead_one_forward_and_one_token_at_a_time_as_far_as_it_may(
-    engine: CountingEngine, greedy: Greedy, greedy_continuation: Continue
-) -> None:
-    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.0))
-    sequence = drafter.open(greedy(PROMPT, run_ahead_tokens=2))
-    proposed = draft_one(drafter, sequence)
-    engine.forwards.clear()
-    ahead = [tokens_of(drafter.run_ahead([sequence])[0]) for _ in range(3)]
-    assert [len(tokens) for tokens in ahead] == [1, 1, 0]
-    assert engine.forwards == [1, 1]
-    assert [*proposed, *(token for tokens in ahead for token in tokens)] == greedy_continuation(PROMPT, 6)
-
-
-def test_what_was_guessed_ahead_is_the_next_proposal_when_it_came_true(
-    engine: CountingEngine, greedy: Greedy, greedy_continuation: Continue
-) -> None:
-    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.0))
-    sequence = drafter.open(greedy(PROMPT, run_ahead_tokens=4))
-    draft_one(drafter, sequence)
-    for _ in range(4):
-        drafter.run_ahead([sequence])
-    engine.forwards.clear()
-    truth = greedy_continuation(PROMPT, 8)
-    drafter.commit(sequence, len(PROMPT), truth[:4])
-    assert draft_one(drafter, sequence) == truth[4:]
-    assert engine.forwards == [] and sequence.epoch == 0
-
-
-def test_it_does_not_run_ahead_of_a_guess_it_doubts(engine: CountingEngine, greedy: Greedy) -> None:
-    drafter = ModelDrafter(engine, ModelConfig(min_confidence=0.99))
-    sequence = drafter.open(greedy(PROMPT, run_ahead_tokens=4))
-    draft_one(drafter, sequence)
-    engine.forwards.clear()
-    assert tokens_of(drafter.run_ahead([sequence])[0]) == []
-    assert engine.forwards == []
-
-
 def test_rows_of_the_head_beyond_the_tokens_are_never_drafted(tiny: Path, tmp_path: Path, greedy: Greedy) -> None:
     copy = Path(shutil.copytree(tiny, tmp_path / "padded"))
     tensors = load_file(copy / "model.safetensors")

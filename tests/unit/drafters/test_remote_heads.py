@@ -50,7 +50,6 @@ class Remote:
 
     bench: Bench
     worker: DraftWorker
-    run_ahead: int = 0
     change: Change = lambda commit: [commit]
     """What becomes of each commit's message."""
     dies_at: int = 1 << 30
@@ -58,18 +57,15 @@ class Remote:
     validators: dict[int, DraftValidator] = field(default_factory=dict)
     proposed: dict[tuple[int, int], DraftTree] = field(default_factory=dict)
     """By sequence and length: each answer to a commit."""
-    ahead: list[DraftTree] = field(default_factory=list)
     errors: list[sequence.SequenceError] = field(default_factory=list)
     num_bytes: int = 0
     """Of features that the target sent."""
 
     def open(self, number: int, what: Opening) -> None:
         self.bench.open(number, what)
-        limits = sequence.Speculation(
-            max_draft_tokens=what.speculation.max_draft_tokens, run_ahead_tokens=self.run_ahead
-        )
+        limits = sequence.Speculation(max_draft_tokens=what.speculation.max_draft_tokens)
         params, mode = sampling_to_proto(what.params), mode_to_proto(what.mode)
-        self.validators[number] = DraftValidator(what.mode, params, len(what.prompt), 384, 512, 4 + self.run_ahead)
+        self.validators[number] = DraftValidator(what.mode, params, len(what.prompt), 384, 512, 4)
         message = sequence.OpenSequence(
             sequence_id=number, prompt_token_ids=what.prompt, sampling=params, mode=mode, speculation=limits,
             stopping=sequence.Stopping(max_new_tokens=what.stopping.max_new_tokens),
@@ -105,7 +101,7 @@ class Remote:
             self.worker.apply(event)
 
     def _work(self) -> None:
-        for _ in range(4 + self.run_ahead):
+        for _ in range(4):
             if self.worker.has_work:
                 self.worker.step()
             for response in responses_of(self.worker.take_report(), 0.0).values():
@@ -115,10 +111,7 @@ class Remote:
 
     def _take(self, draft: sequence.Draft) -> None:
         tree = self.validators[draft.sequence_id].tree(draft)
-        if draft.run_ahead:
-            self.ahead.append(tree)
-        else:
-            self.proposed[draft.sequence_id, draft.base_len] = tree
+        self.proposed[draft.sequence_id, draft.base_len] = tree
         self.bench.apply(Offered(key(draft.sequence_id), tree))
 
 
@@ -168,9 +161,8 @@ class Recording(HeadDrafts):
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param("alone", marks=pytest.mark.slow),
+        "alone",
         pytest.param("merged", marks=pytest.mark.slow),
-        "ahead",
         pytest.param("killed", marks=pytest.mark.slow),
     ],
 )
@@ -187,14 +179,12 @@ def test_texts_are_those_of_the_target_alone(
         deep,
         random_head(kind, deep),
         make_sources(NAMES) if how == "merged" else (),
-        run_ahead=4 if how == "ahead" else 0,
         dies_at=6 if how == "killed" else 1 << 30,
     )
     bench = answered(made, wanted(count, params, ASKED)).bench
     assert bench.tokens == plain.tokens and len(bench.tokens) == count
     assert not made.errors and not bench.refused and not bench.worker.stats.num_source_failures
     assert bench.worker.stats.of_source(kind).num_drafted > count
-    assert bool(made.ahead) is (how == "ahead" and kind != "medusa")
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])

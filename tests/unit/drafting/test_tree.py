@@ -63,15 +63,6 @@ def test_a_part_is_closed_under_parents(tree: DraftTree, data: st.DataObject) ->
     assert texts(tree.take(nodes)) == {text for n in nodes if (text := tuple(tree.token_ids[i] for i in tree.path(n)))}
 
 
-def test_a_continuation_is_merged_at_the_end_of_the_guess() -> None:
-    tree = DraftTree(4, (1, 2, 9), (-1, 0, -1), source="model")
-    grown = tree.merge(DraftTree(6, (3, 4), source="model", serial=2))
-    assert texts(grown) == {(1,), (1, 2), (9,), (1, 2, 3), (1, 2, 3, 4)}
-    assert [grown.origin(node).serial for node in range(5)] == [0, 0, 0, 2, 2]
-    with pytest.raises(ValueError, match="continues none"):
-        tree.merge(DraftTree(7, (3,)))
-
-
 def test_a_token_keeps_its_source_its_match_and_its_time_whatever_becomes_of_its_tree() -> None:
     found = DraftTree(4, (1, 2, 3), source="ngram", matched=5, seconds=0.3)
     left = found.merge(DraftTree(4, (1, 8), chances=(0.9, 0.1), source="model")).after([1])

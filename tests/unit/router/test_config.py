@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from outrider.gateway.config import Failover
-from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS, MAX_WAIT_US
+from outrider.protocol.limits import MAX_WAIT_US
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig, PolicyConfig, RouterConfig
 
 # Of a router with Ray, on a busy machine.
@@ -24,7 +24,6 @@ def test_requests_wait_longer_for_a_lone_router_than_it_drains_and_starts() -> N
         (lambda: PolicyConfig(max_draft_tokens=65), "max_draft_tokens"),
         (lambda: PolicyConfig(max_wait_us=-1), "max_wait_us"),
         (lambda: PolicyConfig(max_wait_us=MAX_WAIT_US + 1), "max_wait_us"),
-        (lambda: PolicyConfig(run_ahead_tokens=MAX_RUN_AHEAD_TOKENS + 1), "run_ahead_tokens"),
         (lambda: FailoverConfig(wait_for_target_s=0), "wait_for_target_s"),
         (lambda: FailoverConfig(wait_for_restart_s=float("nan")), "wait_for_restart_s"),
         (lambda: AdmissionConfig(max_sessions=0), "max_sessions"),

@@ -189,6 +189,10 @@ class Liar:
         if how == "oversized":
             count = 60
         guess = text[base : base + count] or [5]
+        if how == "ahead":
+            # As drafts of older versions run ahead of their own proposal.
+            following = text[base + count : base + 2 * count] or [5]
+            return [DraftTree(base, tuple(guess)), DraftTree(base + len(guess), tuple(following))]
         if how == "beside":
             at = self.rng.randrange(len(guess))
             others = (guess[at], (guess[at] + 2) % self.vocab_size)

@@ -141,7 +141,7 @@ def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: Grammar
     ids = TOKENIZER.encode("noise")
     bench.offer(0, len(asked.prompt), ids)
     sequence = bench.worker._sequences.find(key(0))
-    assert sequence.drafts.merged(32).guess() == TOKENIZER.encode("no"), "the rest can never be accepted"
+    assert sequence.drafts.merged().guess() == TOKENIZER.encode("no"), "the rest can never be accepted"
     assert sequence.drafts.num_dropped == len("ise")
 
 
@@ -181,7 +181,7 @@ def test_each_branch_is_kept_as_far_as_the_grammar_lets_it_through(tiny: Path, c
     tree = DraftTree(len(asked.prompt), (n, o, i, y, i, e, s), (-1, 0, 1, -1, 3, 3, 5))
     bench.apply(Offered(key(0), tree))
     sequence = bench.worker._sequences.find(key(0))
-    assert sequence.drafts.merged(32).token_ids == (n, o, y, e, s)
+    assert sequence.drafts.merged().token_ids == (n, o, y, e, s)
 
 
 class Exhausted(Grammar):

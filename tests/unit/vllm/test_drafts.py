@@ -15,7 +15,7 @@ ROOMY = StepRoom(tokens=100, blocks=100, block_size=16)
 
 def book(price: float = 0.0, **speculation: float) -> DraftBook:
     made = DraftBook(vocab_size=100, row_price=lambda cost: price)
-    made.open("a", [1, 2, 3], Speculation(**({"max_draft_tokens": 4, "run_ahead_tokens": 4} | speculation)))
+    made.open("a", [1, 2, 3], Speculation(**({"max_draft_tokens": 4} | speculation)))
     return made
 
 
@@ -111,9 +111,9 @@ def test_ids_beyond_the_vocabulary_are_refused(token_id: int) -> None:
 def test_a_commit_says_what_was_accepted_and_the_rest_stays() -> None:
     tokens = [1, 2, 3]
     drafts = DraftBook(vocab_size=100, row_price=lambda cost: 0.0)
-    drafts.open("a", tokens, Speculation(max_draft_tokens=2, run_ahead_tokens=6))
+    drafts.open("a", tokens, Speculation(max_draft_tokens=4))
     drafts.offer("a", DraftTree(3, (4, 5, 6, 7), serial=8))
-    verified = chosen(drafts)
+    verified = chosen(drafts, count=2)
     tokens += [4, 5, 6]
     result = drafts.committed("a", [4, 5, 6], verified, finished=False)
     assert (len(result.draft), result.num_verified, result.num_accepted) == (2, 2, 2)

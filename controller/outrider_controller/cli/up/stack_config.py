@@ -15,7 +15,6 @@ from outrider.model_names import served_name
 from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
-from outrider_controller.router.config import PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,6 @@ class StackConfig:
     """Targets read prompts on the drafts' cores too: faster, but not as on machines of their own."""
     realtime: bool = False
     """Drafts and routers go before all else on their cores, as on machines of their own, where the system permits."""
-    run_ahead_tokens: int = PolicyConfig().run_ahead_tokens
-    """The most a draft may guess beyond what is being verified; with 0 it waits for every commit."""
     trace_tokens: bool = False
     """Routers keep the tokens of answers for `outrider trace`."""
     metadata_url: Annotated[str, Option("metadata")] = ""
@@ -240,7 +237,6 @@ class StackPlanner:
 
     def _controller(self, control: str, routers: tuple[str, ...]) -> ProcessSpec:
         flags = ["--control-listen", control, "--routers", str(len(routers))]
-        flags += ["--run-ahead-tokens", str(self._config.run_ahead_tokens)]
         for number, address in enumerate(routers):
             flags += ["--router-listen", address, "--router-ops-listen", self._ops[f"router-{number}"]]
         flags += ["--control-ops-listen", self._ops["control"]]

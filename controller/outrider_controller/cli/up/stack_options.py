@@ -62,7 +62,6 @@ _TYPES: dict[str, click.ParamType[Any]] = {
     "drafts": click.IntRange(0, 64),
     "routers": click.IntRange(1, 16),
     "engine": click.Choice(ENGINES),
-    "run_ahead_tokens": click.IntRange(0),
     "run_dir": click.Path(file_okay=False, path_type=Path),
     "start_timeout_s": click.FloatRange(1),
 }

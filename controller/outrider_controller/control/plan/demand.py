@@ -83,7 +83,7 @@ class Demand:
         self._routers.set(0)
 
     def _utilisation(self, version: str, workers: int, passed_s: float) -> Utilisation:
-        # Only verified work counts: a busy draft would not compute the rest, which is run-ahead.
+        # Only the time of accepted tokens counts.
         used = self._used.get(version, Evidence())
         return Utilisation(workers, used.draft_us / 1e6 / passed_s / max(workers, 1), used.starved)
 

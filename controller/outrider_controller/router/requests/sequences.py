@@ -347,7 +347,6 @@ def _speculation(setting: Speculation) -> sequence.Speculation:
     return sequence.Speculation(
         max_draft_tokens=setting.max_draft_tokens,
         max_wait_us=setting.max_wait_us,
-        run_ahead_tokens=setting.run_ahead_tokens,
         weight=setting.weight,
         max_own_draft_tokens=setting.max_own_draft_tokens,
     )

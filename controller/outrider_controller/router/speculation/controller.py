@@ -201,7 +201,7 @@ class SpeculationController:
         own = self.allowed.max_own_draft_tokens
         if self.gain.paused or self._off:
             return Speculation(weight=self.allowed.weight, max_own_draft_tokens=own) if own else PLAIN
-        return Speculation(self.limit, self._wait_us(), self.config.run_ahead_tokens, self.allowed.weight, own)
+        return Speculation(self.limit, self._wait_us(), self.allowed.weight, own)
 
     def _wait_us(self) -> int:
         if self.unanswered >= self.config.silent_commits:
@@ -227,8 +227,8 @@ class SpeculationController:
 
 def _like(one: Speculation, other: Speculation) -> bool:
     """Whether the difference is not worth a message."""
-    mine = one.max_draft_tokens, one.max_own_draft_tokens, one.run_ahead_tokens
-    theirs = other.max_draft_tokens, other.max_own_draft_tokens, other.run_ahead_tokens
+    mine = one.max_draft_tokens, one.max_own_draft_tokens
+    theirs = other.max_draft_tokens, other.max_own_draft_tokens
     return mine == theirs and _alike(one.max_wait_us, other.max_wait_us)
 
 

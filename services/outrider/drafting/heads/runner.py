@@ -55,8 +55,6 @@ class HeadRunner:
 
     def read(self, texts: Sequence[HeadText]) -> None:
         """Brings each nearer to its last token: a short way at once, a long one by a bounded step."""
-        for text in texts:
-            text.forget_draft()
         unread = [text for text in texts if text.num_unread]
         short = [text for text in unread if text.num_unread < _SHORT]
         for together in ([short] if short else []) + [[text] for text in unread if text.num_unread >= _SHORT]:
@@ -77,21 +75,18 @@ class HeadRunner:
 
     def draft(self, texts: Sequence[HeadText], counts: Sequence[int]) -> list[DraftTree]:
         """A proposal for each text, which is ready, of at most so many tokens."""
-        for text in texts:
-            assert text.feature is not None and text.hidden is not None
-            text.forget_draft()
-            stops = text.opening.stop_token_ids
-            text.draft = GrowingDraft(len(text.tokens), stops, text.feature, text.hidden)
-        for number in range(max(counts, default=0)):
-            self.grow([text for text, count in zip(texts, counts, strict=True) if number < count])
-        return [self.tree(text) for text in texts]
+        drafts = [GrowingDraft.of(text) for text in texts]
+        try:
+            for number in range(max(counts, default=0)):
+                pairs = zip(texts, drafts, counts, strict=True)
+                self._grow([(t, draft) for t, draft, count in pairs if number < count and self._may_grow(draft)])
+        finally:
+            for text in texts:
+                text.forget_draft()
+        return [draft.tree(self._head.kind) for draft in drafts]
 
-    def tree(self, text: HeadText) -> DraftTree:
-        return DraftTree(len(text.tokens)) if text.draft is None else text.draft.tree(self._head.kind)
-
-    def grow(self, texts: Sequence[HeadText]) -> None:
-        """One token more for each draft that has not ended."""
-        growing = [(text, text.draft) for text in texts if text.draft is not None and self._may_grow(text.draft)]
+    def _grow(self, growing: Sequence[tuple[HeadText, GrowingDraft]]) -> None:
+        """One token more for each draft."""
         if not growing:
             return
         if self._head.recurrent and (further := [(text, draft) for text, draft in growing if draft.chain]):

@@ -31,7 +31,6 @@ class HeadText:
     """[1, width] What a draft goes on from: the head's output at the last position it read."""
     hidden: Tensor | None = None
     """[1, width] What the head's logits there are made of."""
-    draft: GrowingDraft | None = None
 
     @property
     def seen(self) -> int:
@@ -51,14 +50,13 @@ class HeadText:
         """Of committed positions from `start` on; some may have been seen before. After a gap the text begins anew."""
         if start > self.seen:
             self.memory, self.begin, self.read, self.waiting = ChainMemory(), start, start, [features]
-            self.feature = self.hidden = self.draft = None
+            self.feature = self.hidden = None
         elif start + len(features) > self.seen:
             self.waiting.append(features[self.seen - start :])
 
     def forget_draft(self) -> None:
         """What the head read of its own draft is no part of the text."""
         self.memory.cut(self.read - self.begin)
-        self.draft = None
 
 
 @dataclass(slots=True)
@@ -81,6 +79,12 @@ class GrowingDraft:
     _chances: list[float] = field(default_factory=list)
     _q: list[DraftDistribution] = field(default_factory=list)
     _last: int = ROOT
+
+    @classmethod
+    def of(cls, text: HeadText) -> GrowingDraft:
+        """Of a text that is ready."""
+        assert text.feature is not None and text.hidden is not None
+        return cls(len(text.tokens), text.opening.stop_token_ids, text.feature, text.hidden)
 
     def add(self, proposal: Proposal) -> None:
         self._put(proposal.token_id, proposal.confidence)

@@ -59,7 +59,7 @@ class DraftLog:
 
         Returns how many µs ago the commit that it answers was sent; 0 if it answers none, or that is forgotten.
         """
-        answer_us = 0 if draft.run_ahead else self._since_asked_us(tree.base_len, now_us)
+        answer_us = self._since_asked_us(tree.base_len, now_us)
         if tree.token_ids:
             wire_us = max(0, answer_us - draft.draft_us)
             end = tree.base_len + tree.depth

@@ -74,7 +74,7 @@ class PooledSequence:
             prompt_len=len(opening.prompt),
             vocab_size=vocabulary.size,
             max_context_len=vocabulary.max_context_len,
-            max_positions=limits.capacity,
+            max_positions=limits.max_draft_tokens,
         )
         opened = cls(
             link, sequence_id, committed_len, limits, validator, reads_features=reads_features, shadow=opening.shadow
@@ -89,7 +89,7 @@ class PooledSequence:
     def limit(self, limits: DraftLimits) -> None:
         if self.limits != limits:
             self.limits = limits
-            self.validator.allow(limits.capacity)
+            self.validator.allow(limits.max_draft_tokens)
             message = sequence_pb2.SetSpeculation(sequence_id=self.sequence_id, speculation=_speculation(limits))
             self.link.outbox.last(message.ByteSize()).settings.append(message)
 
@@ -189,8 +189,4 @@ def open_message(sequence_id: int, opening: SourceOpening, limits: DraftLimits) 
 
 
 def _speculation(limits: DraftLimits) -> sequence_pb2.Speculation:
-    return sequence_pb2.Speculation(
-        max_draft_tokens=limits.max_draft_tokens,
-        run_ahead_tokens=limits.run_ahead_tokens,
-        min_chance=limits.min_chance,
-    )
+    return sequence_pb2.Speculation(max_draft_tokens=limits.max_draft_tokens, min_chance=limits.min_chance)

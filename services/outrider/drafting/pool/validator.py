@@ -26,7 +26,7 @@ class DraftValidator:
     vocab_size: int
     max_context_len: int
     max_positions: int
-    """Positions that one message may cover: those of a proposal and the run-ahead beyond it."""
+    """Positions that one message may cover."""
     epoch: int = 0
     """The highest epoch received."""
 

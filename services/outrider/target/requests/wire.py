@@ -87,7 +87,6 @@ def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Specula
     speculation = Speculation(
         max_draft_tokens=message.max_draft_tokens,
         max_wait_us=message.max_wait_us,
-        run_ahead_tokens=message.run_ahead_tokens,
         weight=message.weight or 1.0,
         # As many as this target verifies: no draft worker has to agree.
         max_own_draft_tokens=min(message.max_own_draft_tokens, limits.max_draft_tokens),

@@ -48,11 +48,11 @@ class Pricing:
         In ratio mode the chain of one source. It is chosen by what the source usually does, never by the token that it
         drew: a drawn token that only some draws let through to its verification would not be emitted as under p.
         """
-        drafts, most_sent = sequence.drafts, sequence.speculation.max_draft_tokens
+        drafts = sequence.drafts
         if sequence.mode is not VerificationMode.RATIO:
-            tree = drafts.merged(most_sent)
+            tree = drafts.merged()
         else:
-            tree = max(drafts.within(most_sent), key=lambda each: self.chance(sequence, each), default=None)
+            tree = max(drafts.trees, key=lambda each: self.chance(sequence, each), default=None)
         return None if tree is None else tree.upto(sequence.max_depth)
 
 

@@ -113,7 +113,7 @@ class TargetSequence:
 
     def offer(self, tree: DraftTree, received_s: float) -> None:
         """Buffers what is useful of a draft worker's tree."""
-        self.drafts.offer(tree, self.tokens, self.speculation.capacity)
+        self.drafts.offer(tree, self.tokens, self.speculation.max_draft_tokens)
         self._cut_offered()
         if self.drafts.has_answer(self.committed_len):
             self.timer.draft_answered(received_s)
@@ -136,7 +136,7 @@ class TargetSequence:
 
     def adjust(self, speculation: Speculation) -> None:
         self.speculation = speculation
-        self.drafts.limit(speculation.capacity, speculation.max_own_draft_tokens)
+        self.drafts.limit(speculation.max_draft_tokens, speculation.max_own_draft_tokens)
 
     def commit(self, token_ids: list[int], num_drafted: int) -> None:
         """Appends committed tokens."""

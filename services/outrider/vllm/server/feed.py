@@ -95,7 +95,7 @@ class Feed:
         routed = bool(self._config.routers) and _has_tokens_alone(request)
         if request.request_id in self._open or not (limit > 0 or routed):
             return
-        speculation = _speculation(max(0, limit), self._config.run_ahead_tokens)
+        speculation = Speculation(max(0, limit), max_own_draft_tokens=max(0, limit))
         # First what may fail.
         key, opening = SequenceKey(0, next(self._ids)), opening_of(request, speculation, tenant)
         announced = announcement_of(key, opening, request) if routed else None
@@ -227,9 +227,7 @@ class Feed:
         if fed is None or found is None or not found.buffer.has_answer(len(found.tokens)):
             return
         fed.timer.draft_answered(event.received_s)
-        asked_s = dict(fed.committed_s).get(event.tree.base_len, event.received_s)
-        # A draft that ran ahead may have answered before it was asked.
-        if event.received_s > asked_s:
+        if (asked_s := dict(fed.committed_s).get(event.tree.base_len)) is not None:
             self._wait.answered(event.received_s - asked_s)
 
 
@@ -252,10 +250,6 @@ def _is_text(request: Any) -> bool:
 def _has_tokens_alone(request: Any) -> bool:
     """Whether its tokens are all that a router needs to know of it."""
     return bool(request.prompt_token_ids and request.sampling_params) and not request.resumable
-
-
-def _speculation(limit: int, run_ahead_tokens: int) -> Speculation:
-    return Speculation(limit, run_ahead_tokens=run_ahead_tokens, max_own_draft_tokens=limit)
 
 
 def opening_of(request: Any, speculation: Speculation, tenant: str) -> Opening:

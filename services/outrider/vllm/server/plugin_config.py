@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from outrider.address import check_address
 from outrider.drafting.lookup import ngram, suffix
-from outrider.protocol.limits import MAX_RUN_AHEAD_TOKENS
 
 CONFIG = "outrider"
 """Key in vLLM's additional_config."""
@@ -52,7 +51,6 @@ class PluginConfig(_Strict):
     """Kinds of drafts that are looked up in this process."""
     max_draft_tokens: Annotated[int, Field(ge=0)] = 4
     """Of each request whose tenant has no number of its own."""
-    run_ahead_tokens: Annotated[int, Field(ge=0, le=MAX_RUN_AHEAD_TOKENS)] = 8
     max_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 50.0
     """Longest that a step waits for draft workers, where the time that they save is measured to be worth it. A router
     says itself how long."""

@@ -30,15 +30,15 @@ def test_the_way_of_an_answer_is_what_the_draft_did_not_have_it_for() -> None:
 def test_a_guess_made_unasked_has_no_way_from_the_commit() -> None:
     log = DraftLog()
     log.asked(11, 1000)
-    assert add(log, 11, 1, 1900, draft_us=10, run_ahead=True) == 0
-    assert drafted_us(log.take_verified(11, 1, 1, 13)) == (10, 0, 0)
+    assert add(log, 12, 1, 1900, draft_us=10) == 0
+    assert drafted_us(log.take_verified(12, 1, 1, 14)) == (10, 0, 0)
 
 
 def test_every_draft_is_charged_to_the_first_round_that_judged_a_part_of_it() -> None:
     log = DraftLog()
     add(log, 10, 3, compute_us=5)
-    add(log, 13, 2, compute_us=7, run_ahead=True)
-    add(log, 15, 1, compute_us=9, run_ahead=True)
+    add(log, 13, 2, compute_us=7)
+    add(log, 15, 1, compute_us=9)
     assert compute_us(log, 10, 4, 2, 14) == 12
     assert compute_us(log, 14, 2, 3, 16) == 9
     assert not log.waits

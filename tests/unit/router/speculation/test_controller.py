@@ -224,10 +224,6 @@ def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_o
     assert controller.gain.paused and controller.sent == PLAIN
 
 
-def test_a_draft_may_always_guess_as_far_ahead_as_is_configured() -> None:
-    assert opened().sent.run_ahead_tokens == CONFIG.run_ahead_tokens
-
-
 OWN = replace(ALLOWED, max_own_draft_tokens=3)
 ALONE = Speculation(0, 0, max_own_draft_tokens=3)
 

@@ -203,8 +203,8 @@ async def test_what_a_draft_says_is_offered_to_the_target_and_timed(world: World
 @virtual
 async def test_a_guess_that_nobody_asked_for_is_no_answer(world: World) -> None:
     await world.paired()
-    await world.draft.say(guess(4, 20, run_ahead=True))
-    stats = await world.follow(committed(4, [20, 30], drafted=1, serial=1))
+    await world.draft.say(guess(6, 20))
+    stats = await world.follow(committed(6, [20, 30], drafted=1, serial=1))
     assert (stats.draft_us, stats.wire_us, stats.answer_us, stats.answer_tokens) == (300, 0, 0, 0)
 
 
@@ -317,7 +317,7 @@ async def test_a_draft_may_say_as_much_as_it_was_told_of_at_most(world: World) -
     await world.hear(settings=[sequence.SetSpeculation(sequence_id=KEY.sequence_id, speculation=less)])
     await world.draft.say(guess(4, 9, 9, 9, 9))
     assert len(world.events) == 1, "it was on its way when the limit fell"
-    more = sequence.Speculation(max_draft_tokens=4, run_ahead_tokens=2)
+    more = sequence.Speculation(max_draft_tokens=6)
     await world.hear(settings=[sequence.SetSpeculation(sequence_id=KEY.sequence_id, speculation=more)])
     await world.draft.say(guess(4, *[9] * 6))
     assert len(world.events) == 2 and not world.answers

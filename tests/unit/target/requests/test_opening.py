@@ -34,7 +34,6 @@ def test_a_sound_opening_passes() -> None:
         (opening([1], params=SAMPLED, mode=VerificationMode.GREEDY), "mode"),
         (opening([1], speculation=Speculation(max_draft_tokens=9)), "speculation.max_draft_tokens"),
         (opening([1], speculation=Speculation(max_wait_us=2**32 - 1)), "speculation.max_wait_us"),
-        (opening([1], speculation=Speculation(run_ahead_tokens=2**32 - 1)), "speculation.run_ahead_tokens"),
     ],
 )
 def test_each_bad_field_is_named(what: Opening, field: str) -> None:
@@ -53,8 +52,3 @@ def test_what_could_never_fit_the_kv_cache_is_refused() -> None:
 @pytest.mark.parametrize(("price", "weight", "chance"), [(0.0, 1.0, 0.0), (0.3, 2.0, 0.15), (0.6, 0.5, 1.0)])
 def test_drafts_hear_of_a_price_as_a_chance_of_their_tenants_tokens(price: float, weight: float, chance: float) -> None:
     assert Speculation(weight=weight).draft_limits(price).min_chance == pytest.approx(chance)
-
-
-def test_speculation_off_keeps_no_drafts() -> None:
-    assert Speculation(max_draft_tokens=0, run_ahead_tokens=5).capacity == 0
-    assert Speculation(max_draft_tokens=3, run_ahead_tokens=5).capacity == 8

@@ -44,9 +44,7 @@ def anything(rng: random.Random) -> target_pb2.VerifyRequest:
         return sp.Sampling(temperature=f(FLOATS), top_k=n(), top_p=f(FLOATS), min_p=f(FLOATS), seed=n())
 
     def speculation() -> sp.Speculation:
-        return sp.Speculation(
-            max_draft_tokens=rng.choice([0, 4, n()]), max_wait_us=rng.choice([0, n()]), run_ahead_tokens=n()
-        )
+        return sp.Speculation(max_draft_tokens=rng.choice([0, 4, n()]), max_wait_us=rng.choice([0, n()]))
 
     def q() -> sp.DraftDistribution:
         return sp.DraftDistribution(token_ids=ids(), counts=rng.choice([[65536], [n()], ids()]))

@@ -128,18 +128,18 @@ def test_the_longer_the_run_that_a_lookup_continues_the_more_of_it_is_verified(m
 
 
 def test_beside_a_long_lookup_no_more_is_verified_of_what_a_draft_worker_sends() -> None:
-    made = sequence(0, speculation=Speculation(2, run_ahead_tokens=6, max_own_draft_tokens=32))
+    made = sequence(0, speculation=Speculation(2, max_own_draft_tokens=32))
     made.offer(DraftTree(10, (8,) * 6, source="model"), 0.0)
     made.put(DraftTree(10, (7,) * 12, source="suffix", matched=200))
     [row] = plan([made], BATCHING, free_blocks=99, now_s=0).rows
     assert row.draft.token_ids.count(7) == 12 and row.draft.token_ids.count(8) == 2
-    made.adjust(Speculation(4, run_ahead_tokens=6, max_own_draft_tokens=8))
+    made.adjust(Speculation(1, max_own_draft_tokens=8))
     [row] = plan([made], BATCHING, free_blocks=99, now_s=0).rows
-    assert row.draft.token_ids.count(7) == 8 and row.draft.token_ids.count(8) == 4
+    assert row.draft.token_ids.count(7) == 8 and row.draft.token_ids.count(8) == 1
 
 
 def test_never_more_drafts_than_the_sequence_allows() -> None:
-    planned = plan([sequence(0, drafts=4, speculation=Speculation(2, 0, 5))], BATCHING, free_blocks=9, now_s=0)
+    planned = plan([sequence(0, drafts=4, speculation=Speculation(2))], BATCHING, free_blocks=9, now_s=0)
     assert rows(planned) == [(0, 1, 2, True)]
 
 
@@ -167,7 +167,7 @@ def test_a_draft_is_not_waited_for_before_its_first_word() -> None:
 
 def test_a_draft_that_paused_is_waited_for_after_its_next_word() -> None:
     paused = sequence(0, speculation=WAITING)
-    paused.adjust(Speculation(0, 0, 0))
+    paused.adjust(Speculation())
     # Said before it knew.
     paused.offer(DraftTree(10, (3, 3)), 0.0)
     paused.adjust(WAITING)

@@ -37,7 +37,7 @@ def plain_texts(checkpoint: Path, what: Sequence[Opening]) -> dict[int, list[int
     return {k.sequence_id: tokens for k, tokens in bench.tokens.items()}
 
 
-@pytest.mark.parametrize("how", ["right", "wrong", "stale", "gapped", "oversized", "random", "beside"])
+@pytest.mark.parametrize("how", ["right", "wrong", "stale", "gapped", "ahead", "oversized", "random", "beside"])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, params: SamplingParams) -> None:
     what = [opening(prompt, params=params) for prompt in PROMPTS]
@@ -144,8 +144,7 @@ def test_ratio_mode_commits_drafts_and_returns_every_block(tiny: Path) -> None:
 @pytest.mark.parametrize("mode", [VerificationMode.COUPLED, VerificationMode.RATIO])
 def test_no_more_is_judged_than_was_allowed_and_only_where_chance_decides(tiny: Path, mode: VerificationMode) -> None:
     params, bench = SamplingParams(temperature=0.8, seed=3), Bench(tiny)
-    one_ahead = Speculation(max_draft_tokens=1, run_ahead_tokens=3)
-    bench.open(0, opening(PROMPTS[0], params=params, mode=mode, speculation=one_ahead))
+    bench.open(0, opening(PROMPTS[0], params=params, mode=mode, speculation=Speculation(max_draft_tokens=1)))
     bench.step()
     q = (DraftDistribution((7,), (65536,)), DraftDistribution((8,), (65536,)))
     for _ in range(6):

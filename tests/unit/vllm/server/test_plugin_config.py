@@ -21,7 +21,6 @@ def config(**given: Any) -> PluginConfig:
         ({"drafts": "127.0.0.1:9000"}, "additional_config.outrider.drafts: "),
         ({"lookups": ["prediction"]}, "additional_config.outrider.lookups.0: there are ngram, suffix"),
         ({"max_draft_tokens": -1}, "additional_config.outrider.max_draft_tokens: "),
-        ({"run_ahead_tokens": 10_000}, "additional_config.outrider.run_ahead_tokens: "),
         ({"row_price": float("nan")}, "additional_config.outrider.row_price: "),
         ({"tenants": {"a": {"cap": 1}}}, "additional_config.outrider.tenants.a.cap: there is no such option"),
         ({"tenants": {"a": {"keys": ["sk-secret"]}}}, "additional_config.outrider.tenants.a.keys.0: "),
