@@ -7,7 +7,6 @@ WAIT_SHARE = 0.5  # Share of its time that a request may be expected to wait: th
 
 # Which worker
 SIMILAR_LOAD = 0.125  # Share of its places by which a draft may be busier and be chosen: for larger batches.
-USUAL_ROW_NS = 200_000  # Of a row in a step, until a worker has reported how long its steps take.
 ROUNDS_TO_CLEAR = 16  # A request that breaks a target every few tokens must not be tried on all of them.
 
 # How much a request drafts

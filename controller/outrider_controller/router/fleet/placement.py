@@ -64,7 +64,8 @@ def rank(candidates: Sequence[PlacementCandidate], expected_tokens: int) -> list
     """
     with_room = [c for c in candidates if not c.full]
     measured = [c.row_ns for c in with_room if c.row_ns]
-    usual_row_ns = sum(measured) // len(measured) if measured else tuning.USUAL_ROW_NS
+    # Without any, costs are counts of rows and tokens: they are only compared.
+    usual_row_ns = sum(measured) // len(measured) if measured else 1
     costs = {c.worker_id: c.cost_us(usual_row_ns, expected_tokens) for c in with_room}
     least = min(costs.values(), default=0.0)
 
