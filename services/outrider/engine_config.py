@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from outrider.configuration import NO_OPTION
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("none", "int8", "int4", "fp8")
@@ -54,7 +57,7 @@ class EngineConfig:
     the size of the one before."""
     prefill_threads: int = 0
     """CPU threads of native steps with 64 tokens or more. A number below torch's own has no effect."""
-    graph_min_tokens: int = 16
+    graph_min_tokens: Annotated[int, NO_OPTION] = 16
     """CUDA graphs have multiples of this many tokens.
 
     buckets.py says why one is not better."""

@@ -151,7 +151,7 @@ class RouterConfig(ProcessConfig):
     """Seconds after SIGTERM in which running requests may finish. Gateways then continue the others at another router.
     If this is the only router, requests wait for the next one for a gateway's `failover_window`: drain and restart
     together have to take less."""
-    refresh_s: float = 0.5
+    refresh_s: Annotated[float, NO_OPTION] = 0.5
     """Seconds between two reads of the workers' leases."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     failover: Annotated[FailoverConfig, Nested("failover_")] = field(default_factory=FailoverConfig)

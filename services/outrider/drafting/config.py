@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from outrider.configuration import NO_OPTION
 
 # With the longest draft they make a tree that targets accept as a message.
 MAX_ALTERNATIVES = 5
@@ -21,9 +24,9 @@ class ModelConfig:
     """Most branches of a proposal beside its main path. 0: chains only."""
     max_batch_tokens: int = 512
     """Most tokens of one forward."""
-    catch_up_tokens: int = 128
+    catch_up_tokens: Annotated[int, NO_OPTION] = 128
     """Most tokens of one forward pass for sequences that have to catch up, while others are ready to draft."""
-    ready_lag: int = 32
+    ready_lag: Annotated[int, NO_OPTION] = 32
     """A sequence that is at most this many tokens behind drafts at once: the missing tokens are read in the same
     round."""
 
