@@ -13,10 +13,9 @@ from outrider.draft.events import DraftEvent, DraftReport, DraftStats, Event
 from outrider.draft.wire import ProposalLimits, events_of, responses_of
 from outrider.draft.worker import DraftWorker
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
-from outrider.telemetry.metrics import WorkerMetrics
+from outrider.telemetry.metrics import CounterCollector, CounterRow, WorkerMetrics
 from outrider.worker.events import Load
 from outrider.worker.loop import StepLoop
-from outrider.worker.metrics import CounterCollector, CounterRow
 from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
 
 

@@ -19,8 +19,12 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from outrider.errors import Code, InternalError, InvalidRequest, OutriderError, make_error
-from outrider.rpc.handlers import Behaviour, Context, Deserializer, Handler, wrapped
 from outrider.rpc.status import abort
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Behaviour: TypeAlias = Callable[[Any, Context], Any]
+Deserializer: TypeAlias = Callable[[bytes], Any]
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,22 @@ OnRefused: TypeAlias = Callable[[str, str], None]
 
 _TOO_LARGE = "MESSAGE_TOO_LARGE"
 _OF_THE_CALLER = (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
+
+
+def wrapped(handler: Any, wrap: Callable[[Behaviour], Behaviour], deserialize: Deserializer | None = None) -> Handler:
+    """A handler of the same one of the four kinds. `deserialize`: replaces the handler's own."""
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[handler.request_streaming, handler.response_streaming]
+    behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    return make(
+        wrap(behaviour),
+        request_deserializer=deserialize or handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):

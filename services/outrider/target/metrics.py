@@ -8,9 +8,8 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.requests.report import SourceStats, TargetReport, TargetStats
-from outrider.telemetry.metrics import SpeculationMetrics, TokenMetrics, WorkerMetrics
+from outrider.telemetry.metrics import CounterCollector, CounterRow, SpeculationMetrics, TokenMetrics, WorkerMetrics
 from outrider.worker.events import Load
-from outrider.worker.metrics import CounterCollector, CounterRow
 
 
 class TargetMetrics:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -263,3 +263,25 @@ M = TypeVar("M", Counter, Gauge)
 
 def _labelled(kind: type[M], registry: CollectorRegistry, model_name: str, prefix: str, name: str, meaning: str) -> M:
     return kind(f"{prefix}{name}", meaning, ["model_name"], registry=registry).labels(model_name)
+
+
+CounterRow = tuple[str, str, float | Mapping[str, float]]
+"""A counter's name without `outrider_`, its meaning, and its value, or its values by `source`."""
+
+
+class CounterCollector(Collector):
+    """Counters of one model's worker, which keeps their values itself: they are read at each scrape."""
+
+    def __init__(self, model_name: str, read: Callable[[], Iterable[CounterRow]]) -> None:
+        self._model_name = model_name
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        for name, meaning, value in self._read():
+            source = ["source"] if isinstance(value, Mapping) else []
+            family = CounterMetricFamily(f"outrider_{name}", meaning, labels=["model_name", *source])
+            # A copy: the step thread may add a source meanwhile.
+            values = {(key,): n for key, n in dict(value).items()} if isinstance(value, Mapping) else {(): value}
+            for labels, count in values.items():
+                family.add_metric([self._model_name, *labels], count)
+            yield family

@@ -14,7 +14,7 @@ import grpc
 from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
 from outrider.rpc.access.credentials import roles_of
 from outrider.rpc.access.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
-from outrider.rpc.handlers import Behaviour, Context, wrapped
+from outrider.rpc.interceptor import Behaviour, Context, wrapped
 from outrider.runtime.supervision import background
 
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
