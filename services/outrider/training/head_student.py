@@ -23,7 +23,13 @@ from outrider.drafting.heads.interface import HeadSettings
 from outrider.drafting.heads.loading import FORMAT
 from outrider.drafting.heads.tensors import settings_of
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
+from outrider.engine.checkpoints.draft_checkpoint import (
+    load_draft_model,
+    read_embedding,
+    read_head,
+    rounding_noise,
+    write_recipe,
+)
 from outrider.engine.models.quantization import quantize_rows
 from outrider.training.shards import Sample
 from outrider.training.student import Scores, StudentConfig, TeacherHead, compare, mixed_precision, read_layers
@@ -126,11 +132,12 @@ class HeadLearner:
     def save(self, out: Path, base: str, recipe: dict[str, Any]) -> None:
         """config.json, head.safetensors in 8 bits without what the target has, and recipe.json."""
         tensors: dict[str, Tensor] = {}
+        noise = rounding_noise()
         for name, value in self.module.cpu().state_dict().items():
             if name.startswith(_SHARED):
                 continue
             if value.dim() == 2:
-                tensors[name], tensors[f"{name}.scale"] = quantize_rows(value, torch.float16)
+                tensors[name], tensors[f"{name}.scale"] = quantize_rows(value, torch.float16, noise)
             else:
                 tensors[name] = value.to(torch.bfloat16)
         if self.token_map is not None:

@@ -110,11 +110,15 @@ class Int8Linear(nn.Module):
         return out if self.bias is None else out + self.bias
 
 
-def quantize_rows(weight: Tensor, scale_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[rows, columns] → int8 of the same shape and scales [rows]; w ≈ q * scale."""
+def quantize_rows(
+    weight: Tensor, scale_dtype: torch.dtype, noise: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
+    """[rows, columns] → int8 of the same shape and scales [rows]; w ≈ q * scale. With noise a weight is rounded up as
+    often as it is near the number above, so that a sum of many is right in the mean."""
     scale = (weight.float().abs().amax(1) / 127).clamp_min(1e-8).to(scale_dtype)
-    quantized = (weight.float() / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-    return quantized, scale
+    steps = weight.float() / scale.float()[:, None]
+    rounded = steps.round() if noise is None else (steps + torch.rand(steps.shape, generator=noise)).floor()
+    return rounded.clamp(-127, 127).to(torch.int8), scale
 
 
 class Int4Linear(nn.Module):

@@ -24,7 +24,12 @@ from outrider.engine import (
     weights_revision,
 )
 from outrider.engine.checkpoints.digests import file_digest
-from outrider.engine.checkpoints.draft_checkpoint import build_draft_model, read_embedding, save_draft_model
+from outrider.engine.checkpoints.draft_checkpoint import (
+    build_draft_model,
+    load_draft_model,
+    read_embedding,
+    save_draft_model,
+)
 from outrider.engine.models.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from safetensors.torch import load_file, save_file
@@ -176,6 +181,28 @@ def test_a_saved_draft_computes_what_the_student_did(tiny: Path, tmp_path: Path)
     # Eight bits a weight: close, not equal.
     assert got.shape == want.shape == (100,)
     assert torch.nn.functional.cosine_similarity(got, want, dim=0) > 0.999
+
+
+def test_a_draft_that_is_saved_again_keeps_what_it_has_learnt_in_less_than_half_a_step(
+    tiny: Path, tmp_path: Path
+) -> None:
+    config, token_map = transformers.LlamaConfig.from_pretrained(tiny), torch.arange(3, 203, 2)
+    made = build_draft_model(config, read_embedding(tiny), token_map)
+    save_draft_model(tmp_path / "first", made, token_map, base=str(tiny), recipe={})
+    student, _ = load_draft_model(tmp_path / "first", torch.float32)
+    weight = student.model.layers[0].mlp.up_proj.weight
+    step = weight.abs().amax(1, keepdim=True) / 127
+    began = weight.detach().clone()
+    with torch.no_grad():
+        # Not the largest one, which decides the step.
+        weight.add_(torch.where(weight.abs() < 100 * step, 0.1 * step, 0.0))
+    save_draft_model(tmp_path / "second", student, token_map, base=str(tiny), recipe={})
+    again, _ = load_draft_model(tmp_path / "second", torch.float32)
+    moved = (again.model.layers[0].mlp.up_proj.weight.detach() - began) / step.detach()
+    assert float(moved.mean()) == pytest.approx(0.1, abs=0.02)
+    # What has learnt nothing is as it was.
+    same = again.model.layers[0].mlp.down_proj.weight, student.model.layers[0].mlp.down_proj.weight
+    torch.testing.assert_close(*same, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
