@@ -133,15 +133,17 @@ class Loop:
     async def run(self) -> str:
         """The state of the rollout."""
         self.samples.mkdir(parents=True)
-        async with Stack(StackConfig(target_args=f"--samples {self.samples}"), note) as stack:
-            before = await self._ask(stack, "", self.prompts)
-            key = await self._consenting(stack)
+        # The teacher needs memory beside the target.
+        options = f"--samples {self.samples} --kv-cache-bytes 500000000"
+        async with Stack(StackConfig(target_args=options), note) as stack:
+            key, other = await self._keys(stack)
+            before = await self._ask(stack, other, self.prompts)
             await self._timed("record", self._ask(stack, key, take(prompts_of_the_tenant(1), self.requests)))
             note(f"{SampleStore(self.samples).count(TENANT)} samples")
             await self._timed("distil", self._distil())
             async with self._worker(stack):
                 state = await self._timed("rollout", self._rolled_out(stack, key))
-                after = await self._ask(stack, "", self.prompts)
+                after = await self._ask(stack, other, self.prompts)
         self.others = AnswerFigures.of(before).acceptance, AnswerFigures.of(after).acceptance
         self.texts_equal = [one.token_ids for one in before] == [one.token_ids for one in after]
         return state
@@ -153,17 +155,18 @@ class Loop:
         note(f"{name}: {self.minutes[name]:.1f} minutes")
         return found
 
-    async def _consenting(self, stack: Stack) -> str:
-        """The tenant's API key."""
-        record = self.directory / "tenants.json"
-        record.write_text(json.dumps({"tenants": [{"name": TENANT, "samples": "text"}]}))
+    async def _keys(self, stack: Stack) -> tuple[str, str]:
+        """API keys of the tenant, which consents to samples, and of another one."""
+        record, names = self.directory / "tenants.json", (TENANT, "others")
+        record.write_text(json.dumps({"tenants": [{"name": TENANT, "samples": "text"}, {"name": "others"}]}))
         await outrider("apply", "-f", str(record), "--control", stack.control)
-        return (await call_control(stack.control, partial(create_key, control_pb2.CreateKeyRequest(tenant=TENANT)))).key
+        requests = [control_pb2.CreateKeyRequest(tenant=name) for name in names]
+        key, other = [(await call_control(stack.control, partial(create_key, one))).key for one in requests]
+        return key, other
 
     async def _ask(self, stack: Stack, key: str, prompts: Sequence[Prompt]) -> list[GatewayAnswer]:
-        """Without a key: as another tenant."""
         return await answers(
-            *(stack.gateway_grpc, stack.config.model, prompts, TENANT if key else "others"),
+            *(stack.gateway_grpc, stack.config.model, prompts, prompts[0].category),
             speculation="on",
             concurrency=8,
             keys=[key] * len(prompts),
