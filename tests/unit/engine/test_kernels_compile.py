@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.engine.attention.paged import Shape
+import torch
+from outrider.engine.attention.paged import Shape, TritonAttention
 
 SCRIPT = Path(__file__).with_name("compile_kernels.py")
 BOUNDS = json.loads(Path(__file__).with_name("kernel_bounds.json").read_text())
@@ -74,5 +75,5 @@ def test_attention_multiplies_on_tensor_cores(compiled: list[dict[str, Any]]) ->
 
 def test_heads_that_no_card_takes_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="head_dim: 512"):
-        Shape(heads=8, kv_heads=4, head_dim=512, block_size=16)
+        TritonAttention(Shape(heads=8, kv_heads=4, head_dim=512, block_size=16), torch.device("cpu"))
     assert Shape(heads=8, kv_heads=4, head_dim=256, block_size=16).tile_keys == 32

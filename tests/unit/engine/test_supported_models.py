@@ -89,6 +89,15 @@ def test_a_target_of_it_says_what_transformers_says_with_drafts_too(checkpoint: 
         assert len(completion.token_ids) == STEPS or completion.token_ids[-1] == model.config.eos_token_id
 
 
+def test_heads_wider_than_gpus_take_are_refused_by_name_there_and_run_on_cpus(tmp_path: Path) -> None:
+    path = made("qwen3", {"head_dim": 320}, tmp_path)
+    with pytest.raises(CheckpointError, match="head_dim: 320"):
+        load_engine(path, EngineConfig(dtype="float32", attention="triton"))
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    [found] = Speculator(path, dtype="float32").generate(PROMPTS[:1], max_new_tokens=STEPS)
+    assert found.token_ids == greedy(model, PROMPTS[0], found.token_ids)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", EXPERTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -128,3 +128,13 @@ def test_asking_for_triton_where_it_cannot_run_names_the_field(monkeypatch: pyte
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(TritonMissing, match="attention: triton runs on CUDA devices, not on cpu"):
         make_attention("triton", shape, CPU)
+
+
+def test_a_card_before_those_that_the_kernels_are_compiled_for_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape, card = Shape(8, 2, 16, 8), torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    with pytest.raises(TritonMissing, match=r"attention: triton needs compute capability 8\.0 .* cuda:1 has 7\.5"):
+        make_attention("triton", shape, card)
+    assert isinstance(make_attention("auto", shape, card), SdpaAttention)

@@ -30,6 +30,8 @@ SMALL_SPAN = 64
 """Rows with at most this many queries have their keys split."""
 MAX_HEAD_DIM = 256
 """Tiles of larger heads do not fit the registers and the shared memory of any card."""
+_FIRST_CAPABILITY = (8, 0)
+"""The first with tensor cores for bfloat16. The kernels are compiled for no card before."""
 _TILE_ROWS_SMALL, _TILE_ROWS_LARGE = 16, 64
 
 
@@ -38,7 +40,7 @@ class TritonMissing(ValueError):
 
 
 def load_kernels(device: torch.device) -> ModuleType:
-    """The kernels. Raises TritonMissing if they cannot run: without the package, or without a GPU."""
+    """The kernels. Raises TritonMissing if they cannot run: without the package, or without a GPU of 8.0 or more."""
     try:
         from outrider.engine.attention import paged_kernels
     except ImportError as error:
@@ -47,6 +49,9 @@ def load_kernels(device: torch.device) -> ModuleType:
 
     if device.type != "cuda" and not knobs.runtime.interpret:
         raise TritonMissing(f"attention: triton runs on CUDA devices, not on {device}; sdpa runs on any")
+    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < _FIRST_CAPABILITY:
+        has = ".".join(map(str, found))
+        raise TritonMissing(f"attention: triton needs compute capability 8.0 or more, {device} has {has}; use sdpa")
     return paged_kernels
 
 
@@ -62,8 +67,6 @@ class Shape:
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads: {self.heads} is not a multiple of {self.kv_heads} key heads")
-        if self.head_dim > MAX_HEAD_DIM:
-            raise ValueError(f"head_dim: {self.head_dim} is more than the {MAX_HEAD_DIM} that attention runs on GPUs")
 
     @property
     def share(self) -> int:
@@ -112,6 +115,9 @@ class TritonAttention:
     """Attention by our kernels; see the module."""
 
     def __init__(self, shape: Shape, device: torch.device, windows: Windows = ()) -> None:
+        """Raises ValueError that names what of the model it does not run, or TritonMissing."""
+        if shape.head_dim > MAX_HEAD_DIM:
+            raise ValueError(f"head_dim: {shape.head_dim} is more than the {MAX_HEAD_DIM} that attention runs on GPUs")
         # The kernels do not look for the end of a window within a drafted tree.
         if narrow := [window for window in windows if window is not None and window <= MAX_TREE_NODES]:
             raise ValueError(f"sliding_window: {narrow[0]} positions are not more than a tree of drafts may have nodes")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outrider.engine.attention import Attention, KVCache, Shape, TritonMissing, make_attention
+from outrider.engine.attention import Attention, KVCache, Shape, make_attention
 from outrider.engine.attention.paged import TritonAttention, Workspace
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints.checkpoints import CheckpointError
@@ -81,11 +81,12 @@ def working_bytes(settings: Any, config: EngineConfig) -> int:
 
 def _attention(settings: Any, config: EngineConfig) -> Attention:
     kv_heads, head_dim = kv_shape(settings)
-    shape = Shape(settings.num_attention_heads, kv_heads, head_dim, config.block_size)
     try:
+        shape = Shape(settings.num_attention_heads, kv_heads, head_dim, config.block_size)
         return make_attention(config.attention, shape, torch.device(config.device), layer_windows(settings))
-    except TritonMissing as error:
-        raise CheckpointError("attention", str(error).removeprefix("attention: ")) from error
+    except ValueError as error:
+        field, _, message = str(error).partition(": ")
+        raise CheckpointError(field, message) from error
 
 
 def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tuple[Decoder, Attention]:

@@ -24,7 +24,7 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", {"sliding_window": 70, "head_dim": 64}),
     **{name: FAMILIES[name] for name in ("all biases", "qwen2", "qwen3", "qwen3 with biases")},
 }
-TEXT = [random.Random(i).randrange(3, 250) for i in range(30)]
+TEXT = [random.Random(i).randrange(3, 250) for i in range(100)]
 
 
 def config(execution: str) -> EngineConfig:
@@ -44,12 +44,14 @@ def test_the_fused_execution_says_what_transformers_says(name: str, tmp_path: Pa
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
         want = model(torch.tensor([TEXT])).logits[0]
-    sequence = engine.kv.open([])
-    found = [engine.forward([Row(sequence, TEXT[:20], 20)]).clone(), engine.forward([Row(sequence, TEXT[20:24], 4)])]
-    torch.testing.assert_close(torch.cat(found), want[:24], atol=1e-4, rtol=1e-4)
+    # Beyond the window, where there is one.
+    sequence, at = engine.kv.open([]), 85 if "sliding_window" in settings else 20
+    found = [engine.forward([Row(sequence, TEXT[:at], at)]).clone()]
+    found.append(engine.forward([Row(sequence, TEXT[at : at + 4], 4)]))
+    torch.testing.assert_close(torch.cat(found), want[: at + 4], atol=1e-4, rtol=1e-4)
     # A tree: the text goes on in its second branch.
-    tree = engine.forward([Row(sequence, [TEXT[24], 9, *TEXT[25:27]], 4, parents=[-1, -1, 1])])
-    torch.testing.assert_close(tree[[0, 2, 3]], want[24:27], atol=1e-4, rtol=1e-4)
+    tree = engine.forward([Row(sequence, [TEXT[at + 4], 9, *TEXT[at + 5 : at + 7]], 4, parents=[-1, -1, 1])])
+    torch.testing.assert_close(tree[[0, 2, 3]], want[at + 4 : at + 7], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["smollm3", "olmo2", "granite", "gemma", "phi3, a part rotated"])
