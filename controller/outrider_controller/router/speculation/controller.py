@@ -1,7 +1,7 @@
 """Speculation settings of one request: draft length, longest wait. Pure; the clock is an argument.
 
 Waiting for a draft saves steps, but does not pay when the draft takes much longer than the steps it saves. Whether
-drafting pays within a request is measured by `speculation_gain`, and across requests by the plan.
+drafting pays within a request is measured in `gain`, and across requests by the plan.
 """
 
 from __future__ import annotations
