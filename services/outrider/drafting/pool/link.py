@@ -1,4 +1,5 @@
-"""The connection to one draft worker: one channel, one stream, one outbox."""
+"""The connection to one draft worker: one channel, one stream, one outbox. Notices that the worker is gone: its stream
+breaks, or it is silent."""
 
 from __future__ import annotations
 

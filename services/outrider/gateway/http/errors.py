@@ -1,4 +1,8 @@
-"""Errors in OpenAI's form: {"error": {message, type, param, code}}."""
+"""Errors in OpenAI's form: {"error": {message, type, param, code}}.
+
+A 429 is a tenant's limit: of places in `runtime/places.py`, of quotas in `gateway/tenants/quota_keeper.py`; or an
+`Overloaded` of the router.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Admission: limits running requests, in all and per tenant, and admits no new ones once the drain begins."""
+"""Admission: limits running requests, in all and per tenant, and admits no new ones once the drain begins. What a
+tenant has is decided by `TenantPlaces` in `outrider.runtime.places`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Plans the next step. Pure: sequences, free blocks and the clock in, a plan out.
+"""Plans the next step. Pure: sequences, free blocks and the clock in, a plan out. Decides how many drafted tokens of
+each sequence are verified (`_add_drafts`).
 
 Every step mixes decoding, verification and chunks of prefill. Decoding goes first, one token per sequence. A quarter of
 the step is kept for prefill while there is any. Draft tokens fill what decoding leaves, the most valuable of all
