@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 import click
 import psutil
+from outrider.engine_config import QUANTIZATIONS
 from outrider_controller.cli.output import json_file_option
 from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _CONTEXT, _VERIFIED, _CHUNK = 128, 5, 512
 _MAX_OF_READING, _MAX_OF_A_STEP = 1.7, 1.15
+
+_QUANTIZED = {"quantized decode": 1, "quantized verify": _VERIFIED}
 
 Measure = Callable[[], object]
 
@@ -42,6 +45,7 @@ class Times:
 @click.option("--model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME")
 @click.option("--draft-model", default="", metavar="PATH|NAME", help="Default: the one shipped for the model.")
 @click.option("--variant", "variants", multiple=True, metavar="NAME", help="Default: every one that this CPU can run.")
+@click.option("--quantization", type=click.Choice(QUANTIZATIONS[1:]), help="Also steps of the model in this, in turns.")
 @click.option("--rounds", type=click.IntRange(3), default=15, show_default=True, help="Turns of each short measure.")
 @click.option("--prompt-tokens", type=click.IntRange(1), default=1000, show_default=True)
 @click.option("--threads", type=click.IntRange(1), default=1, show_default=True, help="Of a step.")
@@ -50,6 +54,7 @@ def kernels(
     model: str,
     draft_model: str,
     variants: tuple[str, ...],
+    quantization: str | None,
     rounds: int,
     prompt_tokens: int,
     threads: int,
@@ -69,7 +74,7 @@ def kernels(
     weight_bytes = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     buffer = torch.ones(weight_bytes // 8, dtype=torch.int64)
     reading = Times("reading", {"read": buffer.sum})
-    chosen = [_times(name, path, draft, prompt_tokens) for name in variants or runnable_variants()]
+    chosen = [_times(name, path, draft, prompt_tokens, quantization) for name in variants or runnable_variants()]
     stolen, began = psutil.cpu_times().steal, time.monotonic()
     step = Progress("rounds", rounds)
     for number in range(rounds):
@@ -86,22 +91,19 @@ def kernels(
     return finish("kernels", body, json_file)
 
 
-def _times(variant: str, path: Path, draft: Path, prompt_tokens: int) -> Times:
+def _times(variant: str, path: Path, draft: Path, prompt_tokens: int, quantization: str | None) -> Times:
     from outrider.engine import EngineConfig
     from outrider.engine.models.loader import load_engine
 
     config = EngineConfig(execution="native", native_variant=variant, num_blocks=128, prefix_cache=False)
     target, small = load_engine(path, config), load_engine(draft, config)
     prompt = [3 + 7 * i % 4000 for i in range(prompt_tokens)]
-    return Times(
-        variant,
-        {
-            "decode": _step_of(target, 1),
-            "verify": _step_of(target, _VERIFIED),
-            "draft": _step_of(small, 1),
-            "prompt": lambda: _read_prompt(target, prompt),
-        },
-    )
+    measures: dict[str, Measure] = {"decode": _step_of(target, 1), "verify": _step_of(target, _VERIFIED)}
+    if quantization:
+        fewer_bits = load_engine(path, replace(config, quantization=quantization))
+        measures |= {name: _step_of(fewer_bits, tokens) for name, tokens in _QUANTIZED.items()}
+    measures |= {"draft": _step_of(small, 1), "prompt": lambda: _read_prompt(target, prompt)}
+    return Times(variant, measures)
 
 
 def _step_of(engine: Engine, tokens: int) -> Measure:
@@ -146,6 +148,9 @@ def _take_turns(all_times: Sequence[Times], number: int, *, long: bool) -> None:
 def _row(times: Times, read_ms: float, prompt_tokens: int) -> dict[str, object]:
     decode, verify = times.least("decode"), times.least("verify")
     holds = decode <= _MAX_OF_READING * read_ms and verify <= _MAX_OF_A_STEP * decode
+    quantized = {f"{name} ms": round(times.least(name), 2) for name in _QUANTIZED if name in times.ms}
+    plain = {"quantized decode": decode, "quantized verify": verify}
+    ratios = {f"{name} / plain": round(times.least(name) / plain[name], 3) for name in _QUANTIZED if name in times.ms}
     return {
         "variant": times.variant,
         "step ms": round(decode, 2),
@@ -153,6 +158,8 @@ def _row(times: Times, read_ms: float, prompt_tokens: int) -> dict[str, object]:
         "step / reading": round(decode / read_ms, 2),
         f"verify {_VERIFIED} ms": round(verify, 2),
         "verify / step": round(verify / decode, 2),
+        **quantized,
+        **ratios,
         "draft step ms": round(times.least("draft"), 2),
         f"prompt of {prompt_tokens} ms": round(times.least("prompt")),
         "holds": holds,

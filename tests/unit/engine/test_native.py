@@ -117,7 +117,8 @@ def test_quantized_weights_are_multiplied_as_they_are(
         want: Tensor = model.to(torch.float32)(torch.tensor([prompt])).logits[0]
     theirs = load(path, "transformers", quantization=quantization)
     rounded = theirs.forward([Row(theirs.kv.open([]), prompt, len(prompt))])
-    assert error(torch.cat(got), want) < 1.2 * error(rounded, want)
+    # Inputs of int4 are rounded to 8 bits.
+    assert error(torch.cat(got), want) < (2 if quantization == "int4" else 1.2) * error(rounded, want)
     assert error(torch.cat(got), want) < 0.5 * error(reference(path, prompt), want)
 
 

@@ -1,6 +1,7 @@
 """Weight-only quantization of a loaded model's linear layers: int8, int4, fp8; by torchao on GPUs.
 
-Activations, norms, the embedding and the KV cache keep the engine's dtype. A head that shares the embedding's weights
+Norms, the embedding, the KV cache and activations keep the engine's dtype, but our native kernels round the activations
+that they multiply with int4 to 8 bits. A head that shares the embedding's weights
 gets a quantized copy: a step reads the whole head, but only a few rows of the embedding.
 
 On a CPU the products are those of our native kernels if they run, else torch's packed ones. Both sum a row in the same

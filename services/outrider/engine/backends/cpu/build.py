@@ -38,19 +38,18 @@ class Layout(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
-            *("panel", "lanes", "eight_group", "code_group", "wide_group"),
-            *("act_bytes", "wide_bytes", "code_bytes"),
+            *("panel", "eight_group", "code_group"),
+            *("act_bytes", "wide_bytes", "code_bytes", "block_bytes"),
         )
     ]
 
     panel: int
-    lanes: int
     eight_group: int
     code_group: int
-    wide_group: int
     act_bytes: int
     wide_bytes: int
     code_bytes: int
+    block_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ _LONG_STEP_TOKENS = 64
 """From this many tokens on a step is bound by computing rather than reading weights, and gains from every core."""
 
 NATIVE_QUANTIZATIONS = ("none", "int8", "int4")
-_FOUR_GROUP = 8
-"""Weights of 4 bits that lie in one word of 32."""
+# As in llama/model.h, of weights of 4 bits.
+_FOUR_INPUTS, _FOUR_GROUP = 32, 8
 
 _Pointer = ctypes.c_void_p
 
@@ -81,7 +81,7 @@ class _Step(ctypes.Structure):
     ]
 
 
-_BUFFERS = ("x", "wide", "narrow", "inner", "hidden", "logits", "panels", "codes", "units")
+_BUFFERS = ("x", "wide", "narrow", "inner", "hidden", "logits", "panels", "codes", "units", "blocks")
 
 
 class _Buffers(ctypes.Structure):
@@ -224,7 +224,9 @@ class NativeLlama:
 
     def __init__(self, kernels: Kernels, model: Any, max_context_len: int, prefill_threads: int = 0) -> None:
         """`prefill_threads`: threads of long steps, if more than torch's."""
-        self.execution = f"native-{kernels.variant}"
+        # W4A8: inputs of weights of 4 bits are rounded to 8.
+        fours = any(isinstance(module, Int4Linear) for module in model.modules())
+        self.execution = f"native-{kernels.variant}-w4a8" if fours else f"native-{kernels.variant}"
         self._forward = kernels.library.outrider_forward
         self._layout = layout = kernels.layout
         self._act = torch.bfloat16 if layout.act_bytes == 2 else torch.float32
@@ -275,6 +277,7 @@ class NativeLlama:
             self._buffer("panels", threads * layout.panel * most * layout.wide_bytes, torch.uint8),
             self._buffer("codes", tokens * most * layout.code_bytes, torch.uint8),
             self._buffer("units", tokens, torch.float32),
+            self._buffer("blocks", tokens * most // _FOUR_INPUTS * layout.block_bytes, torch.uint8),
         )
         taps = taps or Taps((), torch.empty(0, dtype=torch.int64))
         layers = torch.tensor(taps.layers, dtype=torch.int64)
@@ -397,12 +400,10 @@ class _Packer:
         return _Linear(values, scales, weight.sum(1, dtype=torch.int32) if rounded else None, bias)
 
     def _fours(self, numbers: Tensor) -> Tensor:
-        """[outputs, inputs] of 4 bits → bytes in the order of `fours` in llama/vector_avx512.h."""
-        pair, lanes, panel = self._layout.wide_group, self._layout.lanes, self._layout.panel
-        parts = (-1, panel // lanes, pair, lanes // pair, numbers.shape[1] // _FOUR_GROUP, _FOUR_GROUP // pair, pair)
-        # [panel, group of inputs, column, output, input of a pair, pair of inputs, half of the outputs]
-        in_words = numbers.view(parts).permute(0, 4, 1, 3, 6, 5, 2).flatten(5)
-        return in_words[..., ::2] | in_words[..., 1::2] << 4
+        """[outputs, inputs] of 4 bits → [outputs / panel, inputs / 8, panel, 4] bytes."""
+        halves = numbers.view(-1, self._layout.panel, numbers.shape[1] // _FOUR_GROUP, 2, _FOUR_GROUP // 2)
+        lower, upper = halves.transpose(1, 2).unbind(3)
+        return lower | upper << 4
 
     def _keep(self, values: Tensor) -> Tensor:
         """A copy in the packer's memory."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 _AVX512 = {"avx512f": "-mavx512f", "avx512bw": "-mavx512bw", "avx512dq": "-mavx512dq", "avx512vl": "-mavx512vl"}
 _AVX512_BF16 = {**_AVX512, "avx512_bf16": "-mavx512bf16", "avx512_vnni": "-mavx512vnni"}
-_AMX = {**_AVX512_BF16, "amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}
+_AMX = {**_AVX512_BF16, "amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16", "amx_int8": "-mamx-int8"}
 
 
 @dataclass(frozen=True, slots=True)

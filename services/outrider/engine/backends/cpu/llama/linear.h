@@ -16,9 +16,11 @@ typedef struct {
     // [rows][inputs] of numbers up to 127 either way, CODE_ZERO being 0, and what one of them is worth in each row
     const code *codes;
     const float *units;
+    const Block *blocks;  // [rows][inputs / FOUR_INPUTS]
 } Linear;
 
-// Weights in bfloat16; in int8; in int8 with inputs rounded too; in 4 bits; of a panel that was widened once for many rows.
+// Weights in bfloat16; in int8; in int8 with inputs rounded too; in 4 bits with inputs rounded too; of a panel that was
+// widened once for many rows.
 enum { PAIRS, EIGHT, ROUNDED, FOUR, WIDENED };
 
 static int64_t panels_of(const Linear *l) { return (l->outputs * (l->kind == GATE ? 2 : 1) + PANEL - 1) / PANEL; }
@@ -76,26 +78,7 @@ INLINE weights weights_at(const void *panel, int how, int64_t k, int part, int c
     return wides((const wide *)panel + AT(k, part, column, WIDE_GROUP), part % WIDE_GROUP);
 }
 
-// FOUR_INPUTS inputs of a panel from k on, in the order of a widened panel.
-static void widen_block(const Linear *l, const void *values, int64_t panel, int64_t k, wide *to) {
-    const int64_t group = l->weights.group, size = FOUR_INPUTS * PANEL / 2;
-    const half *grid = l->weights.grids + (panel * (l->inputs / group) + k / group) * 2 * PANEL;
-    const char *from = (const char *)values + k * PANEL / 2;
-    for (int z = 0; z < COLUMNS; z++) {
-        ask(from + z * size / COLUMNS, size / COLUMNS);
-        if (k % group == 0) ask(grid + z * 2 * LANES, 2 * LANES * sizeof *grid);
-        const Grid of = grid_at(grid + LANES * z, grid + PANEL + LANES * z);
-        for (int i = 0; i < FOUR_INPUTS; i += FOUR_GROUP) {
-            const char *q = from + AT(i, 0, z, FOUR_GROUP) / 2;
-#pragma GCC unroll 8
-            for (int part = 0; part < FOUR_GROUP; part += WIDE_GROUP)
-                store_wide(to + AT(i + part, 0, z, WIDE_GROUP), fours(q, part, of));
-        }
-    }
-}
-
 INLINE void linear_strip(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int rows) {
-    _Alignas(LINE) wide block[FOUR_INPUTS * PANEL];
     const act *in = l->in + first * l->inputs;
     vec sum[STRIP][COLUMNS];
     for (int r = 0; r < rows; r++)
@@ -103,12 +86,10 @@ INLINE void linear_strip(const Linear *l, const void *values, int how, int64_t p
     for (int64_t k = 0; k < l->inputs; k += STEP) {
         if (how == PAIRS) ask((const bf16 *)values + k * PANEL, STEP * PANEL * 2);
         if (how == EIGHT) ask((const int8_t *)values + k * PANEL, STEP * PANEL);
-        if (how == FOUR && k % FOUR_INPUTS == 0) widen_block(l, values, panel, k, block);
 #pragma GCC unroll 4
         for (int part = 0; part < PARTS; part++) {
             weights w[COLUMNS];
-            for (int z = 0; z < COLUMNS; z++)
-                w[z] = how == FOUR ? weights_at(block, WIDENED, k % FOUR_INPUTS, part, z) : weights_at(values, how, k, part, z);
+            for (int z = 0; z < COLUMNS; z++) w[z] = weights_at(values, how, k, part, z);
             for (int r = 0; r < rows; r++) {
                 const inputs x = spread(in + r * l->inputs + k + part);
                 for (int z = 0; z < COLUMNS; z++) sum[r][z] = multiply(sum[r][z], x, w[z]);
@@ -156,6 +137,48 @@ INLINE void rounded_strip(const Linear *l, const int8_t *values, int64_t panel, 
     finish_strip(l, sum, panel, first, rows);
 }
 
+#define FOUR_BYTES (FOUR_INPUTS * PANEL / 2)  // of a panel's block
+
+// Scales and zeros of the nth block of a panel.
+INLINE const half *grid_of(const Linear *l, int64_t panel, int64_t n) {
+    const int64_t group = l->weights.group, k = n * FOUR_INPUTS;
+    const half *grid = l->weights.grids + (panel * (l->inputs / group) + k / group) * 2 * PANEL;
+    if (k % group == 0) ask(grid, 2 * PANEL * sizeof *grid);
+    return grid;
+}
+
+// Four inputs of a block of a column, from k on.
+INLINE ivec fours_at(const char *block, int k, int z) { return fours(block + AT(0, k, z, FOUR_GROUP) / 2, k % FOUR_GROUP / 4); }
+
+// A block's sum in integers is exact, so that only the order of blocks decides about bits.
+INLINE vec add_block(vec sum, ivec exact, const Block *x, vec scale, vec zero) {
+    return v_fma(v_fma(zero, v_splat(x->less), v_from_integers(exact)), v_mul(scale, v_splat(x->unit)), sum);
+}
+
+INLINE void four_strip(const Linear *l, const char *values, int64_t panel, int64_t first, int rows) {
+    const int64_t blocks = l->inputs / FOUR_INPUTS;
+    const Block *in = l->blocks + first * blocks;
+    vec sum[STRIP][COLUMNS];
+    for (int r = 0; r < rows; r++)
+        for (int z = 0; z < COLUMNS; z++) sum[r][z] = v_zero();
+    for (int64_t n = 0; n < blocks; n++, in++, values += FOUR_BYTES) {
+        const half *grid = grid_of(l, panel, n);
+        for (int z = 0; z < COLUMNS; z++) {
+            ask(values + z * FOUR_BYTES / COLUMNS, FOUR_BYTES / COLUMNS);
+            ivec found[STRIP];
+            for (int r = 0; r < rows; r++) found[r] = i_zero();
+#pragma GCC unroll 8
+            for (int k = 0; k < FOUR_INPUTS; k += 4) {
+                const ivec w = fours_at(values, k, z);
+                for (int r = 0; r < rows; r++) found[r] = count_fours(found[r], w, in[r * blocks].codes + k);
+            }
+            const vec scale = v_load_half(grid + LANES * z), zero = v_load_half(grid + PANEL + LANES * z);
+            for (int r = 0; r < rows; r++) sum[r][z] = add_block(sum[r][z], counted(found[r]), in + r * blocks, scale, zero);
+        }
+    }
+    finish_strip(l, sum, panel, first, rows);
+}
+
 // Each row by its own largest number: what a row is rounded to does not depend on the others.
 static void round_row(const act *in, int64_t inputs, code *codes, float *unit) {
     vec largest = v_zero();
@@ -166,13 +189,32 @@ static void round_row(const act *in, int64_t inputs, code *codes, float *unit) {
     *unit = most / 127.f;
 }
 
+// By its own largest number. What is no number stays none.
+static void round_block(const act *in, Block *to) {
+    vec largest = v_zero(), total = v_zero(), none = v_zero();
+    for (int i = 0; i < FOUR_INPUTS; i += LANES) {
+        const vec x = load_act(in + i);
+        largest = v_max(largest, v_abs(x));
+        none = v_fma(x, v_zero(), none);
+    }
+    const float most = v_most(largest);
+    const vec times = v_splat(most > 1e-30f ? 127.f / most : 0.f);
+    for (int i = 0; i < FOUR_INPUTS; i += LANES) {
+        const vec whole = v_round(v_mul(load_act(in + i), times));
+        store_bytes(to->codes + i, whole);
+        total = v_add(total, whole);
+    }
+    to->unit = most / 127.f + v_sum(none);
+    to->less = -v_sum(total);
+}
+
 #ifdef __AMX_BF16__
 #include "tiles.h"
 #endif
 
 static void linear_rows(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int64_t end) {
 #ifdef __AMX_BF16__
-    if (how != ROUNDED && l->inputs % TILED_INPUTS == 0) {
+    if (how != ROUNDED && (how != FOUR || end - first > STRIP) && l->inputs % TILED_INPUTS == 0) {
         tiled_rows(l, values, how, panel, first, end);
         return;
     }
@@ -181,7 +223,7 @@ static void linear_rows(const Linear *l, const void *values, int how, int64_t pa
 #define AS_PAIRS(n) linear_strip(l, values, PAIRS, panel, first, n)
 #define AS_EIGHT(n) linear_strip(l, values, EIGHT, panel, first, n)
 #define AS_ROUNDED(n) rounded_strip(l, values, panel, first, n)
-#define AS_FOUR(n) linear_strip(l, values, FOUR, panel, first, n)
+#define AS_FOUR(n) four_strip(l, values, panel, first, n)
 #define AS_WIDENED(n) linear_strip(l, values, WIDENED, panel, first, n)
         if (how == ROUNDED)
             WITH_ROWS(end - first, AS_ROUNDED)
@@ -201,9 +243,8 @@ static void linear_rows(const Linear *l, const void *values, int how, int64_t pa
     }
 }
 
-INLINE void widen_panel(const Linear *l, const void *values, int how, int64_t panel, wide *to) {
-    for (int64_t k = 0; how == FOUR && k < l->inputs; k += FOUR_INPUTS) widen_block(l, values, panel, k, to + k * PANEL);
-    for (int64_t k = 0; how != FOUR && k < l->inputs; k += STEP) {
+INLINE void widen_panel(const Linear *l, const void *values, int how, wide *to) {
+    for (int64_t k = 0; k < l->inputs; k += STEP) {
         if (how == PAIRS) ask((const bf16 *)values + k * PANEL, STEP * PANEL * 2);
         if (how == EIGHT) ask((const int8_t *)values + k * PANEL, STEP * PANEL);
         for (int part = 0; part < PARTS; part++)
@@ -217,6 +258,7 @@ typedef struct {
     wide *panels;  // for each thread
     code *codes;   // as in Linear, to be written
     float *units;
+    Block *blocks;
 } Product;
 
 static void round_part(const void *context, int64_t piece, int thread) {
@@ -225,6 +267,15 @@ static void round_part(const void *context, int64_t piece, int thread) {
     const Linear *l = p->linear;
     for (int64_t r = piece * PART; r < l->rows && r < (piece + 1) * PART; r++)
         round_row(l->in + r * l->inputs, l->inputs, p->codes + r * l->inputs, p->units + r);
+}
+
+static void round_blocks_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Product *p = context;
+    const Linear *l = p->linear;
+    const int64_t end = (piece + 1) * PART < l->rows ? (piece + 1) * PART : l->rows;
+    for (int64_t i = piece * PART * l->inputs; i < end * l->inputs; i += FOUR_INPUTS)
+        round_block(l->in + i, p->blocks + i / FOUR_INPUTS);
 }
 
 // A panel stays in the second-level cache while all rows of a chunk pass over it: whole strips, and whole pairs of tiles.
@@ -236,17 +287,15 @@ static void linear_panel(const Product *p, int64_t panel, int64_t first, int64_t
     const int how = l->weights.grids ? FOUR : l->weights.sums ? ROUNDED : l->weights.scales ? EIGHT : PAIRS;
     const char *values = (const char *)l->weights.values + panel * panel_bytes(l);
     // Once for all strips where multiplying takes the time. What is summed, and in which order, is the same.
-    if (end - first <= 2 * STRIP || how == ROUNDED || (how == PAIRS && PARTS == 1)) {
+    if (end - first <= 2 * STRIP || how == ROUNDED || how == FOUR || (how == PAIRS && PARTS == 1)) {
         linear_rows(l, values, how, panel, first, end);
         return;
     }
     wide *widened = p->panels + thread * PANEL * l->inputs;
-    if (how == FOUR)
-        widen_panel(l, values, FOUR, panel, widened);
-    else if (how == EIGHT)
-        widen_panel(l, values, EIGHT, panel, widened);
+    if (how == EIGHT)
+        widen_panel(l, values, EIGHT, widened);
     else
-        widen_panel(l, values, PAIRS, panel, widened);
+        widen_panel(l, values, PAIRS, widened);
     linear_rows(l, widened, WIDENED, panel, first, end);
 }
 
@@ -260,11 +309,16 @@ static void linear_piece(const void *context, int64_t piece, int thread) {
 }
 
 static void linear(Linear *l, const Buffers *b, int threads) {
-    const Product product = {l, b->panels, b->codes, b->units};
+    const Product product = {l, b->panels, b->codes, b->units, b->blocks};
+    const int64_t parts = (l->rows + PART - 1) / PART;
     if (l->weights.sums) {
-        share(round_part, &product, (l->rows + PART - 1) / PART, threads);
+        share(round_part, &product, parts, threads);
         l->codes = b->codes;
         l->units = b->units;
+    }
+    if (l->weights.grids) {
+        share(round_blocks_part, &product, parts, threads);
+        l->blocks = b->blocks;
     }
     const int64_t groups = (panels_of(l) + GROUP - 1) / GROUP, chunks = (l->rows + CHUNK - 1) / CHUNK;
     share(linear_piece, &product, groups * chunks, threads);

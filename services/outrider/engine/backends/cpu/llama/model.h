@@ -5,7 +5,7 @@
 //            so many neighbouring inputs as one load takes. Panels of gate and up alternate by PANEL / 2 outputs, so that
 //            their product is taken in registers. bfloat16, in pairs; or int8 with a scale for each output, in
 //            groups of EIGHT_GROUP, of CODE_GROUP where inputs are rounded to 8 bits as well; or 4 bits with a grid,
-//            in groups of FOUR_GROUP in 32 bits: see fours in the vector headers.
+//            in groups of FOUR_GROUP: of four bytes each has an input in its lower bits, and the fourth after it above.
 //   grids    [outputs / PANEL][inputs / group][2][PANEL]: scales and zeros, w = (q - zero) * scale, in float16. A group
 //            has whole blocks of FOUR_INPUTS.
 //   keys     [kv_heads][tiles][head_dim / 2][16][2], bfloat16, a tile being 16 positions
@@ -18,7 +18,7 @@
 #define MAX_HEAD_DIM 256
 #define PART 16   // tokens that a thread takes at a time, in what is done token by token
 #define LINE 64   // bytes
-#define FOUR_INPUTS 32  // that are widened at a time, where weights have 4 bits
+#define FOUR_INPUTS 32  // that are rounded together, where weights have 4 bits
 #define FOUR_GROUP 8
 
 #define INLINE static inline __attribute__((always_inline))
@@ -31,6 +31,12 @@ typedef struct {
     const half *grids;    // or none
     int64_t group;        // inputs that share a grid
 } Weights;
+
+// Inputs of weights of 4 bits, as int8.
+typedef struct {
+    float unit, less;  // what 1 is worth; the sum of all codes, negative: how much a weight's zero of 1 takes away
+    int8_t codes[FOUR_INPUTS];
+} Block;
 
 typedef struct {
     // Of what attention and the MLP take, and of what they add to a token's state: [width], or none.
@@ -81,11 +87,12 @@ typedef struct {
     wide *panels;         // [threads][PANEL * most inputs of a layer], for weights that are widened once for many rows
     code *codes;          // [tokens][most inputs of a layer], for inputs that are rounded
     float *units;         // [tokens]
+    Block *blocks;        // [tokens][most inputs of a layer / FOUR_INPUTS]
 } Buffers;
 
 // What ../llama.py has to know of a variant.
 typedef struct {
-    int64_t panel, lanes, eight_group, code_group, wide_group, act_bytes, wide_bytes, code_bytes;
+    int64_t panel, eight_group, code_group, act_bytes, wide_bytes, code_bytes, block_bytes;
 } Layout;
 
 // e^x for x <= 0 within 2 - x ulp, exactly 1 at 0. Below -87 the result is not to be used.

@@ -6,7 +6,8 @@
 // same bits alone, in a batch, in a chunk, or among verified positions. Variants differ from one another in their bits.
 //
 // Activations between operations are float32. Keys and values are bfloat16, weights bfloat16, int8 or of 4 bits; where the
-// CPU multiplies bfloat16, both sides of a product are rounded to it, elsewhere they are widened. Sums are float32.
+// CPU multiplies bfloat16, both sides of a product are rounded to it, elsewhere they are widened. Sums are float32. What is
+// multiplied with 4 bits is rounded to 8, and blocks of these products are summed in integers.
 
 #define _GNU_SOURCE
 #include <math.h>
@@ -104,7 +105,7 @@ int outrider_granted(void) {
 }
 
 Layout outrider_layout(void) {
-    return (Layout){PANEL, LANES, EIGHT_GROUP, CODE_GROUP, WIDE_GROUP, sizeof(act), sizeof(wide), sizeof(code)};
+    return (Layout){PANEL, EIGHT_GROUP, CODE_GROUP, sizeof(act), sizeof(wide), sizeof(code), sizeof(Block)};
 }
 
 typedef struct {

@@ -123,7 +123,7 @@ static void attend_tiled(const Model *m, const Layer *layer, const Step *s, int6
     begin_sums(q, all.end, dim);
     for (int r = 0; r < all.end; r++) memcpy(query + r * dim, q->query[r], dim * sizeof *query);
     // That these were written is seen to there.
-    shape_tiles(all.end, 1);
+    shape_tiles(all.end, LINE, 1);
     for (; from < shared; from += SPAN) attend_span(m, layer, s, &all, kv_head, q, query, from, longest);
     const int64_t rest = from;
     for (int n = 0; n < parts; n++) {

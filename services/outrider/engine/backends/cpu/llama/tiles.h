@@ -1,6 +1,6 @@
 // Tiles (AMX): the products of linear.h and attention.h, 16 rows x 32 inputs x 16 outputs in an instruction.
 //
-// All of them or none: AMX adds even and odd inputs apart, so its sums are not vdpbf16ps's bits. Of its eight registers
+// In floats all of them or none: AMX adds even and odd inputs apart, so its sums are not vdpbf16ps's bits. Of its eight registers
 // four hold sums, one the inputs, and three take turns with the weights, which lie as it wants them: a pair of inputs
 // is a line of 16 outputs.
 
@@ -32,14 +32,15 @@ typedef struct {
     uint8_t rows[16];
 } TileShape;
 
-// 0 to 3 hold sums and 4 inputs, of `rows`; the others weights, or 5 as 4. While attending 6 holds weights of TILE positions, for
-// `rows`, and 7 their values.
-static void shape_tiles(int64_t rows, int attending) {
+// 0 to 3 hold sums and 4 inputs, of `rows`, of which a product takes so many bytes each; the others weights, or 5 as 4.
+// While attending 6 holds weights of TILE positions, for `rows`, and 7 their values.
+static void shape_tiles(int64_t rows, int bytes, int attending) {
     TileShape shape = {.palette = 1};
     for (int i = 0; i < 8; i++) {
         shape.bytes[i] = LINE;
-        shape.rows[i] = i < 5 ? (uint8_t)rows : TILED_INPUTS / 2;
+        shape.rows[i] = i < 5 ? (uint8_t)rows : (uint8_t)(bytes / 4);
     }
+    shape.bytes[4] = (uint16_t)bytes;
     if (attending) {
         shape.bytes[6] = LINE / 2;
         shape.rows[6] = (uint8_t)rows;
@@ -63,8 +64,7 @@ static inline void finish_tiled(const Linear *l, float (*sum)[PANEL], int64_t pa
 
 INLINE void tiled_strip(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int64_t rows) {
     const bf16 *in = l->in + first * l->inputs;
-    // Lines to ask for between two products; widening a block asks for its own.
-    const int64_t lines = how == FOUR ? 0 : how == EIGHT ? 1 : 2;
+    const int64_t lines = how == EIGHT ? 1 : 2;  // to ask for between two products
     _Alignas(LINE) bf16 block[TILED_INPUTS * PANEL];
     _Alignas(LINE) float sum[TILED_ROWS][PANEL];
     _tile_zero(0);
@@ -74,11 +74,6 @@ INLINE void tiled_strip(const Linear *l, const void *values, int how, int64_t pa
     for (int64_t k = 0; k < l->inputs; k += TILED_INPUTS) {
         const bf16 *w = (const bf16 *)values + k * PANEL;
         const char *now = (const char *)w;
-        if (how == FOUR) {
-            w = block;
-            widen_block(l, values, panel, k, block);
-            written();
-        }
         if (how == EIGHT) {
             w = block;
             now = (const char *)values + k * PANEL;
@@ -160,12 +155,48 @@ static void tiled_pair(const Linear *l, const bf16 *values, int64_t panel, int64
     finish_tiled(l, sum, panel, first, 2 * TILED_ROWS);
 }
 
+// As four_strip, and its bits.
+static void tiled_fours(const Linear *l, const char *values, int64_t panel, int64_t first, int64_t rows) {
+    const int64_t blocks = l->inputs / FOUR_INPUTS;
+    const Block *in = l->blocks + first * blocks;
+    _Alignas(LINE) int8_t w[COLUMNS][FOUR_INPUTS * LANES];
+    _Alignas(LINE) int32_t found[COLUMNS][TILED_ROWS][LANES];
+    _Alignas(LINE) float sum[TILED_ROWS][PANEL] = {0};
+    for (int64_t n = 0; n < blocks; n++, in++, values += FOUR_BYTES) {
+        const half *grid = grid_of(l, panel, n);
+        ask(values, FOUR_BYTES);
+        for (int z = 0; z < COLUMNS; z++)
+            for (int k = 0; k < FOUR_INPUTS; k += 4) _mm512_store_si512(w[z] + k * LANES, fours_at(values, k, z));
+        written();
+        _tile_loadd(4, in->codes, blocks * sizeof *in);
+#define COUNT(z, weights) \
+    _tile_zero(z); \
+    _tile_loadd(weights, w[z], LINE); \
+    _tile_dpbsud(z, 4, weights); \
+    _tile_stored(z, found[z], LINE)
+        COUNT(0, 5);
+        COUNT(1, 6);
+        COUNT(2, 7);
+        COUNT(3, 5);
+#undef COUNT
+        written();
+        for (int z = 0; z < COLUMNS; z++) {
+            const vec scale = v_load_half(grid + LANES * z), zero = v_load_half(grid + PANEL + LANES * z);
+            for (int64_t r = 0; r < rows; r++) {
+                float *at = sum[r] + LANES * z;
+                v_store(at, add_block(v_load(at), i_load(found[z][r]), in + r * blocks, scale, zero));
+            }
+        }
+    }
+    finish_tiled(l, sum, panel, first, rows);
+}
+
 static void tiled_rows(const Linear *l, const void *values, int how, int64_t panel, int64_t first, int64_t end) {
     Coming next = coming(l, panel, first, end);
     int64_t shaped = 0;
     for (; first < end; first += TILED_ROWS) {
         const int64_t rows = end - first < TILED_ROWS ? end - first : TILED_ROWS;
-        if (rows != shaped) shape_tiles(shaped = rows, 0);
+        if (rows != shaped) shape_tiles(shaped = rows, how == FOUR ? FOUR_INPUTS : LINE, 0);
         // The first panel was asked for by nobody: its first strip does that, as a single one.
         if (how != EIGHT && how != FOUR && (panel || first) && end - first >= 2 * TILED_ROWS) {
             tiled_pair(l, values, panel, first, &next);
@@ -173,7 +204,7 @@ static void tiled_rows(const Linear *l, const void *values, int how, int64_t pan
             continue;
         }
         if (how == FOUR)
-            tiled_strip(l, values, FOUR, panel, first, rows);
+            tiled_fours(l, values, panel, first, rows);
         else if (how == EIGHT)
             tiled_strip(l, values, EIGHT, panel, first, rows);
         else

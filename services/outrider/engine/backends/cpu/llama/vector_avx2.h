@@ -75,10 +75,6 @@ static inline vec v_load_half(const half *from) {
 
 static inline vec v_from_integers(ivec v) { return _mm256_cvtepi32_ps(v); }
 
-static inline vec fourth(ivec v, int n) {
-    return v_from_integers(_mm256_and_si256(_mm256_srli_epi32(v, 4 * n), _mm256_set1_epi32(15)));
-}
-
 typedef float act;
 typedef vec weights;
 typedef vec inputs;
@@ -99,18 +95,6 @@ static inline weights eights(const int8_t *from, int part) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
 }
 
-typedef struct {
-    vec scale, offset;
-} Grid;
-
-static inline Grid grid_at(const half *scales, const half *zeros) {
-    const vec s = v_load_half(scales);
-    return (Grid){s, v_mul(v_sub(v_zero(), s), v_load_half(zeros))};
-}
-
-static inline weights fours(const void *from, int part, Grid of) {
-    return v_fma(fourth(i_load(from), part), of.scale, of.offset);
-}
 static inline inputs spread(const act *from) { return v_splat(*from); }
 static inline vec multiply(vec sum, inputs x, weights w) { return v_fma(x, w, sum); }
 
@@ -145,6 +129,27 @@ static inline ivec spread_codes(const code *from) {
 }
 
 static inline ivec count(ivec sum, ivec x, ivec w) { return _mm256_add_epi32(sum, _mm256_madd_epi16(x, w)); }
+
+static inline ivec fours(const void *from, int upper) {
+    const ivec both = i_load(from);
+    return _mm256_and_si256(upper ? _mm256_srli_epi32(both, 4) : both, _mm256_set1_epi8(15));
+}
+
+// In 16 bits: 16 times 15 * 127 is below 2^15.
+static inline ivec count_fours(ivec sum, ivec w, const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, _mm256_set1_epi32(four)));
+}
+
+static inline ivec counted(ivec sum) { return _mm256_madd_epi16(sum, _mm256_set1_epi16(1)); }
+
+static inline void store_bytes(int8_t *to, vec whole) {
+    const ivec number = _mm256_cvtps_epi32(whole);
+    const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(number), _mm256_extracti128_si256(number, 1));
+    _mm_storel_epi64((void *)to, _mm_packs_epi16(words, words));
+}
+
 static inline ivec i_zero(void) { return _mm256_setzero_si256(); }
 static inline ivec i_sub(ivec a, ivec b) { return _mm256_sub_epi32(a, b); }
 static inline ivec i_times_code_zero(ivec v) { return (void)v, i_zero(); }

@@ -5,9 +5,8 @@
 //   act      what weights are multiplied with: bf16 where the CPU multiplies it, else float
 //   STEP     inputs that one turn of a loop takes, in PARTS products
 //   *_GROUP  inputs of an output that lie side by side in weights of a kind
-//   fours    widens weights of 4 bits; lane j of what was loaded has output j, and from its lowest bits on inputs 0 to
-//            7. Where inputs are multiplied in pairs, it has input j % 2 of each pair, in turn of outputs j / 2 and 8 + j / 2
 //   code     what inputs are rounded to; CODE_ZERO stands for 0
+//   fours    weights of 4 bits, four in each lane, to be multiplied with four inputs that were rounded to int8
 
 #include <immintrin.h>
 
@@ -55,12 +54,6 @@ static inline vec v_load_half(const half *from) { return _mm512_cvtph_ps(_mm256_
 
 static inline vec v_from_integers(ivec v) { return _mm512_cvtepi32_ps(v); }
 
-// Of the eight numbers of 4 bits in each lane the nth.
-static inline vec fourth(ivec v, int n) {
-    const vec levels = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(v, 4 * n), levels);
-}
-
 // ---- Products of float32 or bfloat16 inputs
 
 #ifdef __AVX512BF16__
@@ -92,26 +85,6 @@ static inline weights eights(const int8_t *from, int part) {
     const __m512i low = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from));
     const __m512i high = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(from + 16)));
     return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
-}
-
-typedef struct {
-    vec scale[2], offset[2];
-} Grid;
-
-static inline Grid grid_at(const half *scales, const half *zeros) {
-    const ivec low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-    const ivec high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    const vec s = v_load_half(scales), o = v_mul(v_sub(v_zero(), s), v_load_half(zeros));
-    return (Grid){{_mm512_permutexvar_ps(low, s), _mm512_permutexvar_ps(high, s)},
-                  {_mm512_permutexvar_ps(low, o), _mm512_permutexvar_ps(high, o)}};
-}
-
-// A load that begins later is a shift for nothing. Up to 3 bytes behind the weights are read.
-static inline weights fours(const void *from, int part, Grid of) {
-    const ivec q = _mm512_loadu_si512((const char *)from + part / 2);
-    const vec low = v_fma(fourth(q, 0), of.scale[0], of.offset[0]);
-    const vec high = v_fma(fourth(q, 1), of.scale[1], of.offset[1]);
-    return _mm512_cvtne2ps_pbh(high, low);
 }
 
 // Two neighbouring inputs, in every lane.
@@ -162,18 +135,6 @@ static inline weights eights(const int8_t *from, int part) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
 }
 
-typedef struct {
-    vec scale, offset;
-} Grid;
-
-static inline Grid grid_at(const half *scales, const half *zeros) {
-    const vec s = v_load_half(scales);
-    return (Grid){s, v_mul(v_sub(v_zero(), s), v_load_half(zeros))};
-}
-
-static inline weights fours(const void *from, int part, Grid of) {
-    return v_fma(fourth(i_load(from), part), of.scale, of.offset);
-}
 static inline inputs spread(const act *from) { return v_splat(*from); }
 static inline vec multiply(vec sum, inputs x, weights w) { return v_fma(x, w, sum); }
 
@@ -219,6 +180,13 @@ static inline ivec count(ivec sum, ivec x, ivec w) {
     return sum;
 }
 
+static inline ivec count_fours(ivec sum, ivec w, const int8_t *x) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(w), "m"(*(const char(*)[4])x));
+    return sum;
+}
+
+static inline ivec counted(ivec sum) { return sum; }
+
 #else
 
 typedef int16_t code;
@@ -244,7 +212,26 @@ static inline ivec spread_codes(const code *from) {
 
 static inline ivec count(ivec sum, ivec x, ivec w) { return _mm512_add_epi32(sum, _mm512_madd_epi16(x, w)); }
 
+// In 16 bits: 16 times 15 * 127 is below 2^15.
+static inline ivec count_fours(ivec sum, ivec w, const int8_t *x) {
+    int32_t four;
+    memcpy(&four, x, sizeof four);
+    return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, _mm512_set1_epi32(four)));
+}
+
+static inline ivec counted(ivec sum) { return _mm512_madd_epi16(sum, _mm512_set1_epi16(1)); }
+
 #endif
+
+// Of 8 numbers in each lane, two in a byte, the lower or the upper four.
+static inline ivec fours(const void *from, int upper) {
+    const ivec both = i_load(from);
+    return _mm512_and_si512(upper ? _mm512_srli_epi32(both, 4) : both, _mm512_set1_epi8(15));
+}
+
+static inline void store_bytes(int8_t *to, vec whole) {
+    _mm_storeu_si128((void *)to, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(whole)));
+}
 
 static inline ivec i_zero(void) { return _mm512_setzero_si512(); }
 static inline ivec i_sub(ivec a, ivec b) { return _mm512_sub_epi32(a, b); }

@@ -81,8 +81,6 @@ static inline vec v_load_half(const half *from) {
 
 static inline vec v_from_integers(ivec v) { return __builtin_convertvector(v, vec); }
 
-static inline vec fourth(ivec v, int n) { return v_from_integers(v >> 4 * n & i_splat(15)); }
-
 typedef float act;
 typedef vec weights;
 typedef vec inputs;
@@ -107,18 +105,6 @@ static inline ivec eighth(const int8_t *from, int part) {
 }
 
 static inline weights eights(const int8_t *from, int part) { return v_from_integers(eighth(from, part)); }
-typedef struct {
-    vec scale, offset;
-} Grid;
-
-static inline Grid grid_at(const half *scales, const half *zeros) {
-    const vec s = v_load_half(scales);
-    return (Grid){s, v_mul(v_sub(v_zero(), s), v_load_half(zeros))};
-}
-
-static inline weights fours(const void *from, int part, Grid of) {
-    return v_fma(fourth(i_load(from), part), of.scale, of.offset);
-}
 static inline inputs spread(const act *from) { return v_splat(*from); }
 static inline vec multiply(vec sum, inputs x, weights w) { return v_fma(x, w, sum); }
 
@@ -144,6 +130,19 @@ static inline void store_codes(code *to, vec rounded) {
 static inline ivec code_weights(const int8_t *from, int part) { return eighth(from, part); }
 static inline ivec spread_codes(const code *from) { return i_splat(*from); }
 static inline ivec count(ivec sum, ivec x, ivec w) { return sum + x * w; }
+static inline ivec fours(const void *from, int upper) { return i_load(from) >> 4 * upper & i_splat(0x0f0f0f0f); }
+
+static inline ivec count_fours(ivec sum, ivec w, const int8_t *x) {
+    for (int i = 0; i < 4; i++) sum += (w >> 8 * i & i_splat(15)) * i_splat(x[i]);
+    return sum;
+}
+
+static inline ivec counted(ivec sum) { return sum; }
+
+static inline void store_bytes(int8_t *to, vec number) {
+    for (int i = 0; i < LANES; i++) to[i] = (int8_t)number[i];
+}
+
 static inline ivec i_zero(void) { return (ivec){0}; }
 static inline ivec i_sub(ivec a, ivec b) { return a - b; }
 static inline ivec i_times_code_zero(ivec v) { return (void)v, i_zero(); }
