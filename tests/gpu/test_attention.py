@@ -23,6 +23,13 @@ def test_ragged_rows_equal_the_reference(dtype: torch.dtype, shape: Shape, trees
         assert_equals_reference(given)
 
 
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+def test_a_window_equals_the_reference(trees: bool, gpu: torch.device) -> None:
+    rows = ROWS if trees else [*ROWS, (600, SMALL_SPAN + 300)]
+    given = problem(rows, shape=LLAMA, trees=trees, device=gpu, num_blocks=BLOCKS, window=100)
+    assert_equals_reference(given)
+
+
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 def test_a_prefill_chunk_beside_decoding_rows_equals_the_reference(dtype: torch.dtype, gpu: torch.device) -> None:
     rows = [(70, 1), (600, SMALL_SPAN + 300), (3, 4)]

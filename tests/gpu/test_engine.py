@@ -27,6 +27,8 @@ from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tests.unit.engine.models.test_fused_gpu import FUSED, says_what_transformers_says
+
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, top_k=50, seed=7)
 PROMPT = [random.Random(1).randrange(3, 300) for _ in range(100)]
@@ -93,6 +95,11 @@ def test_recorded_steps_say_what_transformers_says(engine: Engine, checkpoint: P
         found.append(engine.forward([Row(sequence, PROMPT[start : start + 4], 4)]).clone())
     engine.kv.close(sequence)
     assert_close(torch.cat(found), want)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_each_fused_family_says_what_transformers_says(name: str, tmp_path: Path) -> None:
+    says_what_transformers_says(name, tmp_path, "cuda")
 
 
 def copies(run: Callable[[], object]) -> dict[str, int]:

@@ -27,9 +27,15 @@ FUSED: dict[str, tuple[str, dict[str, Any]]] = {
 TEXT = [random.Random(i).randrange(3, 250) for i in range(100)]
 
 
-def config(execution: str) -> EngineConfig:
+def config(execution: str, device: str = "cpu") -> EngineConfig:
     return EngineConfig(
-        dtype="float32", num_blocks=16, attention="triton", execution=execution, prefix_cache=False, max_context_len=128
+        dtype="float32",
+        device=device,
+        num_blocks=16,
+        attention="triton",
+        execution=execution,
+        prefix_cache=False,
+        max_context_len=128,
     )
 
 
@@ -37,13 +43,17 @@ def config(execution: str) -> EngineConfig:
     "name", [name if name == "qwen3" else pytest.param(name, marks=pytest.mark.slow) for name in FUSED]
 )
 def test_the_fused_execution_says_what_transformers_says(name: str, tmp_path: Path) -> None:
+    says_what_transformers_says(name, tmp_path, "cpu")
+
+
+def says_what_transformers_says(name: str, directory: Path, device: str) -> None:
     kind, settings = FUSED[name]
-    checkpoint = drawn_vectors(made(kind, {"pad_token_id": None, **settings}, tmp_path))
-    engine = load_engine(checkpoint, config("fused"))
+    checkpoint = drawn_vectors(made(kind, {"pad_token_id": None, **settings}, directory))
+    engine = load_engine(checkpoint, config("fused", device))
     assert isinstance(engine._decoder, GpuLlama)
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-        want = model(torch.tensor([TEXT])).logits[0]
+        want = model(torch.tensor([TEXT])).logits[0].to(device)
     # Beyond the window, where there is one.
     sequence, at = engine.kv.open([]), 85 if "sliding_window" in settings else 20
     found = [engine.forward([Row(sequence, TEXT[:at], at)]).clone()]
