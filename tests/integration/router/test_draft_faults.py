@@ -1,0 +1,135 @@
+"""Drafts that die, stall and lie in mid-stream: the text stays the same, and the target does not wait for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from outrider.rpc.v1 import router_pb2 as router
+from outrider_controller.router.config import FailoverConfig
+
+from tests.fakes import FakeDraft, FakeTarget
+from tests.integration.router.conftest import Fleet
+from tests.integration.router.test_faults import PROMPT, collect, tokens, truth
+
+
+@pytest.mark.parametrize("fault", ["kill", "break_streams", "freeze"])
+async def test_losing_the_only_draft_leaves_the_text_as_it_is(fleet: Fleet, fault: str) -> None:
+    target = await fleet.target(FakeTarget(step_s=0.005))
+    draft = await fleet.draft()
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 200)), 60, getattr(draft, fault))
+    assert tokens(rounds) == truth(200)
+    assert rounds[-1].metrics.num_accepted_draft_tokens > 0
+    off = [s for s in target.settings if s.speculation.max_draft_tokens == 0]
+    assert bool(off) or fault == "freeze"
+
+
+async def test_another_draft_takes_over_with_the_committed_prefix(fleet: Fleet) -> None:
+    await fleet.target(FakeTarget(step_s=0.005))
+    drafts = [await fleet.draft() for _ in range(2)]
+    await fleet.start()
+
+    def kill() -> Any:
+        return next(d for d in drafts if d.live).kill()
+
+    request = fleet.request(PROMPT, 300, speculation=router.SPECULATION_MODE_ON)
+    rounds = await collect(fleet.call(request), 60, kill)
+    assert tokens(rounds) == truth(300)
+    m = rounds[-1].metrics
+    assert m.num_draft_failovers == 1
+    assert sum(r.num_accepted for r in rounds[len(rounds) // 2 :]) > 0
+    assert all(d.behind.total() == 0 for d in drafts)
+    openings = sorted((d.opens[0] for d in drafts), key=lambda o: len(o.committed_token_ids))
+    assert len(openings[1].committed_token_ids) >= 60
+
+
+async def test_speculation_resumes_when_a_draft_appears(fleet: Fleet) -> None:
+    await fleet.target(FakeTarget(step_s=0.005))
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 300)), 30, fleet.draft)
+    assert tokens(rounds) == truth(300)
+    assert rounds[-1].metrics.num_accepted_draft_tokens > 30
+    assert rounds[-1].metrics.num_draft_failovers == 0
+
+
+async def test_a_silent_draft_is_not_waited_for(fleet: Fleet) -> None:
+    """Frozen, it answers nothing: after two rounds the target is told not to hold the sequence back, for good."""
+    target = await fleet.target(FakeTarget(step_s=0.005))
+    draft = await fleet.draft()
+    await fleet.start(failover=FailoverConfig(stall_after_s=30))
+    num_sent = 0
+
+    async def freeze() -> None:
+        nonlocal num_sent
+        await draft.freeze()
+        num_sent = len(target.settings)
+
+    request = fleet.request(PROMPT, 260, speculation=router.SPECULATION_MODE_ON)
+    rounds = await collect(fleet.call(request), 60, freeze)
+    assert tokens(rounds) == truth(260)
+    # What it had said before may still have come.
+    waits_us = [setting.speculation.max_wait_us for setting in target.settings[max(0, num_sent - 1) :]]
+    assert 0 in waits_us and not any(waits_us[waits_us.index(0) :])
+    # Twice it waited in vain, and some more until it was told; not in all of the 200 rounds that were left.
+    in_vain = [one for one in rounds[60:] if one.timing.wait_us >= 20_000]
+    assert len(in_vain) <= 30
+
+
+async def test_a_slow_draft_is_not_waited_for_longer_than_it_is_worth(fleet: Fleet) -> None:
+    target = await fleet.target(FakeTarget(step_s=0.003))
+    await fleet.draft(FakeDraft(delay_s=0.2))
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 200)))
+    assert tokens(rounds) == truth(200)
+    speculations = [message.speculation for message in (*target.opens, *target.settings)]
+    assert any(speculation.max_draft_tokens for speculation in speculations)
+    # It takes 200 ms. What a step of 3 ms is worth is far below the 20 ms that are allowed.
+    assert all(speculation.max_wait_us <= 10_000 for speculation in speculations)
+
+
+DRAFT_LIES = {
+    "a token outside the vocabulary": lambda d: d.token_ids.append(5000),
+    "more than was asked for": lambda d: d.token_ids.extend([1] * 90),
+    "q outside ratio mode": lambda d: d.q.add(token_ids=[1], counts=[65536]),
+    "a place before the output": lambda d: setattr(d, "base_len", 1),
+    "a confidence that is none": lambda d: d.confidence.extend([float("nan")] * len(d.token_ids)),
+    "a parent after its child": lambda d: d.parents.extend([3] * len(d.token_ids)),
+}
+
+
+@pytest.mark.parametrize("lie", DRAFT_LIES)
+async def test_a_lying_draft_is_dropped_and_costs_no_text(fleet: Fleet, lie: Any) -> None:
+    target = await fleet.target()
+    draft = FakeDraft()
+
+    def corrupt(message: Any) -> Any:
+        for each in message.drafts:
+            DRAFT_LIES[lie](each)
+        return message
+
+    draft.corrupt = corrupt
+    await fleet.draft(draft)
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 40)))
+    assert tokens(rounds) == truth(40)
+    assert rounds[-1].metrics.num_draft_tokens == 0
+    assert len(draft.opens) == 1
+    assert fleet.counter("outrider_fallback_total", reason="draft_malformed") == 1
+    assert target.num_accepted == 0
+
+
+async def test_a_draft_that_keeps_failing_is_given_up_after_a_few_tries(fleet: Fleet) -> None:
+    await fleet.target(FakeTarget(step_s=0.005))
+    draft = FakeDraft()
+
+    def corrupt(message: Any) -> Any:
+        draft.break_streams()
+        return message
+
+    draft.corrupt = corrupt
+    await fleet.draft(draft)
+    await fleet.start()
+    rounds = await collect(fleet.call(fleet.request(PROMPT, 300)))
+    assert tokens(rounds) == truth(300)
+    assert 1 < len(draft.opens) <= 4
