@@ -50,15 +50,15 @@ class Figures:
     def of(cls, results: Results, peak: float | None, parameters: int) -> Figures:
         """`peak`: operations a second."""
         read, checked = results["limit"], results[f"verify {_VERIFIED}"]
-        beside = {name: best(rounds) for name, rounds in results.get("decode 1", {}).items()}
+        decode = {name: best(rounds) for name, rounds in results.get("decode 1", {}).items()}
         return cls(
             best(read["step"]),
             best(read["read"]),
             best(checked["one"]),
             best(checked["many"]),
             None if peak is None else 1e3 * 2 * parameters * _VERIFIED / peak,
-            beside.get("ours"),
-            beside.get("peer"),
+            decode.get("ours"),
+            decode.get("peer"),
         )
 
     @property
@@ -119,13 +119,13 @@ def _results(made: shapes.Checkpoint, variant: str, peer: str, options: argparse
         }
         if peer:
             try:
-                results |= _beside(ours, peer, made.path, options)
+                results |= _compared(ours, peer, made.path, options)
             except PeerFailed as failure:
                 print(f"families: {failure}", file=sys.stderr)
     return results
 
 
-def _beside(ours: Subject, name: str, model: Path, options: argparse.Namespace) -> Results:
+def _compared(ours: Subject, name: str, model: Path, options: argparse.Namespace) -> Results:
     peer = install.PEERS[name]
     # One sequence needs little, and vLLM takes all that it is given.
     little = replace(peer, variables={**peer.variables, "VLLM_CPU_KVCACHE_SPACE": "1"})

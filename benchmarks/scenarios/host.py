@@ -40,14 +40,14 @@ def host(rows: int, steps: int, json_file: Path | None) -> int:
     candidate that follows a tenth of the sequences as a shadow.
     """
     found = [_measure(name, rows, steps) for name in (*_MAX_MS, "sampled, log probabilities")]
-    beside = list(_drafts(rows, steps))
+    drafts = list(_drafts(rows, steps))
     show(
         table(found),
         f"Milliseconds of a turn with {rows} sequences of {1 + _DRAFTED} tokens; quartiles.",
-        table(beside),
+        table(drafts),
         "Milliseconds that the event loop, in another thread, spends on the drafts of such a step.",
     )
-    return finish("host", {"holds": all(row["holds"] for row in found), "rows": found, "drafts": beside}, json_file)
+    return finish("host", {"holds": all(row["holds"] for row in found), "rows": found, "drafts": drafts}, json_file)
 
 
 def _drafts(rows: int, steps: int) -> Iterator[Row]:

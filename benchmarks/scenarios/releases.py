@@ -199,11 +199,11 @@ class Loop:
         prompts = prompts_of_the_tenant(2)
         for _ in range(0, self.most, 64):
             await self._ask(stack, key, take(prompts, 64))
-            told = json.loads(await outrider("rollout", "status", DRAFT, "-o", "json", *at))["rollout"]
-            note(f"{told}")
-            if told["state"] != "running":
+            found = json.loads(await outrider("rollout", "status", DRAFT, "-o", "json", *at))["rollout"]
+            note(f"{found}")
+            if found["state"] != "running":
                 break
-        return str(told["state"])
+        return str(found["state"])
 
 
 def _command(*arguments: str) -> list[str]:

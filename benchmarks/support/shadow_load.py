@@ -61,8 +61,8 @@ async def loop_ms(rows: int, followed: int, steps: int) -> list[float]:
     """Processor time of each step's report in milliseconds: `rows` sequences have a draft, of which a candidate follows
     `followed`. Raises TimeoutError."""
     draft, candidate = _Silent("draft"), _Silent("candidate")
-    with _serving(draft) as address, _serving(candidate) as beside:
-        leased = {"draft": address, "candidate": beside}
+    with _serving(draft) as address, _serving(candidate) as shadow:
+        leased = {"draft": address, "candidate": shadow}
 
         async def leases() -> list[LeaseRecord]:
             infos = {name: worker_pb2.WorkerInfo(worker_id=name) for name in leased}
@@ -70,7 +70,7 @@ async def loop_ms(rows: int, followed: int, steps: int) -> list[float]:
 
         ignore: Any = lambda *_: None  # noqa: E731
         drafts = PooledDrafts(_LIMITS, time.monotonic, ignore, ignore, DraftLeases(leases, time.monotonic))
-        opens = [_opening(number, address, beside if number < followed else "") for number in range(rows)]
+        opens = [_opening(number, address, shadow if number < followed else "") for number in range(rows)]
         message = target_pb2.VerifyRequest(opens=opens)
         drafts.apply(1, message, list(events_of(message, 1, _LIMITS, 0.0)))
         async with asyncio.timeout(30):

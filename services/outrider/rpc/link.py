@@ -73,7 +73,7 @@ async def write_stream(stream: Any, outbox: Outbox[Any]) -> None:
 
 
 async def converse(
-    call: Any, received: Callable[[Any], None], outbox: Outbox[Any], *beside: Coroutine[Any, Any, None]
+    call: Any, received: Callable[[Any], None], outbox: Outbox[Any], *others: Coroutine[Any, Any, None]
 ) -> NoReturn:
     """Reads and writes, with the other work beside, until one of them ends; then hangs up.
 
@@ -82,7 +82,7 @@ async def converse(
     try:
         with _errors():
             await until_first_ends(
-                read_stream(call, received), write_stream(call, outbox), outbox.broken_off(), *beside
+                read_stream(call, received), write_stream(call, outbox), outbox.broken_off(), *others
             )
             raise StreamEnded(f"stream ended: {await call.details() or await call.code()}")
     finally:
