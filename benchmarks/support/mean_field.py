@@ -211,7 +211,8 @@ class Simulation:
         return num, tokens
 
     def _round_s(self, step_s: float, num: Column) -> Column:
-        """A draft runs ahead: where all of its last proposal was right, the next one is ready with the step."""
+        """Where all of a proposal was right, the next one is ready with the step, as if the draft ran ahead; it does
+        not."""
         forward_s = np.array([draft.forward_s for draft in self.day.drafts])
         takes_s = num * forward_s + self.day.round_trip_s
         right = _ACCEPTANCE**num

@@ -65,6 +65,7 @@ class _Conditions:
 
     prompt: list[int]
     max_draft_tokens: int
+    max_batch_tokens: int = 512
     max_wait_s: float = 0.0
     min_confidence: float = 0.0
     steps: tuple[float, ...] = (1.0,)
@@ -98,10 +99,9 @@ def _merged(chance: random.Random) -> _Conditions:
 
 
 def _crossing(chance: random.Random) -> _Conditions:
-    """The draft proposes a choice some steps early, for many steps verify nothing, and the n-gram match for it changes
+    """The draft proposes a choice some steps early, for a step verifies one token, and the n-gram match for it changes
     meanwhile."""
-    steps, prices = (0.3, 1.0, 2.0), (2.0, 2.0, 0.0)
-    return _Conditions(_history(chance), max_draft_tokens=6, steps=steps, row_prices=prices)
+    return _Conditions(_history(chance), max_draft_tokens=6, max_batch_tokens=2, steps=(0.3, 1.0, 2.0))
 
 
 def _borderline(chance: random.Random) -> _Conditions:
@@ -249,7 +249,12 @@ def _pair(models: Models, given: _Conditions, chance: random.Random, more: Seque
         step=lambda: chance.choice(given.steps), forward=lambda: given.forward, way=lambda: given.way * chance.random()
     )
     price = lambda cost: chance.choice(given.row_prices)  # noqa: E731
-    return TimedPair(target, drafter, lambda: draft.num_forwards, timing, row_price=price, sources=[lookups, *more])
+    return TimedPair(
+        *(target, drafter, lambda: draft.num_forwards, timing),
+        max_batch_tokens=given.max_batch_tokens,
+        row_price=price,
+        sources=[lookups, *more],
+    )
 
 
 def _engine(table: Tensor) -> ChainEngine:

@@ -54,6 +54,7 @@ class TimedPair:
     num_forwards: Callable[[], int]
     timing: Timing
     max_draft_tokens: int = 8
+    max_batch_tokens: int = 512
     row_price: Callable[[StepCost], float] = lambda cost: cost.price
     """Price of a drafted row, called for each target step."""
     sources: Sequence[DraftSource] = ()
@@ -74,7 +75,7 @@ class TimedPair:
         self._limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
         self._draft_limits = draft_wire.ProposalLimits(info.max_context_len, most)
         clock = lambda: self._now  # noqa: E731
-        batching = Batching(info.block_size)
+        batching = Batching(info.block_size, max_batch_tokens=self.max_batch_tokens)
         self._target_worker = TargetWorker(self.target, self._limits, batching, clock, self.row_price, self.sources)
         self._draft_worker = DraftWorker(self.drafter, self._limits.max_sequences, clock)
 
