@@ -53,7 +53,7 @@ class Hostility:
     def _fate(self, item: Any, held: list[Any], past: list[Any]) -> list[Any]:
         self.num_tampered += 1
         rng = self._rng
-        match rng.choice(("lost", "twice", "late", "old", "forged")):
+        match rng.choice(("lost", "twice", "late", "old", "forged", "taken back")):
             case "lost":
                 return []
             case "twice":
@@ -63,6 +63,8 @@ class Hostility:
                 return []
             case "old":
                 return [rng.choice(past), item]
+            case "taken back" if isinstance(item, sequence.Draft):
+                return [item, _in_its_place(item)]
             case _:
                 return [self._forged(item)]
 
@@ -74,6 +76,15 @@ class Hostility:
             return forged
         _FORGERIES[self._rng.randrange(len(_FORGERIES))](forged, self._rng)
         return forged
+
+
+def _in_its_place(draft: sequence.Draft) -> sequence.Draft:
+    """The next message, which takes this one back and proposes the same as something new."""
+    again = sequence.Draft()
+    again.CopyFrom(draft)
+    again.epoch += 1
+    again.serial += 1
+    return again
 
 
 def _move(draft: sequence.Draft, rng: random.Random) -> None:

@@ -25,7 +25,7 @@ class Shadow:
     _committed: list[int] = field(default_factory=list)
     """Since the proposal's base_len."""
     _in_use: tuple[int, int] = (0, 0)
-    """Drafted and accepted tokens of the draft in use, on its main path, in the round that began there."""
+    """Tokens drafted and accepted of the draft in use, on its main path, in the round that began there."""
 
     def propose(self, tree: DraftTree) -> None:
         self.proposal, self._committed = tree if tree.token_ids else None, []

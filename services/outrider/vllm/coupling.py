@@ -49,7 +49,7 @@ class Coupling:
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self.num_drafted: Sequence[int] | None = None
-        """Drafted tokens of each request, while the rejection sampler runs."""
+        """How many tokens of each request are drafted, while the rejection sampler runs."""
 
     def rows(self) -> list[CoupledRow]:
         batch = self._runner.input_batch

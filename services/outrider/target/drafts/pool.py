@@ -164,7 +164,7 @@ class PooledDrafts:
 
 
 def _in_use(committed: Committed) -> tuple[int, int]:
-    """Drafted and accepted tokens on the main path of a round whose drafted tokens all came from the draft worker; else
+    """Tokens drafted and accepted on the main path of a round whose drafted tokens all came from the draft worker; else
     0 and 0."""
     if not committed.sources or any(one.own for one in committed.sources):
         return 0, 0
