@@ -27,12 +27,15 @@ WHOLE_STACK = ("tests/e2e", "tests/soak")
 """They start every process by its command line, which no import shows."""
 ELSEWHERE = "tests/vllm/"
 """Run by another environment: see .ci/run."""
+ALWAYS_SLOW = ("tests/soak/", ELSEWHERE)
+"""What `make test` never runs, however fast a file of it is."""
 FOLDERS = {
     "deploy/k8s/": ("tests/unit/deploy", "tests/e2e/test_dashboards.py", "tests/e2e/test_alerts.py"),
     "deploy/images/": ("tests/unit/deploy",),
     "controller/outrider_controller/control/console/static/": ("tests/unit/controller/control/console/test_page.py",),
+    "services/outrider/vllm/": (ELSEWHERE,),
 }
-"""Of what is no module of ours: the tests that read it."""
+"""Of what no import of a test shows: the tests that read it, or that vLLM loads it in."""
 EVERYTHING = ("pyproject.toml", "Makefile", "tests/conftest.py", "tests/affected.py")
 PYTEST = ("-n", "logical", "--maxprocesses", "8", "--dist", "loadfile", "--no-loadscope-reorder")
 
@@ -72,7 +75,7 @@ def touched(changed: Iterable[str]) -> list[str]:
 
 
 def _has_slow_tests(file: Path) -> bool:
-    return _folder(file) == "tests/soak" or "mark.slow" in file.read_text()
+    return _name(file).startswith(ALWAYS_SLOW) or "mark.slow" in file.read_text()
 
 
 def _tier(file: Path) -> tuple[int, Path]:

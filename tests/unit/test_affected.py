@@ -38,6 +38,13 @@ def test_who_does_not_use_what_has_changed_is_left_alone() -> None:
     assert not [file for file in files if file.startswith(("tests/unit/engine/", "tests/integration/draft/"))]
 
 
+@pytest.mark.parametrize("path", ["services/outrider/vllm/plugin.py", "services/outrider/vllm/server/feed.py"])
+def test_what_vllm_loads_touches_all_tests_on_vllm_before_others(path: str) -> None:
+    """The fast ones too: nothing else runs them."""
+    on_vllm = {str(file.relative_to(ROOT)) for file in (ROOT / "tests/vllm").glob("test_*.py")}
+    assert set(touched([path])[: len(on_vllm)]) == on_vllm
+
+
 def test_a_process_started_by_its_command_line_is_found_by_the_folders_name() -> None:
     assert "tests/integration/target/test_refusals.py" in touched(["services/outrider/engine/run/step.py"])
 

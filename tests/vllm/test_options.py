@@ -77,8 +77,8 @@ CASES: dict[str, list[dict[str, Any]]] = {
 _ELSEWHERE = {
     # The gateway makes them.
     *("stop strings, n, best_of", "tools"),
-    # tests/vllm/test_lookups.py, test_fleet.py and test_samples.py
-    *("a client's prediction", "receipts", "samples"),
+    # tests/vllm/test_lookups.py, test_fleet.py, test_samples.py and test_faults.py
+    *("a client's prediction", "receipts", "samples", "what an operator sets of a tenant", "failover"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The table of what works in docs/bring-your-vllm.md: each row has a test."""
+"""The tables of what works, in docs/vllm.md and docs/bring-your-vllm.md: each row has a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 _ROOT = Path(__file__).parents[3]
 _SERVE, _ATTACH, _FEED = "tests/vllm/test_serve.py", "tests/vllm/test_attach.py", "tests/vllm/test_feed.py"
-ROWS = {
+ROWS: dict[str, tuple[str, str]] = {
     "temperature 0": (_SERVE, "test_greedy_texts_with_drafts_are_those_of_vllm_alone"),
     "temperature above 0 with `seed`": (_SERVE, "test_seeded_texts_do_not_depend_on_drafts"),
     "temperature above 0 without `seed`": ("tests/vllm/test_distribution.py", "test_draws_follow_the_model"),
@@ -28,9 +28,36 @@ ROWS = {
     "`receipt: true`": ("tests/unit/vllm/test_middleware.py", "test_a_receipt_is_refused_by_name"),
     "samples of tenants that consent": (_FEED, "test_a_server_that_cannot_draft_does_not_start"),
 }
+_CHOICES, _TOOLS = "tests/integration/gateway/test_choices.py", "tests/integration/gateway/test_tools.py"
+_FLEET = "tests/vllm/test_fleet.py"
+ELSEWHERE = {
+    "stop strings, n, best_of": (_CHOICES, "test_best_of_shows_the_likeliest"),
+    "a client's prediction": ("tests/vllm/test_lookups.py", "test_a_prediction_is_used_and_changes_no_text"),
+    "tools": (_TOOLS, "test_a_required_call_is_a_grammar_and_is_read_as_one"),
+    "receipts": (_FLEET, "test_a_receipt_names_the_targets_revision_and_the_answer_is_said_again"),
+    "samples": ("tests/vllm/test_samples.py", "test_a_sample_has_the_text_and_the_likeliest_tokens_of_transformers"),
+    "what an operator sets of a tenant": (_FLEET, "test_what_an_operator_says_holds_for_a_running_request"),
+    "failover": (
+        "tests/vllm/test_faults.py",
+        "test_texts_of_a_target_that_is_killed_continue_on_another_of_vllm_and_of_our_own_engine",
+    ),
+}
+"""Of docs/vllm.md; tests/vllm/test_options.py has the other rows as its cases."""
 
 
-def test_each_row_has_a_test() -> None:
+def test_each_row_of_a_target_has_a_test() -> None:
+    page = (_ROOT / "docs/vllm.md").read_text()
+    rows = re.findall(r"^\| (.+?) \|", page.partition("| option |")[2].partition("\n\n")[0], re.MULTILINE)[1:]
+    cases = (_ROOT / "tests/vllm/test_options.py").read_text()
+    assert len(rows) == len(set(rows)) > len(ELSEWHERE)
+    for row in rows:
+        file, name = ELSEWHERE.get(row, ("tests/vllm/test_options.py", "test_an_option_does_what_the_table_says"))
+        assert re.search(rf"def {name}\(", (_ROOT / file).read_text()), (file, name)
+        assert row in ELSEWHERE or f'    "{row}": ' in cases, row
+    assert set(ELSEWHERE) <= set(rows)
+
+
+def test_each_row_of_the_plugin_has_a_test() -> None:
     page = (_ROOT / "docs/bring-your-vllm.md").read_text()
     table = page.partition("## What works")[2].partition("| | |")[2].partition("\n\n")[0]
     assert re.findall(r"^\| (.+?) \|", table, re.MULTILINE) == list(ROWS)
