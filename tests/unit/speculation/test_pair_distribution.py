@@ -10,7 +10,7 @@ from benchmarks.support.pair_distribution import Conditions, run_pair_experiment
 # Seconds of processor time, on a machine where others may have the processor.
 pytestmark = pytest.mark.timeout(300)
 
-# Every planted fault shows in so few.
+# Most planted faults show in so few.
 QUICK = 1_000
 
 
@@ -30,13 +30,13 @@ def test_what_two_workers_say_together_follows_the_target(conditions: Conditions
 
 
 @pytest.mark.parametrize(
-    ("fault", "conditions"),
+    ("fault", "conditions", "draws"),
     [
-        pytest.param(Fault.MATCH_TAKES_OVER, Conditions.CROSSING, marks=pytest.mark.slow),
-        pytest.param(Fault.LENGTH_FOLLOWS_THE_DRAW, Conditions.BORDERLINE, marks=pytest.mark.slow),
-        (Fault.PRICED_BY_THE_DRAW, Conditions.PRICED),
+        pytest.param(Fault.MATCH_TAKES_OVER, Conditions.CROSSING, 4 * QUICK, marks=pytest.mark.slow),
+        pytest.param(Fault.LENGTH_FOLLOWS_THE_DRAW, Conditions.BORDERLINE, QUICK, marks=pytest.mark.slow),
+        (Fault.PRICED_BY_THE_DRAW, Conditions.PRICED, QUICK),
     ],
 )
-def test_a_planted_fault_is_found(fault: Fault, conditions: Conditions) -> None:
-    result = run_pair_experiment(draws=QUICK, conditions=conditions, fault=fault)
+def test_a_planted_fault_is_found(fault: Fault, conditions: Conditions, draws: int) -> None:
+    result = run_pair_experiment(draws=draws, conditions=conditions, fault=fault)
     assert not result.passed, result
