@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from outrider.drafting.source import DraftSource
@@ -25,6 +25,7 @@ from outrider.worker.step_cost import StepCost
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
 
+FLOAT32 = EngineConfig(dtype="float32", block_size=8)
 FOUR_AHEAD = Speculation(max_draft_tokens=4)
 
 Drafter = Callable[[int, Sequence[int]], Sequence[DraftTree]]
@@ -88,13 +89,10 @@ class Bench:
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
         sources: Sequence[DraftSource] = (),
+        arithmetic: EngineConfig = FLOAT32,
     ) -> None:
-        config = EngineConfig(
-            dtype="float32",
-            block_size=8,
-            num_blocks=num_blocks,
-            max_batch_tokens=max_batch_tokens,
-            prefix_cache=prefix_cache,
+        config = replace(
+            arithmetic, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, prefix_cache=prefix_cache
         )
         self.engine = wrap(load_engine(checkpoint, config))
         info = self.engine.info

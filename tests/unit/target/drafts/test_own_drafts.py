@@ -12,6 +12,7 @@ from outrider.drafting.lookup import ALL_NAMES, NAMES
 from outrider.drafting.source import make_sources
 from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
+from outrider.engine import EngineConfig
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
@@ -20,6 +21,8 @@ from outrider.target.step.choice import Pricing
 from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.times import Timer
 
+from tests.unit.engine.test_trees import skip_what_cannot_run
+from tests.unit.engine.variants import slow_between
 from tests.unit.target import toy_source
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
 
@@ -106,7 +109,7 @@ def test_a_kind_that_is_not_shipped_serves_once_it_is_registered(tiny: Path) -> 
 
 
 class RandomTrees:
-    """Proposes trees of four positions in which the text to come is somewhere, or almost."""
+    """Proposes trees of three or four positions in which the text to come is somewhere, or almost."""
 
     def __init__(self, texts: dict[int, list[int]], seed: int) -> None:
         self._texts, self._rng = texts, random.Random(seed)
@@ -130,7 +133,7 @@ class RandomTrees:
 
     def _tree(self, length: int, text: list[int]) -> DraftTree:
         rng, tokens, parents, right = self._rng, [], [], -1
-        for token in text[: rng.randint(1, 4)]:
+        for token in text[: rng.randint(3, 4)]:
             known = len(tokens)
             for other in rng.sample([token - 1, token, token + 1], 3):
                 tokens.append(max(0, other))
@@ -143,12 +146,23 @@ class RandomTrees:
         return DraftTree(length, tuple(tokens), tuple(parents), source=self.name)
 
 
+@pytest.fixture(params=["fused float32", "fused bfloat16", *slow_between()])
+def arithmetic(request: pytest.FixtureRequest) -> EngineConfig:
+    execution, _, dtype = request.param.partition(" ")
+    skip_what_cannot_run(execution)
+    if execution == "fused":
+        return EngineConfig(dtype=dtype, execution=execution, block_size=8)
+    return EngineConfig(execution="native", native_variant=execution, block_size=16)
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
-def test_texts_are_the_same_under_deep_trees_of_several_sources(tiny: Path, params: SamplingParams) -> None:
+def test_texts_are_the_same_under_deep_trees_of_several_sources(
+    tiny: Path, params: SamplingParams, arithmetic: EngineConfig
+) -> None:
     what = [opening(prompt, params=params, speculation=ALONE) for prompt in prompts(40)]
-    expected = texts(tiny, what)
+    expected = texts(tiny, what, arithmetic=arithmetic)
     sources = [RandomTrees(expected, 1), *make_sources(NAMES), RandomTrees(expected, 2)]
-    bench = Bench(tiny, sources=sources, max_batch_tokens=400, row_price=lambda cost: 0.0)
+    bench = Bench(tiny, sources=sources, max_batch_tokens=400, row_price=lambda cost: 0.0, arithmetic=arithmetic)
     for number, one in enumerate(what):
         bench.open(number, one)
     bench.run()
