@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
 from outrider.draft import events
 from outrider.draft.events import DraftReport, Proposed
 from outrider.draft.wire import ProposalLimits, events_of, responses_of
+from outrider.drafters.rounds import DraftChain
 from outrider.drafting.source import DraftLimits
 from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
-from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
+from outrider.speculation import DraftDistribution, Proposal, SamplingParams, VerificationMode
 from outrider.worker.events import Closed, Failed, Refused, SequenceKey
 
 LIMITS = ProposalLimits(max_context_len=16, max_draft_tokens=8)
@@ -43,13 +45,27 @@ def test_an_opening_arrives_whole() -> None:
     assert (opening.limits.max_draft_tokens, opening.max_new_tokens, opening.stop_token_ids) == (5, 10, frozenset({2}))
 
 
-def test_how_far_an_older_target_lets_drafts_run_ahead_is_ignored() -> None:
+@pytest.mark.parametrize(
+    "field",
+    [b"\x18\x08", b"\x20\x05"],
+    ids=["run_ahead_tokens", "num_alternatives"],  # Fields 3 and 4.
+)
+def test_how_an_older_target_wants_to_be_drafted_for_is_ignored(field: bytes) -> None:
     asked = pb.Speculation(max_draft_tokens=5)
-    older = pb.Speculation.FromString(asked.SerializeToString() + b"\x18\x08")  # Field 3, run_ahead_tokens: 8.
+    older = pb.Speculation.FromString(asked.SerializeToString() + field)
     setting = pb.SetSpeculation(sequence_id=2, speculation=older)
     assert older != asked
     [event] = events_of(draft_pb2.DraftRequest(settings=[setting]), 1, LIMITS, 2.0)
     assert event == events.Limited(SequenceKey(1, 2), DraftLimits(5), 2.0)
+
+
+def test_what_an_older_target_counts_beside_the_guess_is_ignored() -> None:
+    said = pb.Commit(sequence_id=3, base_len=4, token_ids=[5, 6], num_drafted=3, num_accepted=1)
+    # Fields 14, 15 and 21: draft_serial, draft_queue_us, num_siblings.
+    older = pb.Commit.FromString(said.SerializeToString() + b"\x70\x02\x78\x09\xa8\x01\x04")
+    assert older != said
+    [event] = events_of(draft_pb2.DraftRequest(commits=[older]), 1, LIMITS, 2.0)
+    assert event == events.DraftCommitted(SequenceKey(1, 3), 4, (5, 6), False, 2.0, None, (3, 1))
 
 
 def test_events_keep_the_order_of_the_fields() -> None:
@@ -171,6 +187,31 @@ def test_what_stands_beside_a_guess_travels_as_a_tree_of_which_the_guess_is_the_
     [draft] = response.drafts
     assert (list(draft.token_ids), list(draft.parents)) == ([4, 5, 9, 8], [-1, 0, 0, -1])
     assert list(draft.confidence) == [0.5, 0.25, 0.125, 0.0625]
+
+
+def chain_of_an_older_target(draft: pb.Draft) -> list[int]:
+    """It verifies the path of first children, with no more than a leaf beside each of its tokens."""
+    if not draft.parents:
+        return list(draft.token_ids)
+    path, last = [], -1
+    for node, parent in enumerate(draft.parents):
+        if parent == last:
+            path.append(draft.token_ids[node])
+            last = node
+    return path
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_older_target_gets_the_guess_as_its_chain(seed: int) -> None:
+    rng, chain = random.Random(seed), DraftChain(DraftTree(9), 8)
+    for token in range(1, rng.randint(2, 9)):
+        others = [(10 * token + number, 0.4) for number in range(rng.randint(0, 3))]
+        chain.add(Proposal(token, 0.5, others=others))
+    tree = chain.tree(rng.randint(0, 4))
+    for drafted in filter(None, (tree, tree.after([1]))):
+        [response] = responses_of(DraftReport(proposals=[proposed(VerificationMode.GREEDY, drafted)]), 1.0).values()
+        sent = pb.Draft.FromString(response.drafts[0].SerializeToString())
+        assert chain_of_an_older_target(sent) == chain.token_ids[drafted.base_len - 9 :]
 
 
 def test_in_ratio_mode_a_proposal_carries_q_and_the_sampling_it_was_made_under() -> None:

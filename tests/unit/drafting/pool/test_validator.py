@@ -57,6 +57,21 @@ def test_a_tree_may_have_more_tokens_than_a_chain_but_not_more_positions() -> No
     assert validator(GREEDY).tree(drafted()).depth == 2
 
 
+# As processes of before wrote it: alternatives as leaves beside the guess 7, 8, and what is reserved now.
+OLDER = (
+    b"\x10\x02\x18\x05"  # epoch 2, base_len 5
+    b"\x22\x04\x07\x08\x09\x0a"  # token_ids
+    b"\x2a\x04\x01\x00\x00\x01"  # parents, as zigzag: -1, 0, 0, -1
+    b"\x3a\x10\x00\x00\x00\x3f\x00\x00\x80\x3e\x00\x00\x80\x3e\x00\x00\x00\x3e"  # confidence
+    b"\x60\x01\x70\x01"  # 12, run_ahead, and 14, prepared: true
+)
+
+
+def test_siblings_of_an_older_draft_become_a_tree() -> None:
+    want = DraftTree(5, (7, 8, 9, 10), (-1, 0, 0, -1), (0.5, 0.25, 0.25, 0.125), epoch=2)
+    assert validator(GREEDY).tree(sequence.Draft.FromString(OLDER)) == want
+
+
 @pytest.mark.parametrize(
     ("field", "draft", "to"),
     [
