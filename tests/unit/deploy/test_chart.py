@@ -517,6 +517,7 @@ def test_a_tensor_parallel_pod_takes_all_gpus_of_its_group() -> None:
     assert target["resources"]["limits"]["nvidia.com/gpu"] == target["resources"]["requests"]["nvidia.com/gpu"] == "8"
     assert target["args"][target["args"].index("--tensor-parallel") + 1] == "8"
     assert target["args"][target["args"].index("--device") + 1] == "cuda"
+    assert target["args"][target["args"].index("--engine") + 1] == "vllm"
 
 
 def test_objects_of_the_operators_own_are_rendered_as_templates() -> None:
