@@ -60,4 +60,4 @@ def check_private(path: Path, is_kind: Callable[[int], bool], owners: Collection
     if found.st_uid not in (owners or (os.geteuid(),)):
         raise PermissionError(f"{path}: owned by user {found.st_uid}, not by this one")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{path}: others may write to it; remove it, or take another directory")
+        raise PermissionError(f"{path}: others may write to it; make its mode 0700, or take another directory")

@@ -43,8 +43,8 @@ from outrider_controller.control.console.page import Console
 from outrider_controller.control.console.vocabulary import ConsoleVocabulary
 from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.plan.demand import Demand, TenantMetrics
-from outrider_controller.control.plan.followers import SERVICE as POLICY_SERVICE
-from outrider_controller.control.plan.followers import PolicyServicer
+from outrider_controller.control.plan.follow import SERVICE as POLICY_SERVICE
+from outrider_controller.control.plan.follow import PolicyServicer
 from outrider_controller.control.plan.leading import PlanLeader
 from outrider_controller.process import bound
 
