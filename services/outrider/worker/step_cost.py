@@ -44,7 +44,8 @@ class StepCost:
     """Sums over the last steps with prompts."""
 
     def took(self, *, rows: int, seconds: float, tokens: int = 0, prompt_tokens: int = 0) -> None:
-        """Records one step: its rows that decode or verify, its prompt tokens, and the tokens that it committed."""
+        """Records one step, without the time in which its drafts were made: its rows that decode or verify, its prompt
+        tokens, and the tokens that it committed."""
         if seconds <= 0 or not (rows or prompt_tokens):
             return
         if prompt_tokens:

@@ -90,7 +90,7 @@ class GrowingDraft:
         self._put(proposal.token_id, proposal.confidence)
         last = len(self._ids) - 1
         for token_id, chance in proposal.others:
-            if self.joint * chance >= tuning.HEAD_MIN_CHANCE:
+            if self.joint * chance >= tuning.MIN_CHANCE:
                 self._put(token_id, chance)
         self.chain.append(proposal.token_id)
         self._last = last

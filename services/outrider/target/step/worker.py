@@ -81,6 +81,7 @@ class TargetWorker(TargetCore[TargetSequence]):
         """
         started_s = self._clock()
         self._own_drafts.offer(self._sequences.put)
+        drafting_s = self._clock() - started_s
         planned = self._schedule(started_s)
         for sequence, until_s in planned.held:
             sequence.timer.held_until_s = until_s
@@ -95,7 +96,7 @@ class TargetWorker(TargetCore[TargetSequence]):
             return 0.0
         if all(result.raised for result in results):
             check_engine(self._engine.check)
-        self._finish_step(results, started_s)
+        self._finish_step(results, started_s, drafting_s)
         return 0.0
 
     def _schedule(self, now_s: float) -> StepPlan:
@@ -114,7 +115,7 @@ class TargetWorker(TargetCore[TargetSequence]):
                 self._engine.kv.rewind(row.sequence.kv, row.sequence.committed_len - 1)
         self._sequences.preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
-    def _finish_step(self, results: Sequence[Verified], started_s: float) -> None:
+    def _finish_step(self, results: Sequence[Verified], started_s: float, drafting_s: float) -> None:
         rows = [_stepped(result.row) for result in results]
         for result in results:
             sequence = result.row.sequence
@@ -125,7 +126,8 @@ class TargetWorker(TargetCore[TargetSequence]):
                 self._engine.kv.discard(kv_of(sequence))
                 sequence.kv = None
                 self._failed(sequence.key, sequence, error, "in its step")
-        self._accounting.took(rows, self._report_step(rows, started_s))
+        # Longer drafts take longer to make: with that time a row would seem to cost what its token did.
+        self._accounting.took(rows, self._report_step(rows, started_s) - drafting_s)
 
     def _settle(self, result: Verified) -> None:
         sequence, found = result.row.sequence, result.found

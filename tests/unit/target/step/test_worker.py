@@ -6,15 +6,17 @@ Plain text is the same worker's without any draft.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
 from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.engine import DeviceLost, Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
-from outrider.protocol.sequence_key import Finish
+from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.requests.events import DraftRefused, Offered, Opened
 from outrider.target.requests.opening import Opening
@@ -504,6 +506,57 @@ class TimedEngine:
     def forward(self, rows: Sequence[Row]) -> Tensor:
         self._spend(0.01 + 0.001 * sum(len(row.token_ids) for row in rows))
         return self._engine.forward(rows)
+
+
+@dataclass
+class SlowSource:
+    """Says what a text says next, one to four tokens in turn, and takes its time for each."""
+
+    texts: dict[int, list[int]]
+    spend: Callable[[float], None]
+    token_s: float
+    name: str = "slow"
+    lengths: dict[SequenceKey, int] = field(default_factory=dict)
+    turns: int = 0
+
+    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
+        self.lengths[key] = len(opening.prompt)
+
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
+        self.lengths[key] = base_len + len(tokens)
+
+    def limit(self, key: SequenceKey, limits: DraftLimits) -> None: ...
+
+    def close(self, key: SequenceKey, reason: CloseReason) -> None:
+        self.lengths.pop(key, None)
+
+    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree]]:
+        for sequence, length in self.lengths.items():
+            self.turns += 1
+            guess = self.texts[sequence.sequence_id][length:][: 1 + self.turns % 4]
+            self.spend(self.token_s * len(guess))
+            yield sequence, DraftTree(length, tuple(guess), source=self.name)
+
+
+def learnt_price(checkpoint: Path, texts: dict[int, list[int]], what: Opening, token_s: float) -> float:
+    """Of a row, when a text is done whose drafted tokens each took so long to make."""
+
+    def spend(seconds: float) -> None:
+        bench.now_s += seconds
+
+    bench = Bench(checkpoint, sources=[SlowSource(texts, spend, token_s)])
+    bench.worker._engine = TimedEngine(bench.engine, spend)  # type: ignore[assignment]
+    bench.open(0, what)
+    bench.run()
+    assert bench.worker.stats.num_accepted_tokens > 20
+    return bench.worker._accounting.row_price
+
+
+def test_a_row_costs_no_more_where_longer_drafts_take_longer_to_make(tiny: Path) -> None:
+    what = opening(PROMPTS[0], max_new_tokens=60, speculation=Speculation(max_own_draft_tokens=4))
+    texts = plain_texts(tiny, [what])
+    quick, slow = (learnt_price(tiny, texts, what, token_s) for token_s in (0.0, 0.02))
+    assert slow == pytest.approx(quick)
 
 
 def test_what_sequences_took_of_the_steps_is_all_the_steps_time(tiny: Path) -> None:
