@@ -12,7 +12,7 @@ import pytest
 from outrider.draft.events import DraftStats
 from outrider.draft.service import DraftMetrics
 from outrider.gateway.generation.metrics import GatewayMetrics
-from outrider.metadata.connection.link import StoreCounters
+from outrider.metadata.connection.timeouts import StoreCounters
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.report import TargetStats

@@ -10,7 +10,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from outrider.errors import Unavailable
-from outrider.metadata.connection.link import StorePart
+from outrider.metadata.connection.part import StorePart
 from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import drafts_pb2
 

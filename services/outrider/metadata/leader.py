@@ -10,7 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from outrider.metadata.connection.link import StorePart
+from outrider.metadata.connection.part import StorePart
 from outrider.metadata.keys import Keys
 
 if TYPE_CHECKING:

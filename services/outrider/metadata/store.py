@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from outrider.metadata.connection.link import CALL_TIMEOUT_S, StoreCounters
+from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S, StoreCounters
 from outrider.metadata.drafts import DraftStore
 from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_id, decode_event, encode_event
 from outrider.metadata.keys import ROLES, Keys

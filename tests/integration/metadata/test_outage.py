@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 from outrider.metadata import MetadataStore
-from outrider.metadata.connection.link import BACKGROUND_TIMEOUT_S
+from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
 
 from benchmarks.support.redis_server import EmbeddedServer

@@ -15,7 +15,7 @@ import grpc
 
 from outrider.errors import Unavailable
 from outrider.gateway.routers.router_stream import Credential, RouterStream
-from outrider.metadata.connection.link import CALL_TIMEOUT_S
+from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S
 from outrider.metadata.store import MetadataStore
 from outrider.metadata.workers.directory import LEASE_TTL_S
 from outrider.protocol.identity import protocol_problem

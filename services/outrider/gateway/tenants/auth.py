@@ -19,7 +19,7 @@ from functools import partial
 from typing import TypeVar
 
 from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
-from outrider.metadata.connection.link import CALL_TIMEOUT_S
+from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT, FoundKey, TenantStore, is_expired
 from outrider.rpc.access.roles import NO_ROLES, Access, Caller, Role
 from outrider.rpc.v1 import tenants_pb2

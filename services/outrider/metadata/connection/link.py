@@ -15,7 +15,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,7 +25,7 @@ from redis.backoff import NoBackoff
 
 from outrider.errors import Unavailable
 from outrider.metadata.connection.address import open_pool
-from outrider.metadata.keys import Keys
+from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S, StoreCounters
 from outrider.runtime.supervision import stop
 
 logger = logging.getLogger(__name__)
@@ -35,28 +34,12 @@ T = TypeVar("T")
 Work: TypeAlias = Callable[[Any], Awaitable[T]]
 """What a call does with the client: redis-py types its commands as awaitable or not, so the client is Any here."""
 
-CALL_TIMEOUT_S = 0.05
-"""For calls that a request waits for and can continue without."""
-BACKGROUND_TIMEOUT_S = 1.0
-"""For calls that no request waits for: a slow answer is better than none. Longer than any round trip on Earth."""
 _MAX_CONNECTIONS = 8
 _MIN_RETRY_S = 0.02
 _MAX_RETRY_S = 1.0
 _NUM_RECONNECTS = 3
 _READ_ONLY_S = 0.1
 """For so long no call reconnects, after reconnecting led to a server that takes no writes."""
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    num_outages: int = 0
-    num_timeouts: int = 0
-    num_refused: int = 0
-    """Commands that the server answered with an error."""
-    num_malformed: int = 0
-    """Records, ids and events that could not be parsed and were skipped."""
-    num_dropped_events: int = 0
-    """Events emitted while the store was unreachable."""
 
 
 class Answers(Enum):
@@ -209,11 +192,3 @@ class RedisLink:
 def _kind(error: Exception) -> str:
     """The kind of error, without the URL and its password."""
     return type(error).__name__
-
-
-class StorePart:
-    """What every part of the metadata store has: a connection and keys. Owned by one event loop."""
-
-    def __init__(self, link: RedisLink, keys: Keys) -> None:
-        self._link = link
-        self._keys = keys

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outrider.metadata.connection.link import StorePart
+from outrider.metadata.connection.part import StorePart
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.connection.link import StorePart
+from outrider.metadata.connection.part import StorePart
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import Conflict, NotFound
-from outrider.metadata.connection.link import StorePart
+from outrider.metadata.connection.part import StorePart
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.connection.link import StorePart
+from outrider.metadata.connection.part import StorePart
 from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import control_pb2
 
