@@ -39,12 +39,13 @@ def free_address() -> str:
 
 
 def ranks(pid: int, count: int) -> list[psutil.Process]:
-    """The processes of the model that this one has started: those that hold most memory."""
-    held = {}
+    """The processes of the model that this one has started, by the title that vLLM gives them."""
+    found = []
     for child in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            held[child] = child.memory_info().rss
-    return sorted(held, key=held.__getitem__, reverse=True)[:count]
+            if "VLLM::Worker" in " ".join(child.cmdline()):
+                found.append(child)
+    return found[:count]
 
 
 async def all_ended(processes: Sequence[psutil.Process]) -> None:
