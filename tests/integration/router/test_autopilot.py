@@ -4,11 +4,13 @@ simulated."""
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import click
@@ -197,7 +199,9 @@ def test_what_reads_the_samples_of_a_tenant_that_withdraws_its_consent_is_interr
     fell(cluster)
     pilot.turn()
     interrupted = f"open({str(tmp_path / 'interrupted')!r}, 'w')"
-    program = f"import time\ntry: open({str(begun)!r}, 'w'); time.sleep(600)\nexcept KeyboardInterrupt: {interrupted}"
+    # Tests that a shell has started in the background ignore interrupts.
+    taken = "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{taken}\ntry: open({str(begun)!r}, 'w'); time.sleep(600)\nexcept KeyboardInterrupt: {interrupted}"
     monkeypatch.setattr(autopilot, "_OUTRIDER", (sys.executable, "-c", program))
     monkeypatch.setattr(autopilot, "_PAUSE_S", 0.1)
     world.run = autopilot.run_command
@@ -214,6 +218,15 @@ def test_what_reads_the_samples_of_a_tenant_that_withdraws_its_consent_is_interr
     assert pilot.book.release is None and (tmp_path / "interrupted").exists()
     (event, *_) = outrider("events", "--kind", "autopilot_step", "-o", "json")["events"][::-1]
     assert event["fields"]["step"] == "ended" and "samples: text" in event["fields"]["reason"]
+
+
+def test_a_command_that_ignores_interrupts_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True); time.sleep(600)"
+    monkeypatch.setattr(autopilot, "_STOP_S", 0.1)
+    with Popen([sys.executable, "-c", program], stdout=PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdout.readline() == "\n"
+        autopilot._interrupt(child)
+        assert child.returncode == -signal.SIGTERM
 
 
 def test_only_an_alert_that_is_up_about_this_target_counts(cluster: Cluster, world: ClusterWorld) -> None:

@@ -88,12 +88,20 @@ def run_command(arguments: Sequence[str], within_s: float, meanwhile: Callable[[
                     raise StepFailed(f"{name} took more than the {within_s:.0f} s that were left")
                 meanwhile()
         except BaseException:
-            child.send_signal(signal.SIGINT)
-            child.wait()
+            _interrupt(child)
             raise
     if child.returncode:
         raise StepFailed(f"{name} ended with exit code {child.returncode}")
     return out
+
+
+def _interrupt(child: Popen[str]) -> None:
+    """Ends it otherwise where it ignores interrupts, as what a shell has started in the background does."""
+    child.send_signal(signal.SIGINT)
+    try:
+        child.wait(_STOP_S)
+    except TimeoutExpired:
+        stop_worker(child)
 
 
 def _printed(child: Popen[str], within_s: float) -> str | None:
