@@ -37,11 +37,11 @@ ALERT = {"alert": AlertKind.ACCEPTANCE_FELL.value, "tenant": "acme", "model": "t
 class SimulatedWorker:
     """A draft worker of this model, a candidate."""
 
-    def __init__(self, cluster: Cluster, model: str) -> None:
+    def __init__(self, cluster: Cluster, model: str, **info: str) -> None:
         self._cluster, self._stack = cluster, AsyncExitStack()
 
         async def begin(fleet: Fleet) -> FakeDraft:
-            draft = await self._stack.enter_async_context(serving_draft(FakeDraft(model=model, candidate=True)))
+            draft = await self._stack.enter_async_context(serving_draft(FakeDraft(model=model, candidate=True, **info)))
             await self._stack.enter_async_context(fleet.store.register(draft.info, draft.address, lambda: draft.load))
             return draft
 
@@ -82,7 +82,7 @@ def world(
         ran.append(arguments)
         if arguments[0] == "distill":
             Path(arguments[arguments.index("--work-dir") + 1]).mkdir()
-        return json.dumps({"drafts": [{"all": {"acceptance": 0.5}}, {"all": {"acceptance": 0.6}}]})
+        return json.dumps({"drafts": [{"all": {"tokens_per_round": 1.5}}, {"all": {"tokens_per_round": 1.6}}]})
 
     def start(arguments: Sequence[str]) -> SimulatedWorker:
         name = Path(arguments[arguments.index("--model") + 1]).name
@@ -159,6 +159,9 @@ def test_a_release_goes_through_the_registry_and_each_step_is_an_event_and_in_th
     assert not corpus.exists() and world.options.samples.count("acme") == MIN_SAMPLES
     pilot_of(world, tmp_path).turn()
     assert started["acme-1"].running and ran[2:] == []
+    outrider("rollout", "undo", "acme-1")
+    again.turn()
+    assert not started["acme-1"].running and not again.book.promoted
 
     steps = ["distil", "compare", "rollout", "promoted"]
     events = outrider("events", "--kind", "autopilot_step", "-o", "json")["events"]
@@ -189,6 +192,35 @@ def test_a_draft_that_was_undone_has_no_worker_any_more(
     pilot.turn()
     pilot.turn()
     assert not started["acme-1"].running and not pilot.book.promoted
+
+
+def test_the_rollout_of_another_version_with_the_same_name_ends_no_release(
+    cluster: Cluster, outrider: Outrider, world: ClusterWorld, tmp_path: Path
+) -> None:
+    earlier = SimulatedWorker(cluster, "acme-1", model_revision="0")
+    soon(lambda: outrider("get", "drafts", "-o", "name") == "acme-1\n")
+    outrider("rollout", "start", "acme-1")
+    outrider("rollout", "promote", "acme-1")
+    earlier.end()
+    soon(lambda: outrider("get", "drafts", "-o", "json")["drafts"][0]["workers"] == 0)
+    world.options = replace(world.options, share=0.2)
+    pilot = pilot_of(world, tmp_path)
+    consent(world, "acme")
+    fell(cluster)
+    for _ in range(3):
+        pilot.turn()
+    assert pilot.book.release is not None and world.rollout(pilot.book.release) is None
+
+    pilot.turn()
+    soon(lambda: len(outrider("get", "drafts", "-o", "json")["drafts"]) == 2)
+
+    def rolls() -> bool:
+        pilot.turn()
+        return outrider("rollout", "status", "acme-1@1", "-o", "json")["rollout"] is not None
+
+    soon(rolls)
+    assert outrider("rollout", "status", "acme-1@1", "-o", "json")["rollout"]["share"] == 0.2
+    assert pilot.book.release is not None and not pilot.book.promoted
 
 
 def test_what_reads_the_samples_of_a_tenant_that_withdraws_its_consent_is_interrupted(

@@ -29,10 +29,9 @@ from outrider.rpc.v1 import control_pb2, drafts_pb2, sequence_pb2
 from outrider.runtime.spawn import bound_to_us
 from outrider.samples import SampleStore
 
-from outrider_controller.autoscaler.rollout import DEFAULT_SHADOW_SHARE
+from outrider_controller.autoscaler.rollout import DEFAULT_SHADOW_SHARE, DEFAULT_SHARE, MAX_SHARE
 from outrider_controller.cli.change.tenants import all_tenants
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
-from outrider_controller.cli.drafts import versions
 from outrider_controller.cli.drafts.releases import Autopilot, Fallen, Release, StepFailed
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import emit, note
@@ -44,6 +43,7 @@ _PAUSE_S = 5.0
 _STOP_S = 40.0
 _BY = "autopilot"
 _OUTRIDER = (sys.executable, "-m", "outrider_controller.cli")
+_WITHDRAWN = (drafts_pb2.ROLLOUT_STATE_UNDONE, drafts_pb2.ROLLOUT_STATE_GIVEN_UP)
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 
 
@@ -58,6 +58,8 @@ class AutopilotOptions:
     draft_args: tuple[str, ...]
     device: str
     threads: int
+    share: float = DEFAULT_SHARE
+    """Of the tenant's requests, as `outrider rollout start` says."""
 
     def commands(self, release: Release) -> Iterator[list[str]]:
         """distill, compare, the draft worker and the rollout, as an operator types them."""
@@ -69,7 +71,7 @@ class AutopilotOptions:
         yield ["distill", release.out, *common, *start, *recorded, *key, *self.distill_args]
         yield ["compare", "drafts", release.in_use, release.out, *common, "--held-out", corpus, "-o", "json"]
         yield self.worker(release.out)
-        yield ["rollout", "start", release.name, "--tenant", release.tenant]
+        yield ["rollout", "start", release.name, "--tenant", release.tenant, "--share", f"{self.share:g}"]
 
     def worker(self, draft: str) -> list[str]:
         listen = [] if "--listen" in self.draft_args else ["--listen", "127.0.0.1:0"]
@@ -169,7 +171,7 @@ class ClusterWorld:
     def compare(self, release: Release, meanwhile: Callable[[], None]) -> tuple[float, float]:
         _, command, *_ = self.options.commands(release)
         before, new, *_ = json.loads(self.run(command, math.inf, meanwhile))["drafts"]
-        return new["all"]["acceptance"], before["all"]["acceptance"]
+        return new["all"]["tokens_per_round"], before["all"]["tokens_per_round"]
 
     def keep_workers(self, drafts: Collection[str]) -> None:
         for draft in self._workers.keys() - set(drafts):
@@ -179,18 +181,30 @@ class ClusterWorld:
                 self._workers[draft] = self.start(self.options.worker(draft))
 
     def rollout(self, release: Release) -> drafts_pb2.Rollout | None:
-        try:
-            found = versions.find(self.control, release.name)
-        except CommandError as error:
-            if error.exit_code is ExitCode.NOT_FOUND:
-                return None
-            raise
-        if found.HasField("rollout") or not found.num_workers:
-            return found.rollout if found.HasField("rollout") else None
+        found = self._versions().get(release.name, drafts_pb2.DraftVersion())
+        # While its worker starts again, the rollout goes on. Another one's of that name ends nothing.
+        if found.rollout.state == drafts_pb2.ROLLOUT_STATE_RUNNING:
+            return found.rollout
+        if not found.num_workers:
+            return None
+        if found.HasField("rollout"):
+            return found.rollout
         request = control_pb2.StartRolloutRequest(
-            draft=found.version, tenant=release.tenant, shadow_share=DEFAULT_SHADOW_SHARE
+            draft=found.version,
+            tenant=release.tenant,
+            share=self.options.share,
+            shadow_share=DEFAULT_SHADOW_SHARE,
         )
         return ask_control(self.control, lambda stub: stub.StartRollout(request)).rollout
+
+    def withdrawn(self) -> set[str]:
+        return {name for name, one in self._versions().items() if one.num_workers and one.rollout.state in _WITHDRAWN}
+
+    def _versions(self) -> dict[str, drafts_pb2.DraftVersion]:
+        """By name: the version that a worker runs, the newest of several."""
+        found = ask_control(self.control, lambda stub: stub.ListDrafts(control_pb2.ListDraftsRequest())).drafts
+        order = sorted(found, key=lambda one: (bool(one.num_workers), one.first_seen_unix_ms))
+        return {one.name: one for one in order}
 
     def note(self, release: Release) -> None:
         details = {"draft": release.name, "reason": release.reason}
@@ -230,6 +244,14 @@ async def _consenting(stub: Control) -> set[str]:
     help="More options of `outrider distill`, in quotes.",
 )
 @click.option("--draft-args", default="", metavar="ARGS", help="More options of `outrider draft`, in quotes.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, MAX_SHARE, min_open=True),
+    default=DEFAULT_SHARE,
+    show_default=True,
+    metavar="PART",
+    help="As of `outrider rollout start`, of the tenant's requests.",
+)
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="To train on: cpu, cuda.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
 @click.option("--metadata", envvar="OUTRIDER_METADATA", show_envvar=True, required=True, metavar="URL", help="Redis.")
@@ -244,6 +266,7 @@ def autopilot(
     minutes: float,
     distill_args: str,
     draft_args: str,
+    share: float,
     device: str,
     threads: int,
     metadata: str,
@@ -269,6 +292,7 @@ def autopilot(
         tuple(shlex.split(draft_args)),
         device,
         threads,
+        share,
     )
     try:
         MetadataStore.connect(metadata)

@@ -23,7 +23,8 @@ MIN_SAMPLES = 32
 REST_S = 86_400.0
 """After a release of a tenant, before its next one."""
 MIN_GAIN = 0.01
-"""By which the acceptance of held-out samples has to be higher than with the draft in use."""
+"""Rounds for each committed token, that the new draft has to save more than the draft in use on held-out samples. A
+rollout judges them too; a share of the verified tokens is higher for a draft that proposes less."""
 _STARTING_S = 600.0
 
 
@@ -115,7 +116,7 @@ class World(Protocol):
         ...
 
     def compare(self, release: Release, meanwhile: Callable[[], None]) -> tuple[float, float]:
-        """Acceptance of held-out samples: of the new draft, and of that in use. Raises StepFailed."""
+        """Committed tokens a round in held-out samples: with the new draft, and with that in use. Raises StepFailed."""
         ...
 
     def keep_workers(self, drafts: Collection[str]) -> None:
@@ -124,6 +125,10 @@ class World(Protocol):
 
     def rollout(self, release: Release) -> drafts.Rollout | None:
         """The rollout of the new draft, which is started if it never was. None while no worker of it is seen."""
+        ...
+
+    def withdrawn(self) -> set[str]:
+        """Names of the drafts that run, and that draft for nobody since their rollout has ended."""
         ...
 
     def note(self, release: Release) -> None:
@@ -169,10 +174,19 @@ class Autopilot:
         self.book.write(self._file)
 
     def _keep_workers(self) -> None:
+        with suppress(CommandError):
+            self._forget(self.world.withdrawn())
         release, drafts = self.book.release, set(self.book.promoted.values())
         if release is not None and release.step is ReleaseStep.ROLLOUT:
             drafts.add(release.out)
         self.world.keep_workers(drafts)
+
+    def _forget(self, withdrawn: Collection[str]) -> None:
+        """Promoted drafts that an operator has undone."""
+        kept = {tenant: out for tenant, out in self.book.promoted.items() if Path(out).name not in withdrawn}
+        if kept != self.book.promoted:
+            self.book.promoted = kept
+            self.book.write(self._file)
 
     def _read_on(self, tenant: str) -> None:
         """While a step reads the tenant's samples. Raises StepFailed once it has withdrawn its consent."""
@@ -232,9 +246,10 @@ class Autopilot:
         return ReleaseStep.PROMOTED if promoted else ReleaseStep.ENDED, rollout.reason
 
     @staticmethod
-    def _compared(accepted: float, in_use: float) -> tuple[ReleaseStep, str]:
-        found = f"of held-out samples {accepted:.3f} is accepted, and {in_use:.3f} with the draft in use"
-        return (ReleaseStep.ROLLOUT if accepted >= in_use + MIN_GAIN else ReleaseStep.ENDED), found
+    def _compared(tokens_per_round: float, in_use: float) -> tuple[ReleaseStep, str]:
+        saving = 1 / in_use - 1 / tokens_per_round
+        found = f"{tokens_per_round:.2f} tokens a round in held-out samples, {in_use:.2f} with the draft in use"
+        return (ReleaseStep.ROLLOUT if saving >= MIN_GAIN else ReleaseStep.ENDED), f"{found}: {saving:+.3f} rounds a token"
 
     def _close(self, release: Release) -> None:
         if release.step is ReleaseStep.PROMOTED:

@@ -25,7 +25,7 @@ ACME = Fallen("acme", "0.40 over the last minute, 0.60 over the last hour", cons
 @dataclass
 class ScriptedWorld:
     alerts: list[Fallen] = field(default_factory=lambda: [ACME])
-    acceptance: tuple[float, float] = (0.6, 0.5)
+    tokens_per_round: tuple[float, float] = (1.9, 1.7)
     fails: str = ""
     consenting: bool = True
     state: drafts.RolloutState.ValueType | None = None
@@ -35,6 +35,7 @@ class ScriptedWorld:
     noted: list[ReleaseStep] = field(default_factory=list)
     distilled: list[tuple[Release, float]] = field(default_factory=list)
     cleared: list[str] = field(default_factory=list)
+    undone: set[str] = field(default_factory=set)
 
     def fallen(self) -> list[Fallen]:
         return self.alerts
@@ -50,13 +51,16 @@ class ScriptedWorld:
 
     def compare(self, release: Release, meanwhile: Callable[[], None]) -> tuple[float, float]:
         meanwhile()
-        return self.acceptance
+        return self.tokens_per_round
 
     def keep_workers(self, drafts: Collection[str]) -> None:
         self.running = set(drafts)
 
     def rollout(self, release: Release) -> drafts.Rollout | None:
         return None if self.state is None else drafts.Rollout(state=self.state, reason="the evidence")
+
+    def withdrawn(self) -> set[str]:
+        return self.undone
 
     def note(self, release: Release) -> None:
         self.noted.append(release.step)
@@ -124,9 +128,9 @@ def test_a_restarted_autopilot_goes_on_where_it_was_and_only_with_what_is_left_o
             "exit code 1",
         ),
         (
-            ScriptedWorld(acceptance=(0.505, 0.5)),
+            ScriptedWorld(tokens_per_round=(1.72, 1.70)),
             [ReleaseStep.DISTIL, ReleaseStep.COMPARE, ReleaseStep.ENDED],
-            "0.505 is accepted",
+            "+0.007 rounds a token",
         ),
     ],
 )
@@ -169,7 +173,7 @@ def test_a_release_needs_consent_enough_samples_and_a_day_since_the_last_one(tmp
     turns(pilot, 3)
     assert not world.noted
     assert "samples: text" in pilot.held_back(silent) and "at least 32" in pilot.held_back(new)
-    world.alerts, world.acceptance = [silent, ACME], (0.1, 0.5)
+    world.alerts, world.tokens_per_round = [silent, ACME], (1.1, 1.5)
     turns(pilot, 4)
     assert world.noted == [ReleaseStep.DISTIL, ReleaseStep.COMPARE, ReleaseStep.ENDED] and "24.0 h" in pilot.held_back(
         ACME
@@ -239,3 +243,16 @@ def test_where_the_cluster_does_not_answer_nothing_is_lost(tmp_path: Path) -> No
     world.note = note  # type: ignore[method-assign]
     turns(pilot, 1)
     assert world.noted == [ReleaseStep.DISTIL, ReleaseStep.COMPARE]
+
+
+def test_a_promoted_draft_that_is_undone_loses_its_worker_and_the_next_one_begins_without_it(tmp_path: Path) -> None:
+    world = ScriptedWorld(state=drafts.ROLLOUT_STATE_PROMOTED)
+    turns(pilot_of(world, tmp_path), 4)
+    pilot = pilot_of(world, tmp_path)
+    world.alerts = []
+    turns(pilot, 1)
+    assert world.running == {str(tmp_path / "acme-1")}
+    world.undone = {"acme-1", "another"}
+    turns(pilot, 1)
+    assert world.running == set() and not pilot_of(world, tmp_path).book.promoted
+    assert pilot_of(world, tmp_path).next_release(ACME).in_use == "shipped"
