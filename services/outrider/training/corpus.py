@@ -92,11 +92,12 @@ def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: Corpus
         return
     number = len(list_shards(directory))
     batch: list[Sample] = []
+    total = _most(config)
     try:
         for sample in _write(engine, tokenizer, config, number, count_samples(directory)):
             batch.append(sample)
             size = sum(len(s.token_ids) for s in batch)
-            progress(min(done + size, config.tokens), config.tokens)
+            progress(min(done + size, total), total)
             if size >= min(_SHARD_TOKENS, config.tokens - done):
                 save_shard(batch, directory, number)
                 done, number, batch = done + size, number + 1, []
@@ -105,6 +106,14 @@ def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: Corpus
     finally:
         if batch:
             save_shard(batch, directory, number)
+
+
+def _most(config: CorpusConfig) -> int:
+    """Tokens that the corpus will have at most, as far as it is known."""
+    recorded = [sample for sample in config.samples if isinstance(sample, Sampled)]
+    if not recorded or len(recorded) < len(config.samples):
+        return config.tokens
+    return min(config.tokens, sum(len(sample.prompt) + len(sample.answer) for sample in recorded))
 
 
 def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, run: int, skipped: int) -> Iterator[Sample]:

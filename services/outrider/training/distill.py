@@ -29,6 +29,7 @@ from outrider.training.student import ModelLearner, StudentConfig, commonest_tok
 
 # What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
 _PROMPTS, _ANSWER_TOKENS = 64, 64
+_BATCH_OF_A_START = 2048
 _RATE_OF_A_START = 0.3
 
 Progress = Callable[[str, int, int, str], None]
@@ -154,8 +155,12 @@ def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Le
 def _loop(config: DistillConfig) -> LoopConfig:
     if config.kind != "model" or not config.start:
         return config.training
-    # A draft that is good already forgets at the rate that one from nothing learns at.
-    return replace(config.training, learning_rate=config.training.learning_rate * _RATE_OF_A_START)
+    # A draft that is good already forgets at the rate that one from nothing learns at. What it learns is little text.
+    return replace(
+        config.training,
+        learning_rate=config.training.learning_rate * _RATE_OF_A_START,
+        batch_tokens=min(config.training.batch_tokens, _BATCH_OF_A_START),
+    )
 
 
 def _recipe(config: DistillConfig) -> Any:

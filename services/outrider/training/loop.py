@@ -55,6 +55,11 @@ class LoopConfig:
         if not 0 < self.learning_rate < 1:
             raise ValueError("learning_rate: must be in (0, 1)")
 
+    @property
+    def warmup(self) -> int:
+        """Steps. Of a short training a quarter, or it would end before it learns at its rate."""
+        return max(1, min(self.warmup_steps, self.train_tokens // (4 * self.batch_tokens)))
+
 
 class Training:
     """A learner, its optimizer, and how far they are."""
@@ -101,7 +106,7 @@ class Training:
 
     def _step(self, batch: list[Sample]) -> Scores:
         share_done = self.learned / self._config.train_tokens
-        warmup = min(1.0, (self.steps + 1) / self._config.warmup_steps)
+        warmup = min(1.0, (self.steps + 1) / self._config.warmup)
         decay = 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * share_done))
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * warmup * decay

@@ -138,5 +138,9 @@ def test_requests_that_a_target_recorded_are_read_by_their_token_ids(engine: Eng
     assert sorted(sample.token_ids.tolist() for sample in samples) == sorted(p + o for p, o in recorded)
     for sample in samples:
         assert sample.answers.sum() == 3
+    told: list[tuple[int, int]] = []
+    config = CorpusConfig(samples=tuple(asked))
+    write_corpus(engine, tiny_tokenizer(), tmp_path / "again", config, lambda *now: told.append(now))
+    assert told[-1] == (11, 11), "as many tokens as were recorded"
     with pytest.raises(ValueError, match="no samples of c"):
         read_recorded(store, "c")
