@@ -247,9 +247,9 @@ class Autopilot:
 
     @staticmethod
     def _compared(tokens_per_round: float, in_use: float) -> tuple[ReleaseStep, str]:
-        saving = 1 / in_use - 1 / tokens_per_round
-        found = f"{tokens_per_round:.2f} tokens a round in held-out samples, {in_use:.2f} with the draft in use"
-        return (ReleaseStep.ROLLOUT if saving >= MIN_GAIN else ReleaseStep.ENDED), f"{found}: {saving:+.3f} rounds a token"
+        saving, found = 1 / in_use - 1 / tokens_per_round, f"{tokens_per_round:.2f} tokens a round in held-out samples"
+        found = f"{found}, {in_use:.2f} with the draft in use: {saving:+.3f} rounds a token"
+        return (ReleaseStep.ROLLOUT if saving >= MIN_GAIN else ReleaseStep.ENDED), found
 
     def _close(self, release: Release) -> None:
         if release.step is ReleaseStep.PROMOTED:
