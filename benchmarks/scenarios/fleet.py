@@ -38,7 +38,9 @@ _MAX_SEQUENCES = 256
 @click.option("--token-ms", type=click.FloatRange(1), default=20.0, show_default=True, help="Promised, on average.")
 @click.option("--price-h100", type=click.FloatRange(0), default=2.5, show_default=True, help="An hour.")
 @click.option("--price-l4", type=click.FloatRange(0), default=0.6, show_default=True, help="An hour.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the saving, as SVG.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Also draw the cost of each hour, as SVG."
+)
 @json_file_option
 def fleet(
     targets: int,
@@ -53,10 +55,10 @@ def fleet(
 
     Computed: 24 hours of the arrivals that Azure published, on targets with Llama 70B on four H100. Draft workers have
     1B in int8 on an L4, or 1B or 3B on an H100. Tenants differ in size and in how well each draft knows their texts.
-    Estimates, plan and sizing are
-    those that ship; load, steps and rounds are a mean field. As many targets run as keep a token's mean time within
-    --token-ms; the arrivals are so many that plain decoding needs --targets of them at the peak. It must take at most
-    60 s of one core and 2 GiB.
+    Estimates, plan and sizing are those that ship; load, steps and rounds are a mean field, in which a target steps
+    other sequences while one waits for its draft. As many targets run as keep a token within --token-ms, on average
+    and for tenants without a draft; the arrivals are so many that plain decoding needs --targets of them at the peak.
+    It must take at most 60 s of one core and 2 GiB.
     """
     started_s = time.process_time()
     hours = list(Simulation(a_day(targets, tenants, token_ms / 1e3, price_h100, price_l4)).run())
@@ -109,6 +111,8 @@ def _row(number: int, hour: Hour) -> dict[str, object]:
         "TARGETS": hour.targets,
         **{name.upper(): count for name, count in hour.drafts.items()},
         "DRAFTING": f"{hour.drafting:.0%}",
+        "SEQUENCES": f"{hour.sequences:.0f}",
+        "MS/STEP": f"{1e3 * hour.step_s:.1f}",
         "MS/TOKEN ON PLAIN TARGETS": f"{1e3 * hour.token_s:.1f}",
         "COST": f"{hour.cost:,.0f}",
         "PLAIN COST": f"{hour.plain_cost:,.0f}",
@@ -129,9 +133,9 @@ def _sum(hours: list[Hour], took_s: float, memory_mib: float) -> str:
 def _plot(hours: list[Hour]) -> str:
     rows = [
         Bar(
-            f"{number}:00, {hour.rate / 1e3:,.0f}k tokens/s",
-            {"plain cost / cost": hour.plain_cost / hour.cost},
+            f"{number}:00, {hour.rate / 1e6:.1f} M tokens/s",
+            {"plain": hour.plain_cost / 1e3, "with drafts": hour.cost / 1e3},
         )
         for number, hour in enumerate(hours)
     ]
-    return bars("A day of a fleet, computed: cost without drafts, over cost with them", rows, line=1.0)
+    return bars("A day of a fleet, computed: cost of each hour, in thousands", rows, line=0.0)

@@ -1,8 +1,11 @@
 """A day of many targets and tenants as a mean field: drafts of which kind, what they cost and save. Pure.
 
 Every target has the same mix of tenants. An hour is a fixed point: the load sets the time of a step and the price of a
-row, these set how far each tenant drafts and what that saves, the plan sets who drafts with what, and that sets the
-load. Estimates and plan are those that ship; they go from hour to hour.
+row, these set how many tokens of each tenant are verified and what that saves, the plan sets who drafts with what, and
+that sets the load. Estimates and plan are those that ship; they go from hour to hour.
+
+A target steps without a pause. A sequence whose draft is not there yet misses the steps that begin until it comes, and
+the others are in them.
 """
 
 from __future__ import annotations
@@ -11,11 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from outrider.drafting.config import ModelConfig
+from outrider.tuning import PATIENCE
 from outrider_controller.autoscaler import tuning
 from outrider_controller.autoscaler.estimator import Column, SavingEstimator
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Plan, TargetState, plan
 from outrider_controller.autoscaler.sizing import Sizing, Utilisation, sizing
+from outrider_controller.router import tuning as router
+from outrider_controller.router.config import PolicyConfig
 
 from benchmarks.support.machines import Machine
 
@@ -26,7 +33,9 @@ _PLANS = 3
 _CLASSES = 200
 _ACCEPTANCE = ((np.arange(_CLASSES) + 0.5) / _CLASSES)[:, None]
 """Of each class of tenants at a draft."""
-_TURNS, _CLOSE = 100, 1e-4
+_QUANTILES = ((np.arange(10) + 0.5) / 10)[:, None, None]
+_LEAST = 1e-9
+_TURNS, _CLOSE, _PRICES = 100, 1e-4, 10
 _MAX_TARGETS = 1 << 24
 
 
@@ -55,12 +64,18 @@ class Day:
     target: Machine
     target_price: float
     token_s: float
-    """The time of a token that is promised: so many targets run that the mean is not above it."""
+    """The time of a token that is promised: so many targets run that neither the mean is above it, nor a token without
+    a draft."""
     drafts: Sequence[Draft]
     weights: Column
     rates: Sequence[float]
     round_trip_s: float = 0.001
-    most_draft_tokens: int = 5
+    draft_busy: float = 1.0
+    """The chance that a draft worker is in a round when a sequence comes, which then waits for the next one. 1 where
+    many sequences share it."""
+    most_draft_tokens: int = PolicyConfig().max_draft_tokens
+    min_confidence: float = ModelConfig().min_confidence
+    max_wait_s: float = PolicyConfig().max_wait_us / 1e6
     most_sequences: int = 256
     """Of a target, for their keys and values."""
 
@@ -71,6 +86,10 @@ class Hour:
     plain_targets: int
     targets: int
     """With drafts."""
+    sequences: float
+    """Of each of these targets, in a step or waiting for their drafts."""
+    step_s: float
+    """Of these targets: what a token without a draft takes."""
     drafts: Mapping[str, int]
     drafting: float
     """Part of the tokens whose requests have a draft."""
@@ -85,18 +104,27 @@ class Hour:
 
 
 @dataclass(frozen=True, slots=True)
+class _Rounds:
+    """Of each class with each draft. Columns are [classes, drafts]."""
+
+    num_drafted: Column
+    num_verified: Column
+    tokens: Column
+    """That a round brings."""
+    seconds: Column
+
+
+@dataclass(frozen=True, slots=True)
 class _Load:
-    """The fixed point of one target. Columns are [classes, drafts]."""
+    """The fixed point of one target at a price of a row."""
 
     step_s: float
     price: float
+    rows_cost: bool
+    """Whether one more row would make the step longer."""
     token_s: float
     """Mean over tokens; infinite for more sequences than fit."""
-    num_drafted: Column
-    """Tokens that a round drafts."""
-    tokens: Column
-    """Tokens that such a round brings."""
-    round_s: Column
+    rounds: _Rounds
 
 
 @dataclass(slots=True)
@@ -108,7 +136,6 @@ class Simulation:
     _class: Column = field(init=False)
     """[tenants, drafts]: the class of acceptance."""
     _keys: list[EvidenceKey] = field(init=False)
-    _targets: int = 1
 
     def __post_init__(self) -> None:
         drafts = self.day.drafts
@@ -119,21 +146,35 @@ class Simulation:
         self._estimator.expect(self._keys)
 
     def run(self) -> Iterator[Hour]:
+        """Raises ValueError for a promise that no target can keep."""
         for number, rate in enumerate(self.day.rates):
             yield self._hour(number * _HOUR_S, rate)
 
     def _hour(self, start_s: float, rate: float) -> Hour:
         day = self.day
-        plain = self._fewest(rate, np.zeros((_CLASSES, len(day.drafts))))
+        plain = self._fewest(rate, np.zeros((_CLASSES, len(day.drafts))), _MAX_TARGETS)
+        if plain == _MAX_TARGETS:
+            raise ValueError(f"token_s: {day.token_s} is less than a step of the target takes alone")
         for turn in range(_PLANS):
-            self._targets = self._fewest(rate, self._mass)
-            self._replan(start_s + turn * _HOUR_S / _PLANS, rate)
+            # Drafts that are not right may break the promise however many targets run, until the plan turns them off.
+            self._replan(start_s + turn * _HOUR_S / _PLANS, rate, self._fewest(rate, self._mass, 2 * plain))
         mass = self._mass
-        self._targets = targets = self._fewest(rate, mass)
-        workers = self._workers(start_s, rate, self._load(rate / targets, mass), mass)
+        targets = self._fewest(rate, mass, 2 * plain)
+        load = self._load(rate / targets, mass)
+        workers = self._workers(start_s, rate, load, mass)
         cost = targets * day.target_price + sum(workers[draft.name] * draft.price for draft in day.drafts)
-        token_s = self._load(rate / plain, mass).token_s
-        return Hour(rate, plain, targets, workers, float(mass.sum()), token_s, cost, plain * day.target_price)
+        return Hour(
+            rate=rate,
+            plain_targets=plain,
+            targets=targets,
+            sequences=rate / targets * load.token_s,
+            step_s=load.step_s,
+            drafts=workers,
+            drafting=float(mass.sum()),
+            token_s=self._load(rate / plain, mass).token_s,
+            cost=cost,
+            plain_cost=plain * day.target_price,
+        )
 
     @property
     def _mass(self) -> Column:
@@ -153,19 +194,19 @@ class Simulation:
             return np.zeros(self._class.shape)
         return np.asarray(self._plan.share.reshape(self._class.shape))
 
-    def _replan(self, now_s: float, rate: float) -> None:
-        load = self._load(rate / self._targets, self._mass)
+    def _replan(self, now_s: float, rate: float, targets: int) -> None:
+        load = self._load(rate / targets, self._mass)
         self._estimator.learn(self._evidence(load, rate))
         fleet = {_MODEL: TargetState(frozenset(draft.name for draft in self.day.drafts), load.price)}
         self._plan = plan(self._estimator, {}, fleet, self._plan, now_s)
 
     def _evidence(self, load: _Load, rate: float) -> dict[EvidenceKey, Evidence]:
         """What the rounds of the time since the last plan saved."""
-        tokens, num = self._of_tenants(load.tokens), self._of_tenants(load.num_drafted)
+        tokens, num = self._of_tenants(load.rounds.tokens), self._of_tenants(load.rounds.num_verified)
         made = self._shares * self.day.weights[:, None] * rate * _HOUR_S / _PLANS / tokens
         # More evidence of a tenant would only replace it.
         rounds = np.minimum(made, tuning.HALF_LIFE_ROUNDS)
-        saved = tokens - self._of_tenants(load.round_s) / load.step_s
+        saved = tokens - self._of_tenants(load.rounds.seconds) / load.step_s
         squares, accepted = rounds * (saved * saved + tuning.MIN_VARIANCE), rounds * (tokens - 1)
         columns = [rounds, rounds * tokens, rounds * saved, squares, rounds * num, accepted]
         rows = zip(self._keys, *(column.ravel().tolist() for column in columns), strict=True)
@@ -176,67 +217,80 @@ class Simulation:
         }
 
     def _load(self, rate: float, mass: Column) -> _Load:
-        """`rate`: tokens per second of one target. Steps get longer until they bring as many tokens as come."""
-        target, plain = self.day.target, 1 - float(mass.sum())
-        sequences, price, step_s = 1.0, 0.0, target.step_s(1, 1)
+        """`rate`: tokens per second of one target. Verifies what is worth its row; where that alone would let a step
+        wait for arithmetic, the likeliest rows that it does not wait for."""
+        low, high = 0.0, self.day.target.row_s * rate
+        free, paid = self._at_price(low, rate, mass), self._at_price(high, rate, mass)
+        if not free.rows_cost or paid.rows_cost:
+            return paid if free.rows_cost else free
+        for _ in range(_PRICES):
+            middle = (low + high) / 2
+            found = self._at_price(middle, rate, mass)
+            low, high, paid = (middle, high, paid) if found.rows_cost else (low, middle, found)
+        return paid
+
+    def _at_price(self, price: float, rate: float, mass: Column) -> _Load:
+        target, plain, step_s = self.day.target, 1 - float(mass.sum()), self.day.target.step_s(1, 1)
         for _ in range(_TURNS):
-            before = sequences
-            num, tokens = self._drafted(price, step_s)
-            rows = sequences * (1 + float((mass * num).sum()))
-            step_s = target.step_s(sequences, rows)
-            round_s = self._round_s(step_s, num)
-            # Of a token, and of a sequence in a step: each takes part in a step once in its round.
-            token_s = plain * step_s + float((mass * round_s / tokens).sum())
-            price = (target.step_s(sequences, rows + 1) - step_s) / step_s * rate * step_s
-            # Little's law.
-            sequences = 0.5 * sequences + 0.5 * max(1.0, rate * token_s)
-            if sequences > 2 * self.day.most_sequences or abs(sequences - before) < _CLOSE * before:
+            before, rounds = step_s, self._rounds(price, step_s)
+            # Of each token: a sequence is in one step of its round, and waits for its draft in the others.
+            sequences = plain + float((mass / rounds.tokens).sum())
+            rows = plain + float((mass * (1 + rounds.num_verified) / rounds.tokens).sum())
+            step_s = self._settled(step_s, rate * sequences, rate * rows)
+            if abs(step_s - before) < _CLOSE * before:
                 break
-        fits = sequences <= self.day.most_sequences
-        return _Load(step_s, price, token_s if fits else np.inf, num, tokens, round_s)
+        token_s = plain * step_s + float((mass * rounds.seconds / rounds.tokens).sum())
+        # Little's law.
+        fits = rate * token_s <= self.day.most_sequences
+        size = rate * sequences * step_s, rate * rows * step_s
+        costs = target.step_s(size[0], size[1] + 1) > target.step_s(*size)
+        return _Load(step_s, price, costs, token_s if fits else np.inf, rounds)
 
-    def _drafted(self, price: float, step_s: float) -> tuple[Column, Column]:
-        """How many tokens a round drafts, and what it brings: so far that a row is worth its price and a round its
-        time."""
-        chance, brings = np.ones((_CLASSES, len(self.day.drafts))), np.ones((_CLASSES, len(self.day.drafts)))
-        num, tokens, rate = np.zeros_like(chance), brings, brings / step_s
-        for depth in range(1, self.day.most_draft_tokens + 1):
-            chance = chance * _ACCEPTANCE
-            brings = brings + chance
-            found = brings / self._round_s(step_s, np.full_like(chance, depth))
-            # The first token is drafted whatever it saves: what it saves is what the plan learns.
-            better = (found > rate) & (chance >= price) | (depth == 1)
-            num, tokens = np.where(better, depth, num), np.where(better, brings, tokens)
-            rate = np.where(better, found, rate)
-        return num, tokens
+    def _settled(self, step_s: float, sequences_per_s: float, rows_per_s: float) -> float:
+        """Steps get longer until they bring as many tokens as come, or hold more sequences than fit."""
+        target, before = self.day.target, 0.0
+        while abs(step_s - before) > _CLOSE / 10 * step_s and sequences_per_s * step_s < 2 * self.day.most_sequences:
+            before = step_s
+            longer_s = target.step_s(max(1.0, sequences_per_s * step_s), max(1.0, rows_per_s * step_s))
+            step_s = 0.5 * step_s + 0.5 * longer_s
+        return step_s
 
-    def _round_s(self, step_s: float, num: Column) -> Column:
-        """Where all of a proposal was right, the next one is ready with the step, as if the draft ran ahead; it does
-        not."""
-        forward_s = np.array([draft.forward_s for draft in self.day.drafts])
-        takes_s = num * forward_s + self.day.round_trip_s
-        right = _ACCEPTANCE**num
-        return np.asarray(step_s + (1 - right) * takes_s + right * np.maximum(0.0, takes_s - step_s))
+    def _rounds(self, price: float, step_s: float) -> _Rounds:
+        """As workers and router decide them."""
+        day, shape = self.day, (_CLASSES, len(self.day.drafts))
+        # A proposal ends with the token that makes all of it too unlikely.
+        num_drafted = np.minimum(np.floor(_depth(max(day.min_confidence, price))) + 1, day.most_draft_tokens)
+        num_verified = np.minimum(num_drafted, np.floor(_depth(price)))
+        tokens = (1 - _ACCEPTANCE ** (num_verified + 1)) / (1 - _ACCEPTANCE)
+        forwards_s = num_drafted * np.array([draft.forward_s for draft in day.drafts])
+        takes_s = forwards_s + day.round_trip_s
+        worth_s = np.minimum(day.max_wait_s, PATIENCE * _believed(tokens - 1) * step_s)
+        waits = (num_verified > 0) & (takes_s <= worth_s)
+        # The target steps other sequences meanwhile, one step after another.
+        queued_s = forwards_s * np.maximum(0.0, 1 - _QUANTILES / max(day.draft_busy, 1e-9))
+        begun = np.ceil((takes_s + queued_s) / step_s).mean(axis=0)
+        return _Rounds(
+            np.broadcast_to(num_drafted, shape),
+            np.where(waits, num_verified, 0.0),
+            np.where(waits, tokens, 1.0),
+            step_s * (1 + np.where(waits, begun, 0.0)),
+        )
 
-    def _fewest(self, rate: float, mass: Column) -> int:
-        """The fewest targets on which a token takes no longer than is promised. Raises ValueError if there are none."""
-        high = 1
-        while self._load(rate / high, mass).token_s > self.day.token_s:
-            high *= 2
-            if high > _MAX_TARGETS:
-                raise ValueError(f"token_s: {self.day.token_s} is less than a step of the target takes alone")
-        low = high // 2
+    def _fewest(self, rate: float, mass: Column, most: int) -> int:
+        """The fewest targets that keep the promise; `most`, if none do."""
+        low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            if self._load(rate / middle, mass).token_s <= self.day.token_s:
+            load = self._load(rate / middle, mass)
+            if max(load.step_s, load.token_s) <= self.day.token_s:
                 high = middle
             else:
                 low = middle
         return high
 
     def _workers(self, now_s: float, rate: float, load: _Load, mass: Column) -> dict[str, int]:
-        """As many as the control plane would want."""
-        forwards = (mass * rate / load.tokens * load.num_drafted).sum(axis=0)
+        """As many as the control plane would want, if all that they draft was accepted."""
+        forwards = (mass * rate / load.rounds.tokens * load.rounds.num_drafted).sum(axis=0)
         seen = {}
         for draft, wanted in zip(self.day.drafts, forwards, strict=True):
             busy_s = float(wanted) * draft.forward_s / draft.batch
@@ -244,3 +298,14 @@ class Simulation:
             seen[draft.name] = Utilisation(workers, busy_s / workers)
         self._sizing = sizing(seen, Utilisation(1, 0.0), self._sizing, now_s)
         return {name: one.workers for name, one in self._sizing.drafts.items()}
+
+
+def _believed(accepted: Column) -> Column:
+    """What a router takes for the tokens that a round accepts: it starts from one, and forgets."""
+    rounds = 1 / (1 - router.KEEP)
+    return (router.PRIOR_STEPS + rounds * accepted) / (router.PRIOR_STEPS + rounds)
+
+
+def _depth(chance: float) -> Column:
+    """How many tokens of each class are together at least so likely."""
+    return np.asarray(np.log(max(chance, _LEAST)) / np.log(_ACCEPTANCE))

@@ -1,11 +1,17 @@
-"""The mean field of a fleet agrees with arithmetic where that is possible, and its plan turns off what does not pay."""
+"""The mean field of a fleet agrees with arithmetic, and with the shipped workers and plan in virtual time. Its plan
+turns off what does not pay.
+"""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from outrider.drafters import ModelConfig
+from outrider_controller.whatif.stack import Setup, Times, VirtualStack
+from outrider_controller.whatif.texts import Text, Texts
 
 from benchmarks.scenarios.fleet import a_day
 from benchmarks.support.machines import H100, LLAMA_1B, LLAMA_8B, LLAMA_70B, Machine
@@ -53,6 +59,54 @@ def test_drafts_that_are_right_save_targets_and_more_so_the_better_they_are() ->
     assert better.targets < good.targets < good.plain_targets
     assert better.saving > good.saving > 0
     assert good.cost == good.targets * 10.0 + good.drafts["1B"] * 2.5
+
+
+RIGHT, WRONG = 7, 8
+
+
+def texts(tenants: list[float]) -> Texts:
+    """Each tenant's draft is right as often as it says that it is."""
+    chance, made = random.Random(3), []
+    for number in range(40 * len(tenants)):
+        share = tenants[number % len(tenants)]
+        guesses = [((RIGHT if chance.random() < share else WRONG, share),) for _ in range(240)]
+        made.append(Text([1] * 12, [RIGHT] * 240, guesses, tenant=f"tenant-{number % len(tenants)}"))
+    return Texts(made, 64)
+
+
+@pytest.mark.parametrize(
+    ("tenants", "token_s", "round_trip_s"),
+    [
+        ([0.02] * 6, 0.020, 0.001),
+        ([0.6] * 6, 0.020, 0.001),
+        ([0.9] * 6, 0.018, 0.005),
+        ([0.85, 0.85, 0.5, 0.5, 0.5, 0.7], 0.018, 0.001),
+    ],
+)
+def test_a_target_brings_what_the_shipped_one_does_in_virtual_time(
+    tenants: list[float], token_s: float, round_trip_s: float
+) -> None:
+    draft = Draft("1B", Machine(LLAMA_1B, H100), 2.5, np.array(tenants), batch=64)
+    # A draft worker of its own that has answered before the target's next step ends is free whenever a sequence comes.
+    *_, hour = Simulation(
+        replace(
+            day(0.5, tenants=len(tenants), hours=4),
+            drafts=[draft],
+            token_s=token_s,
+            round_trip_s=round_trip_s,
+            draft_busy=0.0,
+        )
+    ).run()
+    times = Times(
+        target=lambda sequences, rows, tokens: TARGET.step_s(sequences, rows),
+        draft=lambda sequences, rows, tokens: draft.forward_s,
+        one_way_s=round_trip_s / 2,
+        between_s=0.0,
+        num_free=TARGET.num_free,
+    )
+    setup = Setup(times, round(hour.sequences), drafting=ModelConfig(num_alternatives=0))
+    ran = VirtualStack(texts(tenants), setup).run(2.0, 2.0)
+    assert hour.rate / hour.targets == pytest.approx(ran.tokens_per_s, rel=0.1)
 
 
 def test_a_promise_that_no_target_can_keep_is_refused() -> None:
