@@ -24,7 +24,7 @@ from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.models.loader import load_engine
 from outrider.local import Answered, DrafterSource, Pair
-from outrider.target.drafts.head import tried_head
+from outrider.target.drafts.head import engine_of, tried_head
 
 _CHUNK = 256
 _BEGINNING = "Once upon a time"
@@ -105,7 +105,8 @@ def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: i
     path = directory(name)
     if is_head(path):
         head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
-        return lambda: HeadDrafts(head, most)
+        its = engine_of(engine, head, prefix_cache=False)
+        return lambda: HeadDrafts(head, most, its)
     drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), target=target)
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences), most)
 

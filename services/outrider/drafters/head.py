@@ -13,6 +13,7 @@ import torch
 
 from outrider.drafters.interface import Drafter
 from outrider.drafters.sequence import CommitMismatch, DraftSequence
+from outrider.drafting.heads.engine import HeadEngine, head_engine, torch_engine
 from outrider.drafting.heads.interface import DraftHead, HeadError
 from outrider.drafting.heads.loading import load_head_of
 from outrider.drafting.heads.remote import read
@@ -20,7 +21,7 @@ from outrider.drafting.heads.runner import HeadRunner
 from outrider.drafting.heads.text import HeadText
 from outrider.drafting.source import Features
 from outrider.drafting.tree import DraftTree
-from outrider.engine import CheckpointError, ModelInfo
+from outrider.engine import CheckpointError, EngineConfig, ModelInfo
 from outrider.engine.models.loader import read_settings
 from outrider.errors import InvalidRequest
 
@@ -28,29 +29,38 @@ from outrider.errors import InvalidRequest
 class HeadDrafter(Drafter):
     """All sequences are read and drafted together, whichever target they come from."""
 
-    def __init__(self, head: DraftHead, vocab_size: int, max_context_len: int, state_width: int, device: str) -> None:
-        """`state_width`: of the target's hidden states."""
+    def __init__(
+        self,
+        head: DraftHead,
+        vocab_size: int,
+        max_context_len: int,
+        state_width: int,
+        device: str,
+        engine: HeadEngine | None = None,
+    ) -> None:
+        """`state_width`: of the target's hidden states. `engine`: the head's; not given: torch."""
         self.info = ModelInfo(vocab_size, max_context_len, device=device)
         states = torch.zeros(1, 1, state_width * max(1, len(head.taps)), device=device)
         with torch.inference_mode():
             found = head.features(states)
         self._width, self._dtype, self._device = found.shape[-1], found.dtype, device
         self._kind = head.kind
-        self._runner = HeadRunner(head)
+        self._runner = HeadRunner(head, engine or torch_engine(head))
         self._texts: dict[DraftSequence, HeadText] = {}
 
     @classmethod
-    def load(cls, head: Path, model: Path, device: str) -> HeadDrafter:
+    def load(cls, head: Path, model: Path, config: EngineConfig) -> HeadDrafter:
         """`model`: the head's target, of which embedding and vocabulary head are read. Raises CheckpointError."""
         try:
-            loaded, parts = load_head_of(model, head, device)
+            loaded, parts = load_head_of(model, head, config.device)
         except HeadError as error:
             raise CheckpointError("head", str(error)) from None
         context = int(read_settings(model).max_position_embeddings)
-        return cls(loaded, len(parts.embedding), context, parts.width, device)
+        engine = head_engine(loaded, config, context)
+        return cls(loaded, len(parts.embedding), context, parts.width, config.device, engine)
 
     def on_open(self, sequence: DraftSequence) -> None:
-        self._texts[sequence] = HeadText(sequence.opening, sequence.tokens)
+        self._texts[sequence] = self._runner.open(sequence.opening, sequence.tokens)
 
     @torch.inference_mode()
     def see(self, sequence: DraftSequence, features: Features) -> bool:
@@ -59,9 +69,9 @@ class HeadDrafter(Drafter):
             rows = read(features, self._width)
         except ValueError as error:
             raise InvalidRequest("features", str(error)) from None
-        if features.start > text.seen > text.begin:
+        if features.start > text.seen and text.has_seen:
             raise CommitMismatch(f"features from {features.start} on, but {text.seen} is the next position")
-        text.see(features.start, rows.to(self._device, self._dtype))
+        self._runner.see(text, features.start, rows.to(self._device, self._dtype))
         return text.seen == len(sequence.tokens) - 1
 
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
@@ -73,7 +83,7 @@ class HeadDrafter(Drafter):
         """Keeps the head's memory: the features that made it do not come again."""
 
     def on_close(self, sequence: DraftSequence) -> None:
-        del self._texts[sequence]
+        self._runner.close(self._texts.pop(sequence))
 
     @torch.inference_mode()
     def propose(self, sequences: Sequence[DraftSequence]) -> list[DraftTree | None]:

@@ -28,7 +28,7 @@ def load_drafter(
     from outrider.engine.models.loader import load_engine
 
     if head is not None:
-        return HeadDrafter.load(head, path, (engine or EngineConfig()).device)
+        return HeadDrafter.load(head, path, engine or EngineConfig())
     loaded = load_engine(path, engine or EngineConfig())
     return ModelDrafter(loaded, model or ModelConfig(), _vocabulary(loaded, path, target))
 

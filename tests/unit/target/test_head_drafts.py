@@ -14,6 +14,7 @@ import pytest
 import torch
 from outrider.drafting.heads import Eagle3Head, HeadDrafts, MedusaHead, MtpHead, TargetParts
 from outrider.drafting.heads.eagle import EagleVariant
+from outrider.drafting.heads.engine import torch_engine
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.tensors import settings_of
 from outrider.drafting.lookup import NAMES
@@ -26,7 +27,7 @@ from outrider.engine.models.loader import load_engine
 from outrider.engine.run.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.drafts.head import head_drafts
+from outrider.target.drafts.head import head_drafts, tried_head
 from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner
@@ -154,10 +155,10 @@ def test_ratio_mode_takes_a_head_s_own_distribution(tiny: Path) -> None:
 
 
 class Forgetful(HeadDrafts):
-    """Its cache has no room."""
+    """Neither keys nor states of a prefix are kept."""
 
     def __init__(self, head: DraftHead) -> None:
-        super().__init__(head)
+        super().__init__(head, engine=torch_engine(head, prefix_cache=False))
         self._cache.most_bytes = 0
 
 
@@ -207,13 +208,13 @@ def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MedusaModel"], "medusa_num_heads": 2}))
     engine = load_engine(deep, EngineConfig(dtype="float32", num_blocks=64))
     with caplog.at_level(logging.WARNING):
-        source = head_drafts(engine, deep, tmp_path, [5, 6, 7])
+        source = head_drafts(engine, tried_head(engine, deep, tmp_path, [5, 6, 7]))
     assert "this medusa head guesses" in caplog.text and engine.kv.num_free_blocks == 64
     bench = answered(deep, wanted(GREEDY, ALONE), [source])
     assert bench.tokens == plain_tokens(deep, GREEDY)
     save_file({"blocks.0.layers.0.weight": torch.randn(64, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"head: blocks\.0\.layers\.0\.weight: has the shape \[64, 32\]"):
-        head_drafts(engine, deep, tmp_path, [5, 6, 7])
+        tried_head(engine, deep, tmp_path, [5, 6, 7])
 
 
 def test_a_preempted_text_is_read_again_from_where_it_is_recomputed(deep: Path) -> None:

@@ -373,5 +373,5 @@ def test_a_draft_learns_on_from_where_another_ended_and_proposes_the_same_tokens
     assert went_on.held_out_loss < 0.9 * fresh.held_out_loss
     assert went_on.held_out_loss == pytest.approx(learned.held_out_loss, rel=0.3)
     assert torch.equal(load_draft_model(again.out, torch.float32)[1], load_draft_model(first.out, torch.float32)[1])
-    with pytest.raises(ValueError, match="start: only a model or an mtp head"):
+    with pytest.raises(ValueError, match="start: only for kinds model and mtp"):
         replace(again, kind="medusa")

@@ -1,8 +1,8 @@
 """Heads: small modules that draft from the target's hidden states. The only part of `outrider.drafting` with torch.
 
-Here: the protocol (`interface`), the decoder layer that two kinds share (`layer`), one file for each kind (`mtp`,
-`eagle`, `medusa`), and the field's checkpoint formats (`loading`). Not here: the engine, whose states come in as
-tensors, and the sequences they belong to. Begin with `interface`.
+Here: the protocol (`interface`), the decoder layers that two kinds share (`layer`), one file for each kind (`mtp`,
+`eagle`, `medusa`), the field's checkpoint formats (`loading`), and how they run on an engine of their own (`engine`).
+Not here: the engine of the target, whose states come in as tensors. Begin with `interface`.
 """
 
 from outrider.drafting.heads.eagle import Eagle3Head

@@ -4,12 +4,13 @@ width; a decoder layer reads it beside the next token, and its output is the fea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outrider.drafting.heads.interface import HeadSettings, Memory, TargetParts
-from outrider.drafting.heads.layer import HeadLayer, Norm, Rotary
+from outrider.drafting.heads.interface import HeadSettings, TargetParts
+from outrider.drafting.heads.layer import HeadLayer, LayeredHead, Norm
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
@@ -35,45 +36,33 @@ class EagleVariant:
 
 
 class _FirstLayer(HeadLayer):
-    """Attention reads token and feature side by side; the feature alone goes on."""
+    """Attention takes token and feature side by side; the feature alone goes on."""
 
-    def __init__(self, settings: HeadSettings, norm_before_residual: bool) -> None:
+    def __init__(self, settings: HeadSettings) -> None:
         super().__init__(settings, 0, 2 * settings.width)
         self.hidden_norm = Norm(settings.width, settings)
-        self._norm_before_residual = norm_before_residual
-
-    def join(self, tokens: Tensor, feature: Tensor, rotary: tuple[Tensor, Tensor], memory: Memory) -> Tensor:
-        normed = self.hidden_norm(feature)
-        read = torch.cat([self.input_layernorm(tokens), normed], -1)
-        return self.after(normed if self._norm_before_residual else feature, read, rotary, memory)
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(LayeredHead):
     kind = "eagle3"
-    recurrent = True
-    lookahead = 1
 
     def __init__(
         self, settings: HeadSettings, variant: EagleVariant, target: TargetParts, token_map: Tensor | None = None
     ) -> None:
         """token_map [logits width]: the token id of each logit, from d2t."""
-        super().__init__()
         width, joined = settings.width, len(variant.taps) * variant.target_width
+        layers = [_FirstLayer(settings), *(HeadLayer(settings, number) for number in range(1, settings.layers))]
+        embedding = torch.empty(target.embedding.shape[0], width) if variant.own_embedding else target.embedding
+        super().__init__(settings, layers, embedding, nn.Linear(width, variant.logits_width, bias=False))
         self.taps = variant.taps
         self.token_map = token_map
+        self.passes_normed = variant.norm_output
         self._variant = variant
         self.fc = nn.Linear(joined, width, bias=False)
         if variant.norm_before_fc:
             self.input_norm = Norm(joined, settings)
         if variant.fc_norm:
             self.fc_norm = nn.ModuleList(Norm(variant.target_width, settings) for _ in variant.taps)
-        rest = (HeadLayer(settings, number) for number in range(1, settings.layers))
-        self.layers = nn.ModuleList([_FirstLayer(settings, variant.norm_before_residual), *rest])
-        self.norm = Norm(width, settings)
-        self.lm_head = nn.Linear(width, variant.logits_width, bias=False)
-        embedding = torch.empty(target.embedding.shape[0], width) if variant.own_embedding else target.embedding
-        self.embed_tokens = nn.Embedding.from_pretrained(embedding)  # type: ignore[no-untyped-call]
-        self._rotary = Rotary(settings)
 
     def features(self, states: Tensor) -> Tensor:
         """[batch, tokens, taps · target width] → [batch, tokens, width]."""
@@ -86,16 +75,8 @@ class Eagle3Head(nn.Module):
         joined: Tensor = self.fc(states)
         return joined
 
-    def forward(self, token_ids: Tensor, features: Tensor, positions: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        rotary = self._rotary(positions)
-        tokens = self.embed_tokens(token_ids).to(features.dtype)
-        first, *rest = self.layers
-        x = first.join(tokens, features, rotary, memory)  # type: ignore[operator]
-        for layer in rest:
-            x = layer(x, rotary, memory)
-        normed = self.norm(x)
-        return (normed if self._variant.norm_output else x), normed
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        found: Tensor = self.lm_head(hidden)
-        return found
+    def join(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        first: Any = self.layers[0]
+        normed = first.hidden_norm(features)
+        attended = torch.cat([first.input_layernorm(tokens), normed], -1)
+        return (normed if self._variant.norm_before_residual else features), attended

@@ -83,15 +83,6 @@ class ChainMemory:
         mask = torch.ones(new, all_of_them, dtype=torch.bool, device=query.device).tril(all_of_them - new)
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)
 
-    @property
-    def length(self) -> int:
-        return int(self.keys[0].shape[2]) if self.keys else 0
-
-    def cut(self, length: int) -> None:
-        for layer in self.keys:
-            self.keys[layer] = self.keys[layer][:, :, :length]
-            self.values[layer] = self.values[layer][:, :, :length]
-
 
 class DraftHead(Protocol):
     """A head of any kind. Tensors are [batch, tokens, …]; it keeps no state of its own."""

@@ -1,13 +1,16 @@
-"""A decoder layer of a head: Llama's, with what Qwen adds. Attention reads a `Memory`, so it knows no cache."""
+"""Heads of decoder layers, and such a layer: Llama's, with what Qwen adds. Attention reads a `Memory`, so it knows no
+cache."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from outrider.drafting.heads.interface import HeadSettings, Memory
+from outrider.drafting.heads.interface import HeadSettings, Memory, TargetParts
 
 
 class Norm(nn.Module):
@@ -28,11 +31,11 @@ class Rotary:
     """The rotary table of a config, for the positions asked. No module: a head's dtype would round its frequencies."""
 
     def __init__(self, settings: HeadSettings) -> None:
-        self._table = LlamaRotaryEmbedding(settings.rotary)
+        self.table = LlamaRotaryEmbedding(settings.rotary)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [batch, tokens] → cos and sin, each [batch, 1, tokens, rotated width]."""
-        cos, sin = self._table(torch.empty(0, device=positions.device), positions)
+        cos, sin = self.table(torch.empty(0, device=positions.device), positions)
         return cos[:, None], sin[:, None]
 
 
@@ -48,6 +51,7 @@ class HeadAttention(nn.Module):
     def __init__(self, settings: HeadSettings, width_in: int) -> None:
         super().__init__()
         self._settings = s = settings
+        self.scaling = s.head_dim**-0.5
         queries = s.heads * s.head_dim
         self.q_proj = nn.Linear(width_in, 2 * queries if s.gated else queries, bias=s.bias)
         self.k_proj = nn.Linear(width_in, s.kv_heads * s.head_dim, bias=s.bias)
@@ -98,11 +102,72 @@ class HeadLayer(nn.Module):
         self.input_layernorm = Norm(settings.width, settings)
         self.post_attention_layernorm = Norm(settings.width, settings)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], memory: Memory) -> Tensor:
-        return self.after(x, self.input_layernorm(x), rotary, memory)
-
-    def after(self, residual: Tensor, read: Tensor, rotary: tuple[Tensor, Tensor], memory: Memory) -> Tensor:
-        """As forward, with what attention reads apart from the residual."""
-        x = residual + self.self_attn(read, rotary, memory, self.number)
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], memory: Memory, attended: Tensor | None = None
+    ) -> Tensor:
+        """`attended`: what attention takes instead of the norm of x."""
+        attended = self.input_layernorm(x) if attended is None else attended
+        x = x + self.self_attn(attended, rotary, memory, self.number)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
+
+
+class LayeredHead(nn.Module):
+    """A head of decoder layers. A kind says how a token and a feature are joined on their way."""
+
+    kind: str
+    recurrent = True
+    lookahead = 1
+    taps: tuple[int, ...] = ()
+    early = 0
+    """So many layers read the tokens alone, before the join."""
+    token_map: Tensor | None
+    embed_tokens: nn.Embedding
+    passes_normed = True
+    """Whether the feature of the next step is taken after the last norm."""
+
+    def __init__(
+        self, settings: HeadSettings, layers: Iterable[nn.Module], embedding: Tensor, lm_head: nn.Linear
+    ) -> None:
+        """embedding [vocab, width]"""
+        super().__init__()
+        self.settings = settings
+        self.layers = nn.ModuleList(layers)
+        self.norm = Norm(settings.width, settings)
+        self.embed_tokens = nn.Embedding.from_pretrained(embedding)  # type: ignore[no-untyped-call]
+        self.lm_head = lm_head
+        self.rotary = Rotary(settings)
+
+    def features(self, states: Tensor) -> Tensor:
+        return states
+
+    def join(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Both […, width] → what enters the layers after the early ones, and what the attention of the first of them
+        takes instead of the norm of that, […, inputs], if it does."""
+        raise NotImplementedError
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        found: Tensor = self.embed_tokens(token_ids)
+        return found.to(self.norm.weight.dtype)
+
+    def forward(self, token_ids: Tensor, features: Tensor, positions: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        x, rotary = self.embed(token_ids), self.rotary(positions)
+        for layer in self.layers[: self.early]:
+            x = layer(x, rotary, memory)
+        x, attended = self.join(x, features.to(x.dtype))
+        for layer in self.layers[self.early :]:
+            x, attended = layer(x, rotary, memory, attended), None
+        normed = self.norm(x)
+        return (normed if self.passes_normed else x), normed
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        found: Tensor = self.lm_head(hidden)
+        return found
+
+
+def target_rows(target: TargetParts, token_map: Tensor | None) -> nn.Linear:
+    """The rows of the target's vocabulary head that a head proposes from, as its own."""
+    rows = target.head if token_map is None else target.head[token_map]
+    linear = nn.Linear(rows.shape[1], len(rows), bias=False)
+    linear.weight = nn.Parameter(rows.clone(), requires_grad=False)
+    return linear

@@ -23,7 +23,6 @@ from outrider.drafting.heads.interface import DraftHead, HeadError, TargetParts
 from outrider.drafting.heads.medusa import MedusaHead
 from outrider.drafting.heads.mtp import MtpHead
 from outrider.drafting.heads.tensors import fill, read_tensors, settings_of
-from outrider.engine.backends.cpu import multiplies_bfloat16
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
 
@@ -45,8 +44,8 @@ def load_head_of(model: Path, head: Path, device: str) -> tuple[DraftHead, Targe
     settings = read_config(model)
     layers = int(settings.get("text_config", settings)["num_hidden_layers"])
     parts = TargetParts(read_embedding(model), read_head(model), layers)
-    quick = device != "cpu" or multiplies_bfloat16()
-    loaded: Any = load_head(head, parts, torch.bfloat16 if quick else torch.float32)
+    # A CPU's kernels round what is stored in 8 bits to the same numbers again, but not from bfloat16.
+    loaded: Any = load_head(head, parts, torch.float32 if device == "cpu" else torch.bfloat16)
     return loaded.to(device), parts
 
 

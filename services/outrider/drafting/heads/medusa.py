@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.drafting.heads.interface import Memory, TargetParts
+from outrider.drafting.heads.layer import target_rows
 
 
 class MedusaBlock(nn.Module):
@@ -43,13 +44,7 @@ class MedusaHead(nn.Module):
         self.lookahead = blocks
         self.token_map = token_map
         self.blocks = nn.ModuleList(MedusaBlock(target.width, layers, bias) for _ in range(blocks))
-        rows = target.head if token_map is None else target.head[token_map]
-        self.lm_heads = nn.ModuleList()
-        for number in range(blocks if own_heads else 1):
-            head = nn.Linear(target.width, len(rows), bias=False)
-            head.weight = nn.Parameter(rows.clone(), requires_grad=False)
-            self.lm_heads.append(head)
-            del number
+        self.lm_heads = nn.ModuleList(target_rows(target, token_map) for _ in range(blocks if own_heads else 1))
 
     def features(self, states: Tensor) -> Tensor:
         return states

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from outrider.drafting.heads.engine import HeadEngine
 from outrider.drafting.heads.interface import ChainMemory, DraftHead
-from outrider.drafting.heads.text import GrowingDraft, HeadText
+from outrider.drafting.heads.text import GrowingDraft, HeadText, Place
+from outrider.drafting.source import SourceOpening
 from outrider.drafting.tree import DraftTree
+from outrider.engine import EngineSequence, Row
 from outrider.speculation import propose
 
 _OTHERS = 2
@@ -19,48 +20,69 @@ _OTHERS = 2
 _READ_AT_ONCE, _SHORT = 512, 16
 
 
-@dataclass(slots=True)
-class BatchMemory:
-    """Sequences side by side. Their tokens are padded at the end, where no token before attends to them."""
-
-    memories: Sequence[ChainMemory]
-    counts: Sequence[int]
-    """Tokens of each that are no padding: only these are remembered."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        known = [int(m.keys[layer].shape[2]) if layer in m.keys else 0 for m in self.memories]
-        keys = self._joined(layer, key, [memory.keys for memory in self.memories], known)
-        values = self._joined(layer, value, [memory.values for memory in self.memories], known)
-        tokens, longest = query.shape[2], max(known) + query.shape[2]
-        at = torch.arange(longest, device=query.device)
-        last = torch.tensor(known, device=query.device)[:, None] + torch.arange(tokens, device=query.device)
-        mask = (at <= last[:, :, None])[:, None]
-        return torch.nn.functional.scaled_dot_product_attention(query, keys, values, mask, enable_gqa=True)
-
-    def _joined(self, layer: int, fresh: Tensor, kept: Sequence[dict[int, Tensor]], known: Sequence[int]) -> Tensor:
-        """Each sequence's own and then its fresh ones, [batch, kv heads, longest, head_dim]."""
-        found = []
-        for row, (own, before, count) in enumerate(zip(kept, known, self.counts, strict=True)):
-            joined = torch.cat([own[layer], fresh[row : row + 1]], 2) if before else fresh[row : row + 1]
-            own[layer] = joined[:, :, : before + count]
-            found.append(joined[0].transpose(0, 1))
-        return pad_sequence(found, batch_first=True).transpose(1, 2)
-
-
 class HeadRunner:
-    """Keeps nothing of the sequences, which their owner holds."""
+    """Keeps nothing of the sequences but their keys and values."""
 
-    def __init__(self, head: DraftHead) -> None:
+    def __init__(self, head: DraftHead, engine: HeadEngine | None) -> None:
+        """engine: the head's; None for one without layers."""
         self._head = head
+        self._engine = engine
+
+    def open(self, opening: SourceOpening, tokens: list[int]) -> HeadText:
+        """`tokens`: prompt and committed output. Their owner extends the list."""
+        if self._engine is None:
+            return HeadText(opening, tokens, EngineSequence())
+        # Position 0 has the feature of the first token: texts that begin with another share nothing.
+        salt = opening.salt + tokens[0].to_bytes(4, "little")
+        kv = self._engine.kv.open(tokens[1:], salt)
+        return HeadText(opening, tokens, kv, read=kv.cached_len)
+
+    def see(self, text: HeadText, start: int, features: Tensor) -> None:
+        """Of committed positions from `start` on; some may have been seen before. After a gap the text begins anew."""
+        if start > text.seen:
+            self._begin(text, start)
+        if start + len(features) > text.seen:
+            text.waiting.append(features[text.seen - start :])
+
+    def close(self, text: HeadText) -> None:
+        if self._engine is not None:
+            self._engine.kv.close(text.kv)
+
+    def _begin(self, text: HeadText, start: int) -> None:
+        self.close(text)
+        text.begin = text.read = start
+        text.waiting, text.place = [], None
 
     def read(self, texts: Sequence[HeadText]) -> None:
         """Brings each nearer to its last token: a short way at once, a long one by a bounded step."""
         unread = [text for text in texts if text.num_unread]
         short = [text for text in unread if text.num_unread < _SHORT]
         for together in ([short] if short else []) + [[text] for text in unread if text.num_unread >= _SHORT]:
-            self._read(together)
+            self._read(self._with_room(together))
+
+    def _with_room(self, texts: Sequence[HeadText]) -> list[HeadText]:
+        """One for which the pool has no room forgets what it has read, and goes on from its next position."""
+        admitted, free = [], self._num_free
+        for text in texts:
+            needed = self._blocks(text, min(text.num_unread, _READ_AT_ONCE))
+            if needed <= free:
+                free -= needed
+                admitted.append(text)
+            else:
+                self._begin(text, text.seen)
+                free = self._num_free - sum(self._blocks(each, each.num_unread) for each in admitted)
+        return admitted
+
+    @property
+    def _num_free(self) -> int:
+        return 0 if self._engine is None else self._engine.kv.num_free_blocks
+
+    def _blocks(self, text: HeadText, count: int) -> int:
+        return 0 if self._engine is None else self._engine.kv.blocks_needed(text.kv, count)
 
     def _read(self, texts: Sequence[HeadText]) -> None:
+        if not texts:
+            return
         ids, features = [], []
         for text in texts:
             count = min(text.num_unread, _READ_AT_ONCE)
@@ -68,22 +90,39 @@ class HeadRunner:
             ids.append(text.tokens[text.read + 1 : text.read + 1 + count])
             features.append(waiting[:count])
             text.waiting = [waiting[count:]] if count < len(waiting) else []
-        found = self._forward(texts, ids, features, [text.read for text in texts])
-        for text, tokens, (feature, hidden) in zip(texts, ids, found, strict=True):
-            text.feature, text.hidden = feature, hidden
+        for text, tokens, place in zip(texts, ids, self._forward(texts, ids, features), strict=True):
+            text.place = place
             text.read += len(tokens)
+            if self._engine is not None and not text.begin:
+                self._engine.kv.publish(text.kv, text.read)
+                # Nobody asks which prefixes a head has.
+                self._engine.kv.take_prefix_changes()
 
     def draft(self, texts: Sequence[HeadText], counts: Sequence[int]) -> list[DraftTree]:
         """A proposal for each text, which is ready, of at most so many tokens."""
-        drafts = [GrowingDraft.of(text) for text in texts]
+        drafts, counts = [GrowingDraft.of(text) for text in texts], self._affordable(texts, counts)
         try:
             for number in range(max(counts, default=0)):
                 pairs = zip(texts, drafts, counts, strict=True)
                 self._grow([(t, draft) for t, draft, count in pairs if number < count and self._may_grow(draft)])
         finally:
             for text in texts:
-                text.forget_draft()
+                self._forget_draft(text)
         return [draft.tree(self._head.kind) for draft in drafts]
+
+    def _affordable(self, texts: Sequence[HeadText], counts: Sequence[int]) -> list[int]:
+        """A text for which the pool has no room drafts one token, which is not run."""
+        found, free = [], self._num_free
+        for text, count in zip(texts, counts, strict=True):
+            needed = self._blocks(text, count - 1)
+            found.append(count if needed <= free else 1)
+            free -= needed if needed <= free else 0
+        return found
+
+    def _forget_draft(self, text: HeadText) -> None:
+        """What the head read of its own draft is no part of the text."""
+        if self._engine is not None:
+            self._engine.kv.rewind(text.kv, text.read - text.begin)
 
     def _grow(self, growing: Sequence[tuple[HeadText, GrowingDraft]]) -> None:
         """One token more for each draft."""
@@ -91,11 +130,8 @@ class HeadRunner:
             return
         if self._head.recurrent and (further := [(text, draft) for text, draft in growing if draft.chain]):
             self._follow(further)
-        logits = self._head.logits(torch.stack([draft.hidden for _, draft in growing]))
-        if self._head.recurrent:
-            rows = logits[:, -1]
-        else:
-            rows = torch.stack([logits[len(draft.chain), row, -1] for row, (_, draft) in enumerate(growing)])
+        at = (0 if self._head.recurrent else len(draft.chain) for _, draft in growing)
+        rows = torch.stack([draft.place.logits[row] for row, (_, draft) in zip(at, growing, strict=True)])
         token_map = self._head.token_map
         proposals = propose(
             rows.float(),
@@ -114,24 +150,23 @@ class HeadRunner:
     def _follow(self, growing: Sequence[tuple[HeadText, GrowingDraft]]) -> None:
         """Reads the last token of each draft, with the head's own state in the place of the target's."""
         texts, drafts = zip(*growing, strict=True)
-        starts = [text.read + len(draft.chain) - 1 for text, draft in growing]
-        ids = [draft.chain[-1:] for draft in drafts]
-        found = self._forward(texts, ids, [draft.feature for draft in drafts], starts)
-        for draft, (feature, hidden) in zip(drafts, found, strict=True):
-            draft.feature, draft.hidden = feature, hidden
+        ids, features = [draft.chain[-1:] for draft in drafts], [draft.place.feature for draft in drafts]
+        for draft, place in zip(drafts, self._forward(texts, ids, features), strict=True):
+            draft.place = place
 
     def _forward(
-        self,
-        texts: Sequence[HeadText],
-        ids: Sequence[Sequence[int]],
-        features: Sequence[Tensor],
-        starts: Sequence[int],
-    ) -> list[tuple[Tensor, Tensor]]:
-        """Reads tokens, each after the position of its feature, of which the first is in `starts`. Returns for each
-        text the feature of the next step, and the inputs of the logits, after its last token."""
-        counts, device = [len(each) for each in ids], features[0].device
-        padded = pad_sequence([torch.tensor(each, device=device) for each in ids], batch_first=True)
-        positions = torch.tensor(starts, device=device)[:, None] + torch.arange(padded.shape[1], device=device)
-        memory = BatchMemory([text.memory for text in texts], counts)
-        out, hidden = self._head.forward(padded, pad_sequence(list(features), batch_first=True), positions, memory)
-        return [(out[row, n - 1 : n], hidden[row, n - 1 : n]) for row, n in enumerate(counts)]
+        self, texts: Sequence[HeadText], ids: Sequence[Sequence[int]], features: Sequence[Tensor]
+    ) -> list[Place]:
+        """Reads tokens, each after the position of its feature. Returns where each text is after its last token."""
+        if self._engine is None:
+            return self._at_last_tokens([each[-1] for each in ids], torch.stack([each[-1:] for each in features]))
+        rows = [Row(text.kv, tokens, 1) for text, tokens in zip(texts, ids, strict=True)]
+        logits, following = self._engine.forward_head(rows, torch.cat(list(features)))
+        return [Place(following[row : row + 1], logits[row : row + 1]) for row in range(len(rows))]
+
+    def _at_last_tokens(self, ids: Sequence[int], features: Tensor) -> list[Place]:
+        """Of a head without layers, for which nothing before matters. features [texts, 1, width]"""
+        tokens = torch.tensor(ids, device=features.device)[:, None]
+        out, hidden = self._head.forward(tokens, features, torch.zeros_like(tokens), ChainMemory())
+        logits = self._head.logits(hidden)[None] if self._head.recurrent else self._head.logits(hidden)
+        return [Place(out[row], logits[:, row, -1]) for row in range(len(ids))]

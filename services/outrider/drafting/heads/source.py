@@ -1,8 +1,8 @@
 """Drafts of a head in the target's own process: it reads the states of each step, and proposes before the next one.
 
-A head keeps keys and values of its own beside the target's. At positions whose keys came from the prefix cache it reads
-the states of the sequence that ran them. Where these are forgotten, it drafts without: that costs acceptance, never a
-text.
+A head keeps keys and values of its own beside the target's, and finds those of a prefix again. Where it has none at
+positions of the target's prefix cache, it reads the states of the sequence that ran them. Where these are forgotten, it
+drafts without: that costs acceptance, never a text.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from outrider.drafting.heads.engine import HeadEngine, torch_engine
 from outrider.drafting.heads.features import FeatureCache, FeatureWriter
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.runner import HeadRunner
@@ -24,13 +25,13 @@ from outrider.protocol.sequence_key import SequenceKey
 class HeadDrafts:
     """A DraftSource that is also shown the target's states. Its name is the head's kind: eagle3, medusa or mtp."""
 
-    def __init__(self, head: DraftHead, max_tokens: int = 5) -> None:
-        """`max_tokens`: of a proposal; each is one more pass of the head."""
+    def __init__(self, head: DraftHead, max_tokens: int = 5, engine: HeadEngine | None = None) -> None:
+        """`max_tokens`: of a proposal; each is one more pass of the head. `engine`: the head's; not given: torch."""
         self.name = head.kind
         self.taps = head.taps
         self._head = head
         self._max_tokens = max_tokens
-        self._runner = HeadRunner(head)
+        self._runner = HeadRunner(head, engine or torch_engine(head))
         self._cache = FeatureCache()
         self._writers: dict[SequenceKey, FeatureWriter] = {}
         self._texts: dict[SequenceKey, HeadText] = {}
@@ -38,7 +39,7 @@ class HeadDrafts:
         self._due: dict[SequenceKey, HeadText] = {}
 
     def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
-        self._texts[key] = HeadText(opening, [*opening.prompt, *opening.committed])
+        self._texts[key] = self._runner.open(opening, [*opening.prompt, *opening.committed])
         self._writers[key] = FeatureWriter(self._cache, opening.salt)
         self._counts[key] = min(opening.limits.max_draft_tokens, self._max_tokens)
 
@@ -49,9 +50,9 @@ class HeadDrafts:
             features = self._head.features(states[None])[0]
             known = self._cache.find(text.tokens, text.opening.salt, start) if start > text.seen else None
             if known is not None:
-                text.see(text.seen, known[text.seen :])
+                self._runner.see(text, text.seen, known[text.seen :])
             self._writers[key].add(text.tokens, start, features)
-            text.see(start, features)
+            self._runner.see(text, start, features)
             self._due[key] = text
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
@@ -64,7 +65,9 @@ class HeadDrafts:
             self._counts[key] = min(limits.max_draft_tokens, self._max_tokens)
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
-        for held in (self._texts, self._writers, self._counts, self._due):
+        if (text := self._texts.pop(key, None)) is not None:
+            self._runner.close(text)
+        for held in (self._writers, self._counts, self._due):
             held.pop(key, None)
 
     @torch.inference_mode()

@@ -8,11 +8,21 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from outrider import tuning
-from outrider.drafting.heads.interface import ChainMemory
 from outrider.drafting.source import SourceOpening
 from outrider.drafting.tree import ROOT, DraftTree
+from outrider.engine import EngineSequence
 from outrider.options.sampling import Q_TOTAL, DraftDistribution
 from outrider.speculation import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """After some token: what the head says there."""
+
+    feature: Tensor
+    """[1, width] What the next step goes on from."""
+    logits: Tensor
+    """[1, logits width]; of a head with lookahead [lookahead, logits width]."""
 
 
 @dataclass(slots=True)
@@ -22,19 +32,22 @@ class HeadText:
     opening: SourceOpening
     tokens: list[int]
     """Prompt and committed output. Its owner extends it."""
-    memory: ChainMemory = field(default_factory=ChainMemory)
+    kv: EngineSequence
     begin: int = 0
     read: int = 0
     waiting: list[Tensor] = field(default_factory=list)
     """Each [positions, width]."""
-    feature: Tensor | None = None
-    """[1, width] What a draft goes on from: the head's output at the last position it read."""
-    hidden: Tensor | None = None
-    """[1, width] What the head's logits there are made of."""
+    place: Place | None = None
+    """After the last position that the head has read, where it has read one."""
 
     @property
     def seen(self) -> int:
         return self.read + sum(len(features) for features in self.waiting)
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether a feature has come since it began."""
+        return self.place is not None or bool(self.waiting)
 
     @property
     def num_unread(self) -> int:
@@ -44,19 +57,7 @@ class HeadText:
     @property
     def ready(self) -> bool:
         """Whether all is read, up to the last token."""
-        return self.hidden is not None and self.read == len(self.tokens) - 1
-
-    def see(self, start: int, features: Tensor) -> None:
-        """Of committed positions from `start` on; some may have been seen before. After a gap the text begins anew."""
-        if start > self.seen:
-            self.memory, self.begin, self.read, self.waiting = ChainMemory(), start, start, [features]
-            self.feature = self.hidden = None
-        elif start + len(features) > self.seen:
-            self.waiting.append(features[self.seen - start :])
-
-    def forget_draft(self) -> None:
-        """What the head read of its own draft is no part of the text."""
-        self.memory.cut(self.read - self.begin)
+        return self.place is not None and self.read == len(self.tokens) - 1
 
 
 @dataclass(slots=True)
@@ -65,9 +66,8 @@ class GrowingDraft:
 
     base_len: int
     stop_token_ids: frozenset[int]
-    feature: Tensor
-    """Where the head is now: as in HeadText."""
-    hidden: Tensor
+    place: Place
+    """Where the head is now."""
     chain: list[int] = field(default_factory=list)
     joint: float = 1.0
     ended: bool = False
@@ -83,8 +83,8 @@ class GrowingDraft:
     @classmethod
     def of(cls, text: HeadText) -> GrowingDraft:
         """Of a text that is ready."""
-        assert text.feature is not None and text.hidden is not None
-        return cls(len(text.tokens), text.opening.stop_token_ids, text.feature, text.hidden)
+        assert text.place is not None
+        return cls(len(text.tokens), text.opening.stop_token_ids, text.place)
 
     def add(self, proposal: Proposal) -> None:
         self._put(proposal.token_id, proposal.confidence)

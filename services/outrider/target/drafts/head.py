@@ -8,17 +8,31 @@ import torch
 
 from outrider.drafting.heads import HeadDrafts, HeadError
 from outrider.drafting.heads.check import self_check
+from outrider.drafting.heads.engine import HeadEngine, head_engine
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.loading import load_head_of
-from outrider.engine import CheckpointError, Engine, Row
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.run.taps import HEAD_INPUT
 
 _CHECKED_TOKENS = 48
 
 
-def head_drafts(engine: Engine, model: Path, head: Path, prompt: list[int]) -> HeadDrafts:
-    """The source of drafts of a head, as `tried_head` loads it."""
-    return HeadDrafts(tried_head(engine, model, head, prompt))
+def head_drafts(engine: Engine, head: DraftHead, max_tokens: int = 5) -> HeadDrafts:
+    """The source of drafts of a head that `tried_head` has loaded. Raises CheckpointError."""
+    return HeadDrafts(head, max_tokens, engine_of(engine, head))
+
+
+def engine_of(engine: Engine, head: DraftHead, *, prefix_cache: bool = True) -> HeadEngine | None:
+    """Runs a head as its target is run, with at most as many blocks. Raises CheckpointError."""
+    info = engine.info
+    config = EngineConfig(
+        device=info.device,
+        block_size=info.block_size,
+        num_blocks=info.num_blocks,
+        prefix_cache=prefix_cache,
+        execution="auto" if info.execution.startswith("native") else "transformers",
+    )
+    return head_engine(head, config, info.max_context_len)
 
 
 def tried_head(engine: Engine, model: Path, head: Path, prompt: list[int]) -> DraftHead:

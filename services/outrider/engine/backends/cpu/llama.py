@@ -1,4 +1,5 @@
-"""A Llama, or a relative (families.py), whose whole step is one call into the kernels (llama/step.c), on a CPU."""
+"""A Llama, or a relative (families.py), whose whole step is one call into the kernels (llama/step.c), on a CPU. Heads
+run parts of their layers."""
 
 from __future__ import annotations
 
@@ -76,8 +77,9 @@ class _Model(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads", "tapped", "taps")),
+        *((name, ctypes.c_int64) for name in ("first", "end", "attended_width")),
         *((name, _Pointer) for name in ("token_ids", "positions", "logit_rows", "row", "tiles", "slots", "path")),
-        *((name, _Pointer) for name in ("tapped_rows", "tap", "states")),
+        *((name, _Pointer) for name in ("tapped_rows", "tap", "states", "entering", "attended")),
     ]
 
 
@@ -256,16 +258,35 @@ class NativeLlama:
     def forward(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
+        return self.forward_part(range(len(self._layers)), token_ids, positions, rows, batch, taps)
+
+    def forward_part(
+        self,
+        layers: range,
+        entering: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        batch: Batch,
+        taps: Taps | None = None,
+        attended: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """As forward, of some layers; `rows` of the last ones only.
+
+        entering: token ids, or what enters the first of the layers, float32 [tokens, width]. attended [tokens, inputs]:
+        what its attention takes instead of the norm of that.
+        """
         assert isinstance(batch, NativeBatch)
         if batch.cache is not self._bound():
             self._bind(batch.cache)
-        tokens, wanted, threads = len(token_ids), len(rows), torch.get_num_threads()
+        tokens, wanted, threads = len(entering), len(rows), torch.get_num_threads()
         if tokens >= _LONG_STEP_TOKENS:
             threads = max(threads, self._prefill_threads)
         layout, act = self._layout, self._act
         logits = torch.empty(wanted, -(-self._vocab // layout.panel) * layout.panel)
         hidden = torch.empty(wanted, self._width, dtype=act)
-        most = max(self._width, self._inner, self._queries)
+        attended = None if attended is None else attended.to(act).contiguous()
+        attended_width = 0 if attended is None else attended.shape[1]
+        most = max(self._width, self._inner, self._queries, attended_width)
         buffers = _Buffers(
             self._buffer("x", tokens * self._width, torch.float32),
             self._buffer("wide", tokens * max(self._width, self._joined), torch.float32),
@@ -280,8 +301,9 @@ class NativeLlama:
             self._buffer("blocks", tokens * most // _FOUR_INPUTS * layout.block_bytes, torch.uint8),
         )
         taps = taps or Taps((), torch.empty(0, dtype=torch.int64))
-        layers = torch.tensor(taps.layers, dtype=torch.int64)
-        states = torch.empty(len(layers), len(taps.rows), self._width, dtype=act)
+        tapped = torch.tensor(taps.layers, dtype=torch.int64)
+        states = torch.empty(len(tapped), len(taps.rows), self._width, dtype=act)
+        token_ids, given = (None, entering.contiguous()) if entering.is_floating_point() else (entering, None)
         arrays = (
             token_ids,
             positions,
@@ -291,11 +313,13 @@ class NativeLlama:
             batch.slots,
             batch.path,
             taps.rows,
-            layers,
+            tapped,
             states,
+            given,
+            attended,
         )
-        counts = (tokens, len(batch.rows), wanted, threads, len(taps.rows), len(layers))
-        step = _Step(*counts, *(a.data_ptr() for a in arrays))
+        counts = (tokens, len(batch.rows), wanted, threads, len(taps.rows), len(tapped))
+        step = _Step(*counts, layers.start, layers.stop, attended_width, *map(_address, arrays))
         self._forward(ctypes.byref(self._model), ctypes.byref(step), ctypes.byref(buffers))
         for number, found in zip(taps.layers, states, strict=True):
             if number <= len(self._layers):

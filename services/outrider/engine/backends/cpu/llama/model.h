@@ -70,6 +70,8 @@ typedef struct {
 
 typedef struct {
     int64_t tokens, rows, wanted, threads, tapped, taps;
+    int64_t first, end;  // of the layers that are run
+    int64_t attended_width;
     const int64_t *token_ids, *positions, *logit_rows;
     const Row *row;
     // slots: where each token is placed, as tile * TILE + the place in it; path: the slots that branches see
@@ -77,6 +79,10 @@ typedef struct {
     // Hidden states are wanted of these tokens, as they enter these layers: see ../../../taps.py.
     const int64_t *tapped_rows, *tap;
     act *states;  // [taps][tapped][width]
+    // What enters the first layer, [tokens][width], or none: the embeddings of token_ids. What its attention takes instead
+    // of the norm of that, [tokens][attended_width], or none.
+    const float *entering;
+    const act *attended;
 } Step;
 
 typedef struct {

@@ -1,4 +1,5 @@
-// One step of a bfloat16 Llama, or of a relative (../../../families.py), on a CPU: ragged rows over a paged KV cache.
+// One step of a bfloat16 Llama, or of a relative (../../../families.py), on a CPU: ragged rows over a paged KV cache. Or a
+// part of its layers, for heads, which join more to the states on the way.
 // Compiled once for each kind of CPU ("variant").
 //
 // Written because a decode step is the reading of its weights: one loop over them, at the speed of memory, is half
@@ -197,9 +198,12 @@ static void attention(const Pass *pass) {
     const Buffers *b = pass->b;
     const int64_t tokens = pass->s->tokens;
     Pass p = *pass;
+    const act *in = p.layer == m->layer + p.s->first ? p.s->attended : 0;
+    const int64_t inputs = in ? p.s->attended_width : m->width;
     p.norm = p.layer->attention_norm;
-    share_tokens(norm_part, &p);
-    linear(&(Linear){b->narrow, p.layer->qkv, b->wide, tokens, m->width, joined(m), joined(m), STORE, 1}, b, p.threads);
+    if (!in) share_tokens(norm_part, &p);
+    Linear qkv = {in ? in : b->narrow, p.layer->qkv, b->wide, tokens, inputs, joined(m), joined(m), STORE, 1};
+    linear(&qkv, b, p.threads);
     share_tokens(place_part, &p);
     share(attend_part, &p, p.s->rows * m->kv_heads * p.parts, p.threads);
     share_tokens(narrow_part, &p);
@@ -243,21 +247,30 @@ static void take_states(const Model *m, const Step *s, const Buffers *b, int64_t
         }
 }
 
+// What enters the first layer.
+static void enter(const Model *m, const Step *s, const Buffers *b) {
+    const vec scale = v_splat((float)m->embedding_scale);
+    if (s->entering) {
+        memcpy(b->x, s->entering, (size_t)(s->tokens * m->width) * sizeof *b->x);
+        return;
+    }
+    for (int64_t t = 0; t < s->tokens; t++)
+        for (int64_t i = 0; i < m->width; i += LANES)
+            v_store(b->x + t * m->width + i, v_mul(scale, v_load_bf16(m->embedding + s->token_ids[t] * m->width + i)));
+}
+
 void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
     int64_t most = 0;
     for (int64_t r = 0; r < s->rows; r++) most = s->row[r].num_tokens > most ? s->row[r].num_tokens : most;
     Pass pass = {.m = m, .s = s, .b = b, .parts = (most + PART - 1) / PART, .threads = begin(s->threads)};
-    const vec scale = v_splat((float)m->embedding_scale);
-    for (int64_t t = 0; t < s->tokens; t++)
-        for (int64_t i = 0; i < m->width; i += LANES)
-            v_store(b->x + t * m->width + i, v_mul(scale, v_load_bf16(m->embedding + s->token_ids[t] * m->width + i)));
-    for (int64_t n = 0; n < m->layers; n++) {
+    enter(m, s, b);
+    for (int64_t n = s->first; n < s->end; n++) {
         take_states(m, s, b, n);
         pass.layer = m->layer + n;
         attention(&pass);
         mlp(&pass);
     }
-    take_states(m, s, b, m->layers);
+    take_states(m, s, b, s->end);
     take_states(m, s, b, -1);
     for (int64_t i = 0; i < s->wanted; i++)
         rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);

@@ -1,0 +1,212 @@
+"""Runs a head over many sequences at once: on the engine, with keys and values in its paged pool, as a model does.
+
+Position i of a head's sequence has the feature of position i of the text, and token i + 1. On a CPU our kernels run its
+layers and its rows of the vocabulary, in 8 bits; elsewhere torch does.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from outrider.drafting.heads.interface import DraftHead, HeadSettings
+from outrider.drafting.heads.layer import LayeredHead
+from outrider.engine import Engine, EngineConfig, ModelInfo, Row
+from outrider.engine.attention import Attention, Batch, KVCache, Shape, make_attention
+from outrider.engine.backends import cpu
+from outrider.engine.backends.cpu.build import Kernels
+from outrider.engine.models.decoder import Decoder
+from outrider.engine.models.memory import Need, available_bytes, kv_blocks
+from outrider.engine.models.quantization import Int8Linear, quantize
+from outrider.engine.run.taps import Taps
+
+
+class HeadDecoder(Decoder, Protocol):
+    """A head in the form that the engine runs. Instead of the head's inputs it gives the features of the next step."""
+
+    features: Tensor
+    """Of the next forward's tokens, [tokens, width]."""
+
+
+class HeadEngine(Engine):
+    """Owned by one thread, as the engine of a model."""
+
+    def __init__(
+        self, decoder: HeadDecoder, cache: KVCache, info: ModelInfo, config: EngineConfig, attention: Attention
+    ) -> None:
+        super().__init__(decoder, cache, info, config, attention=attention)
+        self._head = decoder
+
+    @torch.inference_mode()
+    def forward_head(self, rows: Sequence[Row], features: Tensor) -> tuple[Tensor, Tensor]:
+        """features [tokens of all rows, width] → float32 logits and the features of the next step, each [logits wanted,
+        …]. Raises OutOfBlocks, with nothing changed."""
+        self._head.features = features
+        return self.forward_with_hidden(rows)
+
+
+def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngine | None:
+    """Takes the head over: its layers are packed for the kernels where those run. None for a head without layers.
+    config.num_blocks: at most.
+
+    Raises CheckpointError where a useful number of blocks does not fit into memory.
+    """
+    if not isinstance(head, LayeredHead):
+        return None
+    device, settings = torch.device(config.device), head.settings
+    shape = _llama(settings)
+    native = not settings.gated and cpu.why_not_native(config, shape) is None
+    dtype = torch.bfloat16 if native else head.norm.weight.dtype
+    blocks = _num_blocks(settings, config, context, dtype)
+    cache = KVCache.allocate(
+        layers=settings.layers,
+        kv_heads=settings.kv_heads,
+        slots=blocks * config.block_size,
+        head_dim=settings.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    decoder: HeadDecoder
+    attention: Attention
+    if native:
+        kernels = cpu.load_kernels(config.native_variant)
+        decoder, attention = NativeHead(head, shape, kernels, context), cpu.NativeAttention(kernels)
+    else:
+        sizes = Shape(settings.heads, settings.kv_heads, settings.head_dim, config.block_size)
+        decoder, attention = TorchHead(head), make_attention(config.attention, sizes, device)
+    info = ModelInfo(
+        head.embed_tokens.num_embeddings,
+        context,
+        config.block_size,
+        blocks,
+        str(dtype).removeprefix("torch."),
+        config.device,
+        decoder.execution,
+    )
+    return HeadEngine(decoder, cache, info, config, attention)
+
+
+def torch_engine(head: DraftHead, num_blocks: int = 512, *, prefix_cache: bool = True) -> HeadEngine | None:
+    """The reference, on a CPU."""
+    config = EngineConfig(execution="transformers", num_blocks=num_blocks, prefix_cache=prefix_cache)
+    return head_engine(head, config, num_blocks * config.block_size)
+
+
+def _num_blocks(settings: HeadSettings, config: EngineConfig, context: int, dtype: torch.dtype) -> int:
+    block = 2 * settings.layers * settings.kv_heads * settings.head_dim * dtype.itemsize * config.block_size
+    need = Need("the head", 0, dtype.itemsize, str(dtype), block, -(-context // config.block_size))
+    free, kind = available_bytes(config.device), torch.device(config.device).type
+    most = kv_blocks(need, free, kind, blocks=None, kv_bytes=config.kv_cache_bytes)
+    return min(most, config.num_blocks or sys.maxsize)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedMemory:
+    """The keys and values of a step's sequences."""
+
+    batch: Batch
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The tokens of all sequences, one after another: [1, heads, tokens, head_dim]."""
+        queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
+        out = self.batch.attend(queries, keys, values, layer, float(query.shape[-1]) ** -0.5)
+        return out.view(1, query.shape[2], query.shape[1], -1).transpose(1, 2)
+
+
+class TorchHead:
+    """The reference."""
+
+    execution = "torch"
+
+    def __init__(self, head: LayeredHead) -> None:
+        self.features = torch.empty(0)
+        self._head = head
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
+    ) -> tuple[Tensor, Tensor]:
+        out, hidden = self._head(token_ids[None], self.features[None], positions[None], PagedMemory(batch))
+        return self._head.logits(hidden[0, rows]).float(), out[0, rows]
+
+
+class NativeHead:
+    """The join is torch's, all else our kernels'."""
+
+    def __init__(self, head: LayeredHead, shape: Any, kernels: Kernels, context: int) -> None:
+        """shape: as `_llama` has it."""
+        self.features = torch.empty(0)
+        rows = head.embed_tokens.weight.bfloat16()
+        head.embed_tokens = nn.Embedding.from_pretrained(rows)  # type: ignore[no-untyped-call]
+        model = _Llama(head, shape)
+        quantize(model, "int8")
+        for module in model.modules():
+            if isinstance(module, Int8Linear):
+                module.rounds_inputs = True
+        self._kernels = cpu.NativeLlama(kernels, model, context)
+        self.execution = self._kernels.execution
+        self._head = head
+        self._count = len(head.layers)
+        # They are packed: in this form they would only take memory.
+        for layer in head.layers:
+            del layer.self_attn, layer.mlp
+        del head.lm_head
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
+    ) -> tuple[Tensor, Tensor]:
+        head, count = self._head, self._count
+        x, attended = head.join(self._early(token_ids, positions, batch), self.features.to(head.norm.weight.dtype))
+        before_norm = Taps((count,), rows)
+        logits, normed = self._kernels.forward_part(
+            range(head.early, count), x.float(), positions, rows, batch, before_norm, attended
+        )
+        return logits, normed if head.passes_normed else before_norm.found[count]
+
+    def _early(self, token_ids: Tensor, positions: Tensor, batch: Batch) -> Tensor:
+        """What the join takes of the tokens."""
+        head = self._head
+        if not head.early:
+            return head.embed(token_ids)
+        taps, none = Taps((head.early,), torch.arange(len(token_ids))), token_ids[:0]
+        self._kernels.forward_part(range(head.early), token_ids, positions, none, batch, taps)
+        return taps.found[head.early].to(head.norm.weight.dtype)
+
+
+def _llama(settings: HeadSettings) -> Any:
+    """The config of a Llama with such layers."""
+    config = copy.deepcopy(settings.rotary)
+    config.update(
+        {
+            "hidden_size": settings.width,
+            "intermediate_size": settings.inner,
+            "num_hidden_layers": settings.layers,
+            "num_attention_heads": settings.heads,
+            "num_key_value_heads": settings.kv_heads,
+            "head_dim": settings.head_dim,
+            "rms_norm_eps": settings.eps,
+        }
+    )
+    return config
+
+
+class _Llama(nn.Module):
+    """A head in the form of a Llama of transformers, whose layers have the same parts under the same names."""
+
+    def __init__(self, head: LayeredHead, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.model = nn.Module()
+        self.model.layers, self.model.norm, self.model.rotary_emb = head.layers, head.norm, head.rotary.table
+        self.embedding, self.lm_head = head.embed_tokens, head.lm_head
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head

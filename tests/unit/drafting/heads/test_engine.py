@@ -1,0 +1,180 @@
+"""Heads on the engine say what they say by themselves, over ragged sequences in a bounded pool."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider.drafting.heads import Eagle3Head, HeadDrafts, MtpHead, TargetParts
+from outrider.drafting.heads.eagle import EagleVariant
+from outrider.drafting.heads.engine import HeadEngine, head_engine, torch_engine
+from outrider.drafting.heads.interface import ChainMemory
+from outrider.drafting.heads.layer import LayeredHead
+from outrider.drafting.heads.tensors import settings_of
+from outrider.drafting.speculation import Speculation
+from outrider.engine import EngineConfig, EngineSequence, Row
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels
+from outrider.engine.checkpoints.checkpoints import read_config
+from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
+from outrider.engine.models.quantization import Int8Linear
+from torch import Tensor, nn
+
+from tests.unit.engine.variants import slow_between
+from tests.unit.target.harness import GREEDY, Bench, opening, prompts
+from tests.unit.target.test_head_drafts import knowing
+
+LENGTHS = (21, 1, 9)
+KINDS = ["mtp", "mtp from a draft", "eagle3", "eagle3 of two layers"]
+
+
+def made(kind: str, path: Path) -> LayeredHead:
+    torch.manual_seed(0)
+    parts = TargetParts(read_embedding(path).float(), read_head(path).float(), 2)
+    settings = settings_of(read_config(path), path)
+    variant = EagleVariant((0, 1, 2), parts.width, len(parts.head), fc_norm=True)
+    head: LayeredHead
+    if kind == "mtp":
+        head = MtpHead(settings, parts, torch.arange(5, 300))
+    elif kind == "mtp from a draft":
+        head = MtpHead(settings, parts, norms_tokens=False, early=1)
+    elif kind == "eagle3":
+        head = Eagle3Head(replace(settings, layers=1), variant, parts)
+    else:
+        head = Eagle3Head(settings, replace(variant, norm_before_residual=True, norm_output=True), parts)
+    for value in head.parameters():
+        if value.dim() == 2 and len(value) != len(parts.head):
+            nn.init.normal_(value, std=0.1)
+    return head.eval().requires_grad_(False)
+
+
+@dataclass
+class Read:
+    """Some texts, which a head reads in two steps, and then one token each of its own."""
+
+    ids: list[Tensor]
+    features: list[Tensor]
+
+    @classmethod
+    def some(cls) -> Read:
+        torch.manual_seed(1)
+        ids = [torch.randint(3, 259, (length + 1,)) for length in LENGTHS]
+        return cls(ids, [torch.randn(length, 64) for length in LENGTHS])
+
+    def alone(self, head: Any) -> list[Tensor]:
+        """The logits after each text, and after the token of its own."""
+        found = []
+        for ids, features in zip(self.ids, self.features, strict=True):
+            memory, count = ChainMemory(), len(features)
+            out, hidden = head.forward(ids[None, :count], features[None], torch.arange(count)[None], memory)
+            found.append(head.logits(hidden)[0, -1])
+            _, hidden = head.forward(ids[None, count:], out[:, -1:], torch.tensor([[count]]), memory)
+            found.append(head.logits(hidden)[0, -1])
+        return found
+
+    def on(self, engine: HeadEngine) -> list[Tensor]:
+        rows = [(engine.kv.open([]), ids.tolist()) for ids in self.ids]
+        few = [count // 2 for count in LENGTHS]
+        first = [(kv, ids[:n], f[:n]) for (kv, ids), n, f in zip(rows, few, self.features, strict=True) if n]
+        self._run(engine, first)
+        rest = [(kv, ids[n:-1], f[n:]) for (kv, ids), n, f in zip(rows, few, self.features, strict=True)]
+        logits, following = self._run(engine, rest)
+        last, _ = self._run(engine, [(kv, ids[-1:], f[None]) for (kv, ids), f in zip(rows, following, strict=True)])
+        return [each for pair in zip(logits, last, strict=True) for each in pair]
+
+    def _run(
+        self, engine: HeadEngine, rows: Sequence[tuple[EngineSequence, list[int], Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        features = torch.cat([each for *_, each in rows])
+        logits, following = engine.forward_head([Row(kv, ids, 1) for kv, ids, _ in rows], features)
+        return logits.clone(), following.float()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_torch_it_says_what_the_head_says_of_each_text_alone(tiny: Path, kind: str) -> None:
+    head, texts = made(kind, tiny), Read.some()
+    wanted, engine = texts.alone(head), torch_engine(head)
+    assert engine is not None
+    torch.testing.assert_close(torch.stack(texts.on(engine)), torch.stack(wanted), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("variant", slow_between())
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_the_kernels_it_says_the_same_but_for_the_rounding_to_8_bits(tiny: Path, kind: str, variant: str) -> None:
+    try:
+        load_kernels(variant)
+    except KernelsMissing as error:
+        pytest.skip(str(error))
+    head, texts = rounded(made(kind, tiny)), Read.some()
+    wanted = torch.stack(texts.alone(head))
+    config = EngineConfig(native_variant=variant, num_blocks=64)
+    engine = head_engine(copy.deepcopy(head), config, 512)
+    assert engine is not None and engine.info.execution == f"native-{variant}"
+    found = torch.stack(texts.on(engine))
+    assert float((found - wanted).abs().max()) < 0.1 * float(wanted.abs().max())
+    # Neighbours are no nearer than that, or this would be no test.
+    assert float((found - wanted.roll(1, 0)).abs().max()) > 0.5 * float(wanted.abs().max())
+
+
+def rounded(head: LayeredHead) -> LayeredHead:
+    """With the weights that 8 bits hold."""
+    for module in [*head.layers.modules(), head.lm_head]:
+        if isinstance(module, nn.Linear):
+            eight = Int8Linear.of(module)
+            module.weight.data = eight.weight.float() * eight.scale[:, None]
+    return head
+
+
+def test_the_kernels_run_a_head_in_8_bits_exactly_as_they_are_stored(tiny: Path) -> None:
+    head = rounded(made("mtp", tiny))
+    before = {name: Int8Linear.of(m) for name, m in head.layers.named_modules() if isinstance(m, nn.Linear)}
+    again = rounded(copy.deepcopy(head))
+    after = {name: Int8Linear.of(m) for name, m in again.layers.named_modules() if isinstance(m, nn.Linear)}
+    assert before and all(torch.equal(before[name].weight, after[name].weight) for name in before)
+
+
+def answered(tiny: Path, num_blocks: int, speculation: Speculation, count: int = 6) -> tuple[Bench, HeadEngine]:
+    head = knowing(tiny, 2)
+    engine = torch_engine(head, num_blocks)
+    assert engine is not None
+    bench = Bench(tiny, sources=[HeadDrafts(head, engine=engine)], row_price=lambda cost: 0.0)
+    for number, prompt in enumerate(prompts(count)):
+        bench.open(number, opening(prompt, max_new_tokens=30, params=GREEDY, speculation=speculation))
+    bench.run()
+    return bench, engine
+
+
+@pytest.mark.parametrize("num_blocks", [512, 6])
+def test_a_head_holds_no_more_than_its_pool_and_gives_all_of_it_back(tiny: Path, num_blocks: int) -> None:
+    plain, _ = answered(tiny, 512, Speculation())
+    bench, engine = answered(tiny, num_blocks, Speculation(max_own_draft_tokens=4))
+    assert bench.tokens == plain.tokens
+    assert bench.worker.stats.num_draft_tokens > 0 and not bench.worker.stats.num_source_failures
+    assert engine.kv.num_free_blocks == num_blocks == engine.info.num_blocks
+
+
+def test_a_head_does_not_read_a_prefix_again(tiny: Path) -> None:
+    head = knowing(tiny, 2)
+    engine = torch_engine(head)
+    assert engine is not None
+    bench = Bench(tiny, sources=[HeadDrafts(head, engine=engine)], row_price=lambda cost: 0.0)
+    positions, forward_head = list[int](), engine.forward_head
+
+    def counted(rows: Sequence[Row], features: Tensor) -> tuple[Tensor, Tensor]:
+        positions.append(sum(len(row.token_ids) for row in rows))
+        return forward_head(rows, features)
+
+    engine.forward_head = counted  # type: ignore[method-assign]
+    prompt, other = list(range(10, 110)), [9, *range(11, 110)]
+    longest = []
+    for number, one in enumerate((prompt, prompt, other)):
+        positions.clear()
+        bench.open(number, opening(one, max_new_tokens=4, speculation=Speculation(max_own_draft_tokens=4)))
+        bench.run()
+        longest.append(max(positions))
+    # The first token is in the feature of position 0.
+    assert longest[1] < 16 < longest[0] == longest[2]
