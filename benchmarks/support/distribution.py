@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import (
+    Q_TOTAL,
     Candidate,
     DraftDistribution,
     Proposal,
@@ -27,7 +28,7 @@ from outrider.speculation import (
     verification,
     verify,
 )
-from outrider.speculation.noise import Purpose, uniform
+from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.sampling import Support
 from scipy import stats
 
@@ -175,28 +176,34 @@ def _truncated(q: DraftDistribution) -> DraftDistribution:
 @contextmanager
 def _planted(fault: Fault) -> Iterator[None]:
     """Plants the fault in the shipped verification for the block."""
-    planted: dict[Fault, tuple[str, Callable[..., Any]]] = {
-        Fault.NOISE_REUSED: ("uniform", _draft_noise_for_recovery),
-        Fault.RECOVERY_FROM_P: ("recover", _recover_from_p),
+    planted: dict[Fault, dict[str, Callable[..., Any]]] = {
+        Fault.NOISE_REUSED: {"gumbel": _draft_noise_for_recovery, "recover": _recover_at_quantile},
+        Fault.RECOVERY_FROM_P: {"recover": _recover_from_p},
     }
-    if fault not in planted:
-        yield
-        return
-    name, faulty = planted[fault]
-    shipped = getattr(verification, name)
-    setattr(verification, name, faulty)
+    faulty = planted.get(fault, {})
+    shipped = {name: getattr(verification, name) for name in faulty}
+    vars(verification).update(faulty)
     try:
         yield
     finally:
-        setattr(verification, name, shipped)
+        vars(verification).update(shipped)
 
 
-def _draft_noise_for_recovery(seed: int, position: int, purpose: Purpose) -> float:
-    return uniform(seed, position, Purpose.DRAFT if purpose is Purpose.RECOVER else purpose)
+def _draft_noise_for_recovery(seed: int, position: int, token_ids: torch.Tensor, purpose: Purpose) -> torch.Tensor:
+    if purpose is Purpose.RECOVER:
+        return torch.full(token_ids.shape, uniform(seed, position, Purpose.DRAFT))
+    return gumbel(seed, position, token_ids, purpose)
 
 
-def _recover_from_p(p: Support, q: DraftDistribution, u: float) -> int:
-    return p.draw(u)
+def _recover_at_quantile(p: Support, q: DraftDistribution, noise: torch.Tensor) -> int:
+    """As the draft drew its token, which noise has the number of."""
+    q_of = torch.tensor([q.count_of(token_id) / Q_TOTAL for token_id in p.token_ids.tolist()])
+    mass = (p.probs - q_of).clamp_min(0).cumsum(0)
+    return int(p.token_ids[torch.searchsorted(mass, float(noise[0]) * float(mass[-1]), right=True)])
+
+
+def _recover_from_p(p: Support, q: DraftDistribution, noise: torch.Tensor) -> int:
+    return p.draw(noise)
 
 
 def compare_counts(

@@ -6,7 +6,7 @@ inputs go to the device in one copy, and all results come back in one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
 from typing import NamedTuple
@@ -19,10 +19,11 @@ from outrider.drafting.tree import ROOT
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.changes import Changes
-from outrider.speculation.choosing import LIKELIEST, choose, choose_exactly, gumbel_scores, probabilities
+from outrider.speculation.choosing import Shortlist, accept, choose, likeliest, shortlist
 from outrider.speculation.columns import Columns
 from outrider.speculation.logprobs import add_logprobs, asked_rows, logprob_table
-from outrider.speculation.sampled_rows import SampledRows
+from outrider.speculation.noise import gumbel_of
+from outrider.speculation.sampled_rows import Sampled, SampledRows, Settings
 
 
 def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
@@ -75,20 +76,14 @@ def _decide(
     tokens, accepted = best.indices, torch.zeros_like(best.indices)
     # The maximum is not finite where a logit is NaN or +inf, or all are -inf.
     sure = [torch.isfinite(best.values).all()]
-    for coupled in filter(None, sampled.coupled):
-        for part in coupled.settings(sent).chunks(width, wide=True):
-            if exactly:
-                tokens[part.rows] = choose_exactly(logits, part)
-            else:
-                tokens[part.rows], certain = choose(logits, best.values, part)
-                sure.append(certain.all())
-    emitted = tokens.clone() if sampled.ratio else tokens
-    for part in sampled.ratio.settings(sent).chunks(width) if sampled.ratio else ():
-        p, certain = probabilities(logits, best.indices, part, width if exactly else LIKELIEST)
-        accept = part.more["bound"] < p.gather(1, part.more["drafted"][:, None])[:, 0]
-        drawn = _draw(_residual(p, part.more["q_ids"], part.more["q_counts"]), part.more["draw"])
-        tokens[part.rows], accepted[part.rows] = drawn, accept.long()
-        emitted[part.rows] = torch.where(accept, part.more["drafted"], drawn)
+    for part in _parts(sampled.coupled, sent, width, wide=not exactly):
+        tokens[part.rows], certain = choose(logits, best.values, part, exactly=exactly)
+        sure.append(certain.all())
+    emitted = tokens.clone() if any(sampled.ratio) else tokens
+    for part in _parts(sampled.ratio, sent, width, wide=not exactly):
+        tokens[part.rows], drafted, certain = accept(logits, best.values, part, exactly=exactly)
+        accepted[part.rows] = drafted.long()
+        emitted[part.rows] = torch.where(drafted, part.more["drafted"], tokens[part.rows])
         sure.append(certain.all())
     results = [torch.stack(sure).long(), tokens, accepted]
     if unprocessed is not None:
@@ -96,6 +91,13 @@ def _decide(
     numbers = torch.split(torch.cat(results).cpu(), list(map(len, results)))
     finite, *certain_parts = numbers[0].tolist()
     return _Decided(numbers[1].tolist(), numbers[2].tolist(), bool(finite), all(certain_parts), numbers[-1])
+
+
+def _parts(
+    groups: Iterable[Sampled], sent: Mapping[str, Tensor], width: int, *, wide: bool = True
+) -> Iterator[Settings]:
+    for sampled in filter(None, groups):
+        yield from sampled.settings(sent).chunks(width, wide=wide)
 
 
 def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
@@ -117,8 +119,8 @@ def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> 
 
 
 def _walk_chain(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
-    draft, ratio = candidate.draft.token_ids, candidate.mode is VerificationMode.RATIO
-    matches = accepted if ratio else [*map(eq, draft, own), False]
+    draft = candidate.draft.token_ids
+    matches = accepted if candidate.by_ratio else [*map(eq, draft, own), False]
     count = matches.index(False)
     return Verdict([*draft[:count], own[count]], count, min(count + 1, len(draft)), list(range(1, count + 1)))
 
@@ -152,22 +154,16 @@ def guess_batched(
         if settings.greedy or mode is VerificationMode.GREEDY:
             continue
         if mode is VerificationMode.RATIO:
-            sampled.ratio.add([row], settings)
+            sampled.ratio[True].add([row], settings)
         else:
             sampled.add_coupled([row], settings, [position])
-    columns, width, ratio = Columns(), logits.shape[1], sampled.ratio
+    columns, width, ratio = Columns(), logits.shape[1], sampled.ratio[True]
     sampled.lay_out(columns, width)
     sent = columns.send(logits.device)
     # Where the likeliest tokens do not reach top-p, a draft is content with them: any q is exact.
-    for coupled in filter(None, sampled.coupled):
-        for part in coupled.settings(sent).chunks(width):
-            probs, _ = probabilities(logits, best.indices[:, 0], part)
-            drawn = gumbel_scores(probs, part.more["keys"], token_map).softmax(-1).topk(tokens.shape[1])
-            tokens[part.rows], confidence[part.rows] = drawn.indices, drawn.values
-            confidence[part.rows, 0] = probs.gather(1, drawn.indices[:, :1])[:, 0]
-    counts = []
-    for part in ratio.settings(sent).chunks(width) if ratio else ():
-        counts.append(_quantized(probabilities(logits, best.indices[:, 0], part)[0], token_map))
+    for part in _parts(sampled.coupled, sent, width):
+        tokens[part.rows], confidence[part.rows] = _noisiest(logits, part, token_map, tokens.shape[1])
+    counts = [_quantized(likeliest(logits, part), token_map) for part in _parts([ratio], sent, width)]
     named = tokens if token_map is None else token_map[tokens]
     parts = [named, confidence.view(torch.int64), *counts]
     packed = torch.cat([part.reshape(-1) for part in parts]).cpu()
@@ -186,31 +182,30 @@ def guess_batched(
     )
 
 
-def _quantized(probs: Tensor, token_map: Tensor | None) -> Tensor:
+def _noisiest(logits: Tensor, settings: Settings, token_map: Tensor | None, count: int) -> tuple[Tensor, Tensor]:
+    """[rows, count]: the logits with the greatest scores, and their chances, as _draw_coupled has them."""
+    tops = logits.amax(-1)
+    found = shortlist(logits, tops, settings, token_map, least=count)
+    named = found.token_ids if token_map is None else token_map[found.token_ids]
+    weights = found.kept(found.floors[0])
+    scores = weights.log() + gumbel_of(settings.more["keys"][:, None], named)
+    top = scores.topk(count)
+    of_all = scores if found.scores is None else found.scores
+    chances = (top.values - of_all.logsumexp(-1, keepdim=True)).exp()
+    _, mass = found.masses(logits, tops, settings)[0]
+    chances[:, :1] = weights.gather(1, top.indices[:, :1]) / mass
+    return found.token_ids.gather(1, top.indices), chances
+
+
+def _quantized(found: Shortlist, token_map: Tensor | None) -> Tensor:
     """int64 [rows, 2, at most Q_WIDTH]: token ids and counts, as `quantize`; a count is 0 if p is 0."""
-    top = probs.topk(min(Q_WIDTH, probs.shape[1]), -1)
-    shares = top.values / top.values.sum(-1, keepdim=True)
+    weights, ids = found.kept(found.floors[0])[:, :Q_WIDTH], found.token_ids[:, :Q_WIDTH]
+    shares = weights / weights.sum(-1, keepdim=True)
     counts = torch.where(shares > 0, (shares * Q_TOTAL).floor().long().clamp_min(1), 0)
     counts[:, 0] += Q_TOTAL - counts.sum(-1)
-    ids = top.indices if token_map is None else token_map[top.indices]
-    return torch.stack((ids, counts), 1)
+    return torch.stack((ids if token_map is None else token_map[ids], counts), 1)
 
 
 def _without_zeros(ids: list[int], counts: list[int]) -> tuple[list[int], list[int]]:
     kept = [number for number, count in enumerate(counts) if count]
     return [ids[number] for number in kept], [counts[number] for number in kept]
-
-
-def _residual(p: Tensor, q_ids: Tensor, q_counts: Tensor) -> Tensor:
-    """max(p - q, 0), not normalised. p itself if that is 0 everywhere: p = q up to rounding, or there is no q."""
-    residual = p.scatter_add(1, q_ids, -q_counts.double() / Q_TOTAL).clamp_min_(0)
-    return torch.where(residual.sum(-1, keepdim=True) > 0, residual, p)
-
-
-def _draw(weights: Tensor, u: Tensor) -> Tensor:
-    """[rows]: the token at quantile u [rows] of weights [rows, vocab]. Never a token of weight 0."""
-    # A device sums in parallel, so the running sum may drop by its last bit where weights are 0; cummax prevents that.
-    mass = torch.where(weights > 0, weights.cumsum(-1), 0.0).cummax(-1).values
-    index = torch.searchsorted(mass, u[:, None] * mass[:, -1:], right=True)[:, 0]
-    last = weights.shape[1] - 1 - (weights > 0).flip(-1).long().argmax(-1)
-    return torch.minimum(index, last)

@@ -33,6 +33,11 @@ class Candidate:
             raise InvalidRequest("q", f"{len(self.draft.q)} distributions for {len(self.draft)} drafted tokens")
 
     @property
+    def by_ratio(self) -> bool:
+        """Whether a drafted token is accepted by p / q. A greedy p is a point mass: its token alone is accepted."""
+        return self.mode is VerificationMode.RATIO and not self.params.greedy
+
+    @property
     def positions(self) -> list[int]:
         """For each row, that of the token which it decides."""
         return [self.draft.base_len + depth for depth in (0, *self.draft.depths())]

@@ -41,10 +41,10 @@ def _mix(value: Bits) -> Bits:
     return value ^ (value >> 31)
 
 
-def _key(seed: Bits, position: Bits, purpose: Purpose) -> Bits:
+def _key(seed: Bits, position: Bits, purpose: Bits) -> Bits:
     key = _mix((seed + _GOLDEN) & _MASK)
     key = _mix((key + position * _GOLDEN) & _MASK)
-    return _mix((key + purpose * _GOLDEN) & _MASK)
+    return _mix((key + ((purpose * _GOLDEN) & _MASK)) & _MASK)
 
 
 def uniform(seed: int, position: int, purpose: Purpose) -> float:
@@ -52,19 +52,19 @@ def uniform(seed: int, position: int, purpose: Purpose) -> float:
     return float((_mix(_key(seed, position, purpose)) >> 11) * 2.0**-53)
 
 
-def gumbel(seed: int, position: int, token_ids: Tensor) -> Tensor:
+def gumbel(seed: int, position: int, token_ids: Tensor, purpose: Purpose = Purpose.GUMBEL) -> Tensor:
     """Standard Gumbel noise, float64, one per token id [n] int64. A token's noise does not depend on the other ids."""
-    return gumbel_of(gumbel_key(seed, position), token_ids)
+    return gumbel_of(gumbel_key(seed, position, purpose), token_ids)
 
 
-def gumbel_key(seed: int, position: int) -> int:
+def gumbel_key(seed: int, position: int, purpose: Purpose = Purpose.GUMBEL) -> int:
     """The key of a position for `gumbel_of`: a signed 64-bit number."""
-    return _signed(_mix(_key(seed, position, Purpose.GUMBEL)))
+    return _signed(_mix(_key(seed, position, purpose)))
 
 
-def gumbel_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """As gumbel_key, for many."""
-    keys: NDArray[np.uint64] = _mix(_key(seeds, positions, Purpose.GUMBEL))
+def gumbel_keys(*columns: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """As gumbel_key, for many: seeds, positions, purposes."""
+    keys: NDArray[np.uint64] = _mix(_key(*columns))
     return keys.view(np.int64)
 
 

@@ -6,18 +6,35 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["rows", "tops", "inverse", "floors", "keys"])
-def noisy_scores_kernel(logits, rows, tops, inverse, floors, keys, scores, width, BLOCK: tl.constexpr):
+@triton.jit(
+    do_not_specialize=["stride", "width"],
+    do_not_specialize_on_alignment=["rows", "tops", "inverse", "floors", "keys", "token_map"],
+)
+def noisy_scores_kernel(
+    logits,
+    rows,
+    tops,
+    inverse,
+    floors,
+    keys,
+    token_map,
+    scores,
+    stride,
+    width,
+    MAPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """scores [grid's rows, width] = scaled logit + Gumbel noise, in float32; -inf below the row's floor.
 
     rows, tops, inverse, floors, keys: of each row its row of logits, their maximum, the inverse of its temperature, its
-    least scaled logit, and the key of its noise. The noise is that of `noise.py`. Grid: [rows, blocks of the width].
+    least scaled logit, and the key of its noise. The noise is that of `noise.py`. MAPPED: token_map has the token id of
+    each logit. `stride`: from one row of logits to the next. Grid: [rows, blocks of the width].
     """
     number = tl.program_id(0).to(tl.int64)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < width
-    at = tl.load(rows + number) * width + token
-    x = tl.load(logits + at, mask=inside, other=float("-inf"))
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < width
+    x = tl.load(logits + tl.load(rows + number) * stride + at, mask=inside, other=float("-inf"))
+    token = tl.load(token_map + at, mask=inside, other=0) if MAPPED else at
     scaled = (x - tl.load(tops + number)) * tl.load(inverse + number)
     value = token.to(tl.uint64) * 0x9E3779B97F4A7C15 + tl.load(keys + number).to(tl.uint64)
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
@@ -30,4 +47,4 @@ def noisy_scores_kernel(logits, rows, tops, inverse, floors, keys, scores, width
     series = rest * (1.0 + rest * (0.5 + rest * (0.33333333 + rest * 0.25)))
     noise = -tl.log(tl.where(rest < 0.015625, series, -tl.log(u)))
     score = tl.where(scaled >= tl.load(floors + number), scaled + noise, float("-inf"))
-    tl.store(scores + number * width + token, score, mask=inside)
+    tl.store(scores + number * width + at, score, mask=inside)

@@ -24,18 +24,16 @@ class Settings:
 
     rows: Tensor
     temperature: Tensor
-    """float64; 1 for greedy rows."""
+    """float64"""
     top_k: Tensor
     """The vocabulary's size when all are kept."""
     top_p: Tensor
     """float64"""
     log_min_p: Tensor
     """float64"""
-    greedy: Tensor
-    """bool"""
     more: dict[str, Tensor]
     ranks: bool
-    """Whether any row uses top-k or top-p."""
+    """Whether they may be cut by rank."""
     sums_all: bool
     """Whether any row uses top-p without top-k."""
 
@@ -53,7 +51,6 @@ class Settings:
                 self.top_k[cut],
                 self.top_p[cut],
                 self.log_min_p[cut],
-                self.greedy[cut],
                 {name: column[cut] for name, column in self.more.items()},
                 self.ranks,
                 self.sums_all,
@@ -65,18 +62,18 @@ class Sampled:
     """Rows of logits that are sampled by one rule. Rows that follow one another may share their parameters."""
 
     name: str
+    ranked: bool
+    """Whether the tokens that can follow are among the likeliest, as far as one can tell from the parameters."""
     params: list[SamplingParams] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     """Rows that share each of these."""
     rows: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
-    """Coupled: of the token that the row chooses."""
+    """Of the token that the row chooses."""
     drafted: list[int] = field(default_factory=list)
     """Ratio: the drafted token, or any token if none is drafted."""
     bound: list[float] = field(default_factory=list)
     """Ratio: the drafted token is accepted when its p exceeds this; infinite if none is drafted."""
-    draw: list[float] = field(default_factory=list)
-    """Ratio: the quantile at which the row's own token is drawn."""
     q_ids: list[tuple[int, ...]] = field(default_factory=list)
     q_counts: list[tuple[int, ...]] = field(default_factory=list)
 
@@ -92,51 +89,54 @@ class Sampled:
     def lay_out(self, columns: Columns, width: int) -> None:
         """`width`: of the logits."""
         params, counts = self.params, self.counts
-        real = np.array([(p.temperature or 1.0, p.top_p, max(p.min_p, 1e-300)) for p in params]).T
+        real = np.array([(p.temperature, p.top_p, max(p.min_p, 1e-300)) for p in params]).T
         real[2] = np.log(real[2])
-        whole = np.array([(p.top_k if 0 < p.top_k < width else width, p.greedy) for p in params]).T
+        top_k = np.array([p.top_k if 0 < p.top_k < width else width for p in params])
         found: dict[str, NDArray[np.generic]] = {
             "rows": np.array(self.rows, dtype=np.int64),
             "real": np.repeat(real, counts, axis=1),
-            "whole": np.repeat(whole, counts, axis=1),
+            "top_k": np.repeat(top_k, counts),
         }
         if self.positions:
             seeds = np.repeat(np.array([p.seed for p in params], dtype=np.uint64), counts)
-            found["keys"] = gumbel_keys(seeds, np.array(self.positions, dtype=np.uint64))
+            found["keys"] = gumbel_keys(seeds, np.array(self.positions, dtype=np.uint64), self._purposes())
         if self.bound:
-            found |= {"drafted": np.array(self.drafted), "bound": np.array(self.bound), "draw": np.array(self.draw)}
+            found |= {"drafted": np.array(self.drafted), "bound": np.array(self.bound)}
             found |= {"q_ids": _padded(self.q_ids), "q_counts": _padded(self.q_counts)}
         columns.add(**{f"{self.name}.{name}": column for name, column in found.items()})
+
+    def _purposes(self) -> NDArray[np.uint64]:
+        """Of each row's noise."""
+        if not self.bound:
+            return np.full(len(self.rows), Purpose.GUMBEL, dtype=np.uint64)
+        return np.where(np.isinf(self.bound), Purpose.BONUS, Purpose.RECOVER).astype(np.uint64)
 
     def settings(self, sent: Mapping[str, Tensor]) -> Settings:
         """What was laid out, on the device."""
         mark = f"{self.name}."
         columns = {name.removeprefix(mark): each for name, each in sent.items() if name.startswith(mark)}
-        rows, (temperature, top_p, log_min_p), (top_k, greedy) = map(columns.pop, ("rows", "real", "whole"))
-        with_ranks, sums_all = any(map(ranks, self.params)), any(p.top_p < 1 and not p.top_k for p in self.params)
-        return Settings(rows, temperature, top_k, top_p, log_min_p, greedy.bool(), columns, with_ranks, sums_all)
+        rows, (temperature, top_p, log_min_p), top_k = map(columns.pop, ("rows", "real", "top_k"))
+        sums_all = any(p.top_p < 1 and not p.top_k for p in self.params)
+        return Settings(rows, temperature, top_k, top_p, log_min_p, columns, self.ranked, sums_all)
 
 
-def ranks(params: SamplingParams) -> bool:
-    """Whether tokens are cut by their rank."""
-    return params.top_p < 1 or params.top_k > 0
+def _pair(name: str) -> tuple[Sampled, Sampled]:
+    return Sampled(f"{name}_free", ranked=False), Sampled(f"{name}_ranked", ranked=True)
 
 
 @dataclass(slots=True)
 class SampledRows:
     """The rows of a step, by the rule that chooses their tokens. Greedy rows need no entry."""
 
-    ranked: Sampled = field(default_factory=lambda: Sampled("ranked"))
-    """Coupled, among the likeliest tokens."""
-    free: Sampled = field(default_factory=lambda: Sampled("free"))
-    """Coupled, among all."""
-    ratio: Sampled = field(default_factory=lambda: Sampled("ratio"))
+    coupled: tuple[Sampled, Sampled] = field(default_factory=lambda: _pair("coupled"))
+    """Of all tokens; of the likeliest."""
+    ratio: tuple[Sampled, Sampled] = field(default_factory=lambda: _pair("ratio"))
 
     @classmethod
     def of(cls, candidates: Sequence[Candidate]) -> SampledRows:
         found, start = cls(), 0
         for candidate in candidates:
-            if candidate.mode is VerificationMode.RATIO:
+            if candidate.by_ratio:
                 found._add_ratio(candidate, start)
             elif candidate.mode is VerificationMode.COUPLED and not candidate.params.greedy:
                 rows = range(start, start + candidate.num_rows)
@@ -144,30 +144,26 @@ class SampledRows:
             start += candidate.num_rows
         return found
 
-    @property
-    def coupled(self) -> tuple[Sampled, Sampled]:
-        return self.ranked, self.free
-
     def add_coupled(self, rows: Sequence[int], params: SamplingParams, positions: Sequence[int]) -> None:
-        (self.ranked if ranks(params) else self.free).add(rows, params, positions)
+        self.coupled[params.top_p < 1 or params.top_k > 0].add(rows, params, positions)
 
     def lay_out(self, columns: Columns, width: int) -> None:
-        for sampled in (self.ranked, self.free, self.ratio):
+        for sampled in (*self.coupled, *self.ratio):
             if sampled:
                 sampled.lay_out(columns, width)
 
     def _add_ratio(self, candidate: Candidate, start: int) -> None:
-        seed, draft, ratio = candidate.params.seed, candidate.draft, self.ratio
-        ratio.add(range(start, start + candidate.num_rows), candidate.params)
+        params, draft = candidate.params, candidate.draft
+        # All weights count here, and a sum in float32 does not tell which are just above min-p.
+        ratio = self.ratio[params.top_p < 1 or params.top_k > 0 or params.min_p > 0]
+        ratio.add(range(start, start + candidate.num_rows), params, candidate.positions)
         for position, (token_id, q) in enumerate(zip(draft.token_ids, draft.q, strict=True), draft.base_len):
             ratio.drafted.append(token_id)
-            ratio.bound.append(uniform(seed, position, Purpose.ACCEPT) * q.count_of(token_id) / Q_TOTAL)
-            ratio.draw.append(uniform(seed, position, Purpose.RECOVER))
+            ratio.bound.append(uniform(params.seed, position, Purpose.ACCEPT) * q.count_of(token_id) / Q_TOTAL)
             ratio.q_ids.append(q.token_ids)
             ratio.q_counts.append(q.counts)
         ratio.drafted.append(0)
         ratio.bound.append(np.inf)
-        ratio.draw.append(uniform(seed, draft.base_len + len(draft), Purpose.BONUS))
         ratio.q_ids.append(())
         ratio.q_counts.append(())
 

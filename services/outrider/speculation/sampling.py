@@ -29,11 +29,9 @@ class Support:
             return float(self.probs[index])
         return 0.0
 
-    def draw(self, u: float) -> int:
-        """The token at quantile u in [0, 1)."""
-        cumulative = self.probs.cumsum(0)
-        index = int(torch.searchsorted(cumulative, u * float(cumulative[-1]), right=True))
-        return int(self.token_ids[min(index, len(self.token_ids) - 1)])
+    def draw(self, noise: Tensor) -> int:
+        """The token with the greatest log p + noise [n]: with Gumbel noise, each as often as its p says."""
+        return int(self.token_ids[int((self.probs.log() + noise).argmax())])
 
 
 def support(logits: Tensor, params: SamplingParams, token_map: Tensor | None = None) -> Support:

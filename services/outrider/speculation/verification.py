@@ -70,14 +70,15 @@ def _verify_processed(logits: Tensor, candidates: Sequence[Candidate]) -> list[V
     start = 0
     for candidate in candidates:
         rows = slice(start, start + candidate.num_rows)
-        verify_one = _verify_ratio if candidate.mode is VerificationMode.RATIO else _verify_by_choice
+        verify_one = _verify_ratio if candidate.by_ratio else _verify_by_choice
         verdicts.append(verify_one(candidate, logits[rows], argmax_ids[rows]))
         start += candidate.num_rows
     return verdicts
 
 
 def _verify_by_choice(candidate: Candidate, logits: Tensor, argmax_ids: Sequence[int]) -> Verdict:
-    """Greedy and coupled: the target's choice at each node is fixed; a draft is accepted when it is that choice."""
+    """Greedy and coupled: the target's choice at each node is fixed; a draft is accepted when it is that choice. So it
+    is of a point mass by ratio."""
     verdict, draft = Verdict(), candidate.draft
     following = draft.children()
     node = ROOT
@@ -99,41 +100,34 @@ def _choose(candidate: Candidate, logits: Tensor, argmax_id: int, position: int)
     if candidate.mode is VerificationMode.GREEDY or candidate.params.greedy:
         return argmax_id
     p = support(logits, candidate.params)
-    index = int((p.probs.log() + gumbel(candidate.params.seed, position, p.token_ids)).argmax())
-    return int(p.token_ids[index])
+    return p.draw(gumbel(candidate.params.seed, position, p.token_ids))
 
 
-def _verify_ratio(candidate: Candidate, logits: Tensor, argmax_ids: Sequence[int]) -> Verdict:
+def _verify_ratio(candidate: Candidate, logits: Tensor, _: Sequence[int]) -> Verdict:
     """Accept x with probability min(1, p(x) / q(x)); else sample max(p - q, 0), normalised (Leviathan et al., 1)."""
     verdict = Verdict()
     seed, draft = candidate.params.seed, candidate.draft
     for index, token_id in enumerate(draft.token_ids):
         position = draft.base_len + index
-        p = _distribution(candidate, logits[index], argmax_ids[index])
+        p = support(logits[index], candidate.params)
         verdict.num_verified += 1
         q = draft.q[index]
         # Strict: p(x) = 0 must never be accepted, not even at u = 0.
         u = uniform(seed, position, Purpose.ACCEPT)
         if not u * q.count_of(token_id) / Q_TOTAL < p.prob_of(token_id):
-            verdict.token_ids.append(recover(p, q, uniform(seed, position, Purpose.RECOVER)))
+            verdict.token_ids.append(recover(p, q, gumbel(seed, position, p.token_ids, Purpose.RECOVER)))
             return verdict
         verdict.token_ids.append(token_id)
         verdict.num_accepted += 1
         verdict.path.append(index + 1)
-    bonus = _distribution(candidate, logits[-1], argmax_ids[-1])
-    position = draft.base_len + len(draft)
-    verdict.token_ids.append(bonus.draw(uniform(seed, position, Purpose.BONUS)))
+    bonus = support(logits[-1], candidate.params)
+    noise = gumbel(seed, draft.base_len + len(draft), bonus.token_ids, Purpose.BONUS)
+    verdict.token_ids.append(bonus.draw(noise))
     return verdict
 
 
-def _distribution(candidate: Candidate, logits: Tensor, argmax_id: int) -> Support:
-    if candidate.params.greedy:
-        return Support(torch.tensor([argmax_id]), torch.ones(1, dtype=torch.float64))
-    return support(logits, candidate.params)
-
-
-def recover(p: Support, q: DraftDistribution, u: float) -> int:
-    """The token at quantile u of max(p - q, 0), normalised."""
+def recover(p: Support, q: DraftDistribution, noise: Tensor) -> int:
+    """A token of max(p - q, 0), normalised. noise [n]: of p's tokens."""
     residual = p.probs.clone()
     ids = torch.tensor(q.token_ids, dtype=torch.int64)
     counts = torch.tensor(q.counts, dtype=torch.float64)
@@ -144,5 +138,5 @@ def recover(p: Support, q: DraftDistribution, u: float) -> int:
     residual.clamp_min_(0)
     if float(residual.sum()) <= 0:
         # p = q up to rounding: a rejection then only happens by a rounding error.
-        return p.draw(u)
-    return Support(p.token_ids, residual).draw(u)
+        return p.draw(noise)
+    return Support(p.token_ids, residual).draw(noise)

@@ -150,8 +150,9 @@ def launches(models: Sequence[str], dtypes: Sequence[torch.dtype]) -> list[Launc
 def _sample(kernels: Any) -> None:
     rows = torch.zeros(32, dtype=torch.int64)
     floats = rows.double()
-    settings = Settings(rows, floats, rows, floats, floats, rows.bool(), {"keys": rows}, ranks=False, sums_all=False)
-    choosing._among_best(kernels, torch.zeros(32, 128256), torch.zeros(32), settings)
+    settings = Settings(rows, floats, rows, floats, floats, {"keys": rows}, ranks=False, sums_all=False)
+    for token_map in (None, rows):
+        choosing._best(kernels, torch.zeros(32, 128256), torch.zeros(32), settings, token_map, 8)
 
 
 def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:

@@ -23,8 +23,8 @@ from outrider.speculation import (
     propose,
     verify,
 )
-from outrider.speculation.batched import _draw, verify_batched
-from outrider.speculation.noise import gumbel_keys, gumbel_of
+from outrider.speculation.batched import verify_batched
+from outrider.speculation.noise import Purpose, gumbel_keys, gumbel_of
 from outrider.speculation.proposals import propose_batched, quantize
 from outrider.speculation.sampling import support
 from torch import Tensor
@@ -42,7 +42,7 @@ sampling = st.builds(
     seed=st.integers(0, (1 << 64) - 1),
 )
 GREEDY = SamplingParams(temperature=0)
-CHOOSING = [VerificationMode.COUPLED]
+SAMPLING = [VerificationMode.COUPLED, VerificationMode.RATIO]
 
 
 def logits_of(rows: int, seed: int, *, ties: bool = True) -> Tensor:
@@ -96,7 +96,7 @@ def test_any_rows_are_proposed_for_as_one_by_one(data: st.DataObject, seed: int,
         ranked = [[token for token, chance in one.others if chance > 1e-9] for one in (now, want)]
         assert ranked[0] == ranked[1]
         assert len(ranked[0]) <= num_others
-        assert math.isclose(now.confidence, want.confidence, rel_tol=1e-6)
+        assert math.isclose(now.confidence, want.confidence, rel_tol=1e-4)
         assert now.q == want.q
 
 
@@ -114,7 +114,7 @@ wide_sampling = st.builds(
 
 
 @settings(max_examples=40)
-@given(st.lists(wide_sampling, min_size=1, max_size=4), st.integers(0, 999), st.booleans(), st.sampled_from(CHOOSING))
+@given(st.lists(wide_sampling, min_size=1, max_size=4), st.integers(0, 999), st.booleans(), st.sampled_from(SAMPLING))
 def test_a_wide_vocabulary_is_judged_as_row_by_row(
     params: list[SamplingParams], seed: int, ties: bool, mode: VerificationMode
 ) -> None:
@@ -123,6 +123,50 @@ def test_a_wide_vocabulary_is_judged_as_row_by_row(
         logits = logits.bfloat16().float()
     batch = [Candidate(each, mode, DraftTree(7 + seed)) for each in params]
     assert verify_batched(logits, batch) == verify(logits, batch)
+
+
+@settings(max_examples=40)
+@given(st.lists(wide_sampling, min_size=1, max_size=4), st.integers(0, 999), st.booleans())
+def test_drafts_in_a_wide_vocabulary_are_judged_as_row_by_row(
+    params: list[SamplingParams], seed: int, ties: bool
+) -> None:
+    """Drafts of another model, of a near one, and of the target itself."""
+    generator = torch.Generator().manual_seed(seed)
+    batch, logits = [], []
+    for each, apart in zip(params, (1.0, 0.1, 0.0, 0.3), strict=False):
+        rows = torch.randn(4, WIDE, generator=generator) * (seed % 4)
+        near = rows[:3] + apart * torch.randn(3, WIDE, generator=generator)
+        proposals = propose(near, [each] * 3, [VerificationMode.RATIO] * 3, range(seed, seed + 3))
+        q = tuple(proposal.q for proposal in proposals if proposal.q is not None)
+        drafted = tuple(proposal.token_id for proposal in proposals)
+        batch.append(Candidate(each, VerificationMode.RATIO, DraftTree(seed, drafted, q=q)))
+        logits.append(rows.bfloat16().float() if ties else rows)
+    joined = torch.cat(logits)
+    assert verify_batched(joined, batch) == verify(joined, batch)
+
+
+# Of which the likeliest hold all that is kept: a draft is content with those.
+narrow_sampling = wide_sampling.filter(lambda params: params.temperature < 3 and params.top_k < 512)
+
+
+@settings(max_examples=40)
+@given(st.lists(narrow_sampling, min_size=1, max_size=4), st.integers(0, 999), st.booleans(), st.sampled_from(SAMPLING))
+def test_a_wide_vocabulary_is_proposed_from_as_row_by_row(
+    params: list[SamplingParams], seed: int, mapped: bool, mode: VerificationMode
+) -> None:
+    rows = len(params)
+    # Of a model whose logits are padded; as peaked as a model's, or the likeliest would not reach a draft's top-p.
+    logits = (torch.randn(rows, WIDE + 8, generator=torch.Generator().manual_seed(seed)) * 4)[:, :WIDE]
+    token_map = torch.arange(WIDE) * 3 + 1 if mapped else None
+    arguments: Any = logits, params, [mode] * rows, range(seed, seed + rows), token_map, 3
+    for now, want in zip(propose_batched(*arguments), propose(*arguments), strict=True):
+        assert (now.token_id, now.q) == (want.token_id, want.q)
+        assert math.isclose(now.confidence, want.confidence, rel_tol=1e-4)
+        others, wanted = (
+            [(token, round(chance, 3)) for token, chance in each.others if chance > 1e-3] for each in (now, want)
+        )
+        assert [token for token, _ in others] == [token for token, _ in wanted]
+        assert [chance for _, chance in others] == pytest.approx([chance for _, chance in wanted], abs=2e-3)
 
 
 class NoneWide(TorchDispatchMode):
@@ -136,29 +180,47 @@ class NoneWide(TorchDispatchMode):
         return found
 
 
-@pytest.mark.parametrize("mode", CHOOSING)
+def decisions(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each time that a step is decided: whether that is exactly, from the whole vocabulary."""
+    tried: list[bool] = []
+    decide = batched._decide
+
+    def note(*args: Any, exactly: bool) -> Any:
+        tried.append(exactly)
+        return decide(*args, exactly=exactly)
+
+    monkeypatch.setattr(batched, "_decide", note)
+    return tried
+
+
+def drafted(row: Tensor, params: SamplingParams, mode: VerificationMode, position: int) -> Candidate:
+    """A candidate, in ratio mode with a drafted token."""
+    if mode is VerificationMode.COUPLED:
+        return Candidate(params, mode, DraftTree(position))
+    q = (quantize(support(row.roll(position % 2), params)),)
+    return Candidate(params, mode, DraftTree(position, (q[0].token_ids[0],), q=q))
+
+
+@pytest.mark.parametrize("mode", SAMPLING)
 @pytest.mark.parametrize("changes", [{}, {"top_p": 0.95}, {"top_k": 50}, {"top_k": 40, "top_p": 0.9}, {"min_p": 0.05}])
 def test_a_usual_row_is_certain_without_the_whole_vocabulary(
     mode: VerificationMode, changes: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if mode is VerificationMode.COUPLED and not (changes.keys() & {"top_p", "top_k"}):
-        pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr(batched, "choose_exactly", None)
+    pytest.importorskip("triton", reason="Triton is not installed")
+    tried = decisions(monkeypatch)
     # As peaked as a model's: half of the mass on some thirty tokens.
     logits = torch.randn(20, WIDE, generator=torch.Generator().manual_seed(1)) * 3
     params = SamplingParams(seed=5, **changes)  # type: ignore[arg-type]
-    batch = [Candidate(params, mode, DraftTree(position)) for position in range(20)]
+    batch = [drafted(row, params, mode, position) for position, row in enumerate(logits)]
+    twice = logits.repeat_interleave(len(batch[0].positions), 0)
     with NoneWide():
-        found = verify_batched(logits, batch)
-    assert found == verify(logits, batch)
+        found = verify_batched(twice, batch)
+    assert found == verify(twice, batch)
+    assert tried == [False]
 
 
 def test_a_row_without_ranks_is_certain_beside_one_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
-    decide = batched._decide
-    monkeypatch.setattr(
-        batched, "_decide", lambda *args, exactly: tried.append(exactly) or decide(*args, exactly=exactly)
-    )
+    tried = decisions(monkeypatch)
     logits = torch.randn(4, WIDE, generator=torch.Generator().manual_seed(1)) * 3
     q = tuple(quantize(support(row, SamplingParams())) for row in logits[:1])
     draft = DraftTree(7, (q[0].token_ids[0],), q=q)
@@ -172,12 +234,12 @@ def test_scores_in_float32_are_close_enough_to_tell_which_tokens_may_win() -> No
     kernels = choosing._kernels()
     rows, width = 3, 200_000
     logits = torch.randn(rows, width, generator=torch.Generator().manual_seed(2)) * 8
-    keys = torch.tensor(gumbel_keys(np.array([1, 2, 3], dtype=np.uint64), np.array([4, 5, 6], dtype=np.uint64)))
+    keys = torch.tensor(gumbel_keys(*np.array([[1, 2, 3], [4, 5, 6], [Purpose.GUMBEL] * 3], dtype=np.uint64)))
     scores, order = torch.empty(rows, width), torch.tensor([2, 0, 1])
     tops, inverse, floors = logits.amax(-1)[order], torch.tensor([0.5, 1.0, 2.0]), torch.full((rows,), -40.0)
     assert kernels is not None
     kernels.noisy_scores_kernel[(rows, -(-width // 2048))](
-        logits, order, tops, inverse, floors, keys, scores, width, BLOCK=2048
+        logits, order, tops, inverse, floors, keys, order, scores, width, width, MAPPED=False, BLOCK=2048
     )
     scaled = (logits[order].double() - tops[:, None].double()) * inverse[:, None].double()
     wanted = scaled + gumbel_of(keys[:, None], torch.arange(width))
@@ -202,12 +264,6 @@ def test_logits_that_are_no_numbers_are_refused(verifying: object, poison: float
     logits[1, 5] = poison
     with pytest.raises(NotFinite):
         verifying(logits, [Candidate(GREEDY, VerificationMode.GREEDY, DraftTree(4, (7,)))])  # type: ignore[operator]
-
-
-def test_a_token_without_weight_is_never_drawn() -> None:
-    weights = torch.tensor([[0.0, 0.25, 0.0, 0.75, 0.0]], dtype=torch.float64)
-    for u, token in ((0.0, 1), (0.2499, 1), (0.25, 3), (1 - 2**-53, 3), (1.0, 3)):
-        assert _draw(weights, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
 
 
 @given(st.integers(0, 1000), sampling | st.just(GREEDY), st.sampled_from(VerificationMode), st.integers(1, 8))
