@@ -49,6 +49,31 @@ def _dot(a, b, WIDEN: tl.constexpr):
     return tl.dot(a, b, input_precision="tf32x3")
 
 
+@triton.jit
+def _seen(position, limits, oldest, masks, own, TREE: tl.constexpr, WINDOW: tl.constexpr):
+    """Which keys each query attends to: [rows, keys]. `masks` and `own` are for trees, `oldest` is for windows."""
+    seen = position[None, :] < limits[:, None]
+    if WINDOW:
+        seen = seen & (position[None, :] >= oldest[:, None])
+    if TREE:
+        bit = tl.maximum(position - own, 0)
+        chosen = ((masks[:, None] >> tl.minimum(bit, 62)[None, :]) & 1) != 0
+        seen = seen & (chosen | (position < own)[None, :])
+    return seen
+
+
+@triton.jit
+def _add(best, total, acc, score, v, WIDEN: tl.constexpr):
+    """The running softmax with a tile of keys more: greatest scores, sums of weights, and sums of values."""
+    new_best = tl.maximum(best, tl.max(score, axis=1))
+    # No key so far: any finite maximum makes all weights zero instead of NaN.
+    shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+    weight = tl.exp2(score - shift[:, None])
+    decay = tl.exp2(best - shift)
+    acc = acc * decay[:, None] + _dot(weight.to(v.dtype), v, WIDEN)
+    return new_best, total * decay + tl.sum(weight, axis=1), acc
+
+
 @triton.jit(
     do_not_specialize_on_alignment=[
         "tile_start",
@@ -120,13 +145,12 @@ def attend_kernel(
             q = tl.load(query + at, mask=inside, other=0.0)
             table = blocks + tl.load(tile_blocks + tile)
             own = tl.load(tile_own + tile)
-            if TREE:
-                masks = tl.load(own_mask + token, mask=real, other=0)
+            masks = tl.load(own_mask + token, mask=real, other=0) if TREE else limits
             best = tl.full([TILE_ROWS], float("-inf"), tl.float32)
             total = tl.zeros([TILE_ROWS], tl.float32)
             acc = tl.zeros([TILE_ROWS, HEAD_PADDED], tl.float32)
             base = kv_head.to(tl.int64) * cache_head_stride
-            begin = split * TILE_KEYS
+            begin, oldest = split * TILE_KEYS, limits
             if WINDOW:
                 # Nodes of a tree lie behind their positions, but a window is wider than a tree.
                 oldest = tl.load(positions + token, mask=real, other=limit) - (WINDOW - 1)
@@ -141,24 +165,10 @@ def attend_kernel(
                 cells = base + slot[:, None] * HEAD_DIM + d[None, :]
                 readable = there[:, None] & (d < HEAD_DIM)[None, :]
                 k = tl.load(key_cache + cells, mask=readable, other=0.0)
-                score = _dot(q, tl.trans(k), WIDEN) * scale
-                seen = position[None, :] < limits[:, None]
-                if WINDOW:
-                    seen = seen & (position[None, :] >= oldest[:, None])
-                if TREE:
-                    bit = tl.maximum(position - own, 0)
-                    chosen = ((masks[:, None] >> tl.minimum(bit, 62)[None, :]) & 1) != 0
-                    seen = seen & (chosen | (position < own)[None, :])
-                score = tl.where(seen, score, float("-inf"))
-                new_best = tl.maximum(best, tl.max(score, axis=1))
-                # No key so far: any finite maximum makes all weights zero instead of NaN.
-                shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-                weight = tl.exp2(score - shift[:, None])
-                decay = tl.exp2(best - shift)
+                seen = _seen(position, limits, oldest, masks, own, TREE, WINDOW)
+                score = tl.where(seen, _dot(q, tl.trans(k), WIDEN) * scale, float("-inf"))
                 v = tl.load(value_cache + cells, mask=readable, other=0.0)
-                acc = acc * decay[:, None] + _dot(weight.to(v.dtype), v, WIDEN)
-                total = total * decay + tl.sum(weight, axis=1)
-                best = new_best
+                best, total, acc = _add(best, total, acc, score, v, WIDEN)
             if NUM_SPLITS == 1:
                 to = token[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
                 # Rows of the tile without a query have no keys.
