@@ -42,7 +42,7 @@ class Shortlist:
     """float64 [rows, n]: logits by temperature, less the row's greatest."""
     floors: Sequence[Tensor]
     """float64 [rows, 1]: the least scaled logit that is kept. Two where the mass of all tokens is not exact: at the
-    greatest that it may be, and at the least."""
+    least that it may be, and at the greatest."""
     certain: Tensor
     """bool [rows]: whether all that a floor keeps is listed, or has a score in `scores`."""
     scores: Tensor | None = None
