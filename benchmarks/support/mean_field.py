@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from outrider.drafting.config import ModelConfig
-from outrider.tuning import PATIENCE
+from outrider.tuning import NEWEST, PATIENCE
 from outrider_controller.autoscaler import tuning
 from outrider_controller.autoscaler.estimator import Column, SavingEstimator
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
@@ -302,7 +302,7 @@ class Simulation:
 
 def _believed(accepted: Column) -> Column:
     """What a router takes for the tokens that a round accepts: it starts from one, and forgets."""
-    rounds = 1 / (1 - router.KEEP)
+    rounds = 1 / NEWEST
     return (router.PRIOR_STEPS + rounds * accepted) / (router.PRIOR_STEPS + rounds)
 
 

@@ -24,7 +24,7 @@ _DECIDE = (
     *(_SERVICES / room for room in ("target/step", "target/drafts", "target/requests", "worker/step_cost.py")),
     *(_SERVICES / room for room in ("gateway/tenants", "gateway/generation")),
 )
-_MAX_NUMBERS, _MAX_FILES = 58, 3
+_MAX_NUMBERS, _MAX_FILES = 30, 3
 _BOUND = re.compile(r"_?MAX_\w+|_?MIN_\w*(BYTES|CHARS|RETRY_S)")
 _WAIT = re.compile(r"_?(\w*_)?(TIMEOUT|EVERY|TICK|RETRY|RETRY_PLACE|REPORT|FRESH|FRESH_WITHOUT_KEY|LAST_KNOWN)_S")
 _FACTS = {

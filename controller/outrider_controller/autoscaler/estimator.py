@@ -89,23 +89,11 @@ class SavingEstimator:
             if news.rounds <= 0:
                 continue
             row = self._row(key)
-            kept = max(tuning.MIN_KEPT, 0.5 ** (news.rounds / tuning.HALF_LIFE_ROUNDS))
-            if self._surprises(row, news):
-                kept = min(kept, tuning.KEPT_AFTER_A_SURPRISE)
+            kept = 0.5 ** (news.rounds / tuning.HALF_LIFE_ROUNDS)
             for name in _SUMS:
                 column = self._columns[name]
                 column[row] = kept * column[row] + getattr(news, name)
             self._columns["seen"][row] += news.rounds
-
-    def _surprises(self, row: int, news: Evidence) -> bool:
-        """Whether the new evidence is so far from the estimate that the text or the machine must have changed."""
-        rounds = self._columns["rounds"][row]
-        if rounds < tuning.USUAL_ROUNDS:
-            return False
-        mean = self._columns["saved"][row] / rounds
-        variance = max(self._columns["saved_squared"][row] / rounds - mean * mean, tuning.MIN_VARIANCE)
-        error = np.sqrt(variance / rounds + variance / news.rounds)
-        return bool(abs(news.saved / news.rounds - mean) > tuning.SURPRISE * error)
 
     def estimate(self) -> Estimate:
         """Per key: its own evidence, shrunk towards that of all tenants with the same target and draft."""
@@ -115,11 +103,11 @@ class SavingEstimator:
         known = np.bincount(groups, weights=rounds, minlength=count)
         usual = np.bincount(groups, weights=saved, minlength=count) + tuning.FIRST_ROUNDS * tuning.FIRST_SAVING
         usual = (usual / (known + tuning.FIRST_ROUNDS))[groups]
-        saving = (saved + tuning.USUAL_ROUNDS * usual) / (rounds + tuning.USUAL_ROUNDS)
+        saving = (saved + tuning.FIRST_ROUNDS * usual) / (rounds + tuning.FIRST_ROUNDS)
         own = np.maximum(rounds, 1.0)
         variance = np.maximum(self.column("saved_squared") / own - np.square(saved / own), tuning.MIN_VARIANCE)
-        tokens = (self.column("tokens") + tuning.USUAL_ROUNDS) / (rounds + tuning.USUAL_ROUNDS)
-        return Estimate(saving, np.sqrt(variance / (rounds + tuning.USUAL_ROUNDS)), np.maximum(tokens, 1.0))
+        tokens = (self.column("tokens") + tuning.FIRST_ROUNDS) / (rounds + tuning.FIRST_ROUNDS)
+        return Estimate(saving, np.sqrt(variance / (rounds + tuning.FIRST_ROUNDS)), np.maximum(tokens, 1.0))
 
     def of(self, key: EvidenceKey) -> Sequence[float]:
         """The sums of one key, in the order of `STATE`."""

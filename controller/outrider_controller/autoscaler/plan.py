@@ -19,6 +19,8 @@ from outrider_controller.autoscaler.estimator import Z_80, Column, Estimate, Sav
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.rollout import Rollouts, Stage
 
+PLAN_EVERY_S = 1.0
+
 
 class Mode(enum.IntEnum):
     OFF = 0
@@ -274,10 +276,10 @@ def plan(
     best = _best(estimator, estimate, live, was, rolled.promoted)
     seen = np.bincount(estimator.cell_of, weights=estimator.column("seen"), minlength=len(cells))
     load = _priced_out(fleet, last, now_s)
-    changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / tuning.LATELY_S)
-    mode, reason = _modes(estimate, best, was, seen, tuning.WIDER * changes, now_s)
+    changes = was.changes * 0.5 ** (max(0.0, now_s - last.now_s) / tuning.LONG_S)
+    mode, reason = _modes(estimate, best, was, seen, changes)
     policies = [tenants.get(cell.tenant, _DEFAULT).at(now_s) for cell in cells]
-    _overrule(mode, reason, cells, policies, live[best], {t for t, s in load.items() if now_s - s >= tuning.LOAD_S})
+    _overrule(mode, reason, cells, policies, live[best], {t for t, s in load.items() if now_s - s >= PLAN_EVERY_S})
     entered, saving = mode != was.mode, estimate.saving[best]
     return Plan(
         now_s=now_s,
@@ -366,19 +368,18 @@ def _best(estimator: SavingEstimator, estimate: Estimate, live: Column, was: _Be
     return np.asarray(order[ends])
 
 
-def _modes(
-    estimate: Estimate, best: Column, was: _Before, seen: Column, margin: Column, now_s: float
-) -> tuple[Column, Column]:
-    """Modes and reasons from the evidence alone, before operators and load."""
+def _modes(estimate: Estimate, best: Column, was: _Before, seen: Column, changes: Column) -> tuple[Column, Column]:
+    """Modes and reasons from the evidence alone, before operators and load. `changes`: recent ones of the mode."""
+    margin = tuning.WIDER * changes
     saving, lower, upper = estimate.saving[best], estimate.lower[best] - margin, estimate.upper[best] + margin
-    settled = (now_s - was.since_s >= tuning.DWELL_S) & (seen - was.seen_at_entry >= tuning.DWELL_ROUNDS)
+    settled = seen - was.seen_at_entry >= tuning.FIRST_ROUNDS
     # Without any evidence of its own, a cell is decided anew each time from the mean at the target.
     fresh = (was.mode == _NEVER) | (was.mode == Mode.OFF) | (seen == 0)
     # A mode is left when the 80 % interval of the saving is on the other side.
     wants = np.where(upper < 0, Mode.TRY, np.where(lower > tuning.NOTICEABLE, Mode.ON, was.mode))
     mode = np.where(fresh, np.where(saving > 0, Mode.ON, Mode.TRY), np.where(settled, wants, was.mode)).astype(np.int8)
     reason = np.select(
-        [seen < tuning.DWELL_ROUNDS, (mode != wants) & ~fresh, lower > tuning.NOTICEABLE, upper < 0],
+        [seen < tuning.FIRST_ROUNDS, (mode != wants) & ~fresh, lower > tuning.NOTICEABLE, upper < 0],
         [_CODE[Reason.UNKNOWN], _CODE[Reason.DWELL], _CODE[Reason.SAVES], _CODE[Reason.COSTS]],
         _CODE[Reason.BETWEEN],
     )
@@ -415,12 +416,13 @@ def _shares(
     others[best] = False
     count = np.bincount(cell_of, weights=others, minlength=len(mode))
     gap = np.maximum(estimate.saving[best][cell_of] - estimate.saving, tuning.NOTICEABLE)
-    explored = np.minimum(tuning.LOSS * estimate.tokens / gap, tuning.MAX_TRIALS) / np.maximum(count[cell_of], 1.0)
-    share = np.where(others, explored, 0.0)
+    explored = tuning.LOSS * estimate.tokens / gap / np.maximum(count[cell_of], 1.0)
+    # At most an equal share, where drafts are about equal.
+    share = np.where(others, np.minimum(explored, 1 / (1 + count[cell_of])), 0.0)
     share[best] = 1.0 - np.bincount(cell_of, weights=share, minlength=len(mode))
     share = share * (1.0 - np.bincount(cell_of, weights=canary, minlength=len(mode)))[cell_of] + canary
     loss = np.maximum(-estimate.saving[best], tuning.NOTICEABLE)
-    trial = np.minimum(tuning.LOSS * estimate.tokens[best] / loss, tuning.MAX_TRIALS)
+    trial = np.minimum(tuning.LOSS * estimate.tokens[best] / loss, 1.0)
     wanted = np.select([mode == Mode.ON, mode == Mode.TRY], [1.0, trial], 0.0)
     return np.asarray(share * wanted[cell_of])
 
@@ -430,7 +432,7 @@ def _priced_out(fleet: Fleet, last: Plan, now_s: float) -> dict[str, float]:
     load = {}
     for target, state in fleet.items():
         since_s = last.load.get(target)
-        paused = since_s is not None and last.now_s - since_s >= tuning.LOAD_S
+        paused = since_s is not None and last.now_s - since_s >= PLAN_EVERY_S
         if state.price > state.best_chance * (tuning.WAKE_SHARE if paused else 1.0):
             load[target] = now_s if since_s is None else since_s
     return load

@@ -37,18 +37,15 @@ class Sizing:
 
 def sizing(drafts: Mapping[str, Utilisation], routers: Utilisation, last: Sizing, now_s: float) -> Sizing:
     return Sizing(
-        {
-            version: _wanted(_needed(seen, tuning.DRAFT_BUSY), seen, last.drafts.get(version), now_s)
-            for version, seen in drafts.items()
-        },
-        _wanted(_needed(routers, tuning.ROUTER_BUSY), routers, last.routers, now_s),
+        {version: _wanted(_needed(seen), seen, last.drafts.get(version), now_s) for version, seen in drafts.items()},
+        _wanted(_needed(routers), routers, last.routers, now_s),
     )
 
 
-def _needed(seen: Utilisation, most_busy: float) -> int:
+def _needed(seen: Utilisation) -> int:
     # Rounded, or a floating-point error would add a worker to a fleet exactly at its aim.
-    needed = math.ceil(round(seen.workers * seen.busy / most_busy, 6))
-    if seen.late > tuning.LATE:
+    needed = math.ceil(round(seen.workers * seen.busy / tuning.WORKER_BUSY, 6))
+    if seen.late > 1 - tuning.WORKER_BUSY:
         needed = max(needed, seen.workers + 1)
     return max(1, needed)
 
@@ -59,4 +56,4 @@ def _wanted(needed: int, seen: Utilisation, last: Wanted | None, now_s: float) -
     if needed >= last.workers:
         return Wanted(needed)
     since_s = now_s if last.fewer_since_s is None else last.fewer_since_s
-    return Wanted(last.workers, since_s) if now_s - since_s < tuning.SHRINK_AFTER_S else Wanted(needed)
+    return Wanted(last.workers, since_s) if now_s - since_s < tuning.LONG_S else Wanted(needed)

@@ -33,14 +33,13 @@ from outrider.worker.events import Closed, SequenceKey
 from outrider.worker.step_cost import StepCost
 
 from outrider_controller.autoscaler.evidence import own_drafts_of
-from outrider_controller.autoscaler.plan import TargetState
+from outrider_controller.autoscaler.plan import PLAN_EVERY_S, TargetState
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.speculation.controller import SpeculationController
 from outrider_controller.router.speculation.policy import Policy
-from outrider_controller.router.speculation.settings import PLAN_EVERY_S
 from outrider_controller.whatif.engine import Clock, KnownEngine, StepSeconds, draft_says, target_says
 from outrider_controller.whatif.loop import Loop, Process
 from outrider_controller.whatif.texts import Texts

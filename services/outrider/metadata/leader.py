@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Short, because a killed leader delays its successor by this time. To lose the lease by a slow moment does no harm.
 LEADER_TTL_S = 3.0
+# After this long without a renewed lease another one may have led for a while; without a leader, none comes any more.
+LEADER_GONE_S = 2 * LEADER_TTL_S
 
 # An epoch that any process has seen is never reused, even if Redis has lost its data. In that case the former leader
 # gets the lease first, because any other one knows only the plan in Redis. Negative: the epoch of another leader.

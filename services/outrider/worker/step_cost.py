@@ -50,10 +50,10 @@ class StepCost:
             return
         if prompt_tokens:
             decoding_s = self._seconds + self.row_s * (rows - self._rows)
-            self._prompt_tokens = tuning.KEEP_STEPS * self._prompt_tokens + prompt_tokens
-            self._prompt_seconds = tuning.KEEP_STEPS * self._prompt_seconds + seconds - decoding_s
+            self._prompt_tokens = tuning.KEEP * self._prompt_tokens + prompt_tokens
+            self._prompt_seconds = tuning.KEEP * self._prompt_seconds + seconds - decoding_s
             return
-        self._weight = tuning.KEEP_STEPS * self._weight + 1
+        self._weight = tuning.KEEP * self._weight + 1
         share = 1 / self._weight
         deviation = rows - self._rows
         self._rows += share * deviation
@@ -61,8 +61,8 @@ class StepCost:
         self._seconds += share * (seconds - self._seconds)
         # Welford: one factor uses the mean before, one the mean after.
         varies = deviation * (rows - self._rows)
-        informs = varies * self._weight / (self._variance + tuning.PRIOR_SPREAD)
-        kept = min(tuning.KEEP_ALIKE, tuning.KEEP_STEPS ** min(1.0, informs))
+        informs = varies * self._weight / (self._variance + tuning.PRIOR_ROWS)
+        kept = min(tuning.KEEP_STEP, tuning.KEEP ** min(1.0, informs))
         self._variance = kept * self._variance + varies
         self._covariance = kept * self._covariance + deviation * (seconds - self._seconds)
 
@@ -70,10 +70,10 @@ class StepCost:
     def row_share(self) -> float:
         """Time of one more row as a share of a mean step: the slope of the line, shrunk towards the prior."""
         rows = max(self._rows, 1.0)
-        usual = 1 / (tuning.PRIOR_BASE_ROWS + rows)
+        usual = 1 / (tuning.PRIOR_ROWS + rows)
         if not self._seconds:
             return usual
-        prior = tuning.PRIOR_SPREAD
+        prior = tuning.PRIOR_ROWS
         share = (self._covariance / self._seconds + prior * usual) / (self._variance + prior)
         # All rows together take at most the whole step.
         return min(max(share, 0.0), 1 / rows)

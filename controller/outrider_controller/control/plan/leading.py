@@ -20,7 +20,7 @@ from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.metadata.drafts import DraftStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
-from outrider.metadata.leader import LEADER_TTL_S
+from outrider.metadata.leader import LEADER_GONE_S
 from outrider.metadata.plans import PlanStore
 from outrider.metadata.tenants.tenants import TenantStore
 from outrider.rpc.v1 import policy_pb2 as policy
@@ -28,7 +28,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell, model_of
-from outrider_controller.autoscaler.plan import Decision, Plan, TargetState
+from outrider_controller.autoscaler.plan import PLAN_EVERY_S, Decision, Plan, TargetState
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.control.alerts.active import Alerts, Change
 from outrider_controller.control.plan.demand import Demand
@@ -91,9 +91,6 @@ class Announcements:
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
-_PLAN_EVERY_S = 1.0
-# After this long without a renewed lease, another one may have led for a while.
-_CUT_OFF_S = 2 * LEADER_TTL_S
 
 
 class PlanLeader:
@@ -221,7 +218,7 @@ class PlanLeader:
         if self.epoch:
             now_s = self._clock()
             changed = await self._policies.read(now_s, self.epoch) | await self._rollouts.read(self.epoch)
-            if changed or now_s - self._planned_s >= _PLAN_EVERY_S:
+            if changed or now_s - self._planned_s >= PLAN_EVERY_S:
                 self._planned_s = now_s
                 if self._policies.deleted:
                     await self._forget(self._policies.deleted)
@@ -259,7 +256,7 @@ class PlanLeader:
     @property
     def _cut_off(self) -> bool:
         """The routers reach the store, this process does not. Their reports may be a second old."""
-        return self._lease.unrenewed_s > _CUT_OFF_S and self.followers.reach_store
+        return self._lease.unrenewed_s > LEADER_GONE_S and self.followers.reach_store
 
     def _step_down(self, why: str) -> None:
         log.warning("leads no more: %s", why)

@@ -96,9 +96,7 @@ class AdmissionQueue:
 
     def _patience_s(self, deadline_s: float | None) -> float:
         timeout_s = self._config.queue_timeout_s
-        if deadline_s is None:
-            return timeout_s
-        return min(timeout_s, deadline_s - min(tuning.ANSWER_S, tuning.WAIT_SHARE * deadline_s))
+        return timeout_s if deadline_s is None else min(timeout_s, tuning.WAIT_SHARE * deadline_s)
 
     async def _admitted(
         self, request: Request, pool: _Pool, ticket: Ticket, until_s: float, on_accepted: OnAccepted

@@ -11,8 +11,7 @@ from outrider.protocol.identity import protocol_problem
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
-
-from outrider_controller.router import tuning
+from outrider.tuning import BUSY
 
 MAX_ASKED = 8
 """Most workers whose prefix caches are looked up for one prompt."""
@@ -71,7 +70,7 @@ def rank(candidates: Sequence[PlacementCandidate], expected_tokens: int) -> list
 
     def order(c: PlacementCandidate) -> tuple[bool, int, float]:
         row_us = (c.row_ns or usual_row_ns) * expected_tokens / 1e3
-        similar = costs[c.worker_id] <= least + tuning.SIMILAR_LOAD * c.max_sequences * row_us
+        similar = costs[c.worker_id] <= least + (1 - BUSY) * c.max_sequences * row_us
         return not similar, -c.num_together, costs[c.worker_id]
 
     return sorted(with_room, key=order)

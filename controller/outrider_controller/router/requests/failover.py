@@ -12,7 +12,7 @@ from enum import Enum
 from outrider.errors import Code
 
 from outrider_controller.router.config import FailoverConfig
-from outrider_controller.router.tuning import ROUNDS_TO_CLEAR
+from outrider_controller.router.tuning import BEGINNING
 
 _MAX_PAIRS = 1024
 _MAX_BACKOFF_S = 60.0
@@ -130,7 +130,7 @@ class FailoverState:
     def round_committed(self) -> None:
         """A target that commits enough rounds shows that the request is not the cause."""
         self.rounds_here += 1
-        if self.rounds_here == ROUNDS_TO_CLEAR:
+        if self.rounds_here == BEGINNING:
             self.target_failures = self.lost_connections = 0
 
     def target_lost(self, key: TargetKey, fault: Fault) -> None:

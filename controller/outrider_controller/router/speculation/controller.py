@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from outrider.drafting.speculation import PLAIN, Speculation, worthwhile_wait_us
 from outrider.protocol.rounds import Round
+from outrider.tuning import NEWEST
 
+from outrider_controller.autoscaler.tuning import FIRST_SAVING
 from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.speculation.gain import DraftRecord, RoundSums, SpeculationGain
@@ -24,7 +26,7 @@ class Allowance(Speculation):
 
     always_draft: bool = False
     """The target waits for the draft, within the limit, whether or not that pays."""
-    saving: float = 0.5
+    saving: float = FIRST_SAVING
     """Expected saving of a round, in plain rounds."""
     min_acceptance: float | None = None
     """Floor on the acceptance of the last 200 verified tokens: below it the rest of the request is decoded plainly."""
@@ -67,7 +69,7 @@ class _Acceptance:
         return self.accepted / self.steps
 
     def add(self, seen: RoundSums) -> None:
-        kept = tuning.KEEP**seen.rounds
+        kept = (1 - NEWEST) ** seen.rounds
         self.steps = kept * self.steps + (1 - kept) * tuning.PRIOR_STEPS + seen.in_time
         accepted = seen.accepted - seen.own_accepted
         self.accepted = kept * self.accepted + (1 - kept) * tuning.PRIOR_STEPS + accepted

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from outrider.protocol.rounds import Round
-from outrider.tuning import USUAL_TOKENS
+from outrider.tuning import NEWEST, USUAL_TOKENS
 
 from outrider_controller.autoscaler.evidence import Evidence
+from outrider_controller.autoscaler.tuning import FIRST_SAVING
 from outrider_controller.router import tuning
 
 
@@ -114,7 +115,7 @@ class SpeculationGain:
     """The gain of drafting in one request, and whether its draft is paused."""
 
     record: DraftRecord = field(default_factory=DraftRecord)
-    saving: float = 0.5
+    saving: float = FIRST_SAVING
     """Of a round, in plain rounds; below 0 drafting costs more than it saves. Starts from earlier requests."""
     _pause_tokens: int = 0
     """Tokens that are left to decode plainly."""
@@ -133,7 +134,7 @@ class SpeculationGain:
 
     @property
     def _mostly_late(self) -> bool:
-        return self._num_late > tuning.MAX_LATE_ROUNDS * (1 + self._num_in_time)
+        return self._num_late > tuning.BEGINNING * (1 + self._num_in_time)
 
     def begin(self, record: DraftRecord, saving: float) -> None:
         """A draft was opened, or is allowed again. `saving`: what the plan expects."""
@@ -149,7 +150,7 @@ class SpeculationGain:
             self._plain_rounds(seen)
         elif not draft_active:
             self._num_silent += rounds
-            if self._num_silent > tuning.MAX_LATE_ROUNDS:
+            if self._num_silent > tuning.BEGINNING:
                 self.record.evidence.missed += rounds
         elif self._in_time(seen.in_time, rounds):
             record = self.record
@@ -157,7 +158,7 @@ class SpeculationGain:
             self._step_us = faded * self._step_us + (1 - faded) * step_us if self._step_us else step_us
             # The target's own drafts would come without this one too.
             saved = seen.tokens - seen.own_accepted - seen.us / (record.plain_share * (self._step_us or 1.0))
-            faded = tuning.KEEP**rounds
+            faded = (1 - NEWEST) ** rounds
             self._rounds += rounds
             # What was expected was measured on drafts that came in time.
             expected = min(self.saving, 0.0) if self._mostly_late else self.saving
@@ -183,21 +184,23 @@ class SpeculationGain:
         self.cost = RequestCost()
 
     def _in_time(self, count: int, rounds: int) -> bool:
-        """False until its first proposal was verified, while it catches up; but for MAX_LATE_ROUNDS at most."""
+        """False until its first proposal was verified, while it catches up; but for BEGINNING at most."""
         self._num_in_time += count
         self._num_late += rounds - count
-        return count > 0 or self._rounds > 0 or self._num_late > tuning.MAX_LATE_ROUNDS
+        return count > 0 or self._rounds > 0 or self._num_late > tuning.BEGINNING
 
     def _decide(self, record: DraftRecord) -> None:
-        if self._rounds < tuning.MIN_ROUNDS:
+        if self._rounds < tuning.PRIOR_STEPS:
             return
         if self.saving < 0:
             # To come back, the draft has to prefill what the target decodes meanwhile.
             self._enter(USUAL_TOKENS)
             # The cause, a busy machine for example, may be over at the next trial: that one starts without credit.
             self.saving = 0.0
-        elif not record.measured and self.saving < tuning.CLEAR_SAVING:
-            self._enter(tuning.MEASURING_TOKENS)
+        elif not record.measured and self.saving < FIRST_SAVING:
+            # Next to a busy draft a step takes longer, and a draft that is no better than was assumed of any would get
+            # credit for that.
+            self._enter(tuning.BEGINNING)
 
     def _plain_rounds(self, seen: RoundSums) -> None:
         # The first plain round began while the draft still worked.

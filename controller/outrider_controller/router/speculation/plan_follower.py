@@ -21,6 +21,7 @@ from outrider.rpc.v1 import policy_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell
+from outrider_controller.autoscaler.plan import PLAN_EVERY_S
 from outrider_controller.plan_messages import (
     decision_from_proto,
     evidence_to_proto,
@@ -28,7 +29,7 @@ from outrider_controller.plan_messages import (
     sums_from_proto,
 )
 from outrider_controller.router.fleet.fleet import WorkerLeases
-from outrider_controller.router.speculation.settings import PLAN_EVERY_S, SettingsSender
+from outrider_controller.router.speculation.settings import SettingsSender
 
 _LOOK_EVERY_S = 0.5
 # A leader sends a snapshot to each new follower: one that does not is taken for dead.

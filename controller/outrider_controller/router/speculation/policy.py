@@ -1,6 +1,6 @@
 """The speculation that each request may use: the least that its client, operators and the plan allow.
 
-The plan comes from the control plane. A router that has been without one for `ALONE_AFTER_S` makes the same plan from
+The plan comes from the control plane. A router that has been without one for `LEADER_GONE_S` makes the same plan from
 its own evidence.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider.metadata.leader import LEADER_GONE_S
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
@@ -18,7 +19,6 @@ from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey,
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import ANYBODY, DecayedSums, Planner
 from outrider_controller.plan_messages import draft_version
-from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.speculation.controller import Allowance
@@ -168,7 +168,7 @@ class Policy:
 
     def replan(self, states: Mapping[str, TargetState], now_s: float) -> Collection[Cell]:
         """The cells whose decisions changed. None while the control plane decides, or was lost only recently."""
-        if self.led or (self._left_s is not None and now_s - self._left_s < tuning.ALONE_AFTER_S):
+        if self.led or (self._left_s is not None and now_s - self._left_s < LEADER_GONE_S):
             return ()
         if self._left_s is not None:
             self._left_s = None

@@ -15,7 +15,7 @@ from outrider.protocol.rounds import Round
 from outrider.runtime.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
-from outrider_controller.autoscaler.plan import TargetState
+from outrider_controller.autoscaler.plan import PLAN_EVERY_S, TargetState
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router import tuning
 from outrider_controller.router.fleet.fleet import Fleet
@@ -27,8 +27,6 @@ from outrider_controller.router.requests.sequences import ActiveRequest, OpenDra
 from outrider_controller.router.speculation.policy import Policy
 
 log = logging.getLogger(__name__)
-
-PLAN_EVERY_S = 1.0
 
 
 class SettingsSender:

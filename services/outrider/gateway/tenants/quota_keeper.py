@@ -256,7 +256,7 @@ class QuotaKeeper:
 
     def _closed(self, tenant: tenants_pb2.Tenant, account: _Account, quota: str, retry_after_s: float) -> Overloaded:
         now_s = self.clock()
-        account.closed = _Closed(quota, now_s + min(retry_after_s, tuning.KNOWN_S), now_s + retry_after_s)
+        account.closed = _Closed(quota, now_s + min(retry_after_s, tuning.SLICE_S), now_s + retry_after_s)
         return self._exceeded(tenant, quota, retry_after_s)
 
     def _exceeded(self, tenant: tenants_pb2.Tenant, quota: str, retry_after_s: float) -> Overloaded:

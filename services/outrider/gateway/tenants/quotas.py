@@ -80,7 +80,7 @@ class Balance:
 
     def settle(self, now_s: float) -> float:
         """Returns the amount of an unused slice and drops it: kept for long, it would allow an extra burst."""
-        if self.level <= 0 or now_s - self.at_s <= tuning.KNOWN_S:
+        if self.level <= 0 or now_s - self.at_s <= tuning.SLICE_S:
             return 0.0
         unused, self.level = self.level, 0.0
         return unused

@@ -122,22 +122,22 @@ class Fit:
 
     usual: Fit | None = None
     """That of its tenant, from which it starts."""
-    keep: float = tuning.KEEP_OWN
+    keep: float = 1 - tuning.NEWEST
     accepted: float = 0.0
     expected: float = 0.0
 
     @property
     def factor(self) -> float:
         usual = 1.0 if self.usual is None else self.usual.factor
-        return min(tuning.MAX_RATIO, (self.accepted + tuning.PRIOR_OWN * usual) / (self.expected + tuning.PRIOR_OWN))
+        return (self.accepted + tuning.PRIOR * usual) / (self.expected + tuning.PRIOR)
 
     def corrected(self, chances: Sequence[float]) -> list[float]:
         """Of a text that does better fewer tokens are rejected: with more accepted instead, all tokens of a long chain
         would soon be sure."""
         factor = self.factor
         if factor < 1:
-            return [min(tuning.SURE, factor * chance) for chance in chances]
-        return [min(tuning.SURE, 1 - (1 - chance) / factor) for chance in chances]
+            return [min(tuning.KEEP, factor * chance) for chance in chances]
+        return [min(tuning.KEEP, 1 - (1 - chance) / factor) for chance in chances]
 
     def committed(self, accepted: float, expected: float) -> None:
         """One commit: tokens accepted, and how many of the verified ones the table expected to be accepted."""

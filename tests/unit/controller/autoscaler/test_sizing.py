@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from outrider_controller.autoscaler.sizing import Sizing, Utilisation, Wanted, sizing
-from outrider_controller.autoscaler.tuning import SHRINK_AFTER_S
+from outrider_controller.autoscaler.tuning import LONG_S
 
 IDLE = Utilisation(1, 0.1)
 
@@ -26,10 +26,10 @@ def test_drafts_that_are_busy_or_late_are_too_few(seen: Utilisation, wanted: int
 def test_fewer_are_wanted_only_when_fewer_would_have_done_for_minutes() -> None:
     last = sizing({}, Utilisation(4, 0.6), Sizing(), 0.0)
     assert last.routers.workers == 4
-    for now_s in (1.0, SHRINK_AFTER_S):
+    for now_s in (1.0, LONG_S):
         last = sizing({}, Utilisation(4, 0.1), last, now_s)
         assert last.routers.workers == 4
-    assert sizing({}, Utilisation(4, 0.1), last, SHRINK_AFTER_S + 1.0).routers.workers == 1
+    assert sizing({}, Utilisation(4, 0.1), last, LONG_S + 1.0).routers.workers == 1
 
 
 def test_a_busy_minute_starts_the_wait_anew() -> None:

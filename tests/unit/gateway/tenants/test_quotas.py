@@ -312,7 +312,7 @@ async def test_requests_that_come_at_once_share_one_slice(store: Store) -> None:
 def test_a_slice_that_nobody_wanted_is_given_up_and_a_debt_is_not() -> None:
     slice_, debt = Balance(5, 0.0), Balance(-5, 0.0)
     for balance in (slice_, debt):
-        balance.settle(0.4)
+        balance.settle(0.1)
     assert (slice_.level, debt.level) == (5, -5)
     for balance in (slice_, debt):
         balance.settle(10.0)

@@ -83,9 +83,9 @@ def test_a_sequence_that_waits_costs_as_much_again_as_one_that_runs() -> None:
 
 def test_of_drafts_about_as_busy_the_one_that_drafts_for_the_same_target_is_taken() -> None:
     idle, other = candidate("idle", load=20, limit=100), candidate("other", load=25, limit=100)
-    same = replace(candidate("same", load=32, limit=100), num_together=7)
+    same = replace(candidate("same", load=39, limit=100), num_together=7)
     assert order(idle, other, same) == ["same", "idle", "other"]
-    assert order(idle, other, replace(same, num_sequences=33)) == ["idle", "other", "same"]
+    assert order(idle, other, replace(same, num_sequences=41)) == ["idle", "other", "same"]
 
 
 def test_few_caches_are_asked_however_many_workers_there_are() -> None:

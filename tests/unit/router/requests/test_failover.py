@@ -59,7 +59,7 @@ def test_a_target_that_carries_a_request_for_a_while_clears_it() -> None:
     failover = state()
     failover.target_lost(("a", 1), Fault.WORKER)
     failover.target_opened()
-    for _ in range(15):
+    for _ in range(7):
         failover.round_committed()
     assert failover.num_failures == 1
     failover.round_committed()
@@ -72,7 +72,7 @@ def test_rounds_on_the_target_before_do_not_count() -> None:
     failover.target_lost(("a", 1), Fault.WORKER)
     for _ in range(3):
         failover.target_opened()
-        for _ in range(10):
+        for _ in range(7):
             failover.round_committed()
     assert failover.num_failures == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from outrider.metadata.leader import LEADER_GONE_S
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
@@ -17,7 +18,6 @@ from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.speculation.policy import Policy
-from outrider_controller.router.tuning import ALONE_AFTER_S
 
 from tests.unit.router.made_requests import a_request
 
@@ -197,14 +197,14 @@ def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
     return policy
 
 
-def test_the_last_plan_holds_for_five_seconds_and_is_gone_on_from_then() -> None:
+def test_the_last_plan_holds_for_six_seconds_and_is_gone_on_from_then() -> None:
     costs = Decision(Mode.TRY, Reason.COSTS, ((VERSION, 0.02),), saving=-0.5, rounds=5000)
     policy = led({Cell("t", "m"): costs}, -0.5)
     seen(policy, "t", 0.9)
-    for second in range(5):
+    for second in range(6):
         assert not policy.replan(FLEET, float(second))
     assert policy.decision("t", "m") is costs
-    policy.replan(FLEET, ALONE_AFTER_S)
+    policy.replan(FLEET, LEADER_GONE_S)
     # One second of better news is not enough to leave it.
     assert policy.decision("t", "m").mode is Mode.TRY
     for second in range(6, 40):
@@ -246,7 +246,7 @@ def test_of_a_deleted_tenant_nothing_is_left() -> None:
     )
     policy.forget([Cell("t", "m")])
     assert policy.decision("t", "m").policy == TenantPolicy()
-    policy.replan(FLEET, ALONE_AFTER_S)
+    policy.replan(FLEET, LEADER_GONE_S)
     assert Cell("t", "m") not in policy.decisions
 
 
