@@ -7,10 +7,11 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,8 @@ from benchmarks.support.tenants import create_key
 T = TypeVar("T")
 TENANT, DRAFT, SHIPPED = "acme", "acme-1", "smollm2-135m-draft"
 _MIN_GAIN, _MAX_CHANGE, _MAX_MINUTES = 0.08, 0.01, 60.0
-_HELD_OUT = 48
+_PAUSE_S = 5.0
+_HELD_OUT, _FAMILIAR = 48, "translation"
 _NAMES = ("Anna", "Ben", "Chloe", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jack", "Kara", "Liam", "Mia")
 _CITIES = ("Paris", "Berlin", "Madrid", "Rome", "Oslo", "Vienna", "Lisbon", "Dublin", "Prague", "Athens", "Milan")
 _ITEMS = ("chairs", "lamps", "tables", "mugs", "boots", "bikes", "tents", "cables", "phones", "books", "pens", "desks")
@@ -66,6 +68,7 @@ def prompts_of_the_tenant(seed: int) -> Iterator[Prompt]:
 @click.option("--train-tokens", type=click.IntRange(1), default=800_000, show_default=True)
 @click.option("--most", type=click.IntRange(1), default=4000, show_default=True, help="Requests until the verdict.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="To distil with.")
+@click.option("--autopilot", is_flag=True, help="`outrider autopilot` does what is done by hand else.")
 @click.option("--directory", type=click.Path(file_okay=False, path_type=Path), required=True, help="A new one.")
 @json_file_option
 def releases(
@@ -76,6 +79,7 @@ def releases(
     train_tokens: int,
     most: int,
     threads: int,
+    autopilot: bool,
     directory: Path,
     json_file: Path | None,
 ) -> int:
@@ -85,26 +89,41 @@ def releases(
     The tenant asks for Haskell, XML and SQL, with other names and numbers in each request. --prompts are those of other
     tenants, asked before and after, with the draft that each has then. Of the tenant, acceptance is the share of first
     drafted tokens that the target accepts at temperature 0, on prompts that nothing learnt from.
+
+    With --autopilot the tenant first asks for the file's translations, which the shipped draft guesses best, so that
+    its acceptance falls, and asks until the release has ended.
     """
-    others = spread(read_prompts(prompts_file), num_prompts)
-    loop = Loop(directory, others, max_tokens, requests, train_tokens, most, threads)
-    state = run_async(loop.run())
+    every = read_prompts(prompts_file)
+    others, familiar = spread(every, num_prompts), [prompt for prompt in every if prompt.category == _FAMILIAR]
+    if autopilot and not familiar:
+        raise click.UsageError(f"--prompts: none is of the category {_FAMILIAR}")
+    loop = Loop(directory, others, familiar, max_tokens, requests, train_tokens, most, threads, autopilot)
+    rollout = run_async(loop.run())
     minutes = sum(loop.minutes.values())
-    tenant = _accepted(TENANT, take(prompts_of_the_tenant(3), _HELD_OUT), directory / DRAFT, max_tokens)
+    accepted = Accepted(directory / DRAFT, max_tokens, threads)
+    tenant = accepted.row(TENANT, held_out(max(requests, most)))
     # Nobody has it so: what the tenant's draft would do for the others.
-    unlike = _accepted(f"others, with {DRAFT}", others, directory / DRAFT, max_tokens)
+    unlike = accepted.row(f"others, with {DRAFT}", others)
     rows = [tenant, {"prompts of": "others", "before": loop.others[0], "after": loop.others[1]}, unlike]
     gained, kept = (row["after"] - row["before"] for row in rows[:2])
     took = {name.upper(): f"{each:.1f}" for name, each in loop.minutes.items()}
     equal = "equal" if loop.texts_equal else "NOT EQUAL"
-    show(f"Minutes:\n{table([took])}", table(rows), f"{DRAFT}: {state}; texts of the others: {equal}")
-    holds = state == "promoted" and gained >= _MIN_GAIN and abs(kept) <= _MAX_CHANGE and minutes <= _MAX_MINUTES
-    body = {"holds": holds and loop.texts_equal, "state": state, "minutes": loop.minutes, "acceptance": rows}
+    verdict = f"{DRAFT}: {rollout['state']}: {rollout['reason']}; texts of the others: {equal}"
+    show(f"Minutes:\n{table([took])}", table(rows), verdict)
+    promoted = rollout["state"] == "promoted" and loop.texts_equal
+    holds = promoted and gained >= _MIN_GAIN and abs(kept) <= _MAX_CHANGE and minutes <= _MAX_MINUTES
+    body = {"holds": holds, "rollout": rollout, "minutes": loop.minutes, "acceptance": rows}
     return finish("releases", {**body, "train_tokens": train_tokens}, json_file)
 
 
 def take(prompts: Iterator[Prompt], count: int) -> list[Prompt]:
-    return [next(prompts) for _ in range(count)]
+    return list(islice(prompts, count))
+
+
+def held_out(asked: int) -> list[Prompt]:
+    """Prompts of the tenant, of which none is among the first that it asks."""
+    known = {prompt.text for prompt in take(prompts_of_the_tenant(1), asked)}
+    return take((prompt for prompt in prompts_of_the_tenant(3) if prompt.text not in known), _HELD_OUT)
 
 
 @dataclass(slots=True)
@@ -114,11 +133,13 @@ class Loop:
     directory: Path
     prompts: Sequence[Prompt]
     """Of other tenants."""
+    familiar: Sequence[Prompt]
     max_tokens: int
     requests: int
     train_tokens: int
     most: int
     threads: int
+    autopilot: bool
     minutes: dict[str, float] = field(default_factory=dict)
     """That each step took."""
     others: tuple[float, float] = (0.0, 0.0)
@@ -130,23 +151,63 @@ class Loop:
     def samples(self) -> Path:
         return self.directory / "samples"
 
-    async def run(self) -> str:
-        """The state of the rollout."""
+    async def run(self) -> dict[str, Any]:
+        """The rollout, as `outrider rollout status` shows it."""
         self.samples.mkdir(parents=True)
         # The teacher needs memory beside the target.
         options = f"--samples {self.samples} --kv-cache-bytes 500000000"
         async with Stack(StackConfig(target_args=options), note) as stack:
             key, other = await self._keys(stack)
             before = await self._ask(stack, other, self.prompts)
-            await self._timed("record", self._ask(stack, key, take(prompts_of_the_tenant(1), self.requests)))
-            note(f"{SampleStore(self.samples).count(TENANT)} samples")
-            await self._timed("distil", self._distil())
-            async with self._worker(stack):
-                state = await self._timed("rollout", self._rolled_out(stack, key))
+            async with self._flown(stack, key) if self.autopilot else self._released(stack, key) as rollout:
                 after = await self._ask(stack, other, self.prompts)
-        self.others = AnswerFigures.of(before).acceptance, AnswerFigures.of(after).acceptance
+        self.others = round(AnswerFigures.of(before).acceptance, 4), round(AnswerFigures.of(after).acceptance, 4)
         self.texts_equal = [one.token_ids for one in before] == [one.token_ids for one in after]
-        return state
+        return rollout
+
+    @asynccontextmanager
+    async def _released(self, stack: Stack, key: str) -> AsyncIterator[dict[str, Any]]:
+        """By hand. Yields the rollout, while the worker runs."""
+        await self._consent(stack)
+        await self._timed("record", self._ask(stack, key, take(prompts_of_the_tenant(1), self.requests)))
+        note(f"{SampleStore(self.samples).count(TENANT)} samples")
+        await self._timed("distil", self._distil())
+        note(await self._timed("compare", self._compared()))
+        model = ("--model", str(self.directory / DRAFT), "--candidate", "--listen", "127.0.0.1:0", "--threads", "1")
+        async with running("draft", *model, "--metadata", stack.metadata_url):
+            yield await self._timed("rollout", self._rolled_out(stack, key))
+
+    @asynccontextmanager
+    async def _flown(self, stack: Stack, key: str) -> AsyncIterator[dict[str, Any]]:
+        """As `_released`, by the autopilot."""
+        await self._ask(stack, key, take(cycle(self.familiar), self.requests))
+        await self._consent(stack)
+        directory, train = ("--samples-dir", str(self.samples)), f"--train-tokens {self.train_tokens}"
+        threads = ("--threads", str(self.threads), "--draft-args", "--threads 1")
+        options = ("--share", "0.5", "--distill-args", train, *threads)
+        at = ("--control", stack.control, "--metadata", stack.metadata_url)
+        async with running("autopilot", str(self.directory), *directory, *options, *at):
+            yield await self._timed("autopilot", self._until_it_ends(stack, key))
+
+    async def _until_it_ends(self, stack: Stack, key: str) -> dict[str, Any]:
+        at, prompts = ("-o", "json", "--control", stack.control), prompts_of_the_tenant(1)
+        for _ in range(0, self.most, 64):
+            await self._ask(stack, key, take(prompts, 64))
+            while (now := await self._step(at))["step"] in ("distil", "compare"):  # noqa: ASYNC110
+                await asyncio.sleep(_PAUSE_S)
+            if now["step"] in ("promoted", "ended"):
+                break
+        return await self._rollout(at) if now["step"] in ("promoted", "rollout") else {**now, "state": now["step"]}
+
+    async def _step(self, at: Sequence[str]) -> dict[str, Any]:
+        """The autopilot's last."""
+        events = json.loads(await outrider("events", "--kind", "autopilot_step", *at))["events"]
+        return dict(events[-1]["fields"]) if events else {"step": "none", "reason": "no alert"}
+
+    async def _rollout(self, at: Sequence[str]) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await outrider("rollout", "status", DRAFT, *at))["rollout"]
+        note(f"{found}")
+        return found
 
     async def _timed(self, name: str, step: Awaitable[T]) -> T:
         began_s = time.monotonic()
@@ -156,16 +217,23 @@ class Loop:
         return found
 
     async def _keys(self, stack: Stack) -> tuple[str, str]:
-        """API keys of the tenant, which consents to samples, and of another one."""
-        record, names = self.directory / "tenants.json", (TENANT, "others")
-        record.write_text(json.dumps({"tenants": [{"name": TENANT, "samples": "text"}, {"name": "others"}]}))
-        await outrider("apply", "-f", str(record), "--control", stack.control)
+        """API keys of the tenant and of another one."""
+        await self._apply(stack, {"name": TENANT}, {"name": "others"})
+        names = (TENANT, "others")
         requests = [control_pb2.CreateKeyRequest(tenant=name) for name in names]
         key, other = [(await call_control(stack.control, partial(create_key, one))).key for one in requests]
         return key, other
 
+    async def _consent(self, stack: Stack) -> None:
+        await self._apply(stack, {"name": TENANT, "samples": "text"})
+
+    async def _apply(self, stack: Stack, *tenants: Mapping[str, str]) -> None:
+        record = self.directory / "tenants.json"
+        record.write_text(json.dumps({"tenants": tenants}))
+        await outrider("apply", "-f", str(record), "--control", stack.control)
+
     async def _ask(self, stack: Stack, key: str, prompts: Sequence[Prompt]) -> list[GatewayAnswer]:
-        return await answers(
+        found = await answers(
             *(stack.gateway_grpc, stack.config.model, prompts, prompts[0].category),
             speculation="on",
             concurrency=8,
@@ -173,6 +241,8 @@ class Loop:
             temperature=0.0,
             max_tokens=self.max_tokens,
         )
+        note(f"{prompts[0].category}: {AnswerFigures.of(found).acceptance:.3f} of the verified tokens were accepted")
+        return found
 
     async def _distil(self) -> None:
         await outrider(
@@ -181,29 +251,36 @@ class Loop:
             *("--train-tokens", str(self.train_tokens), "--json", str(self.directory / "distilled.json")),
         )
 
-    @asynccontextmanager
-    async def _worker(self, stack: Stack) -> Any:
-        model = ("--model", str(self.directory / DRAFT), "--candidate", "--listen", "127.0.0.1:0", "--threads", "1")
-        worker = await asyncio.create_subprocess_exec(*_command("draft", *model, "--metadata", stack.metadata_url))
-        try:
-            yield
-        finally:
-            worker.terminate()
-            await worker.wait()
+    async def _compared(self) -> str:
+        corpus = str(SampleStore(self.samples).of(TENANT) / "distill-model")
+        drafts = (SHIPPED, str(self.directory / DRAFT))
+        return await outrider("compare", "drafts", *drafts, "--held-out", corpus, "--threads", str(self.threads))
 
-    async def _rolled_out(self, stack: Stack, key: str) -> str:
+    async def _rolled_out(self, stack: Stack, key: str) -> dict[str, Any]:
         at = ("--control", stack.control)
         while DRAFT not in await outrider("get", "drafts", "-o", "name", *at):  # noqa: ASYNC110
-            await asyncio.sleep(1.0)
-        await outrider("rollout", "start", DRAFT, "--tenant", TENANT, "--share", "0.5", *at)
+            await asyncio.sleep(_PAUSE_S)
+        # Large shares of one tenant's requests: few are asked here.
+        await outrider("rollout", "start", DRAFT, "--tenant", TENANT, "--share", "0.5", "--shadow", "0.5", *at)
         prompts = prompts_of_the_tenant(2)
         for _ in range(0, self.most, 64):
             await self._ask(stack, key, take(prompts, 64))
-            found = json.loads(await outrider("rollout", "status", DRAFT, "-o", "json", *at))["rollout"]
-            note(f"{found}")
+            found = await self._rollout(("-o", "json", *at))
             if found["state"] != "running":
                 break
-        return str(found["state"])
+        return found
+
+
+@asynccontextmanager
+async def running(*arguments: str) -> AsyncIterator[None]:
+    """A command that runs until it is terminated."""
+    note(" ".join(["outrider", *arguments]))
+    child = await asyncio.create_subprocess_exec(*_command(*arguments))
+    try:
+        yield
+    finally:
+        child.terminate()
+        await child.wait()
 
 
 def _command(*arguments: str) -> list[str]:
@@ -220,15 +297,27 @@ async def outrider(*arguments: str) -> str:
     return out.decode()
 
 
-def _accepted(who: str, prompts: Sequence[Prompt], draft: Path, max_tokens: int) -> dict[str, Any]:
-    from outrider.engine import EngineConfig, resolve
-    from outrider.engine.checkpoints.tokenizer import load_tokenizer
-    from outrider.engine.models.loader import load_engine
-    from outrider.training.acceptance import measure
-    from outrider.training.texts import prompt_ids
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The share of first drafted tokens that the target accepts at temperature 0."""
 
-    target = resolve(DEFAULT_TARGET)
-    tokenizer, engine = load_tokenizer(target), load_engine(target, EngineConfig(prefix_cache=False))
-    asked = [prompt_ids(tokenizer, [{"role": "user", "content": prompt.text}]) for prompt in prompts]
-    before, after = (measure(engine, resolve(str(one)), asked, max_tokens).greedy for one in (SHIPPED, draft))
-    return {"prompts of": who, "before": before, "after": after}
+    draft: Path
+    max_tokens: int
+    threads: int
+
+    def row(self, who: str, prompts: Sequence[Prompt]) -> dict[str, Any]:
+        """Before and after: of the shipped draft, and of this one."""
+        import torch
+        from outrider.engine import EngineConfig, resolve
+        from outrider.engine.checkpoints.tokenizer import load_tokenizer
+        from outrider.engine.models.loader import load_engine
+        from outrider.training.acceptance import share
+        from outrider.training.texts import prompt_ids
+
+        torch.set_num_threads(self.threads)
+        target = resolve(DEFAULT_TARGET)
+        tokenizer = load_tokenizer(target)
+        engine = load_engine(target, EngineConfig(num_blocks=2048, prefix_cache=False))
+        asked = [prompt_ids(tokenizer, [{"role": "user", "content": prompt.text}]) for prompt in prompts]
+        before, after = (share(engine, resolve(str(one)), asked, self.max_tokens) for one in (SHIPPED, self.draft))
+        return {"prompts of": who, "before": before, "after": after}

@@ -40,17 +40,24 @@ class Acceptance:
 
 def measure(target: Engine, draft: Path, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Acceptance:
     """The target answers the prompts with this draft, once at each temperature. Raises CheckpointError."""
+    return Acceptance(*(share(target, draft, prompts, max_new_tokens, params) for params in (None, _SAMPLED)))
+
+
+def share(
+    target: Engine,
+    draft: Path,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    params: SamplingParams | None = None,
+) -> float:
+    """As `measure`, at one temperature: greedy without `params`."""
     longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     blocks = _CONCURRENCY * -(-longest // _BLOCK)
     drafter = load_drafter(draft, engine=EngineConfig(num_blocks=blocks), model=_EVERY_TOKEN)
     pair = Pair(target, drafter, max_sequences=_CONCURRENCY, max_draft_tokens=1, row_price=lambda _: 0.0, lookups=())
-
-    def share(params: SamplingParams | None) -> float:
-        answers = pair.answer(prompts, max_new_tokens, speculate=True, params=params)
-        verified = sum(answer.num_verified for answer in answers)
-        return round(sum(answer.num_accepted for answer in answers) / max(verified, 1), 4)
-
-    return Acceptance(share(None), share(_SAMPLED))
+    answers = pair.answer(prompts, max_new_tokens, speculate=True, params=params)
+    verified = sum(answer.num_verified for answer in answers)
+    return round(sum(answer.num_accepted for answer in answers) / max(verified, 1), 4)
 
 
 def measure_head(target: Engine, head: DraftHead, prompts: Sequence[Sequence[int]], most: int) -> Acceptance:
