@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import psutil
 from outrider.model_names import served_name
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
@@ -26,6 +26,7 @@ from outrider_controller.cli.up.supervisor import Supervisor
 
 from benchmarks.support.asking import answers, make_request, max_tokens_option
 from benchmarks.support.prompts import Prompt
+from tests.vllm.processes import ranks
 
 _TINY = "tiny"
 _SIZES = {_TINY: 2, DEFAULT_TARGET: 3}
@@ -45,8 +46,10 @@ _WAYS: dict[str, tuple[dict[str, Any], str]] = {
     "greedy, speculation": ({"temperature": 0.0}, "on"),
     "coupled": ({"temperature": 0.8, "top_p": 0.95, "seed": lambda number: 100 + number}, "off"),
 }
-_KILL_AFTER_TOKENS = 8
-_KV_BYTES = 200_000_000
+_FAULTS = ((1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP))
+"""What happens to which process of the model. One that is stopped hangs until the target's watchdog ends it."""
+_AFTER_TOKENS = 8
+_KV_BYTES, _STEP_TIMEOUT_S = 200_000_000, 20
 # The process starts again, and vLLM loads the model.
 _MAX_S = 120.0
 _GIVE_UP_S = 300.0
@@ -54,11 +57,12 @@ _GIVE_UP_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One rank ended by SIGKILL while it served a stream."""
+    """One rank that was sent a signal while it served a stream."""
 
     rank: int
+    planted: str
     seconds: float
-    """From the kill to the next token."""
+    """From the signal to the next token."""
     error: str
     """What the client of that stream was told; empty: nothing."""
     equal: bool
@@ -94,8 +98,8 @@ def tensor_parallel(model: str, size: int | None, vllm_python: str, max_tokens: 
     """One target on several processes of vLLM: are the texts equal, and how soon is it back?
 
     Float32. Texts are compared with plain decoding on one process: greedy, greedy with speculation (lookups), and
-    sampled with a seed. Then one of the processes of the model is ended by SIGKILL in mid-stream, twice: what counts is
-    the time until the next token, at most two minutes, and the text.
+    sampled with a seed. Then a process of the model is ended by SIGKILL in mid-stream, twice, and one hangs by
+    SIGSTOP: what counts is the time until the next token, at most two minutes, and the text.
     """
     cases = {model: size or _SIZES.get(model, 3)} if model else {name: size or _SIZES[name] for name in _SIZES}
     return run_async(_run(cases, vllm_python, max_tokens, json_file))
@@ -111,7 +115,7 @@ async def _run(cases: dict[str, int], vllm_python: str, max_tokens: int, json_fi
                 engine="vllm",
                 vllm_python=vllm_python,
                 tensor_parallel=size,
-                target_args=f"--dtype float32 --kv-cache-bytes {_KV_BYTES}",
+                target_args=f"--dtype float32 --kv-cache-bytes {_KV_BYTES} --step-timeout {_STEP_TIMEOUT_S}",
                 drafts=0,
             )
             results.append(await _measure(config, max_tokens))
@@ -146,7 +150,7 @@ async def _measure(config: StackConfig, max_tokens: int) -> Result:
             equal[way] = sum(_same(a, b) for a, b in zip(plain[way], found, strict=True))
         supervisor = Supervisor(stack.processes, stack.relaunch, note, config.start_timeout_s)
         supervision = asyncio.create_task(supervisor.run())
-        recoveries = tuple([await _recovery(stack, rank) for rank in (1, 0)])
+        recoveries = tuple([await _recovery(stack, *fault) for fault in _FAULTS])
         supervision.cancel()
     return Result(name, config.tensor_parallel, equal, recoveries)
 
@@ -172,22 +176,22 @@ def _same(one: GatewayAnswer, other: GatewayAnswer) -> bool:
     return one.text == other.text and one.token_ids == other.token_ids
 
 
-async def _recovery(stack: Stack, rank: int) -> Recovery:
+async def _recovery(stack: Stack, rank: int, planted: signal.Signals) -> Recovery:
     request = make_request(
-        stack.config.model, _QUESTIONS[0], "off", max_tokens=4 * _KILL_AFTER_TOKENS, ignore_eos=True, temperature=0.0
+        stack.config.model, _QUESTIONS[0], "off", max_tokens=16 * _AFTER_TOKENS, ignore_eos=True, temperature=0.0
     )
     async with Gateway(stack.gateway_grpc) as gateway:
         plain = await gateway.answer(request)
-        note(f"rank {rank} is killed")
+        note(f"rank {rank} gets {planted.name}")
         times: list[float] = []
-        killed_s = 0.0
+        struck_s = 0.0
 
         def arrived(chunk: generation.StreamGenerateResponse) -> None:
-            nonlocal killed_s
+            nonlocal struck_s
             times.extend([time.monotonic()] * len(chunk.token_ids))
-            if len(times) >= _KILL_AFTER_TOKENS and not killed_s:
-                killed_s = time.monotonic()
-                _kill(stack, rank)
+            if len(times) >= _AFTER_TOKENS and not struck_s:
+                struck_s = time.monotonic()
+                _strike(stack, rank, planted)
 
         answer, error = GatewayAnswer(), ""
         try:
@@ -196,17 +200,15 @@ async def _recovery(stack: Stack, rank: int) -> Recovery:
             error = str(failure)
             times.append(await _until_answered(gateway, request))
     await stack.assembled()
-    after = [killed_s, *(at for at in times if at > killed_s)]
-    # What was on its way at the kill still arrives: it is back at the end of the longest pause.
+    after = [struck_s, *(at for at in times if at > struck_s)]
+    # What was on its way then still arrives: it is back at the end of the longest pause.
     _, back_s = max((later - at, later) for at, later in itertools.pairwise(after))
-    return Recovery(rank, round(back_s - killed_s, 2), error, _same(plain, answer))
+    return Recovery(rank, planted.name, round(back_s - struck_s, 2), error, _same(plain, answer))
 
 
-def _kill(stack: Stack, rank: int) -> None:
-    """SIGKILL to one process of the target's model: to one of those that hold most memory."""
-    children = psutil.Process(stack.processes["target-0"].pid).children(recursive=True)
-    ranks = sorted(children, key=lambda one: -one.memory_info().rss)[: stack.config.tensor_parallel]
-    sorted(ranks, key=lambda one: int(one.pid))[rank].kill()
+def _strike(stack: Stack, rank: int, planted: signal.Signals) -> None:
+    every = ranks(stack.processes["target-0"].pid, stack.config.tensor_parallel)
+    sorted(every, key=lambda one: int(one.pid))[rank].send_signal(planted)
 
 
 async def _until_answered(gateway: Gateway, request: generation.GenerateRequest) -> float:
@@ -236,7 +238,7 @@ def _recovery_table(results: list[Result]) -> str:
         [
             result.model,
             result.size,
-            f"rank {recovery.rank}",
+            f"{recovery.planted} to rank {recovery.rank}",
             f"{recovery.seconds:.2f}",
             recovery.error or "no error",
             "equal" if recovery.equal else "cut off" if recovery.error else "DIFFERENT",
@@ -244,4 +246,4 @@ def _recovery_table(results: list[Result]) -> str:
         for result in results
         for recovery in result.recoveries
     ]
-    return columns(["MODEL", "PROCESSES", "KILLED", "SERVED AGAIN AFTER S", "CLIENT SAW", "TEXT"], rows)
+    return columns(["MODEL", "PROCESSES", "SIGNAL", "SERVED AGAIN AFTER S", "CLIENT SAW", "TEXT"], rows)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from outrider.engine import resolve
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import worker_pb2
@@ -16,6 +17,7 @@ from outrider_controller.router.fleet.placement import same_weights
 
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.processes import Running, drafting, running, target
+from tests.vllm.questions import MODEL, chats
 from tests.vllm.served import Loaded, loaded, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -24,6 +26,7 @@ PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 # So cool that the text repeats itself: the draft continues what it has seen.
 SEEDED = {"sampling": sp.Sampling(temperature=0.1, top_p=0.95, seed=5), "mode": sp.VERIFICATION_MODE_COUPLED}
 LENGTH = 400
+Texts = dict[int, list[int]]
 
 
 @pytest.fixture(scope="module")
@@ -63,55 +66,78 @@ async def test_a_draft_that_dies_or_stops_changes_no_text(
     assert router.text[2] == router.text[1] and not router.errors
 
 
-SEEDS = [sp.Sampling(temperature=0.8, top_p=0.95, seed=seed) for seed in range(1, 21)]
-TEXTS = [{}, *({"sampling": sampling, "mode": sp.VERIFICATION_MODE_COUPLED} for sampling in SEEDS)]
-NUMBERS = range(1, len(TEXTS) + 1)
+SHORT = "--vllm-args=--kv-cache-memory-bytes=200000000 --max-model-len=512"
+TOKENS, NUMBERS = 80, range(1, 21)
+"""Of each text; and the numbers of the sequences, each with a prompt and a seed of its own."""
 
 
-async def ask(router: Router, committed: dict[int, list[int]] | None = None) -> None:
-    held = committed or {}
-    opens = [opening(n, committed_token_ids=held.get(n, ()), **mode) for n, mode in enumerate(TEXTS, start=1)]
+def ask(
+    prompts: Sequence[Sequence[int]], wanted: Texts | None = None, held: Texts | None = None
+) -> list[sp.OpenSequence]:
+    """`wanted`: with drafts, looked up in these texts. `held`: continued after these tokens."""
+    return [
+        open_sequence(
+            number,
+            prompts[number - 1],
+            sampling=sp.Sampling(temperature=0.8, top_p=0.95, seed=1000 + number),
+            mode=sp.VERIFICATION_MODE_COUPLED,
+            stopping=sp.Stopping(max_new_tokens=TOKENS),
+            committed_token_ids=(held or {}).get(number, ()),
+            predicted_token_ids=(wanted or {}).get(number, ()),
+            speculation=sp.Speculation(max_own_draft_tokens=4 if wanted else 0),
+        )
+        for number in NUMBERS
+    ]
+
+
+async def answered(stub: Any, opens: Sequence[sp.OpenSequence]) -> Router:
+    router = Router(stub)
     await router.send(opens=opens)
+    await router.finished(*NUMBERS)
+    assert not router.errors
+    return router
 
 
-async def until_killed(first: Running) -> dict[int, list[int]]:
+async def until_killed(first: Running, opens: Sequence[sp.OpenSequence]) -> Texts:
     """What it had committed of each text when it was killed in mid-answer."""
     half = Router(first.stub)
-    await ask(half)
-    while min(len(half.text.get(number, ())) for number in NUMBERS) < 20:
+    await half.send(opens=opens)
+    while min(len(half.text.get(number, ())) for number in NUMBERS) < 10:
         await half.read()
     first.process.kill()
     with pytest.raises((AssertionError, grpc.RpcError)):
         while True:
             await half.read()
-    assert all(len(half.text[number]) < LENGTH for number in NUMBERS)
+    assert all(len(half.text[number]) < TOKENS for number in NUMBERS) and accepted(half)
     return half.text
 
 
-async def continued(stub: Any, half: dict[int, list[int]]) -> list[list[int]]:
-    rest = Router(stub)
-    await ask(rest, half)
-    await rest.finished(*NUMBERS)
-    assert not rest.errors
-    return [half[number] + rest.text.get(number, []) for number in NUMBERS]
+def accepted(router: Router) -> int:
+    return sum(commit.num_accepted for response in router.responses for commit in response.commits)
 
 
-async def test_texts_of_a_target_that_is_killed_continue_on_another_of_vllm_and_of_our_own_engine(
-    tiny_vllm: Path,
-) -> None:
-    own_engine = running("--model", str(tiny_vllm), "--dtype", "float32", "--max-sequences", "40", "--threads", "1")
-    async with target(tiny_vllm) as second, own_engine as own:
-        async with target(tiny_vllm) as first:
+def joined(half: Texts, rest: Texts) -> Texts:
+    return {number: half[number] + rest.get(number, []) for number in NUMBERS}
+
+
+def num_equal(one: Texts, other: Texts) -> int:
+    return sum(one[number] == other[number] for number in NUMBERS)
+
+
+async def test_texts_of_a_target_that_is_killed_continue_on_another_of_vllm_and_of_our_own_engine() -> None:
+    model, prompts = resolve(MODEL), chats()
+    own_engine = running("--model", str(model), "--dtype", "float32", "--max-sequences", "40", "--threads", "1")
+    async with target(model, SHORT) as second, own_engine as own:
+        off = await answered(second.stub, ask(prompts))
+        on = await answered(second.stub, ask(prompts, off.text))
+        assert num_equal(on.text, off.text) == 20 and accepted(on) > 0 == accepted(off)
+        async with target(model, SHORT) as first:
             assert first.info.model_revision == second.info.model_revision
-            whole = Router(second.stub)
-            await ask(whole)
-            await whole.finished(*NUMBERS)
-            half = await until_killed(first)
-        wanted, found = [whole.text[number] for number in NUMBERS], await continued(second.stub, half)
-        assert [one == other for one, other in zip(found, wanted, strict=True)].count(True) == len(TEXTS)
+            half = await until_killed(first, ask(prompts, off.text))
+        moved = await answered(second.stub, ask(prompts, off.text, half))
+        assert num_equal(joined(half, moved.text), off.text) == 20
         # The same weights in another arithmetic: no token is lost, and what follows may differ.
         assert same_weights(own.info.model_revision, first.info.model_revision)
         assert own.info.model_revision != first.info.model_revision
-        elsewhere = await continued(own.stub, half)
-        assert all(text[: len(half[number])] == half[number] for number, text in zip(NUMBERS, elsewhere, strict=True))
-        assert [len(text) for text in elsewhere] == [LENGTH] * len(TEXTS)
+        elsewhere = await answered(own.stub, ask(prompts, held=half))
+        assert {len(text) for text in joined(half, elsewhere.text).values()} == {TOKENS}

@@ -42,6 +42,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
 async def stack(engine: Loaded, fleet: Fleet) -> Fleet:
     """Its target looks drafts up."""
     worker, _ = await fleet.stack.enter_async_context(running(engine))
+    fleet.targets.append(worker.servicer)
     lease = fleet.store.register(engine.info, worker.life.address, worker.servicer.load_message)
     await fleet.stack.enter_async_context(lease)
     fleet.num_workers += 1

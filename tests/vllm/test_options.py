@@ -75,7 +75,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "several prompts with the same prefix": [{"prompt_token_ids": [*range(3, 200), *PROMPT], "cache_salt": b"one"}],
 }
 _ELSEWHERE = {
-    # The gateway makes them.
+    # tests/vllm/test_gateway.py
     *("stop strings, n, best_of", "tools"),
     # tests/vllm/test_lookups.py, test_fleet.py, test_samples.py and test_faults.py
     *("a client's prediction", "receipts", "samples", "what an operator sets of a tenant", "failover"),

@@ -16,6 +16,10 @@ ROWS: dict[str, tuple[str, str]] = {
         _SERVE,
         "test_a_draft_that_stops_in_mid_answer_changes_nothing_and_comes_back",
     ),
+    "a draft worker that sends ids beyond the vocabulary, or what is no draft": (
+        "tests/vllm/test_serve_faults.py",
+        "test_garbage_of_a_draft_worker_changes_no_text",
+    ),
     "a router that is killed in mid-answer": (
         _ATTACH,
         "test_an_answer_outlives_its_router_and_the_next_one_is_attached_to",
@@ -28,12 +32,11 @@ ROWS: dict[str, tuple[str, str]] = {
     "`receipt: true`": ("tests/unit/vllm/test_middleware.py", "test_a_receipt_is_refused_by_name"),
     "samples of tenants that consent": (_FEED, "test_a_server_that_cannot_draft_does_not_start"),
 }
-_CHOICES, _TOOLS = "tests/integration/gateway/test_choices.py", "tests/integration/gateway/test_tools.py"
-_FLEET = "tests/vllm/test_fleet.py"
+_FLEET, _GATEWAY = "tests/vllm/test_fleet.py", "tests/vllm/test_gateway.py"
 ELSEWHERE = {
-    "stop strings, n, best_of": (_CHOICES, "test_best_of_shows_the_likeliest"),
+    "stop strings, n, best_of": (_GATEWAY, "test_the_best_of_several_is_the_likeliest_with_drafts_and_without"),
     "a client's prediction": ("tests/vllm/test_lookups.py", "test_a_prediction_is_used_and_changes_no_text"),
-    "tools": (_TOOLS, "test_a_required_call_is_a_grammar_and_is_read_as_one"),
+    "tools": (_GATEWAY, "test_calls_of_tools_are_the_same_with_drafts_and_are_what_their_schemas_say"),
     "receipts": (_FLEET, "test_a_receipt_names_the_targets_revision_and_the_answer_is_said_again"),
     "samples": ("tests/vllm/test_samples.py", "test_a_sample_has_the_text_and_the_likeliest_tokens_of_transformers"),
     "what an operator sets of a tenant": (_FLEET, "test_what_an_operator_says_holds_for_a_running_request"),
