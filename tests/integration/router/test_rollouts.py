@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -152,9 +153,12 @@ def test_a_much_worse_candidate_is_undone_by_its_evidence_and_a_much_better_one_
     assert stages(outrider)["new"] == "promoted", outrider("rollout", "status", "new")
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 0.8, "seed": 3}])
+@pytest.mark.parametrize(
+    ("sampling", "share"),
+    [({"temperature": 0}, 1.0), ({"temperature": 0}, 0.1), ({"temperature": 0.8, "seed": 3}, 1.0)],
+)
 async def test_a_shadow_is_sent_what_is_committed_and_nothing_of_it_is_verified(
-    start_real: StartReal, eventually: Callable[..., Any], sampling: dict[str, Any]
+    start_real: StartReal, eventually: Callable[..., Any], sampling: dict[str, Any], share: float
 ) -> None:
     """The candidate has the target's weights, so that it foretells the text."""
     fleet = await start_real(draft=False, candidate=True)
@@ -165,16 +169,19 @@ async def test_a_shadow_is_sent_what_is_committed_and_nothing_of_it_is_verified(
     assert not candidate.load_message().num_shadow_verified
 
     version = draft_version(candidate.info)
-    policy.follow({Cell("t", "tiny"): Decision(Mode.OFF, Reason.NO_DRAFT, shadow_shares=((version, 1.0),))}, [])
+    decision = Decision(Mode.OFF, Reason.NO_DRAFT, shadow_shares=((version, share),))
+    policy.follow({Cell("t", "tiny"): decision}, [])
+    ids = (f"request-{number}" for number in itertools.count())
     async with asyncio.timeout(60):
         while not (load := candidate.load_message()).num_shadow_verified:
-            answer = await fleet.ask(fleet.request(**wanted))
+            answer = await fleet.ask(fleet.request(**wanted, request_id=next(ids)))
             assert answer.token_ids == before.token_ids and answer.metrics.num_verified_tokens == 0
     assert load.num_shadow_accepted >= 0.9 * load.num_shadow_verified
     unseeded = sequence.Sampling(temperature=0.8, top_p=1)
     await eventually(lambda: not candidate.load_message().num_sequences)
     counted = candidate.load_message().num_shadow_verified
-    await fleet.ask(fleet.request(**{**wanted, "sampling": unseeded, "seeded": False}))
+    unseeded_ids = (one for one in ids if decision.shadow_for(one))
+    await fleet.ask(fleet.request(**{**wanted, "sampling": unseeded, "seeded": False}, request_id=next(unseeded_ids)))
     assert candidate.load_message().num_shadow_verified == counted
 
 
