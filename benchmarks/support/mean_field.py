@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from outrider.drafting.config import ModelConfig
-from outrider.tuning import NEWEST, PATIENCE
+from outrider.tuning import NEWEST, PATIENCE, USUAL_TOKENS
 from outrider_controller.autoscaler import tuning
 from outrider_controller.autoscaler.estimator import Column, SavingEstimator
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
@@ -113,6 +113,17 @@ class _Rounds:
     """That a round brings."""
     seconds: Column
 
+    def paused(self, step_s: float) -> _Rounds:
+        """With the plain rounds of requests that pause their draft, because its rounds cost more than they save."""
+        costs = self.tokens * step_s < self.seconds
+        share = np.where(costs, router.PRIOR_STEPS / (router.PRIOR_STEPS + USUAL_TOKENS), 1.0)
+        return _Rounds(
+            share * self.num_drafted,
+            share * self.num_verified,
+            1 + share * (self.tokens - 1),
+            step_s + share * (self.seconds - step_s),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Load:
@@ -125,6 +136,7 @@ class _Load:
     token_s: float
     """Mean over tokens; infinite for more sequences than fit."""
     rounds: _Rounds
+    """Without pauses: only these are evidence."""
 
 
 @dataclass(slots=True)
@@ -232,7 +244,8 @@ class Simulation:
     def _at_price(self, price: float, rate: float, mass: Column) -> _Load:
         target, plain, step_s = self.day.target, 1 - float(mass.sum()), self.day.target.step_s(1, 1)
         for _ in range(_TURNS):
-            before, rounds = step_s, self._rounds(price, step_s)
+            before, drafting = step_s, self._rounds(price, step_s)
+            rounds = drafting.paused(step_s)
             # Of each token: a sequence is in one step of its round, and waits for its draft in the others.
             sequences = plain + float((mass / rounds.tokens).sum())
             rows = plain + float((mass * (1 + rounds.num_verified) / rounds.tokens).sum())
@@ -244,7 +257,7 @@ class Simulation:
         fits = rate * token_s <= self.day.most_sequences
         size = rate * sequences * step_s, rate * rows * step_s
         costs = target.step_s(size[0], size[1] + 1) > target.step_s(*size)
-        return _Load(step_s, price, costs, token_s if fits else np.inf, rounds)
+        return _Load(step_s, price, costs, token_s if fits else np.inf, drafting)
 
     def _settled(self, step_s: float, sequences_per_s: float, rows_per_s: float) -> float:
         """Steps get longer until they bring as many tokens as come, or hold more sequences than fit."""
@@ -290,7 +303,8 @@ class Simulation:
 
     def _workers(self, now_s: float, rate: float, load: _Load, mass: Column) -> dict[str, int]:
         """As many as the control plane would want, if all that they draft was accepted."""
-        forwards = (mass * rate / load.rounds.tokens * load.rounds.num_drafted).sum(axis=0)
+        rounds = load.rounds.paused(load.step_s)
+        forwards = (mass * rate / rounds.tokens * rounds.num_drafted).sum(axis=0)
         seen = {}
         for draft, wanted in zip(self.day.drafts, forwards, strict=True):
             busy_s = float(wanted) * draft.forward_s / draft.batch
