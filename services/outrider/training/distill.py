@@ -69,6 +69,8 @@ class DistillConfig:
             raise ValueError("start: only for kinds model and mtp")
         if self.student_model and self.kind != "model":
             raise ValueError(f"student_model: not with kind {self.kind}")
+        if self.student.taps and self.kind not in ("mtp", "eagle3"):
+            raise ValueError("taps: only for kinds mtp and eagle3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,7 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     target = resolve(config.target)
     _write(config, target, progress)
     corpus = Corpus(config.work, len(read_head(target)))
-    if taps_of(config.kind, target) and any(sample.taps is None for sample in corpus.held_out):
-        raise CheckpointError(str(config.work), f"a corpus without the states that {config.kind} heads read")
+    _check_states(corpus, taps_of(config.kind, config.student, target), config.work)
     token_map = _token_map(config, target, corpus)
     started = time.monotonic()
     learner = _learner(config, target, token_map)
@@ -129,6 +130,13 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     write_recipe(config.out, recipe)
     size = sum(file.stat().st_size for file in config.out.iterdir())
     return DistillReport(bytes=size, **measured)
+
+
+def _check_states(corpus: Corpus, taps: tuple[int, ...], directory: Path) -> None:
+    """An earlier run may have kept those of other layers."""
+    for sample in corpus.held_out if taps else ():
+        if sample.taps is None or sample.taps.shape[1] != len(taps) * sample.hidden.shape[1]:
+            raise CheckpointError(str(directory), f"a corpus without the states of layers {taps}, which the head reads")
 
 
 def _token_map(config: DistillConfig, target: Path, corpus: Corpus) -> torch.Tensor:
@@ -195,7 +203,7 @@ def _acceptance(
 
 
 def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
-    corpus = replace(config.corpus, taps=taps_of(config.kind, target))
+    corpus = replace(config.corpus, taps=taps_of(config.kind, config.student, target))
     blocks = config.corpus.concurrency * -(-config.corpus.max_len // 16)
     engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False, device=config.device))
     check_teacher(engine, read_head(target), target)

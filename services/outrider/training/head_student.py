@@ -44,9 +44,12 @@ _FADE = 0.8
 _SHARED = ("embed_tokens.", "lm_head.", "lm_heads.")
 
 
-def taps_of(kind: str, target: Path) -> tuple[int, ...]:
-    """Layers whose states a corpus has to keep for this kind."""
-    return default_taps(int(read_config(target)["num_hidden_layers"])) if kind == "eagle3" else ()
+def taps_of(kind: str, config: StudentConfig, target: Path) -> tuple[int, ...]:
+    """Layers whose states a corpus has to keep for this head. Raises ValueError for those that the target lacks."""
+    layers = _depth(target)
+    if any(not 0 <= tap <= layers for tap in config.taps):
+        raise ValueError(f"taps: {config.taps}, and the target has {layers} layers")
+    return config.taps or (default_taps(layers) if kind == "eagle3" else ())
 
 
 @dataclass(slots=True)
@@ -226,12 +229,14 @@ def _mtp(target: Path, parts: TargetParts, config: StudentConfig, token_map: Ten
         layers, norm = read_layers(target, [layer % parts.layers for layer in config.layers])
         early = 0
     settings, shape = _settings(target, len(layers))
-    head: Any = MtpHead(settings, parts, token_map, norms_tokens=False, early=early)
+    head: Any = MtpHead(settings, parts, token_map, norms_tokens=False, early=early, taps=config.taps)
     for layer, weights in zip(head.layers, layers, strict=True):
         layer.load_state_dict({name: value.float() for name, value in weights.items()})
     head.norm.weight.data.copy_(norm)
     # Begins as the model of its layers, which sees no state.
     head.eh_proj.weight.data.copy_(torch.cat([torch.eye(parts.width), torch.zeros(parts.width, parts.width)], 1))
+    if head.taps:
+        head.fc.weight.data.copy_(_highest(head.taps, parts.width))
     head.shape = shape
     return head
 
@@ -243,7 +248,7 @@ def _eagle(
     settings, shape = _settings(target, 1)
     [weights], norm = read_layers(target, [parts.layers - 1])
     rows = parts.head if token_map is None else parts.head[token_map]
-    variant = EagleVariant(default_taps(parts.layers), parts.width, len(rows), fc_norm=True)
+    variant = EagleVariant(config.taps or default_taps(parts.layers), parts.width, len(rows), fc_norm=True)
     head: Any = Eagle3Head(settings, variant, parts, token_map)
     for name in ("q_proj", "k_proj", "v_proj"):
         weight = weights[f"self_attn.{name}.weight"]
@@ -251,11 +256,15 @@ def _eagle(
     weights["hidden_norm.weight"] = weights["input_layernorm.weight"]
     head.layers[0].load_state_dict({name: value.float() for name, value in weights.items()})
     head.norm.weight.data.copy_(norm)
-    last = torch.eye(parts.width)
-    head.fc.weight.data.copy_(torch.cat([*[torch.zeros_like(last)] * (len(variant.taps) - 1), last], 1))
+    head.fc.weight.data.copy_(_highest(variant.taps, parts.width))
     head.lm_head.weight = nn.Parameter(rows.clone())
     head.shape = shape
     return head
+
+
+def _highest(taps: tuple[int, ...], width: int) -> Tensor:
+    """[width, taps · width]: the last of the states, as it is."""
+    return torch.cat([*[torch.zeros(width, width)] * (len(taps) - 1), torch.eye(width)], 1)
 
 
 def _medusa(

@@ -44,6 +44,8 @@ class StudentConfig:
     """Indices of the target's layers it starts from, in order; negative ones count from the end."""
     head_tokens: int = 8192
     """Number of tokens its head covers: the commonest of the corpus."""
+    taps: tuple[int, ...] = ()
+    """Layers whose states a head reads, numbered as in the engine's Taps; empty: those that its kind reads."""
 
     def __post_init__(self) -> None:
         if not self.layers:

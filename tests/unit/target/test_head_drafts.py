@@ -62,6 +62,7 @@ def random_head(kind: str, path: Path) -> DraftHead:
     variant = EagleVariant((2, 3, 3), parts.width, len(parts.head), fc_norm=True)
     made: dict[str, Callable[[], Any]] = {
         "mtp": lambda: MtpHead(settings, parts),
+        "mtp of layers": lambda: MtpHead(replace(settings, layers=2), parts, early=1, taps=(3, 5)),
         "eagle3": lambda: Eagle3Head(settings, variant, parts),
         "medusa": lambda: MedusaHead(parts, 3),
     }
@@ -95,7 +96,7 @@ def plain_tokens(path: Path, params: SamplingParams) -> dict[SequenceKey, list[i
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("merged", [pytest.param(False, marks=pytest.mark.slow), True], ids=["alone", "merged"])
-@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa", "knowing"])
+@pytest.mark.parametrize("kind", ["mtp", "mtp of layers", "eagle3", "medusa", "knowing"])
 def test_texts_are_those_of_the_target_alone(deep: Path, kind: str, merged: bool, params: SamplingParams) -> None:
     plain = plain_tokens(deep, params)
     expected = {each.sequence_id: tokens for each, tokens in plain.items()}
@@ -123,7 +124,7 @@ class Recording(HeadDrafts):
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+@pytest.mark.parametrize("kind", ["mtp", "mtp of layers", "eagle3"])
 def test_a_head_is_shown_the_state_of_every_committed_position(deep: Path, kind: str, params: SamplingParams) -> None:
     """Accepted branches and rejected tokens included: the states are those of one pass over the finished text."""
     plain = plain_tokens(deep, params)

@@ -288,6 +288,34 @@ def test_an_mtp_head_that_begins_as_a_draft_proposes_the_draft_s_tokens_whatever
         run(replace(other, start=str(target)), lambda *_: None)
 
 
+@pytest.mark.slow
+def test_an_mtp_head_of_layers_begins_as_its_draft_and_learns_from_their_states(target: Path, tmp_path: Path) -> None:
+    first = distill(target, tmp_path / "first", 1)
+    draft = run(first, lambda *_: None)
+    config = replace(distill(target, tmp_path / "head", 1), kind="mtp", start=str(first.out))
+    config = replace(config, student=replace(config.student, taps=(1, 2)), in_use=str(first.out))
+    barely = run(config, lambda *_: None)
+    # The head says nothing in a text's first round, of which the draft knows the prompt.
+    assert barely.acceptance == pytest.approx(draft.acceptance, abs=0.05)
+    assert all(s.states.shape[1] == 2 * s.hidden.shape[1] for s in Corpus(config.work, 384).held_out)
+    longer = run(replace(config, training=replace(config.training, train_tokens=30_000)), lambda *_: None)
+    assert longer.held_out_loss < 0.985 * barely.held_out_loss
+    parts = TargetParts(read_embedding(target).float(), read_head(target).float(), 3)
+    head = load_head(config.out, parts, torch.float32)
+    assert (head.kind, head.taps) == ("mtp", (1, 2))
+    with pytest.raises(CheckpointError, match=r"a corpus without the states of layers \(1, 2, 3\)"):
+        run(replace(config, student=replace(config.student, taps=(1, 2, 3))), lambda *_: None)
+
+
+def test_layers_to_read_are_the_target_s_and_of_a_head_that_reads_layers(target: Path, tmp_path: Path) -> None:
+    config = distill(target, tmp_path, 1)
+    student = replace(config.student, taps=(1, 9))
+    with pytest.raises(ValueError, match=r"taps: \(1, 9\), and the target has 3 layers"):
+        run(replace(config, kind="mtp", student=student), lambda *_: None)
+    with pytest.raises(ValueError, match="taps: only for kinds mtp and eagle3"):
+        replace(config, student=student)
+
+
 def test_steps_on_a_head_s_own_states_are_those_of_drafting(target: Path) -> None:
     """What training unrolls for all positions at once is, at each position, what a draft of three tokens computes."""
     torch.manual_seed(1)

@@ -49,6 +49,12 @@ _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
     help="Tokens to learn from, all passes counted.",
 )
 @click.option("--layers", default=None, metavar="I,J,..", help="The target's layers to start from; -1 is its last.")
+@click.option(
+    "--taps",
+    default="",
+    metavar="I,J,..",
+    help="Layers of the target whose states the head reads; for kinds mtp and eagle3.",
+)
 @click.option("--head-tokens", type=click.IntRange(1), default=None, metavar="N", help="Output vocabulary.")
 @click.option(
     "--prompts", type=_FILE, default=None, metavar="FILE", help="JSON lines: prompts that the target answers."
@@ -111,6 +117,7 @@ def _config(
     corpus_tokens: int | None,
     train_tokens: int | None,
     layers: str | None,
+    taps: str,
     head_tokens: int | None,
     prompts: Path | None,
     samples: Path | None,
@@ -131,13 +138,14 @@ def _config(
         raise click.UsageError("give one of --prompts, --samples and --from-samples")
     if bool(tenant) is not bool(samples_dir):
         raise click.UsageError("--from-samples and --samples-dir belong together")
+    states = _states(kind, taps)
     learnt: Sequence[AnsweredText | Sampled] = read_samples(samples) if samples else ()
     if samples_dir is not None:
         store = SampleStore(samples_dir, read_cipher(samples_key_file) if samples_key_file else None)
-        learnt, work_dir = read_recorded(store, tenant), work_dir or store.of(tenant) / f"distill-{kind}"
+        learnt, work_dir = read_recorded(store, tenant), work_dir or store.of(tenant) / f"distill{states or f'-{kind}'}"
     config = DistillConfig(
         out=out,
-        work=work_dir or _work(target_model, kind, prompts or samples),
+        work=work_dir or _work(target_model, states, prompts or samples),
         target=target_model,
         kind=kind,
         student_model=student,
@@ -158,26 +166,32 @@ def _config(
         corpus=replace(config.corpus, tokens=corpus_tokens or config.corpus.tokens),
         student=replace(
             config.student,
-            layers=_layers(layers) if layers else config.student.layers,
+            layers=_numbers("--layers", layers) if layers else config.student.layers,
+            taps=_numbers("--taps", taps) if taps else (),
             head_tokens=head_tokens or config.student.head_tokens,
         ),
     )
 
 
-def _work(target: str, kind: str, texts: Path | None) -> Path:
+def _states(kind: str, taps: str) -> str:
+    """Names the states that a corpus keeps beside the inputs of the target's vocabulary head."""
+    return f"-taps-{taps.replace(',', '-')}" if taps else "-eagle3" if kind == "eagle3" else ""
+
+
+def _work(target: str, states: str, texts: Path | None) -> Path:
     """A path or an address becomes one name: the corpus does not belong into the target's own directory. Each file of
-    texts has a corpus of its own, and so have EAGLE-3 heads, which read more of the target's states."""
-    name = quote(target, safe="") + ("-eagle3" if kind == "eagle3" else "")
+    texts has a corpus of its own, and so have heads that read more of the target's states."""
+    name = quote(target, safe="") + states
     if texts is not None:
         name += f"-{texts.stem}-{hashlib.sha256(texts.read_bytes()).hexdigest()[:8]}"
     return cache_directory() / "distill" / name
 
 
-def _layers(text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise click.UsageError(f"--layers: {text!r} is not a list of numbers") from None
+        raise click.UsageError(f"{option}: {text!r} is not a list of numbers") from None
 
 
 def _plan(config: DistillConfig) -> str:

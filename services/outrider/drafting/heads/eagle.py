@@ -50,30 +50,21 @@ class Eagle3Head(LayeredHead):
         self, settings: HeadSettings, variant: EagleVariant, target: TargetParts, token_map: Tensor | None = None
     ) -> None:
         """token_map [logits width]: the token id of each logit, from d2t."""
-        width, joined = settings.width, len(variant.taps) * variant.target_width
+        width = settings.width
         layers = [_FirstLayer(settings), *(HeadLayer(settings, number) for number in range(1, settings.layers))]
         embedding = torch.empty(target.embedding.shape[0], width) if variant.own_embedding else target.embedding
         super().__init__(settings, layers, embedding, nn.Linear(width, variant.logits_width, bias=False))
-        self.taps = variant.taps
         self.token_map = token_map
         self.passes_normed = variant.norm_output
         self._variant = variant
-        self.fc = nn.Linear(joined, width, bias=False)
+        self.reads(variant.taps, variant.target_width, normed=variant.fc_norm)
         if variant.norm_before_fc:
-            self.input_norm = Norm(joined, settings)
-        if variant.fc_norm:
-            self.fc_norm = nn.ModuleList(Norm(variant.target_width, settings) for _ in variant.taps)
+            self.input_norm = Norm(len(variant.taps) * variant.target_width, settings)
 
     def features(self, states: Tensor) -> Tensor:
-        """[batch, tokens, taps · target width] → [batch, tokens, width]."""
-        states = states.to(self.fc.weight.dtype)
         if self._variant.norm_before_fc:
-            states = self.input_norm(states)
-        if self._variant.fc_norm:
-            parts = torch.split(states, self._variant.target_width, -1)
-            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        joined: Tensor = self.fc(states)
-        return joined
+            states = self.input_norm(states.to(self.fc.weight.dtype))
+        return super().features(states)
 
     def join(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor | None]:
         first: Any = self.layers[0]

@@ -138,8 +138,22 @@ class LayeredHead(nn.Module):
         self.lm_head = lm_head
         self.rotary = Rotary(settings)
 
+    def reads(self, taps: tuple[int, ...], target_width: int, *, normed: bool = True) -> None:
+        """Of the states of these layers it makes one feature; normed: after a norm of each."""
+        self.taps = taps
+        self.fc = nn.Linear(len(taps) * target_width, self.settings.width, bias=False)
+        self.fc_norm = nn.ModuleList(Norm(target_width, self.settings) for _ in taps if normed)
+
     def features(self, states: Tensor) -> Tensor:
-        return states
+        """[…, taps · target width] → […, width]."""
+        if not self.taps:
+            return states
+        states = states.to(self.fc.weight.dtype)
+        if self.fc_norm:
+            parts = torch.chunk(states, len(self.taps), -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        joined: Tensor = self.fc(states)
+        return joined
 
     def join(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor | None]:
         """Both […, width] → what enters the layers after the early ones, and what the attention of the first of them

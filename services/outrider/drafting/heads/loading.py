@@ -217,18 +217,21 @@ def _load_ours(path: Path, config: dict[str, Any], target: TargetParts) -> nn.Mo
         raise HeadError(f"{path}/config.json", f"head format {about.get('format')!r}, this version reads {FORMAT}")
     tensors = read_tensors(path, lambda name: name)
     token_map = tensors.pop("token_map").long() if "token_map" in tensors else None
+    taps = tuple(about.get("taps") or ())
+    if any(not 0 <= tap <= target.layers for tap in taps):
+        raise HeadError(f"{path}/config.json", f"outrider_head.taps {taps}: the target has {target.layers} layers")
     head: nn.Module
     if about.get("kind") == "mtp":
         early = int(about.get("early", 0))
         normed = "enorm.weight" in tensors
-        head = MtpHead(settings_of(config, path), target, token_map, norms_tokens=normed, early=early)
+        head = MtpHead(settings_of(config, path), target, token_map, norms_tokens=normed, early=early, taps=taps)
     elif about.get("kind") == "medusa":
         blocks = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
         head = MedusaHead(target, len(blocks), token_map=token_map)
     elif about.get("kind") == "eagle3":
         settings = settings_of(config, path)
         logits_width = len(target.head) if token_map is None else len(token_map)
-        variant = EagleVariant(tuple(about["taps"]), target.width, logits_width, fc_norm="fc_norm.0.weight" in tensors)
+        variant = EagleVariant(taps, target.width, logits_width, fc_norm="fc_norm.0.weight" in tensors)
         head = Eagle3Head(settings, variant, target, token_map)
         head.lm_head.weight = nn.Parameter(target.head if token_map is None else target.head[token_map])
     else:

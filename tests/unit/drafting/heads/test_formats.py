@@ -157,6 +157,41 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return torch.nn.functional.rms_norm(x, (WIDTH,), weight, 1e-5)
 
 
+def ours(taps: list[int]) -> tuple[dict[str, Any], dict[str, Tensor], list[Any]]:
+    """An MTP head of two layers in our format, which joins states of the target before the second one."""
+    layers = [scrambled(LlamaDecoderLayer(LlamaConfig(**SHAPE), number)) for number in range(2)]
+    tensors = {
+        f"layers.{n}.{name}": value for n, layer in enumerate(layers) for name, value in layer.state_dict().items()
+    }
+    tensors |= {"fc.weight": torch.randn(WIDTH, 2 * WIDTH) * 0.1, "eh_proj.weight": torch.randn(WIDTH, 2 * WIDTH) * 0.1}
+    tensors |= {f"{name}.weight": torch.randn(WIDTH) for name in ("fc_norm.0", "fc_norm.1", "hnorm", "norm")}
+    about = {"format": 1, "kind": "mtp", "early": 1, "taps": taps}
+    return {**SHAPE, "model_type": "llama", "num_hidden_layers": 2, "outrider_head": about}, tensors, layers
+
+
+def test_an_mtp_head_that_reads_layers_of_the_target_says_what_transformers_layers_say(
+    tmp_path: Path, target: TargetParts
+) -> None:
+    config, tensors, layers = ours([3, 6])
+    head = load_head(written(tmp_path / "head", config, tensors), target, torch.float32)
+    assert head.taps == (3, 6)
+    states = torch.randn(1, TOKENS, 2 * WIDTH)
+    ids, at_once, stepwise = asked(head, states)
+    parts = [rms(states[..., n * WIDTH :][..., :WIDTH], tensors[f"fc_norm.{n}.weight"]) for n in range(2)]
+    feature = rms(torch.cat(parts, -1) @ tensors["fc.weight"].T, tensors["hnorm.weight"])
+    llama, rotary = LlamaConfig(**SHAPE), LlamaRotaryEmbedding(LlamaConfig(**SHAPE))
+    x = torch.cat([through(layers[0], rotary, llama, target.embedding[ids]), feature], -1) @ tensors["eh_proj.weight"].T
+    expected = rms(through(layers[1], rotary, llama, x), tensors["norm.weight"]) @ target.head.T
+    torch.testing.assert_close(at_once, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(stepwise, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_head_that_reads_layers_that_its_target_lacks_is_refused(tmp_path: Path, target: TargetParts) -> None:
+    config, tensors, _ = ours([3, LAYERS + 1])
+    with pytest.raises(HeadError, match=r"outrider_head.taps \(3, 9\): the target has 8 layers"):
+        load_head(written(tmp_path / "head", config, tensors), target)
+
+
 @pytest.mark.parametrize("form", ["midlayer.", "layers.0.", "speculators"])
 def test_an_eagle_3_head_says_what_transformers_layers_say(tmp_path: Path, target: TargetParts, form: str) -> None:
     prefix = "layers.0." if form == "speculators" else form

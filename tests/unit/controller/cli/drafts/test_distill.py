@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from outrider.samples import SampleStore
-from outrider.training.shards import stored_tokens
+from outrider.training.shards import list_shards, read_corpus, stored_tokens
 from outrider_controller.cli.app import run
 from outrider_controller.cli.drafts.time_left import TimeLeft
 from outrider_controller.cli.exits import ExitCode
@@ -31,6 +31,24 @@ def test_it_says_what_it_will_do_and_an_interruption_keeps_what_was_written(
     assert run(command) == ExitCode.INTERRUPTED
     assert f"{work} ({kept} are there from an earlier run)" in capsys.readouterr().err
     assert stored_tokens(work) > kept
+
+
+def test_a_corpus_with_the_states_of_some_layers_has_a_directory_of_its_own(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: TimeLeft, stage: str, done: int, total: int, text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TimeLeft, "__call__", interrupt)
+    monkeypatch.setattr("outrider_controller.cli.drafts.distill.cache_directory", lambda: tmp_path)
+    command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--kind", "mtp"]
+    assert run([*command, "--taps", "1,x"]) == ExitCode.USAGE
+    assert "--taps: '1,x' is not a list of numbers" in capsys.readouterr().err
+    assert run([*command, "--taps", "0,1"]) == run(command) == ExitCode.INTERRUPTED
+    with_states, without = sorted((tmp_path / "distill").iterdir(), key=lambda work: len(work.name), reverse=True)
+    assert with_states.name == f"{without.name}-taps-0-1"
+    (kept, *_), (plain, *_) = (read_corpus(list_shards(work)[0]) for work in (with_states, without))
+    assert kept.taps is not None and kept.taps.shape[1] == 2 * kept.hidden.shape[1] and plain.taps is None
 
 
 def test_what_is_learnt_from_samples_lies_beside_them(
