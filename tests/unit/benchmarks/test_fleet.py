@@ -9,7 +9,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from outrider.drafters import ModelConfig
+from outrider.draft.events import DraftCommitted, DraftOpened, DraftReport
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import ModelConfig, ModelDrafter
+from outrider.drafting.source import DraftLimits
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.requests.opening import Opening, Stopping
+from outrider.worker.events import SequenceKey
+from outrider_controller.whatif.engine import Clock, KnownEngine, draft_says
+from outrider_controller.whatif.loop import Loop, Process
 from outrider_controller.whatif.stack import Setup, Times, VirtualStack
 from outrider_controller.whatif.texts import Text, Texts
 
@@ -107,6 +115,42 @@ def test_a_target_brings_what_the_shipped_one_does_in_virtual_time(
     setup = Setup(times, round(hour.sequences), drafting=ModelConfig(num_alternatives=0))
     ran = VirtualStack(texts(tenants), setup).run(2.0, 2.0)
     assert hour.rate / hour.targets == pytest.approx(ran.tokens_per_s, rel=0.1)
+
+
+def test_a_draft_worker_that_many_share_answers_after_a_round_and_a_half() -> None:
+    loop, clock, chance, forward_s = Loop(), Clock(), random.Random(1), 0.002
+    known = Texts([Text([1] * 12, [RIGHT] * 400, [((WRONG, 0.9),)] * 400)], 64)
+    engine = KnownEngine(known, draft_says, lambda sequences, rows, tokens: forward_s, clock)
+    asked_s, took_s = dict[SequenceKey, float](), list[float]()
+
+    def commit(key: SequenceKey, length: int) -> None:
+        asked_s[key] = loop.now_s
+        draft.deliver(loop.now_s, DraftCommitted(key, length, (RIGHT,), False, loop.now_s))
+
+    def proposed(report: DraftReport) -> None:
+        for one in report.proposals:
+            assert len(one.tree) == 5
+            if one.key in asked_s:
+                took_s.append(loop.now_s - asked_s[one.key])
+            # The target steps, and the next commit comes at any time.
+            later_s = loop.now_s + chance.expovariate(1 / 0.04)
+            loop.at(later_s, lambda one=one: commit(one.key, one.tree.base_len))  # type: ignore[misc]
+
+    draft = Process(
+        loop, DraftWorker(ModelDrafter(engine, ModelConfig(num_alternatives=0)), 4096, clock), clock, proposed
+    )
+    opening = Opening(
+        known.prompt(0),
+        SamplingParams(temperature=0.0),
+        VerificationMode.GREEDY,
+        Stopping(400),
+        request_id="r",
+        tenant="t",
+    ).for_drafts(DraftLimits(5))
+    for number in range(64):
+        draft.deliver(0.0, DraftOpened(SequenceKey(1, number), opening, 0.0))
+    loop.run(3.0)
+    assert np.mean(took_s) == pytest.approx(1.5 * 5 * forward_s, rel=0.05)
 
 
 def test_a_promise_that_no_target_can_keep_is_refused() -> None:
