@@ -6,6 +6,8 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+from outrider.checkpoint_files import OTHER_ENGINE
+
 log = logging.getLogger(__name__)
 
 _FULL, _SLIDING, _CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -47,7 +49,8 @@ def _layer_kinds(settings: Any) -> list[str]:
         used = getattr(settings, "use_sliding_window", True) is not False and hasattr(type(settings), "sliding_window")
         return [_SLIDING if used and settings.sliding_window else _FULL] * int(settings.num_hidden_layers)
     if unknown := sorted(set(kinds) - {_FULL, _SLIDING, _CHUNKED}):
-        raise ValueError(f"layer_types: layers of kind {', '.join(unknown)} are no attention over keys and values")
+        named = ", ".join(unknown)
+        raise ValueError(f"layer_types: layers of kind {named} are no attention over keys and values; {OTHER_ENGINE}")
     return list(kinds)
 
 
