@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from outrider.drafting.heads.interface import DraftHead, HeadSettings
 from outrider.drafting.heads.layer import LayeredHead
+from outrider.drafting.heads.mtp import MtpHead
 from outrider.engine import Engine, EngineConfig, ModelInfo, Row
 from outrider.engine.attention import Attention, Batch, KVCache, Shape, make_attention
 from outrider.engine.backends import cpu
@@ -136,7 +137,7 @@ class TorchHead:
 
 
 class NativeHead:
-    """The join is torch's, all else our kernels'."""
+    """All of a head is our kernels', but for the join of an EAGLE-3 head, which is torch's."""
 
     def __init__(self, head: LayeredHead, shape: Any, kernels: Kernels, context: int) -> None:
         """shape: as `_llama` has it."""
@@ -145,13 +146,13 @@ class NativeHead:
         head.embed_tokens = nn.Embedding.from_pretrained(rows)  # type: ignore[no-untyped-call]
         model = _Llama(head, shape)
         quantize(model, "int8")
-        for module in model.modules():
+        for name, module in model.named_modules():
             if isinstance(module, Int8Linear):
-                module.rounds_inputs = True
+                # Without a norm a state has a few large numbers, beside which rounding would leave nothing of the rest.
+                module.rounds_inputs = not name.startswith("join.")
         self._kernels = cpu.NativeLlama(kernels, model, context)
         self.execution = self._kernels.execution
         self._head = head
-        self._count = len(head.layers)
         # They are packed: in this form they would only take memory.
         for layer in head.layers:
             del layer.self_attn, layer.mlp
@@ -160,22 +161,15 @@ class NativeHead:
     def forward(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
-        head, count = self._head, self._count
-        x, attended = head.join(self._early(token_ids, positions, batch), self.features.to(head.norm.weight.dtype))
-        before_norm = Taps((count,), rows)
-        logits, normed = self._kernels.forward_part(
-            range(head.early, count), x.float(), positions, rows, batch, before_norm, attended
-        )
-        return logits, normed if head.passes_normed else before_norm.found[count]
-
-    def _early(self, token_ids: Tensor, positions: Tensor, batch: Batch) -> Tensor:
-        """What the join takes of the tokens."""
-        head = self._head
-        if not head.early:
-            return head.embed(token_ids)
-        taps, none = Taps((head.early,), torch.arange(len(token_ids))), token_ids[:0]
-        self._kernels.forward_part(range(head.early), token_ids, positions, none, batch, taps)
-        return taps.found[head.early].to(head.norm.weight.dtype)
+        head, last = self._head, len(self._head.layers)
+        before_norm = None if head.passes_normed else Taps((last,), rows)
+        step = (positions, rows, batch, before_norm)
+        if isinstance(head, MtpHead):
+            logits, normed = self._kernels.forward_from(token_ids, *step, features=self.features)
+        else:
+            x, attended = head.join(head.embed(token_ids), self.features.to(head.norm.weight.dtype))
+            logits, normed = self._kernels.forward_from(x.float(), *step, attended)
+        return logits, normed if before_norm is None else before_norm.found[last]
 
 
 def _llama(settings: HeadSettings) -> Any:
@@ -204,6 +198,9 @@ class _Llama(nn.Module):
         self.model = nn.Module()
         self.model.layers, self.model.norm, self.model.rotary_emb = head.layers, head.norm, head.rotary.table
         self.embedding, self.lm_head = head.embed_tokens, head.lm_head
+        if isinstance(head, MtpHead):
+            state_norm = getattr(head.enorm, "weight", None)
+            self.join = cpu.Join(head.eh_proj, state_norm, head.hnorm.weight, head.early)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding

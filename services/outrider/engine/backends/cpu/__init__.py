@@ -3,6 +3,7 @@
 from outrider.engine.backends.cpu.build import KernelsMissing, load_kernels, start_helpers
 from outrider.engine.backends.cpu.llama import (
     NATIVE_QUANTIZATIONS,
+    Join,
     NativeAttention,
     NativeLlama,
     can_run_natively,
@@ -13,6 +14,7 @@ from outrider.engine.backends.cpu.variants import multiplies_bfloat16, runnable_
 
 __all__ = [
     "NATIVE_QUANTIZATIONS",
+    "Join",
     "KernelsMissing",
     "NativeAttention",
     "NativeLlama",

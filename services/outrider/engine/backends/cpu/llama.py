@@ -1,5 +1,5 @@
-"""A Llama, or a relative (families.py), whose whole step is one call into the kernels (llama/step.c), on a CPU. Heads
-run parts of their layers."""
+"""A Llama, or a relative (families.py), whose whole step is one call into the kernels (llama/step.c), on a CPU. A head
+may join features of another model with its states on the way."""
 
 from __future__ import annotations
 
@@ -71,15 +71,18 @@ class _Model(ctypes.Structure):
         *((name, _Pointer) for name in ("embedding", "final_norm")),
         ("head", _Weights),
         ("layer", _Pointer),
+        ("join", _Weights),
+        *((name, _Pointer) for name in ("state_norm", "feature_norm")),
+        ("joined", ctypes.c_int64),
     ]
 
 
 class _Step(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("tokens", "rows", "wanted", "threads", "tapped", "taps")),
-        *((name, ctypes.c_int64) for name in ("first", "end", "attended_width")),
+        ("attended_width", ctypes.c_int64),
         *((name, _Pointer) for name in ("token_ids", "positions", "logit_rows", "row", "tiles", "slots", "path")),
-        *((name, _Pointer) for name in ("tapped_rows", "tap", "states", "entering", "attended")),
+        *((name, _Pointer) for name in ("tapped_rows", "tap", "states", "entering", "attended", "features")),
     ]
 
 
@@ -221,11 +224,21 @@ def _tiles(span: RowSpan) -> Sequence[int]:
     return span.blocks if each == 1 else [block * each + i for block in span.blocks for i in range(each)]
 
 
+class Join(nn.Module):
+    """What a head does before one of its layers: of each token's state and a feature, both normed, it makes a state."""
+
+    def __init__(self, linear: nn.Module, state_norm: Tensor | None, feature_norm: Tensor, before: int) -> None:
+        super().__init__()
+        self.linear = linear
+        self.norms = tuple(None if norm is None else norm.float() for norm in (state_norm, feature_norm))
+        self.before = before
+
+
 class NativeLlama:
     """Takes over the model's weights, packed for the kernels."""
 
     def __init__(self, kernels: Kernels, model: Any, max_context_len: int, prefill_threads: int = 0) -> None:
-        """`prefill_threads`: threads of long steps, if more than torch's."""
+        """model: a head's has a `Join` as `join`. prefill_threads: of long steps, if more than torch's."""
         # W4A8: inputs of weights of 4 bits are rounded to 8.
         fours = any(isinstance(module, Int4Linear) for module in model.modules())
         self.execution = f"native-{kernels.variant}-w4a8" if fours else f"native-{kernels.variant}"
@@ -241,6 +254,8 @@ class NativeLlama:
         layers = list(family.layers(max_context_len))
         self._layers = [packer.layer(layer, family) for layer in layers]
         self._head, self._vocab = packer.pack(family.head), family.head.weight.shape[0]
+        join: Join | None = getattr(model, "join", None)
+        self._join = None if join is None else (packer.pack(join.linear), join.norms, join.before)
         self._width, self._inner = family.width, family.inner
         self._queries = family.heads * family.head_dim
         self._joined = self._queries + 2 * family.kv_heads * family.head_dim
@@ -258,23 +273,20 @@ class NativeLlama:
     def forward(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
-        return self.forward_part(range(len(self._layers)), token_ids, positions, rows, batch, taps)
+        return self.forward_from(token_ids, positions, rows, batch, taps)
 
-    def forward_part(
+    def forward_from(
         self,
-        layers: range,
         entering: Tensor,
         positions: Tensor,
         rows: Tensor,
         batch: Batch,
         taps: Taps | None = None,
         attended: Tensor | None = None,
+        features: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As forward, of some layers; `rows` of the last ones only.
-
-        entering: token ids, or what enters the first of the layers, float32 [tokens, width]. attended [tokens, inputs]:
-        what its attention takes instead of the norm of that.
-        """
+        """As forward. entering: token ids, or what enters the first layer, float32 [tokens, width]. attended [tokens,
+        inputs]: what its attention takes instead of the norm of that. features [tokens, width]: what is joined."""
         assert isinstance(batch, NativeBatch)
         if batch.cache is not self._bound():
             self._bind(batch.cache)
@@ -286,11 +298,13 @@ class NativeLlama:
         hidden = torch.empty(wanted, self._width, dtype=act)
         attended = None if attended is None else attended.to(act).contiguous()
         attended_width = 0 if attended is None else attended.shape[1]
-        most = max(self._width, self._inner, self._queries, attended_width)
+        features = None if features is None else features.float().contiguous()
+        beside = 0 if features is None else 2 * self._width
+        most = max(self._width, self._inner, self._queries, attended_width, beside)
         buffers = _Buffers(
             self._buffer("x", tokens * self._width, torch.float32),
             self._buffer("wide", tokens * max(self._width, self._joined), torch.float32),
-            self._buffer("narrow", tokens * max(self._width, self._queries), act),
+            self._buffer("narrow", tokens * max(self._width, self._queries, beside), act),
             self._buffer("inner", tokens * self._inner, act),
             hidden.data_ptr(),
             logits.data_ptr(),
@@ -317,9 +331,10 @@ class NativeLlama:
             states,
             given,
             attended,
+            features,
         )
         counts = (tokens, len(batch.rows), wanted, threads, len(taps.rows), len(tapped))
-        step = _Step(*counts, layers.start, layers.stop, attended_width, *map(_address, arrays))
+        step = _Step(*counts, attended_width, *map(_address, arrays))
         self._forward(ctypes.byref(self._model), ctypes.byref(step), ctypes.byref(buffers))
         for number, found in zip(taps.layers, states, strict=True):
             if number <= len(self._layers):
@@ -351,7 +366,12 @@ class NativeLlama:
             *(x.data_ptr() for x in (self._embedding, self._norm)),
             self._head.pointers(),
             ctypes.addressof(self._layer_table),
+            *(() if self._join is None else self._joining(*self._join)),
         )
+
+    @staticmethod
+    def _joining(linear: _Linear, norms: Sequence[Tensor | None], before: int) -> tuple[Any, ...]:
+        return linear.pointers(), *map(_address, norms), before
 
 
 def _rotated_and_normed(layers: list[Layer], family: Family) -> tuple[int, int, int]:

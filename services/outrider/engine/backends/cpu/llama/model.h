@@ -58,6 +58,10 @@ typedef struct {
     const float *final_norm;
     Weights head;
     const Layer *layer;
+    // Before layer `joined` a head joins each token's state, which is normed if there is a norm, with a feature.
+    Weights join;
+    const float *state_norm, *feature_norm;
+    int64_t joined;
 } Model;
 
 // Tokens that follow one another: a sequence's, or a branch of its drafted tree. Keys and values of a branch lie behind
@@ -70,7 +74,6 @@ typedef struct {
 
 typedef struct {
     int64_t tokens, rows, wanted, threads, tapped, taps;
-    int64_t first, end;  // of the layers that are run
     int64_t attended_width;
     const int64_t *token_ids, *positions, *logit_rows;
     const Row *row;
@@ -83,11 +86,12 @@ typedef struct {
     // of the norm of that, [tokens][attended_width], or none.
     const float *entering;
     const act *attended;
+    const float *features;  // [tokens][width], or none: nothing is joined
 } Step;
 
 typedef struct {
     float *x, *wide;      // [tokens][width], [tokens][max(width, (heads + 2 kv_heads) * head_dim)]
-    act *narrow, *inner;  // [tokens][max(width, heads * head_dim)], [tokens][inner]
+    act *narrow, *inner;  // [tokens][max(width, heads * head_dim, 2 * width to join)], [tokens][inner]
     act *hidden;          // [wanted][width]
     float *logits;        // [wanted][vocab, filled up to whole panels]
     wide *panels;         // [threads][PANEL * most inputs of a layer], for weights that are widened once for many rows

@@ -198,7 +198,7 @@ static void attention(const Pass *pass) {
     const Buffers *b = pass->b;
     const int64_t tokens = pass->s->tokens;
     Pass p = *pass;
-    const act *in = p.layer == m->layer + p.s->first ? p.s->attended : 0;
+    const act *in = p.layer == m->layer ? p.s->attended : 0;
     const int64_t inputs = in ? p.s->attended_width : m->width;
     p.norm = p.layer->attention_norm;
     if (!in) share_tokens(norm_part, &p);
@@ -259,18 +259,40 @@ static void enter(const Model *m, const Step *s, const Buffers *b) {
             v_store(b->x + t * m->width + i, v_mul(scale, v_load_bf16(m->embedding + s->token_ids[t] * m->width + i)));
 }
 
+static void join_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Pass *p = context;
+    const Model *m = p->m;
+    EACH_TOKEN(t, p, piece) {
+        const float *x = p->b->x + t * m->width;
+        act *out = p->b->narrow + t * 2 * m->width;
+        if (m->state_norm)
+            rms_norm(x, m->state_norm, m->width, (float)m->norm_eps, out);
+        else
+            narrow(x, m->width, out);
+        rms_norm(p->s->features + t * m->width, m->feature_norm, m->width, (float)m->norm_eps, out + m->width);
+    }
+}
+
+static void join(const Pass *p) {
+    const Model *m = p->m;
+    share_tokens(join_part, p);
+    linear(&(Linear){p->b->narrow, m->join, p->b->x, p->s->tokens, 2 * m->width, m->width, m->width, STORE, 1}, p->b, p->threads);
+}
+
 void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
     int64_t most = 0;
     for (int64_t r = 0; r < s->rows; r++) most = s->row[r].num_tokens > most ? s->row[r].num_tokens : most;
     Pass pass = {.m = m, .s = s, .b = b, .parts = (most + PART - 1) / PART, .threads = begin(s->threads)};
     enter(m, s, b);
-    for (int64_t n = s->first; n < s->end; n++) {
+    for (int64_t n = 0; n < m->layers; n++) {
+        if (s->features && n == m->joined) join(&pass);
         take_states(m, s, b, n);
         pass.layer = m->layer + n;
         attention(&pass);
         mlp(&pass);
     }
-    take_states(m, s, b, s->end);
+    take_states(m, s, b, m->layers);
     take_states(m, s, b, -1);
     for (int64_t i = 0; i < s->wanted; i++)
         rms_norm(b->x + s->logit_rows[i] * m->width, m->final_norm, m->width, (float)m->norm_eps, b->hidden + i * m->width);
