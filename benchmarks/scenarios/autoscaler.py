@@ -14,7 +14,7 @@ from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import TargetState
 from outrider_controller.autoscaler.planner import Planner
 from outrider_controller.cli.output import json_file_option
-from outrider_controller.router.speculation.window import Window
+from outrider_controller.router.speculation.controller import Window
 
 from benchmarks.report import finish, show, table
 from benchmarks.support.virtual_load import FAR, NEAR, Committed, StepLine, Text, run

@@ -23,7 +23,7 @@ from outrider.target.requests import events
 from outrider.target.step import verify, worker
 from outrider.target.step.core import TargetCore
 from outrider.target.step.sequence import TargetSequence
-from outrider.target.step.sequences import OpenSequences
+from outrider.target.step.worker import OpenSequences
 from outrider.worker.events import PeerStreamEnded
 from outrider_controller.router.requests import sequences
 from outrider_controller.router.requests.dispatcher import Dispatcher

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.comparison.replay import KnownTexts, ReplayEngine
+from outrider.comparison.compare import KnownTexts, ReplayEngine
 from outrider.comparison.step_line import StepLine, measure_steps
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import load_drafter

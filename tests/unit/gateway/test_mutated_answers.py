@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from outrider.gateway.tools.parsers.message import MessageParser
+from outrider.gateway.generation.output import MessageParser
 from outrider.gateway.tools.parsers.reasoning import ReasoningParser
 from outrider.gateway.tools.parsers.tool_calls import FORMATS, Delta, MarkedCalls, NoTools
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.gateway.generation.output import is_bound
-from outrider.gateway.tools.parsers.message import MessageParser
+from outrider.gateway.generation.output import MessageParser, is_bound
 from outrider.gateway.tools.parsers.reasoning import ReasoningParser
 from outrider.gateway.tools.parsers.tool_calls import (
     FORMATS,

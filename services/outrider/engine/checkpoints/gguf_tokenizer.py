@@ -1,6 +1,6 @@
 """Builds the tokenizer that a GGUF file describes in its metadata, which has no tokenizer.json.
 
-Two kinds are known: `gpt2`, a BPE over bytes whose pre-tokenizer has a name (`pre_tokenizers.py`), and `llama`, a BPE
+Two kinds are known: `gpt2`, a BPE over bytes whose pre-tokenizer has a name, and `llama`, a BPE
 as in SentencePiece, whose merges follow from the scores. Others are refused by name.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.checkpoints.pre_tokenizers import PRE_TOKENIZERS
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,67 @@ _DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 _ORDER_IS_RANK = frozenset({"gemma", "gemma2", "gemma3"})
 """Architectures whose scores do not follow the order in which tokens were merged; their order in the file does."""
 _NO_RSTRIP = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+# Pre-tokenizers: how a text is split before merges apply. The names are llama.cpp's (src/llama-vocab.cpp), the
+# expressions those of the tokenizer.json of the models that gave the names. Each splits what the one before it left.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_QWEN2 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_QWEN35 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
+_LLAMA3 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+)
+_GPT4O = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+)
+_DEEPSEEK3 = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """One of them, with the settings that go with its name."""
+
+    splits: tuple[str, ...]
+    composes: bool = False
+    """Texts are brought into Unicode's form NFC first, which a GGUF file does not say."""
+    ignores_merges: bool = False
+    """A piece that is a token is that token, whatever the merges."""
+    adds_bos: bool = False
+    """A text begins with the BOS token, unless the file says otherwise."""
+
+
+_DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
+_FAMILIES = {
+    ("default",): _DEFAULT,
+    ("gpt-2", "phi-2", "jais", "trillion", "granite-docling", "gigachat", "a.x-4.0", "mellum", "exaone4"): PreTokenizer(
+        (_GPT2,)
+    ),
+    ("mpt", "olmo"): PreTokenizer((_GPT2,), composes=True),
+    ("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"): PreTokenizer((r"\p{N}", _GPT2)),
+    ("command-r",): PreTokenizer((r"\p{N}", _GPT2), composes=True),
+    ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    ("qwen2", "megrez"): PreTokenizer((_QWEN2,), composes=True),
+    ("stablelm2", "deepseek-r1-qwen", "kormo", "hunyuan", "solar-open", "grok-2"): PreTokenizer((_QWEN2,)),
+    ("qwen35",): PreTokenizer((_QWEN35,), composes=True),
+    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"): PreTokenizer(
+        (_LLAMA3,), ignores_merges=True, adds_bos=True
+    ),
+    ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): PreTokenizer((_LLAMA3,)),
+    ("tekken",): PreTokenizer((_TEKKEN,), ignores_merges=True, adds_bos=True),
+    ("gpt-4o", "llama4", "kanana2", "minimax-m2"): PreTokenizer((_GPT4O,)),
+    ("deepseek-coder",): PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")),
+    ("deepseek-v3", "hunyuan-dense"): PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
+}
+PRE_TOKENIZERS = {name: rule for names, rule in _FAMILIES.items() for name in names}
+"""By name. A file that names another is refused."""
 
 
 class GgufTokenizer:

@@ -12,8 +12,7 @@ from typing import Literal
 from outrider.gateway.generation.requests import ChatPrompt, Prompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher
-from outrider.gateway.tools.parsers.message import MessageParser
-from outrider.gateway.tools.parsers.reasoning import ReasoningParser, Thought
+from outrider.gateway.tools.parsers.reasoning import PairedMarks, ReasoningParser, Thought
 from outrider.gateway.tools.parsers.tool_calls import FORMATS, Delta, MarkedCalls, NamedCall, NoTools, ToolParser
 from outrider.gateway.tools.structured import Grammatical
 from outrider.gateway.tools.tool_grammar import FreeCalls
@@ -156,3 +155,51 @@ def _tools(use: ToolUse | None, written_in: str) -> ToolParser:
             return MarkedCalls(use.names, at_start="[")
         case "named":
             return NamedCall(use.name)
+
+
+class MessageParser:
+    """Parses one answer. `max_calls`: further calls are dropped; None: no limit.
+
+    `verbatim`: a grammar makes the content, so that marks of reasoning in it are text.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolParser,
+        max_calls: int | None = None,
+        *,
+        verbatim: bool = False,
+    ) -> None:
+        self._reasoning = reasoning
+        self._marks = None if verbatim else PairedMarks()
+        self._tools = tools
+        self._max_calls = max_calls
+
+    def push(self, text: str) -> Delta:
+        """What `text` adds."""
+        if self._reasoning is None:
+            return self._kept(self._tools.push(text))
+        reasoning, content = self._reasoning.push(text)
+        delta = self._kept(self._tools.push(content))
+        delta.reasoning = reasoning
+        if self._marks is not None:
+            delta.content = self._marks.push(delta.content)
+        return delta
+
+    def finish(self, *, cut: bool) -> Delta:
+        """What was held back. `cut`: the answer's length ended it."""
+        if self._reasoning is None:
+            return self._kept(self._tools.finish(cut=cut))
+        reasoning, content = self._reasoning.finish()
+        delta = self._tools.push(content)
+        delta.add(self._tools.finish(cut=cut))
+        delta.reasoning = reasoning
+        if self._marks is not None:
+            delta.content = self._marks.push(delta.content) + self._marks.finish()
+        return self._kept(delta)
+
+    def _kept(self, delta: Delta) -> Delta:
+        if self._max_calls is not None:
+            delta.calls = [call for call in delta.calls if call.index < self._max_calls]
+        return delta

@@ -11,7 +11,6 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer
 
-from outrider.gateway.tokenizer import tool_prompt
 from outrider.gateway.tokenizer.template import ChatTemplate, TemplateError
 from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
 from outrider.gateway.tools.parsers.tool_calls import MARKERS, format_of
@@ -20,6 +19,65 @@ from outrider.token_bytes import TokenBytes
 
 # A template opens the reasoning with its last tokens and a line end, so it is enough to check so many.
 _LAST_TOKENS = 16
+
+# As Hermes and Qwen 2.5 were trained: NousResearch/Hermes-Function-Calling.
+_TOOLS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+def in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with only roles and texts."""
+    plain = [_plain(message) for message in messages]
+    if not tools:
+        return plain
+    described = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if plain[0]["role"] == "system":
+        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{described}"}, *plain[1:]]
+    return [{"role": "system", "content": described}, *plain]
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    if "tool_calls" not in message:
+        return dict(message)
+    written = [_written(call["function"]) for call in message["tool_calls"]]
+    parts = [message["content"], *(f"<tool_call>\n{each}\n</tool_call>" for each in written)]
+    return {"role": "assistant", "content": "\n".join(filter(None, parts))}
+
+
+def _written(function: Mapping[str, Any]) -> str:
+    """The call as the model wrote it; arguments that are no JSON object are a text."""
+    name, arguments = function["name"], function["arguments"]
+    if isinstance(arguments, str):
+        return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}'
+    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+
+
+def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with an object as the arguments of every call, for templates that read their members."""
+    return [
+        {**message, "tool_calls": [{**call, "function": _object(call["function"])} for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _object(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function["arguments"]
+    return {**function, "arguments": {"arguments": arguments} if isinstance(arguments, str) else arguments}
 
 
 class TooManyTokens(ValueError):
@@ -151,11 +209,11 @@ class ModelTokenizer:
     ) -> str:
         """The text that `encode_chat` encodes. For a template without tools, they become text. Raises TemplateError."""
         if "tools" not in self.template.text:
-            messages, tools = tool_prompt.in_text(messages, tools), ()
+            messages, tools = in_text(messages, tools), ()
         try:
             return self.template.render(messages, tools or None, variables, opens=opens)
         except TemplateError:
-            whole = tool_prompt.with_objects(messages)
+            whole = with_objects(messages)
             if whole == list(messages):
                 raise
             return self.template.render(whole, tools or None, variables, opens=opens)

@@ -5,27 +5,30 @@ Only it commits tokens to its sequences.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 
 from outrider.drafting.source import DraftSource, Features
+from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, OutOfBlocks
+from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
 from outrider.target.requests import events
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.opening import Limits, Opening
 from outrider.target.requests.report import Committed, TargetStats
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
 from outrider.target.step.by_source import tokens_by_source, verified_nodes
 from outrider.target.step.choice import Pricing
 from outrider.target.step.commit import apply_stop_conditions
-from outrider.target.step.core import Clock, TargetCore
-from outrider.target.step.scheduler import Batching, PlannedRow, StepPlan, plan
+from outrider.target.step.core import Clock, KnownSequences, TargetCore
+from outrider.target.step.scheduler import Batching, PlannedRow, StepPlan, admissible, plan
 from outrider.target.step.sequence import PromptReport, TargetSequence
-from outrider.target.step.sequences import OpenSequences
+from outrider.target.step.times import Timer
 from outrider.target.step.verify import Verified, kv_of, verify_rows
-from outrider.worker.events import Load
+from outrider.worker.events import Load, SequenceKey
 from outrider.worker.faults import check_engine
 from outrider.worker.step_cost import StepCost
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
@@ -191,3 +194,56 @@ class TargetWorker(TargetCore[TargetSequence]):
 def _stepped(row: PlannedRow) -> SteppedRow:
     prompt_tokens = 0 if row.decodes else row.num_tokens
     return SteppedRow(row.sequence.timer, prompt_tokens, row.num_run - prompt_tokens, row.draft, row.decides)
+
+
+class OpenSequences(KnownSequences[TargetSequence]):
+    """The sequences that our own engine runs."""
+
+    def __init__(self, kv: KVCacheManager, stats: TargetStats) -> None:
+        super().__init__(stats)
+        self._kv = kv
+        self._serials = itertools.count()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have KV."""
+        return sum(1 for sequence in self if sequence.kv is not None)
+
+    def put(self, key: SequenceKey, tree: DraftTree) -> None:
+        """A tree that was made in this process, for a sequence that may have ended."""
+        if (sequence := self._open.get(key)) is not None:
+            sequence.put(tree)
+
+    def add(self, key: SequenceKey, opening: Opening, max_context_len: int, received_s: float) -> TargetSequence:
+        made = TargetSequence(key, next(self._serials), opening, max_context_len, Timer(received_s))
+        self._open[key] = made
+        return made
+
+    def admit(self, batching: Batching) -> None:
+        """Gives KV to those that wait for it, as far as all that have it can finish their prefill."""
+        for sequence in admissible(list(self), batching, self._kv.num_free_blocks):
+            # Cached tokens have no logits, so the prefix cache is not used.
+            cached = () if sequence.wants_prompt_logprobs else sequence.tokens
+            sequence.kv = self._kv.open(cached, sequence.opening.salt)
+            report = sequence.prompt_report
+            if report is not None and report.num_cached_tokens is None:
+                report.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
+
+    def preempt(self, victim: TargetSequence) -> None:
+        """Releases the victim's KV. It keeps its tokens, and is later recomputed from what the prefix cache has
+        then."""
+        if victim.kv is not None:
+            self._release(victim)
+            self._stats.num_preemptions += 1
+
+    def remove(self, key: SequenceKey) -> TargetSequence | None:
+        """Forgets the sequence and releases its KV. None when it is not open."""
+        sequence = self._open.pop(key, None)
+        if sequence is not None:
+            self._release(sequence)
+        return sequence
+
+    def _release(self, sequence: TargetSequence) -> None:
+        if sequence.kv is not None:
+            self._kv.close(sequence.kv)
+            sequence.kv = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.gateway.generation.output import Output, Piece
-from outrider.gateway.tools.parsers.message import MessageParser
+from outrider.gateway.generation.output import MessageParser, Output, Piece
 from outrider.gateway.tools.parsers.reasoning import ReasoningParser
 from outrider.gateway.tools.parsers.tool_calls import FORMATS, Delta, NamedCall, ToolParser
 from outrider.testing.tiny import tiny_tokenizer

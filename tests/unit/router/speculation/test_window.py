@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from outrider.drafting.speculation import PLAIN
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.speculation.controller import Allowance, SpeculationController
+from outrider_controller.router.speculation.controller import Allowance, SpeculationController, Window
 from outrider_controller.router.speculation.gain import DraftRecord
-from outrider_controller.router.speculation.window import Window
 
 from tests.unit.router.speculation.test_controller import committed
 

@@ -8,7 +8,7 @@ import pytest
 from outrider.samples import SampleStore
 from outrider.training.shards import list_shards, read_corpus, stored_tokens
 from outrider_controller.cli.app import run
-from outrider_controller.cli.drafts.time_left import TimeLeft
+from outrider_controller.cli.drafts.distill import TimeLeft
 from outrider_controller.cli.exits import ExitCode
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 
 import pytest
-from outrider_controller.cli.drafts.time_left import TimeLeft, span
+from outrider_controller.cli.drafts.distill import TimeLeft, span
 
 
 def test_the_time_left_comes_from_what_this_run_did() -> None:
