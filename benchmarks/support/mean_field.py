@@ -277,7 +277,7 @@ class Simulation:
         tokens = (1 - _ACCEPTANCE ** (num_verified + 1)) / (1 - _ACCEPTANCE)
         forwards_s = num_drafted * np.array([draft.forward_s for draft in day.drafts])
         takes_s = forwards_s + day.round_trip_s
-        worth_s = np.minimum(day.max_wait_s, PATIENCE * _believed(tokens - 1) * step_s)
+        worth_s = np.minimum(day.max_wait_s, PATIENCE * _expected(tokens - 1) * step_s)
         waits = (num_verified > 0) & (takes_s <= worth_s)
         # The target steps other sequences meanwhile, one step after another.
         queued_s = forwards_s * np.maximum(0.0, 1 - _QUANTILES / max(day.draft_busy, 1e-9))
@@ -314,7 +314,7 @@ class Simulation:
         return {name: one.workers for name, one in self._sizing.drafts.items()}
 
 
-def _believed(accepted: Column) -> Column:
+def _expected(accepted: Column) -> Column:
     """What a router takes for the tokens that a round accepts: it starts from one, and forgets."""
     rounds = 1 / NEWEST
     return (router.PRIOR_STEPS + rounds * accepted) / (router.PRIOR_STEPS + rounds)
