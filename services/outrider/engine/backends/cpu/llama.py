@@ -299,12 +299,12 @@ class NativeLlama:
         attended = None if attended is None else attended.to(act).contiguous()
         attended_width = 0 if attended is None else attended.shape[1]
         features = None if features is None else features.float().contiguous()
-        beside = 0 if features is None else 2 * self._width
-        most = max(self._width, self._inner, self._queries, attended_width, beside)
+        pair = 0 if features is None else 2 * self._width
+        most = max(self._width, self._inner, self._queries, attended_width, pair)
         buffers = _Buffers(
             self._buffer("x", tokens * self._width, torch.float32),
             self._buffer("wide", tokens * max(self._width, self._joined), torch.float32),
-            self._buffer("narrow", tokens * max(self._width, self._queries, beside), act),
+            self._buffer("narrow", tokens * max(self._width, self._queries, pair), act),
             self._buffer("inner", tokens * self._inner, act),
             hidden.data_ptr(),
             logits.data_ptr(),
