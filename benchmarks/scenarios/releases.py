@@ -37,7 +37,8 @@ from benchmarks.support.tenants import create_key
 T = TypeVar("T")
 TENANT, DRAFT, SHIPPED = "acme", "acme-1", "smollm2-135m-draft"
 _MIN_GAIN, _MAX_CHANGE, _MAX_MINUTES = 0.08, 0.01, 60.0
-_PAUSE_S = 5.0
+_BATCH, _FEW = 64, 16
+_PAUSE_S, _SLOWLY_S = 5.0, 15.0
 _HELD_OUT, _FAMILIAR = 48, "translation"
 _NAMES = ("Anna", "Ben", "Chloe", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jack", "Kara", "Liam", "Mia")
 _CITIES = ("Paris", "Berlin", "Madrid", "Rome", "Oslo", "Vienna", "Lisbon", "Dublin", "Prague", "Athens", "Milan")
@@ -191,8 +192,14 @@ class Loop:
 
     async def _until_it_ends(self, stack: Stack, key: str) -> dict[str, Any]:
         at, prompts = ("-o", "json", "--control", stack.control), prompts_of_the_tenant(1)
-        for _ in range(0, self.most, 64):
-            await self._ask(stack, key, take(prompts, 64))
+        now = await self._step(at)
+        for _ in range(0, self.most, _BATCH):
+            if now["step"] == "none":
+                # Slowly: what falls is the last minute, beside the last hour.
+                await self._ask(stack, key, take(prompts, _FEW))
+                await asyncio.sleep(_SLOWLY_S)
+            else:
+                await self._ask(stack, key, take(prompts, _BATCH))
             while (now := await self._step(at))["step"] in ("distil", "compare"):  # noqa: ASYNC110
                 await asyncio.sleep(_PAUSE_S)
             if now["step"] in ("promoted", "ended"):
@@ -263,8 +270,8 @@ class Loop:
         # Large shares of one tenant's requests: few are asked here.
         await outrider("rollout", "start", DRAFT, "--tenant", TENANT, "--share", "0.5", "--shadow", "0.5", *at)
         prompts = prompts_of_the_tenant(2)
-        for _ in range(0, self.most, 64):
-            await self._ask(stack, key, take(prompts, 64))
+        for _ in range(0, self.most, _BATCH):
+            await self._ask(stack, key, take(prompts, _BATCH))
             found = await self._rollout(("-o", "json", *at))
             if found["state"] != "running":
                 break
