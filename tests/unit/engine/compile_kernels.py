@@ -263,7 +263,7 @@ def main() -> None:
     bounds = {name: cards for name, cards in known.items() if name.split()[0] not in options.kernels}
     for line in lines([(launch, arch) for arch in options.archs for launch in found], options.kept):
         print(json.dumps(line), flush=True)
-        bounds.setdefault(line["name"], {})[str(line["arch"])] = [line["registers"], line["blocks"]]
+        bounds.setdefault(line["name"], {})[str(line["arch"])] = [line["registers"], line["blocks"], line["spilt"]]
     if options.write:
         written = [f"{json.dumps(name)}: {json.dumps(cards)}" for name, cards in sorted(bounds.items())]
         BOUNDS.write_text("{\n" + ",\n".join(written) + "\n}\n")

@@ -1,8 +1,9 @@
 """The kernels are not only interpreted: Triton compiles all that the engine launches for the GPUs they are meant for.
 
-`kernel_bounds.json` keeps the registers of a thread and the blocks of a multiprocessor for each kernel, shape, dtype
-and card. `python tests/unit/engine/compile_kernels.py --write` makes it anew; a change of it belongs to the change that
-causes it. What has not changed since an earlier run in this checkout is not compiled again: `build/kernels.jsonl`.
+`kernel_bounds.json` keeps the registers of a thread, the blocks of a multiprocessor and the bytes that a thread spills
+for each kernel, shape, dtype and card. `python tests/unit/engine/compile_kernels.py --write` makes it anew; a change of
+it belongs to the change that causes it. What has not changed since an earlier run in this checkout is not compiled
+again: `build/kernels.jsonl`.
 """
 
 from __future__ import annotations
@@ -50,17 +51,22 @@ def test_every_kernel_compiles_for_every_card_as_well_as_its_bounds_say(compiled
     }
     worse = []
     for line in compiled:
-        registers, blocks = BOUNDS[line["name"]][str(line["arch"])]
-        if line["registers"] > registers + MORE_REGISTERS or line["blocks"] < blocks:
+        registers, blocks, spilt = BOUNDS[line["name"]][str(line["arch"])]
+        if line["registers"] > registers + MORE_REGISTERS or line["blocks"] < blocks or line["spilt"] > spilt:
             worse.append(line)
     assert worse == []
 
 
-def test_no_kernel_of_half_precision_spills_more_than_one_register(compiled: list[dict[str, Any]]) -> None:
-    half = [line for line in compiled if "bf16" in line["name"] or "fp16" in line["name"]]
-    assert len(half) > 100
+def test_only_float32_with_heads_of_256_spills_more_than_one_register(compiled: list[dict[str, Any]]) -> None:
+    assert len(compiled) > 100
+    # Three products of tf32 need a tile of queries twice, in the registers of each warp.
+    float32 = "attend_kernel fp32 BLOCK_SIZE=16,HEADS=8,HEAD_DIM=256"
+    spilt = [line for line in compiled if line["spilt"] and not line["name"].startswith(float32)]
     # The assembler parks one address of a few kernels, to fit one more block on a multiprocessor.
-    assert [line for line in half if line["spilt"] > 8] == []
+    assert [line for line in spilt if line["spilt"] > 8] == []
+    # In bfloat16 that is only SmolLM2's, on one card.
+    bfloat16 = [line for line in spilt if "bf16" in line["name"]]
+    assert [line for line in bfloat16 if line["arch"] != 100 or "HEADS=9,HEAD_DIM=64" not in line["name"]] == []
 
 
 def test_every_tile_fits_the_shared_memory_of_every_card(compiled: list[dict[str, Any]]) -> None:
