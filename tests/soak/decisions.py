@@ -190,7 +190,7 @@ def decisions_command(
     last round with drafts? Then the control plane, the Ray driver and all that Redis holds are lost: no request may
     fail, and the same is decided again within 5, 15 and 15 s.
     """
-    more = {} if engine == "outrider" else {"engine": engine, "vllm_python": vllm_python, "dtype": "float32"}
+    more = {} if engine == "outrider" else {"engine": engine, "vllm_python": vllm_python}
     return run_async(_run(trials, losses, streams, max_tokens, json_file, more))
 
 

@@ -220,7 +220,8 @@ async def running_stack(model: str, directory: Path, cache: Path, **more: str) -
     options = {"target-model": model, "targets": _WORKERS, "drafts": _WORKERS, "routers": _WORKERS}
     options |= {"http-port": 0, "grpc-port": 0, "control-port": 0, "run-dir": directory / "run", "output": "json"}
     if _is_tiny(model):
-        options |= {"draft-model": model, "kv-cache-bytes": 64 << 20}
+        worker = f"--dtype float32 --kv-cache-bytes {64 << 20}"
+        options |= {"draft-model": model, "target-args": worker, "draft-args": worker}
     options |= {name.replace("_", "-"): value for name, value in more.items()}
     flags = (part for name, value in options.items() for part in (f"--{name}", str(value)))
     directory.mkdir()
