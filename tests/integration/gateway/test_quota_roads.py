@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,11 +116,15 @@ UNBILLED = {"tokenize", "detokenize"}
 
 
 @pytest.fixture
-async def serve(gateway: OpenGateway, tmp_path: Path) -> AsyncIterator[Callable[[], Awaitable[tuple[Client, Meter]]]]:
+async def serve(
+    gateway: OpenGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[], Awaitable[tuple[Client, Meter]]]]:
+    # With the usual 50 ms a busy machine's store counts as unreachable, and then each gateway grants a part by itself.
+    monkeypatch.setattr(MetadataStore, "connect", partial(MetadataStore.connect, call_timeout_s=2.0))
     quota = tenants_pb2.Quota(tokens_per_minute=TOKENS_PER_MINUTE)
     async with AsyncExitStack() as stack:
         server = stack.enter_context(EmbeddedServer.start(tmp_path / "r"))
-        store = await stack.enter_async_context(MetadataStore.connect(server.url, call_timeout_s=2.0))
+        store = await stack.enter_async_context(MetadataStore.connect(server.url))
         await store.tenants.put([tenants_pb2.Tenant(name="acme", quota=quota)], by="test")
         digest = hashlib.sha256(b"key").digest()
         key = tenants_pb2.ApiKey(id="k", tenant="acme", digest=digest, scopes=[tenants_pb2.KEY_SCOPE_INFER])

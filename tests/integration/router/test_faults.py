@@ -330,7 +330,7 @@ async def test_a_failover_stays_on_the_same_weights(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("sampling", [{}, {"sampling": sequence.Sampling(temperature=1, top_p=1), "seeded": True}])
 async def test_a_failover_prefers_the_same_arithmetic(fleet: Fleet, sampling: dict[str, Any]) -> None:
-    first = await fleet.target(FakeTarget(step_s=0.005, model_revision="w/bfloat16-native-amx"))
+    first = await fleet.target(FakeTarget(step_s=0.05, model_revision="w/bfloat16-native-amx"))
     twin = FakeTarget(model_revision="w/bfloat16-native-amx")
     other = FakeTarget(model_revision="w/bfloat16-native-avx2")
     twin.load.num_running = 100
