@@ -191,6 +191,20 @@ def test_after_a_cached_prefix_texts_are_the_same(tiny: Path) -> None:
     assert not source._texts and not source._writers and not source._due
 
 
+def test_a_sequence_without_drafts_is_read_once_it_may_have_some(tiny: Path) -> None:
+    source = HeadDrafts(knowing(tiny, 2))
+    read, begins = [], source._runner.read
+    source._runner.read = lambda texts: read.extend(texts) or begins(texts)  # type: ignore[method-assign,func-returns-value]
+    bench = Bench(tiny, sources=[source], row_price=lambda cost: 0.0)
+    bench.open(0, opening(prompts(1)[0], max_new_tokens=60, speculation=Speculation()))
+    for _ in range(20):
+        bench.step()
+    assert bench.worker.stats.num_steps == 20 and not read
+    bench.adjust(0, ALONE)
+    bench.run()
+    assert bench.worker.stats.num_accepted_tokens > 10 and not bench.worker.stats.num_source_failures
+
+
 def test_a_head_drafts_no_more_than_it_is_given_however_much_the_target_would_verify(tiny: Path) -> None:
     source = HeadDrafts(knowing(tiny, 2), max_tokens=2)
     bench = Bench(tiny, sources=[source], row_price=lambda cost: 0.0)

@@ -53,11 +53,16 @@ class HeadDrafts:
                 self._runner.see(text, text.seen, known[text.seen :])
             self._writers[key].add(text.tokens, start, features)
             self._runner.see(text, start, features)
-            self._due[key] = text
+            self._fall_due(key, text)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if (text := self._texts.get(key)) is not None:
             text.tokens.extend(tokens)
+            self._fall_due(key, text)
+
+    def _fall_due(self, key: SequenceKey, text: HeadText) -> None:
+        """A sequence that may have no draft is read when it may again, all at once."""
+        if self._counts[key]:
             self._due[key] = text
 
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
