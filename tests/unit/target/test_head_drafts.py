@@ -23,6 +23,8 @@ from outrider.drafting.speculation import Speculation
 from outrider.engine import CheckpointError, EngineConfig, Row
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
+from outrider.engine.checkpoints.fetching import directory, resolve
+from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.models.loader import load_engine
 from outrider.engine.run.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
@@ -230,6 +232,16 @@ def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
     save_file({"blocks.0.layers.0.weight": torch.randn(64, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"head: blocks\.0\.layers\.0\.weight: has the shape \[64, 32\]"):
         tried_head(engine, deep, tmp_path, [5, 6, 7])
+
+
+def test_the_shipped_head_guesses_what_its_target_says() -> None:
+    path = resolve("smollm2-135m-instruct")
+    question = load_tokenizer(path).encode("<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n")
+    alone = answered(path, [opening(question, max_new_tokens=32)], ())
+    head = tried_head(alone.engine, path, directory("smollm2-135m-mtp"), question)
+    bench = answered(path, [opening(question, max_new_tokens=32, speculation=ALONE)], [head_drafts(alone.engine, head)])
+    assert bench.tokens == alone.tokens
+    assert bench.worker.stats.num_steps < 0.7 * alone.worker.stats.num_steps
 
 
 def test_a_preempted_text_is_read_again_from_where_it_is_recomputed(deep: Path) -> None:

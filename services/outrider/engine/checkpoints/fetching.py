@@ -58,7 +58,9 @@ KNOWN_MODELS = {
     ),
 }
 
-SHIPPED_DRAFTS = {"smollm2-135m-draft": Path(__file__).parents[2] / "drafters" / "weights" / "smollm2-135m-draft"}
+_WEIGHTS = Path(__file__).parents[2] / "drafters" / "weights"
+SHIPPED_DRAFTS = {"smollm2-135m-draft": _WEIGHTS / "smollm2-135m-draft"}
+SHIPPED_HEADS = {"smollm2-135m-mtp": _WEIGHTS / "smollm2-135m-mtp"}
 
 
 def resolve(name_or_path: str | Path, report: Report = lambda line: None) -> Path:
@@ -74,7 +76,7 @@ def resolve(name_or_path: str | Path, report: Report = lambda line: None) -> Pat
 
 def directory(name: str, report: Report = lambda line: None) -> Path:
     """As resolve, of what need not be a whole checkpoint: a head's files, or a tokenizer with its config."""
-    path = Path(name).expanduser()
+    path = SHIPPED_HEADS.get(name) or Path(name).expanduser()
     return path if path.is_dir() else resolve(name, report)
 
 
