@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -36,6 +37,9 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 # Triton reads it when it is first imported, whoever does that. With a GPU its kernels are compiled: see tests/gpu.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+# At DEBUG gRPC's core logs each event of each loop, from its own threads, and pytest keeps every record.
+logging.getLogger("grpc").setLevel(logging.INFO)
 
 # Nobody listens on port 1. A stack of the developer's own may listen on the default ports.
 for name in [name for name in os.environ if name.startswith("OUTRIDER_") and name not in _KEPT]:

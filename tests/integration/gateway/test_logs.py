@@ -28,7 +28,9 @@ def lines() -> Iterator[io.StringIO]:
     handlers, level = root.handlers[:], root.level
     configure_logging("gateway", "json", level=logging.DEBUG, stream=stream)
     yield stream
-    root.handlers[:], root.level = handlers, level
+    root.handlers[:] = handlers
+    # Not `root.level`: loggers remember which levels they may log until the level is set.
+    root.setLevel(level)
 
 
 async def test_no_line_holds_a_prompt(gateway: OpenGateway, tokenizer: ModelTokenizer, lines: io.StringIO) -> None:

@@ -95,6 +95,7 @@ def test_the_logs_of_a_process_are_limited_and_carry_the_count() -> None:
         for _ in range(7500):
             logging.getLogger("some.library").error("a message that a peer can cause")
     finally:
-        root.handlers[:], root.level = handlers, level
+        root.handlers[:] = handlers
+        root.setLevel(level)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert 1 <= len(lines) <= 100

@@ -94,7 +94,8 @@ def logged() -> io.StringIO:
     stream = io.StringIO()
     configure_logging("draft", "human", stream=stream)
     yield stream
-    root.handlers[:], root.level = handlers, level
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 def test_the_log_says_where_a_fault_was_and_nothing_that_its_message_may_quote(logged: io.StringIO) -> None:
