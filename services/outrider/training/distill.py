@@ -97,8 +97,8 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     """Runs all stages; returns the measured results. A second run goes on where the first one stopped."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    # Serving keeps to oneDNN's vector code (`keep_to_vector_code`). Training has no text to keep equal, and is 2.8 times
-    # as fast on AMX's tiles.
+    # Serving keeps to oneDNN's vector code (`keep_to_vector_code`). Training has no text to keep equal, and is
+    # 2.8 times as fast on AMX's tiles.
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     torch.manual_seed(config.seed)
     target = resolve(config.target)
