@@ -99,6 +99,8 @@ def walks(files: bool, json_file: Path | None) -> None:
             note(f"{name}:\n  " + "\n  ".join(f"{file}  {' '.join(own)}" for file, own in _files(middle).items()))
     show(table(rows))
     write_json(json_file, "walks", {"walks": rows})
+    if unseen := [name for name, parts in found.items() if not parts]:
+        raise click.ClickException(f"not seen: {', '.join(unseen)}")
 
 
 async def _recorded() -> tuple[list[Call], list[Call], list[Call]]:
@@ -114,7 +116,8 @@ async def _recorded() -> tuple[list[Call], list[Call], list[Call]]:
             recorder = _Recorder(Path(directory))
             idle = await recorder.during(asyncio.sleep(_IDLE_S))
             request = await recorder.during(gateway.answer(ask))
-            ask.options.max_tokens = 512
+            # The text repeats itself, so that it is looked up and comes fast: it must not end before the switch.
+            ask.options.max_tokens = 6000
             answering = asyncio.create_task(gateway.answer(ask))
             await asyncio.sleep(1)
             switched = await recorder.during(_set_off(stack))
