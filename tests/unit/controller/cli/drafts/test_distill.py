@@ -12,13 +12,19 @@ from outrider_controller.cli.drafts.distill import TimeLeft
 from outrider_controller.cli.exits import ExitCode
 
 
-def test_it_says_what_it_will_do_and_an_interruption_keeps_what_was_written(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distillation ends at its first word of progress."""
+
     def interrupt(self: TimeLeft, stage: str, done: int, total: int, text: str) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TimeLeft, "__call__", interrupt)
+
+
+def test_it_says_what_it_will_do_and_an_interruption_keeps_what_was_written(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Only the corpus: in an empty cache the kernels would be compiled anew.
     monkeypatch.setattr("outrider_controller.cli.drafts.distill.cache_directory", lambda: tmp_path)
     command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--corpus-tokens", "50000"]
@@ -36,10 +42,6 @@ def test_it_says_what_it_will_do_and_an_interruption_keeps_what_was_written(
 def test_a_corpus_with_the_states_of_some_layers_has_a_directory_of_its_own(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(self: TimeLeft, stage: str, done: int, total: int, text: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TimeLeft, "__call__", interrupt)
     monkeypatch.setattr("outrider_controller.cli.drafts.distill.cache_directory", lambda: tmp_path)
     command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--kind", "mtp"]
     assert run([*command, "--taps", "1,x"]) == ExitCode.USAGE
@@ -52,12 +54,8 @@ def test_a_corpus_with_the_states_of_some_layers_has_a_directory_of_its_own(
 
 
 def test_what_is_learnt_from_samples_lies_beside_them(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(self: TimeLeft, stage: str, done: int, total: int, text: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TimeLeft, "__call__", interrupt)
     store = SampleStore(tmp_path / "samples")
     store.write("a", 0.2, {"prompt": [40, 41], "output": [50, 51]})
     command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--from-samples", "a"]
