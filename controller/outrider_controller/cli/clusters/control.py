@@ -92,10 +92,7 @@ def control_options(*outputs: str) -> Callable[[F], F]:
 
 def _cluster_channel(role: Role, address: str) -> grpc.aio.Channel:
     """To the control plane or a router. Raises OSError when the files cannot be read."""
-    context = contexts.meant()
-    # A router is of the cluster whose control plane is asked, and has to prove it.
-    named = context.cluster if context is not None and role is Role.ROUTER else contexts.cluster_at(control=address)
-    tls_dir = os.environ.get("OUTRIDER_TLS_DIR") or named.tls_dir
+    tls_dir = os.environ.get("OUTRIDER_TLS_DIR") or contexts.cluster_at(control=address).tls_dir
     return connect_to(role, TlsFiles(Path(tls_dir).expanduser()) if tls_dir else None)(address)
 
 

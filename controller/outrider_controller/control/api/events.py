@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest, Overloaded
@@ -42,7 +42,9 @@ class EventFeed:
         self._poll_s = poll_s
         self._num_watchers = 0
 
-    async def watch(self, request: control.WatchEventsRequest) -> AsyncGenerator[control.WatchEventsResponse, None]:
+    async def WatchEvents(
+        self, request: control.WatchEventsRequest, _: object
+    ) -> AsyncIterator[control.WatchEventsResponse]:
         """Raises InvalidRequest, and Overloaded where too many watch."""
         wanted, since = _checked(request), request.since
         if self._num_watchers >= MAX_WATCHERS:

@@ -37,7 +37,7 @@ class Histories:
         self._to_router = to_router
         self._credential = credential(secret, Role.CONTROL)
 
-    async def delete(self, asked: control.DeleteHistoryRequest) -> control.DeleteHistoryResponse:
+    async def DeleteHistory(self, asked: control.DeleteHistoryRequest, _: object) -> control.DeleteHistoryResponse:
         """Raises InvalidRequest, and Unavailable when the audit entry cannot be written: then nothing is erased."""
         tenant = asked.tenant
         check_name("tenant", tenant)

@@ -36,8 +36,8 @@ class Releases:
         self._events = events
         self._clock = clock
 
-    async def versions(self, draft: str = "") -> list[drafts.DraftVersion]:
-        """Raises NotFound and InvalidRequest for `draft`."""
+    async def ListDrafts(self, request: control.ListDraftsRequest, _: object) -> control.ListDraftsResponse:
+        """Raises NotFound and InvalidRequest for the draft asked for."""
         versions, rollouts, evidence = await asyncio.gather(
             self._store.versions(), self._store.rollouts(), self._store.evidence()
         )
@@ -46,9 +46,10 @@ class Releases:
             one.num_workers = len(live.get(one.version, ()))
             if (rollout := rollouts.get(one.version)) is not None:
                 one.rollout.CopyFrom(with_evidence(rollout, evidence))
-        if draft:
-            return [named(draft, versions)]
-        return sorted(versions, key=lambda one: (one.name, -one.first_seen_unix_ms))
+        if request.draft:
+            return control.ListDraftsResponse(drafts=[named(request.draft, versions)])
+        versions.sort(key=lambda one: (one.name, -one.first_seen_unix_ms))
+        return control.ListDraftsResponse(drafts=versions)
 
     async def covering(self, tenant: str) -> list[drafts.Rollout]:
         """The rollouts that include the tenant's requests, by draft version."""
@@ -56,7 +57,7 @@ class Releases:
         found = [one for one in rollouts.values() if stage_of(one).covers(tenant)]
         return [with_evidence(one, evidence) for one in sorted(found, key=lambda one: one.draft)]
 
-    async def start(self, request: control.StartRolloutRequest) -> drafts.Rollout:
+    async def StartRollout(self, request: control.StartRolloutRequest, _: object) -> control.StartRolloutResponse:
         share = request.share if request.HasField("share") else DEFAULT_SHARE
         if not 0 <= share <= MAX_SHARE:
             raise InvalidRequest("share", f"{share:g} is not from 0 to {MAX_SHARE:g}")
@@ -85,9 +86,10 @@ class Releases:
             changed_unix_ms=now_ms,
             shadow_before=before.shadow_before if goes_on else pairs_of(version),
         )
-        return await self._put(rollout, before)
+        await self._put(rollout, before)
+        return control.StartRolloutResponse(rollout=rollout)
 
-    async def end(self, request: control.EndRolloutRequest) -> drafts.Rollout:
+    async def EndRollout(self, request: control.EndRolloutRequest, _: object) -> control.EndRolloutResponse:
         """Raises NotFound for a draft that was never rolled out."""
         draft = named(request.draft, await self._store.versions()).version
         before, rollout = (await self._store.rollouts()).get(draft), drafts.Rollout()
@@ -97,22 +99,22 @@ class Releases:
         rollout.state = drafts.ROLLOUT_STATE_PROMOTED if request.promote else drafts.ROLLOUT_STATE_UNDONE
         rollout.reason, rollout.by = "an operator ended it", caller()
         rollout.changed_unix_ms = round(self._clock() * 1000)
-        return await self._put(rollout, before)
+        await self._put(rollout, before)
+        return control.EndRolloutResponse(rollout=rollout)
 
-    async def delete(self, draft: str) -> drafts.DraftVersion:
+    async def DeleteDraft(self, request: control.DeleteDraftRequest, _: object) -> control.DeleteDraftResponse:
         """Raises NotFound and InvalidRequest, also for a version that a worker runs."""
-        found = named(draft, await self._store.versions())
+        found = named(request.draft, await self._store.versions())
         if live := len((await self._live()).get(found.version, ())):
             raise InvalidRequest("draft", f"{live} workers run {found.version}: stop them first", reason="DRAFT_RUNS")
         if not await self._store.delete_version(found.version, by=caller()):
             raise NotFound(f"{found.version} is deleted already", reason="UNKNOWN_DRAFT", field="draft")
-        return found
+        return control.DeleteDraftResponse(draft=found)
 
-    async def _put(self, rollout: drafts.Rollout, before: drafts.Rollout) -> drafts.Rollout:
+    async def _put(self, rollout: drafts.Rollout, before: drafts.Rollout) -> None:
         if not await self._store.put_rollout(rollout, action(rollout), before):
             raise Conflict(f"the rollout of {rollout.draft} was changed meanwhile", reason="ROLLOUT_CHANGED")
         tell(rollout, self._events)
-        return rollout
 
     async def _check_candidate(self, draft: str) -> None:
         live = (await self._live()).get(draft, [])

@@ -44,7 +44,7 @@ class Routers:
         self._connect = connect
         self._credential = bearer(secret.token(Role.CONTROL)) if secret is not None else ()
 
-    async def sequences(self, request: control.ListSequencesRequest) -> control.ListSequencesResponse:
+    async def ListSequences(self, request: control.ListSequencesRequest, _: object) -> control.ListSequencesResponse:
         if request.limit > MAX_SEQUENCES:
             raise InvalidRequest("limit", f"{request.limit}; at most {MAX_SEQUENCES}")
         limit = request.limit or _SEQUENCES
@@ -58,7 +58,7 @@ class Routers:
             unreachable_routers=sorted(answers.failed),
         )
 
-    async def activities(self) -> control.ListActivitiesResponse:
+    async def ListActivities(self, request: control.ListActivitiesRequest, _: object) -> control.ListActivitiesResponse:
         asked = trace.GetActivityRequest()
         answers = await self._ask_all(lambda stub, who: stub.GetActivity(asked, timeout=_TIMEOUT_S, metadata=who))
         sums: dict[tuple[str, str], trace.Activity] = {}
@@ -68,29 +68,35 @@ class Routers:
             activities=[sums[name] for name in sorted(sums)], unreachable_routers=sorted(answers.failed)
         )
 
-    async def traces(self, request: trace.ExportTracesRequest) -> AsyncIterator[trace.RequestTrace]:
+    async def ExportTraces(
+        self, request: control.ControlServiceExportTracesRequest, _: object
+    ) -> AsyncIterator[control.ControlServiceExportTracesResponse]:
         """Of one router after the other. Raises Unavailable at the end if one did not answer."""
         failed = []
         for record in await self._leases.workers(worker.WORKER_ROLE_ROUTER):
             async with self._connect(record.address) as channel:
                 stub = trace_pb2_grpc.TraceServiceStub(channel)
                 try:
-                    async for answer in stub.ExportTraces(request, timeout=_EXPORT_S, metadata=self._credential):
-                        yield answer.trace
+                    async for answer in stub.ExportTraces(request.filter, timeout=_EXPORT_S, metadata=self._credential):
+                        yield control.ControlServiceExportTracesResponse(trace=answer.trace)
                 except grpc.RpcError as error:
                     failed.append(f"{record.info.worker_id}: {from_rpc_error(error)}")
         if failed:
             raise Unavailable(f"not all routers sent their traces: {'; '.join(failed)}")
 
-    async def trace(self, request_id: str) -> list[trace.RequestTrace]:
+    async def GetTrace(
+        self, request: control.ControlServiceGetTraceRequest, _: object
+    ) -> control.ControlServiceGetTraceResponse:
         """Raises UnknownRequest, or a router's own error if no other router knows the request."""
+        request_id = request.request_id
         if not 0 < len(request_id) <= MAX_LABEL_CHARS:
             raise InvalidRequest("request_id", f"has to have 1 to {MAX_LABEL_CHARS} characters")
         asked = trace.GetTraceRequest(request_id=request_id)
         answers = await self._ask_all(lambda stub, who: stub.GetTrace(asked, timeout=_TIMEOUT_S, metadata=who))
         parts = [part for answer in answers.given for part in answer.traces]
         if parts:
-            return sorted(parts, key=lambda part: (part.resumed_tokens, part.started_unix_us))
+            parts.sort(key=lambda part: (part.resumed_tokens, part.started_unix_us))
+            return control.ControlServiceGetTraceResponse(traces=parts)
         for router_id, error in answers.failed.items():
             if error.code is not Code.NOT_FOUND:
                 raise Unavailable(f"{router_id} did not answer, and no other router knows it: {error}")

@@ -27,7 +27,7 @@ class SpeculationCalls:
         self._releases = releases
         self._wall_clock = wall_clock
 
-    async def set(self, request: control.SetSpeculationRequest) -> tenants.SpeculationOverride:
+    async def SetSpeculation(self, request: control.SetSpeculationRequest, _: object) -> control.SetSpeculationResponse:
         """Writes an override and returns it. Raises InvalidRequest; NotFound for an undefined tenant where others are
         defined; Unavailable when it cannot be written.
         """
@@ -47,11 +47,11 @@ class SpeculationCalls:
         )
         nothing = request.setting == tenants.SPECULATION_SETTING_AUTO and not capped
         await self._store.set_override(request.tenant, None if nothing else override)
-        return override
+        return control.SetSpeculationResponse(override=override)
 
-    async def explain(self, tenant: str) -> control.ExplainResponse:
+    async def Explain(self, request: control.ExplainRequest, _: object) -> control.ExplainResponse:
         """Raises InvalidRequest; Unavailable where another control plane leads and its decisions cannot be read."""
-        check_name("tenant", tenant)
-        decisions, known = await self._leader.explain(tenant)
-        rollouts = await self._releases.covering(tenant)
+        check_name("tenant", request.tenant)
+        decisions, known = await self._leader.explain(request.tenant)
+        rollouts = await self._releases.covering(request.tenant)
         return control.ExplainResponse(decisions=decisions, known=known, rollouts=rollouts)

@@ -48,7 +48,7 @@ class Tenancy:
         self._store = store
         self._events = events
 
-    async def list(self, request: control.ListTenantsRequest) -> control.ListTenantsResponse:
+    async def ListTenants(self, request: control.ListTenantsRequest, _: object) -> control.ListTenantsResponse:
         size = _page_size(request.page_size)
         if request.page_token:
             check_name("page_token", request.page_token)
@@ -56,30 +56,30 @@ class Tenancy:
         token = page[-1].name if len(page) == size else ""
         return control.ListTenantsResponse(tenants=page, next_page_token=token, num_tenants=total)
 
-    async def get(self, name: str) -> tenants.Tenant:
-        check_name("name", name)
-        return await self._store.get(name)
+    async def GetTenant(self, request: control.GetTenantRequest, _: object) -> control.GetTenantResponse:
+        check_name("name", request.name)
+        return control.GetTenantResponse(tenant=await self._store.get(request.name))
 
-    async def put(self, request: control.PutTenantsRequest) -> control.PutTenantsResponse:
+    async def PutTenants(self, request: control.PutTenantsRequest, _: object) -> control.PutTenantsResponse:
         check_tenants(request.tenants)
         changes = await self._store.put(request.tenants, by=caller(), dry_run=request.dry_run)
         if not request.dry_run:
             self._tell([change.name for change in changes if change.change != control.CHANGE_NONE], "applied")
         return control.PutTenantsResponse(changes=changes)
 
-    async def delete(self, name: str) -> int:
-        check_name("name", name)
-        num_keys = await self._store.delete(name, by=caller())
-        self._tell([name], "deleted")
-        return num_keys
+    async def DeleteTenant(self, request: control.DeleteTenantRequest, _: object) -> control.DeleteTenantResponse:
+        check_name("name", request.name)
+        num_keys = await self._store.delete(request.name, by=caller())
+        self._tell([request.name], "deleted")
+        return control.DeleteTenantResponse(num_revoked_keys=num_keys)
 
-    async def keys(self, request: control.ListKeysRequest) -> control.ListKeysResponse:
+    async def ListKeys(self, request: control.ListKeysRequest, _: object) -> control.ListKeysResponse:
         if request.tenant:
             check_name("tenant", request.tenant)
         page, token = await self._store.page_of_keys(request.tenant, request.page_token, _page_size(request.page_size))
         return control.ListKeysResponse(keys=page, next_page_token=token)
 
-    async def create_key(self, request: control.CreateKeyRequest) -> control.CreateKeyResponse:
+    async def CreateKey(self, request: control.CreateKeyRequest, _: object) -> control.CreateKeyResponse:
         check_name("tenant", request.tenant)
         scopes = list(dict.fromkeys(request.scopes)) or [tenants.KEY_SCOPE_INFER]
         for i, scope in enumerate(scopes):
@@ -102,12 +102,12 @@ class Tenancy:
         info.digest = b""
         return control.CreateKeyResponse(info=info, key=key)
 
-    async def revoke_key(self, key_id: str) -> tenants.ApiKey:
-        key = await self._store.revoke_key(key_id, by=caller())
-        self._tell([key.tenant], "key revoked", key=key_id)
-        return key
+    async def RevokeKey(self, request: control.RevokeKeyRequest, _: object) -> control.RevokeKeyResponse:
+        key = await self._store.revoke_key(request.id, by=caller())
+        self._tell([key.tenant], "key revoked", key=request.id)
+        return control.RevokeKeyResponse(info=key)
 
-    async def audit(self, request: control.ListAuditRequest) -> control.ListAuditResponse:
+    async def ListAudit(self, request: control.ListAuditRequest, _: object) -> control.ListAuditResponse:
         if request.page_token and not _AUDIT_ID.fullmatch(request.page_token):
             raise InvalidRequest(
                 "page_token", f"{request.page_token[:60]!r} is not the page token of an earlier answer"

@@ -15,31 +15,38 @@ MAX_ROWS = 10_000
 _DAY_HOURS = 24
 
 
-async def bill(
-    ledger: LedgerStore, request: usage.GetUsageRequest, wall_clock: Callable[[], float] = time.time
-) -> usage.GetUsageResponse:
-    """Raises InvalidRequest, Unavailable."""
-    if len(request.tenant) > MAX_LABEL_CHARS:
-        raise InvalidRequest("tenant", f"must have at most {MAX_LABEL_CHARS} characters")
-    if request.by not in usage.UsageInterval.values():
-        raise InvalidRequest("by", f"{request.by} is not an interval")
-    until_s = request.until_unix_s or int(wall_clock()) + 1
-    since_s = request.since_unix_s or max(0, until_s - _DAY_HOURS * HOUR_S)
-    if since_s >= until_s:
-        raise InvalidRequest("since_unix_s", "must be before until_unix_s")
-    first, last = since_s // HOUR_S, (until_s - 1) // HOUR_S
-    if last - first > KEPT_HOURS:
-        raise InvalidRequest("since_unix_s", f"more than {KEPT_HOURS // _DAY_HOURS} days: no usage is kept for longer")
-    sums: dict[tuple[int, str], TenantUsage] = {}
-    for entry in await ledger.read(first, last, request.tenant):
-        sums.setdefault((_start(entry.hour, first, request.by), entry.tenant), TenantUsage()).add(entry.usage)
-    if len(sums) > MAX_ROWS:
-        raise InvalidRequest("since_unix_s", f"{len(sums)} rows, more than {MAX_ROWS}: ask for less time or one tenant")
-    rows = [
-        usage.UsageRow(start_unix_s=hour * HOUR_S, tenant=tenant, usage=_message(each))
-        for (hour, tenant), each in sorted(sums.items())
-    ]
-    return usage.GetUsageResponse(rows=rows)
+class Bills:
+    def __init__(self, ledger: LedgerStore, wall_clock: Callable[[], float] = time.time) -> None:
+        self._ledger = ledger
+        self._wall_clock = wall_clock
+
+    async def GetUsage(self, request: usage.GetUsageRequest, _: object) -> usage.GetUsageResponse:
+        """Raises InvalidRequest, Unavailable."""
+        if len(request.tenant) > MAX_LABEL_CHARS:
+            raise InvalidRequest("tenant", f"must have at most {MAX_LABEL_CHARS} characters")
+        if request.by not in usage.UsageInterval.values():
+            raise InvalidRequest("by", f"{request.by} is not an interval")
+        until_s = request.until_unix_s or int(self._wall_clock()) + 1
+        since_s = request.since_unix_s or max(0, until_s - _DAY_HOURS * HOUR_S)
+        if since_s >= until_s:
+            raise InvalidRequest("since_unix_s", "must be before until_unix_s")
+        first, last = since_s // HOUR_S, (until_s - 1) // HOUR_S
+        if last - first > KEPT_HOURS:
+            raise InvalidRequest(
+                "since_unix_s", f"more than {KEPT_HOURS // _DAY_HOURS} days: no usage is kept for longer"
+            )
+        sums: dict[tuple[int, str], TenantUsage] = {}
+        for entry in await self._ledger.read(first, last, request.tenant):
+            sums.setdefault((_start(entry.hour, first, request.by), entry.tenant), TenantUsage()).add(entry.usage)
+        if len(sums) > MAX_ROWS:
+            raise InvalidRequest(
+                "since_unix_s", f"{len(sums)} rows, more than {MAX_ROWS}: ask for less time or one tenant"
+            )
+        rows = [
+            usage.UsageRow(start_unix_s=hour * HOUR_S, tenant=tenant, usage=_message(each))
+            for (hour, tenant), each in sorted(sums.items())
+        ]
+        return usage.GetUsageResponse(rows=rows)
 
 
 def _start(hour: int, first: int, by: usage.UsageInterval.ValueType) -> int:

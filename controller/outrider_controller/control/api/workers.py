@@ -28,15 +28,25 @@ class Workers:
         self._store = store
         self._events = events
 
-    async def list(self, role: worker.WorkerRole.ValueType) -> list[control.WorkerStatus]:
-        if role not in worker.WorkerRole.values():
-            raise InvalidRequest("role", f"{role} is not a role")
-        return [status_of(record) for record in await self._store.workers(role or None)]
+    async def ListWorkers(self, request: control.ListWorkersRequest, _: object) -> control.ListWorkersResponse:
+        if request.role not in worker.WorkerRole.values():
+            raise InvalidRequest("role", f"{request.role} is not a role")
+        workers = map(status_of, await self._store.workers(request.role or None))
+        # Read after the leases: reading those is what detects a missing store.
+        return control.ListWorkersResponse(workers=workers, metadata_available=self._store.available)
 
-    async def get(self, worker_id: str) -> control.WorkerStatus:
-        return status_of(await self._find(worker_id))
+    async def GetWorker(self, request: control.GetWorkerRequest, _: object) -> control.GetWorkerResponse:
+        status = status_of(await self._find(request.worker_id))
+        return control.GetWorkerResponse(worker=status, metadata_available=self._store.available)
 
-    async def cordon(self, worker_id: str, reason: str, grace_s: int | None = None) -> control.WorkerStatus:
+    async def CordonWorker(self, request: control.CordonWorkerRequest, _: object) -> control.CordonWorkerResponse:
+        return control.CordonWorkerResponse(worker=await self._cordon(request.worker_id, request.reason))
+
+    async def DrainWorker(self, request: control.DrainWorkerRequest, _: object) -> control.DrainWorkerResponse:
+        status = await self._cordon(request.worker_id, request.reason, request.grace_s)
+        return control.DrainWorkerResponse(worker=status)
+
+    async def _cordon(self, worker_id: str, reason: str, grace_s: int | None = None) -> control.WorkerStatus:
         """`grace_s`: also drains it; after this time its sequences move to other workers."""
         _check_reason(reason)
         if grace_s is not None and grace_s > MAX_GRACE_S:
@@ -61,17 +71,18 @@ class Workers:
         )
         await self._store.cordons.put(cordon, "cordon worker" if grace_s is None else "drain worker")
         FleetChange(EventKind.WORKER_CORDONED, record, reason, caller(), grace_s).tell(self._events)
-        return await self.get(worker_id)
+        return status_of(await self._find(worker_id))
 
-    async def uncordon(self, worker_id: str) -> bool:
-        """Returns whether it was cordoned. Raises NotFound when there is neither such a worker nor a cordon for it."""
+    async def UncordonWorker(self, request: control.UncordonWorkerRequest, _: object) -> control.UncordonWorkerResponse:
+        """Raises NotFound when there is neither such a worker nor a cordon for it."""
+        worker_id = request.worker_id
         _check_id(worker_id)
-        if await self._store.cordons.remove(worker_id, caller()):
-            fields = {"worker_id": worker_id, "by": caller()}
-            self._events.emit(EventKind.WORKER_UNCORDONED, fields)
-            return True
-        await self._find(worker_id)
-        return False
+        removed = await self._store.cordons.remove(worker_id, caller())
+        if removed:
+            self._events.emit(EventKind.WORKER_UNCORDONED, {"worker_id": worker_id, "by": caller()})
+        else:
+            await self._find(worker_id)
+        return control.UncordonWorkerResponse(was_cordoned=removed)
 
     async def _find(self, worker_id: str) -> LeaseRecord:
         _check_id(worker_id)

@@ -21,7 +21,6 @@ from outrider.errors import NotFound, OutriderError, Unavailable
 from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import trace_pb2
-from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
 from outrider.telemetry.ops import Page, PageMaker
 from outrider.token_bytes import TokenBytes
 
@@ -44,8 +43,9 @@ Answer = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
 class Console:
     """Must be made on the event loop that runs `api`."""
 
-    def __init__(self, api: ControlServiceServicer, events: MetadataStore, texts: ConsoleVocabulary) -> None:
-        self._api: Any = api
+    def __init__(self, api: Any, events: MetadataStore, texts: ConsoleVocabulary) -> None:
+        """`api`: the calls of ControlService, by their names."""
+        self._api = api
         self._events = events
         self._texts = texts
         self._loop = asyncio.get_running_loop()

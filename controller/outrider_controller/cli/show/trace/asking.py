@@ -6,15 +6,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from outrider.rpc.access.roles import Role, bearer
+from outrider.rpc.access.roles import bearer
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, generation_pb2_grpc, trace_pb2_grpc
+from outrider.rpc.v1 import control_pb2, generation_pb2_grpc
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import trace_pb2 as trace
 
 from outrider_controller.cli.clusters.contexts import api_key
-from outrider_controller.cli.clusters.control import call_control, gateway_channel, operator_channel
-from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.clusters.control import call_control, gateway_channel
 from outrider_controller.cli.output import note
 from outrider_controller.cli.show.trace.tokens import TokenBytes
 
@@ -30,36 +29,10 @@ def request_id_of(given: str) -> str:
     return given
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Who is asked: the control plane, which asks all routers; or routers by address."""
-
-    control: str
-    routers: Sequence[str] = ()
-
-    async def fetch(self, request_id: str) -> list[trace.RequestTrace]:
-        """Every router's part of the request, in the order of the answer. Raises CommandError when there is none."""
-        if not self.routers:
-            asked = control_pb2.ControlServiceGetTraceRequest(request_id=request_id)
-            answer = await call_control(self.control, lambda stub: stub.GetTrace(asked))
-            return list(answer.traces)
-        parts: list[trace.RequestTrace] = []
-        refusal: CommandError | None = None
-        for router in self.routers:
-            try:
-                parts += await _ask(router, request_id)
-            except CommandError as error:
-                refusal = error
-        if refusal is not None and not parts:
-            raise refusal
-        return sorted(parts, key=lambda part: (part.resumed_tokens, part.started_unix_us))
-
-
-async def _ask(router: str, request_id: str) -> Sequence[trace.RequestTrace]:
-    """Raises CommandError."""
-    async with operator_channel(Role.ROUTER, router) as channel:
-        request = trace.GetTraceRequest(request_id=request_id)
-        return list((await trace_pb2_grpc.TraceServiceStub(channel).GetTrace(request)).traces)
+async def fetch(control: str, request_id: str) -> list[trace.RequestTrace]:
+    """Every router's part of the request, in the order of the answer. Raises CommandError when there is none."""
+    asked = control_pb2.ControlServiceGetTraceRequest(request_id=request_id)
+    return list((await call_control(control, lambda stub: stub.GetTrace(asked))).traces)
 
 
 @dataclass(slots=True)

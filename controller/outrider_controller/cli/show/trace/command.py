@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -79,9 +80,6 @@ def trace_group() -> None:
 @click.argument("request_id", metavar="REQUEST")
 @control_options("text", "json")
 @endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address of a gateway, for the text of tokens")
-@click.option(
-    "--router", "routers", multiple=True, metavar="HOST:PORT", help="Ask this router directly; may be repeated."
-)
 @click.option("--follow", "-f", is_flag=True, help="Continue until the request has ended.")
 @click.option("--no-color", is_flag=True, help="Brackets instead of colours, on a terminal too.")
 @json_file_option
@@ -89,7 +87,6 @@ def trace_command(
     request_id: str,
     control: str,
     grpc: str,
-    routers: tuple[str, ...],
     follow: bool,
     no_color: bool,
     output: str,
@@ -114,7 +111,7 @@ def trace_command(
     Draft and wire run in parallel with the target: what they cost is in wait.
     """
     colour = colours() and not no_color and output == "text"
-    parts = asyncio.run(show(request_id, control, grpc, routers, colour=colour, follow=follow, quiet=output == "json"))
+    parts = asyncio.run(show(request_id, control, grpc, colour=colour, follow=follow, quiet=output == "json"))
     body = {"traces": [trace_row(part) for part in parts]}
     if output == "json":
         emit("trace", body, output)
@@ -125,89 +122,62 @@ trace_group.add_command(export)
 
 
 async def show(
-    request_id: str,
-    control: str,
-    gateway: str,
-    routers: Sequence[str] = (),
-    *,
-    colour: bool,
-    follow: bool = False,
-    quiet: bool = False,
+    request_id: str, control: str, gateway: str, *, colour: bool, follow: bool = False, quiet: bool = False
 ) -> list[trace.RequestTrace]:
-    """Prints the trace unless `quiet`; returns its parts. Raises CommandError."""
-    asked, known = asking.request_id_of(request_id), asking.Dictionary(gateway)
-    source = asking.Source(control, routers)
-    parts = await _settled(source, asked)
-    if follow:
-        return await _follow(source, asked, parts, known, colour=colour, echo=(lambda lines: None) if quiet else _echo)
-    if not quiet:
-        for number, part in enumerate(parts):
+    """Prints the trace unless `quiet`, with `follow` as it comes; returns its parts. Raises CommandError."""
+    asked, known, drawings = asking.request_id_of(request_id), asking.Dictionary(gateway), list[Drawing]()
+    parts = await _settled(control, asked)
+    while True:
+        for number, part in enumerate(() if quiet else parts):
             painter = TokenPainter(await known.look_up(part.model, token_ids(part.rounds)), colour)
-            _echo([*([""] if number else []), *drawn(part, painter)])
-    return parts
+            if number == len(drawings):
+                drawings.append(Drawing(table.Table(painter, None if follow else part.rounds)))
+                _echo([*([""] if number else []), *drawings[number].head(part)])
+            _echo(drawings[number].more(part, ended=not (follow and part.running)))
+        if not (follow and any(part.running for part in parts)):
+            return parts
+        await asyncio.sleep(_POLL_S)
+        parts = await asking.fetch(control, asked)
 
 
-def drawn(part: trace.RequestTrace, painter: TokenPainter) -> list[str]:
-    rounds = table.Table(painter, part.rounds)
-    above = [*table.header(part), "", rounds.heading()]
-    below = [rounds.sums(part.rounds), "", *table.summary(part), table.LEGEND, painter.legend]
-    return [*above, *_lines(part, rounds, 0), *below]
+@dataclass(slots=True)
+class Drawing:
+    """One part of a request, as far as it is drawn."""
+
+    rounds: table.Table
+    num_rounds: int = 0
+    num_items: int = 0
+    """Rounds and events."""
+    ended: bool = False
+
+    def head(self, part: trace.RequestTrace) -> list[str]:
+        return [*table.header(part), "", self.rounds.heading()]
+
+    def more(self, part: trace.RequestTrace, *, ended: bool) -> list[str]:
+        """What has come since. `ended`: no more will."""
+        lines = []
+        for item in table.interleaved(part, self.num_items):
+            self.num_items += 1
+            if isinstance(item, trace.RoundTrace):
+                lines.append(self.rounds.line(self.num_rounds, item))
+                self.num_rounds += 1
+            else:
+                lines.append(printable(table.event_line(item)))
+        if ended and not self.ended:
+            self.ended = True
+            lines += [self.rounds.sums(part.rounds), "", *table.summary(part), table.LEGEND, self.rounds.legend]
+        return lines
 
 
-async def _settled(source: asking.Source, request_id: str) -> list[trace.RequestTrace]:
+async def _settled(control: str, request_id: str) -> list[trace.RequestTrace]:
     """The parts; of a request that has just finished, without the last moment in which its call still ends."""
     give_up_s = asyncio.get_running_loop().time() + _SETTLE_S
     while True:
-        parts = await source.fetch(request_id)
+        parts = await asking.fetch(control, request_id)
         settling = any(part.running and part.finish_reason for part in parts)
         if not settling or asyncio.get_running_loop().time() > give_up_s:
             return parts
         await asyncio.sleep(_POLL_S / 10)
-
-
-async def _follow(
-    source: asking.Source,
-    request_id: str,
-    parts: list[trace.RequestTrace],
-    known: asking.Dictionary,
-    *,
-    colour: bool,
-    echo: Callable[[Sequence[str]], None],
-) -> list[trace.RequestTrace]:
-    """Prints each part's lines as they come, until none is running."""
-    tables: list[table.Table] = []
-    printed: list[int] = []
-    while True:
-        for number, part in enumerate(parts):
-            await known.look_up(part.model, token_ids(part.rounds))
-            if number == len(tables):
-                tables.append(table.Table(TokenPainter(known.table, colour)))
-                printed.append(0)
-                echo([*table.header(part), "", tables[number].heading()])
-            lines = _lines(part, tables[number], printed[number])
-            printed[number] += len(lines)
-            echo(lines)
-        if not any(part.running for part in parts):
-            break
-        await asyncio.sleep(_POLL_S)
-        parts = await source.fetch(request_id)
-    for rounds, part in zip(tables, parts, strict=True):
-        echo([rounds.sums(part.rounds), "", *table.summary(part)])
-    echo([table.LEGEND, tables[-1].legend])
-    return parts
-
-
-def _lines(part: trace.RequestTrace, rounds: table.Table, since: int) -> list[str]:
-    """Of the rounds and events from item `since` on."""
-    index = sum(isinstance(item, trace.RoundTrace) for item in list(table.interleaved(part))[:since])
-    lines = []
-    for item in table.interleaved(part, since):
-        if isinstance(item, trace.RoundTrace):
-            lines.append(rounds.line(index, item))
-            index += 1
-        else:
-            lines.append(printable(table.event_line(item)))
-    return lines
 
 
 def _echo(lines: Sequence[str]) -> None:

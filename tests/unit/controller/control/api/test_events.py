@@ -38,7 +38,7 @@ def number(event_id: str) -> int:
 
 async def watched(log: Log, stop_after: int = 100, **request: Any) -> list[str]:
     feed, found = EventFeed(log, poll_s=0), []
-    async for response in feed.watch(control.WatchEventsRequest(**request)):
+    async for response in feed.WatchEvents(control.WatchEventsRequest(**request), None):
         found += [f"{each.kind} {each.unix_ms}" for each in response.events]
         if len(found) >= stop_after:
             break

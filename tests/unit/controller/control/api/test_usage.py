@@ -6,7 +6,7 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.metadata.tenants.ledger import LedgerEntry, TenantUsage
 from outrider.rpc.v1 import usage_pb2 as usage
-from outrider_controller.control.api.usage import bill
+from outrider_controller.control.api.usage import Bills
 
 NOW_S = 100 * 86_400 + 1800
 HOUR = NOW_S // 3600
@@ -26,7 +26,7 @@ def entry(hours_ago: int, tenant: str = "a", tokens: int = 1) -> LedgerEntry:
 
 async def ask(*entries: LedgerEntry, **request: object) -> list[tuple[int, str, int]]:
     asked = usage.GetUsageRequest(**request)  # type: ignore[arg-type]
-    answer = await bill(FakeLedger(*entries), asked, lambda: NOW_S)
+    answer = await Bills(FakeLedger(*entries), lambda: NOW_S).GetUsage(asked, None)
     return [((NOW_S - row.start_unix_s) // 3600, row.tenant, row.usage.output_tokens) for row in answer.rows]
 
 

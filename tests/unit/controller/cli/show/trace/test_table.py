@@ -9,7 +9,7 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider_controller.cli.show.trace.command import drawn
+from outrider_controller.cli.show.trace.command import Drawing
 from outrider_controller.cli.show.trace.rows import round_row, trace_row
 from outrider_controller.cli.show.trace.table import Table, event_line, interleaved
 from outrider_controller.cli.show.trace.tokens import TokenPainter, printable, token_ids
@@ -68,7 +68,8 @@ def example(**fields: Any) -> trace.RequestTrace:
 
 
 def text(part: trace.RequestTrace, *, colour: bool = False) -> str:
-    return "\n".join(drawn(part, TokenPainter(WORDS, colour)))
+    drawing = Drawing(Table(TokenPainter(WORDS, colour), part.rounds))
+    return "\n".join([*drawing.head(part), *drawing.more(part, ended=True)])
 
 
 GOLDEN = """\
@@ -93,6 +94,17 @@ tokens: [accepted] [looked up: accepted] own ~rejected~ ~~never verified~~"""
 
 def test_a_trace_reads_like_this() -> None:
     assert text(example()) == GOLDEN
+
+
+def test_a_trace_that_is_followed_bit_by_bit_says_the_same_once() -> None:
+    whole = example()
+    drawing = Drawing(Table(TokenPainter(WORDS, False), whole.rounds))
+    lines = drawing.head(whole)
+    for rounds, events in ((0, 2), (2, 2), (2, 3), (3, 3)):
+        part = example(rounds=whole.rounds[:rounds], events=whole.events[:events])
+        lines += drawing.more(part, ended=False)
+    lines += drawing.more(whole, ended=True) + drawing.more(whole, ended=True)
+    assert "\n".join(lines) == GOLDEN
 
 
 def test_colours_say_the_same_without_brackets() -> None:
