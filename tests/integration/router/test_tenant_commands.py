@@ -172,7 +172,7 @@ def test_a_million_tenants_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_what_the_file_says_is_what_is_sent(tmp_path: Path) -> None:
     quota: Any = tenants_pb2.Quota(requests_per_second=1.5, tokens_per_minute=600, concurrent_requests=3)
     acme = tenants_pb2.Tenant(name="acme", models=["m"], weight=2, quota=quota, receipts=True)
-    assert read_tenants(write(tmp_path, GOOD)) == [acme, tenants_pb2.Tenant(name="other", quota=tenants_pb2.Quota())]
+    assert read_tenants(write(tmp_path, GOOD)) == [acme, tenants_pb2.Tenant(name="other")]
 
 
 def test_a_quota_is_changed_bound_by_bound(control: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

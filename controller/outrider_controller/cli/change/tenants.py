@@ -206,9 +206,7 @@ def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, o
         if names:
             calls = [stub.GetTenant(control_pb2.GetTenantRequest(name=name)) for name in names]
             return [answer.tenant for answer in await asyncio.gather(*calls)], len(names)
-        found, last = await paged(
-            lambda **page: stub.ListTenants(control_pb2.ListTenantsRequest(**page)), "tenants", limit
-        )
+        found, last = await paged(stub.ListTenants, control_pb2.ListTenantsRequest(), "tenants", limit)
         return found, last.num_tenants
 
     def read() -> list[dict[str, Any]]:
@@ -242,32 +240,27 @@ def get_keys(ids: tuple[str, ...], tenant: str, limit: int, watch: bool, control
 
 
 async def all_tenants(stub: Control) -> list[tenants_pb2.Tenant]:
-    def ask(**page: Any) -> Awaitable[control_pb2.ListTenantsResponse]:
-        return stub.ListTenants(control_pb2.ListTenantsRequest(**page))
-
-    found: list[tenants_pb2.Tenant] = (await paged(ask, "tenants", _ALL))[0]
+    request = control_pb2.ListTenantsRequest()
+    found: list[tenants_pb2.Tenant] = (await paged(stub.ListTenants, request, "tenants", _ALL))[0]
     return found
 
 
 async def all_keys(stub: Control, tenant: str = "", limit: int = _ALL) -> list[tenants_pb2.ApiKey]:
-    """Of one tenant or of all, page by page."""
-
-    def ask(**page: Any) -> Awaitable[control_pb2.ListKeysResponse]:
-        return stub.ListKeys(control_pb2.ListKeysRequest(tenant=tenant, **page))
-
-    found: list[tenants_pb2.ApiKey] = (await paged(ask, "keys", limit))[0]
+    """Of one tenant or of all."""
+    request = control_pb2.ListKeysRequest(tenant=tenant)
+    found: list[tenants_pb2.ApiKey] = (await paged(stub.ListKeys, request, "keys", limit))[0]
     return found
 
 
-async def paged(ask: Callable[..., Awaitable[Any]], rows: str, limit: int) -> tuple[list[Any], Any]:
-    """So many of what `ask(page_size=, page_token=)` gives under this name; and the last answer."""
+async def paged(ask: Callable[[Any], Awaitable[Any]], request: Any, rows: str, limit: int) -> tuple[list[Any], Any]:
+    """So many of what a call gives under this name, page by page; and the last answer."""
     found: list[Any] = []
-    token = ""
     while True:
-        answer = await ask(page_size=min(_PAGE, limit - len(found)), page_token=token)
+        request.page_size = min(_PAGE, limit - len(found))
+        answer = await ask(request)
         found += getattr(answer, rows)
-        token = answer.next_page_token
-        if not token or len(found) >= limit:
+        request.page_token = answer.next_page_token
+        if not request.page_token or len(found) >= limit:
             return found, answer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from outrider_controller.cli.asking import Nouns
 from outrider_controller.cli.change.tenants import get_keys, get_tenants, paged
 from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.clusters import named as clusters
-from outrider_controller.cli.clusters.control import Control, ask_control, control_options, list_workers
+from outrider_controller.cli.clusters.control import ask_control, control_options, list_workers
 from outrider_controller.cli.drafts.versions import get_drafts
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import moment, named, note, output_option, print_rows
@@ -100,11 +100,8 @@ def get_audit(name: str, limit: int, control: str, output: str) -> None:
 
     With NAME only changes of that tenant or worker.
     """
-
-    def ask(stub: Control, **page: Any) -> Awaitable[control_pb2.ListAuditResponse]:
-        return stub.ListAudit(control_pb2.ListAuditRequest(**page))
-
-    found, _ = ask_control(control, lambda stub: paged(lambda **page: ask(stub, **page), "entries", limit))
+    request = control_pb2.ListAuditRequest()
+    found, _ = ask_control(control, lambda stub: paged(stub.ListAudit, request, "entries", limit))
     rows = [audit_row(entry) for entry in found if name in ("", entry.name)]
     print_rows("audit", "audit", rows, (*_AUDIT, "id") if output == "wide" else _AUDIT, output)
 
