@@ -54,7 +54,7 @@ class Machine:
 
 
 class VirtualSteps:
-    """The `Steps` of a service: a task in place of StepLoop's thread."""
+    """What a service knows of a StepLoop: a task in place of its thread."""
 
     def __init__(
         self, loop: Callable[[Callable[[Any], None]], _Loop], deliver: Callable[[Any], None], machine: Machine

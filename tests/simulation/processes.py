@@ -95,7 +95,7 @@ class Worker(Process):
     @abstractmethod
     def expire_drain(self) -> None: ...
 
-    def _make_steps(self, shipped: Any, deliver: Callable[[Any], None]) -> VirtualSteps:
+    def _make_steps(self, shipped: Any, deliver: Callable[[Any], None]) -> Any:
         clock = self.machine.clock
 
         def loop(collect: Callable[[Any], None]) -> StepLoop[Any, Any]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from outrider.metadata import MetadataStore
     from outrider.rpc.v1 import router_pb2_grpc
     from outrider.target.requests.service import TargetServicer
-    from outrider.worker.loop import Steps
+    from outrider.worker.loop import StepLoop
 
 _TENANTS, _ROUTERS, _NUM_BLOCKS = 7, 2, 512
 _CONCURRENCY, _GIVEN_BACK_EVERY = 24, 50
@@ -58,7 +58,7 @@ class _Fleet:
 
     async def idle(self) -> None:
         """Returns once nothing is open on any worker, nor on its way."""
-        steps: list[Steps[Any]] = [*(t.steps for t in self.targets), *(d.steps for d in self.drafts)]
+        steps: list[StepLoop[Any, Any]] = [*(t.steps for t in self.targets), *(d.steps for d in self.drafts)]
         while any(one.load.num_sequences for one in steps):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await asyncio.sleep(1.0)

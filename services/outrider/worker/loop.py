@@ -103,35 +103,6 @@ class StepMachine(Protocol[E_contra, R_co]):
         ...
 
 
-class Steps(Protocol[E_contra]):
-    """What runs a machine: the interface that the service uses."""
-
-    @property
-    def load(self) -> Load:
-        """As of the last step. May be read from any thread."""
-        ...
-
-    @property
-    def busy_since_s(self) -> float | None:
-        """When the current turn began, in monotonic seconds; None between turns. May be read from any thread."""
-        ...
-
-    @property
-    def problem(self) -> str:
-        """Why the worker has to be restarted; empty while it need not. May be read from any thread."""
-        ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        """Ends after the current step."""
-        ...
-
-    def post(self, events: Iterable[E_contra | WorkerEvent]) -> None:
-        """Queues events for the next step, all of them for the same one. Never blocks."""
-        ...
-
-
 class StepLoop(Generic[E, R]):
     """Runs a machine until stopped."""
 
@@ -144,8 +115,11 @@ class StepLoop(Generic[E, R]):
     ) -> None:
         """`end`: ends the process with a reason, when the device is lost or three whole steps in a row have failed."""
         self.load: Load = machine.load
+        """As of the last step. This and the next two may be read from any thread."""
         self.busy_since_s: float | None = None
+        """When the current turn began, in seconds of the clock; None between turns."""
         self.problem = ""
+        """Why the worker has to be restarted; empty while it need not."""
         self._num_failed_steps = 0
         self._end = end
         self._machine = machine

@@ -18,7 +18,7 @@ from outrider.rpc.outbox import MAX_UNREAD_MESSAGES, Outbox
 from outrider.rpc.v1 import worker_pb2
 from outrider.runtime.supervision import until_first_ends
 from outrider.worker.events import DrainExpired, DrainStarted, Load, PeerStreamEnded, WorkerEvent, WorkerReport
-from outrider.worker.loop import Deliver, StepLoop, StepMachine, Steps
+from outrider.worker.loop import Deliver, StepLoop, StepMachine
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,8 @@ R_contra = TypeVar("R_contra", contravariant=True)
 
 PrefixListener = Callable[[list[bytes], list[bytes]], None]
 """Called in the event loop with the block hashes that were added to and removed from the prefix cache."""
-MakeSteps = Callable[[StepMachine[E, R], Deliver[R]], Steps[E]]
+MakeSteps = Callable[[StepMachine[E, R], Deliver[R]], StepLoop[E, R]]
+"""What runs a machine: the shipped loop, or a simulation of it."""
 
 
 class Metrics(Protocol[R_contra]):

@@ -1,8 +1,8 @@
 """From token ids to text, one token at a time. Pure; no text is decoded twice.
 
 A token is a run of bytes, not of characters. So tokens are looked up as bytes, and one incremental UTF-8 decoder turns
-them into text: it holds back exactly an incomplete character. An Aho-Corasick automaton (Aho and Corasick 1975) over
-the characters finds stop strings; its state gives the length of the text that could still begin one.
+them into text: it holds back exactly an incomplete character. So does the matcher of stop strings with what could still
+begin one.
 
 The text after any number of tokens depends only on those tokens, not on how they were grouped. So an interrupted answer
 can continue elsewhere: the tokens already delivered are fed again, and their text is dropped.
@@ -11,7 +11,6 @@ can continue elsewhere: the tokens already delivered are fed again, and their te
 from __future__ import annotations
 
 import codecs
-from collections import deque
 from collections.abc import Sequence
 
 from outrider.token_bytes import TokenBytes
@@ -35,74 +34,34 @@ class Detokeniser:
         return self._decoder.decode(b"", final=True)
 
 
-class StopAutomaton:
-    """The stop strings that end, or could have begun, at each character. Built for each request, never shared."""
-
-    __slots__ = ("_children", "_fail", "depth", "matched")
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._children: list[dict[str, int]] = [{}]
-        self._fail = [0]
-        self.depth = [0]
-        """Characters at the end of the text that could begin a stop string, by state."""
-        self.matched = [0]
-        """Length of the longest stop string that ends here, by state; 0 when none does."""
-        for stop in stops:
-            self._insert(stop)
-        self._link()
-
-    def _insert(self, stop: str) -> None:
-        state = 0
-        for char in stop:
-            if char not in self._children[state]:
-                self._children[state][char] = len(self._children)
-                self._children.append({})
-                self._fail.append(0)
-                self.depth.append(self.depth[state] + 1)
-                self.matched.append(0)
-            state = self._children[state][char]
-        self.matched[state] = len(stop)
-
-    def _link(self) -> None:
-        waiting = deque(self._children[0].values())
-        while waiting:
-            state = waiting.popleft()
-            for char, child in self._children[state].items():
-                self._fail[child] = self.step(self._fail[state], char)
-                self.matched[child] = self.matched[child] or self.matched[self._fail[child]]
-                waiting.append(child)
-
-    def step(self, state: int, char: str) -> int:
-        while state and char not in self._children[state]:
-            state = self._fail[state]
-        return self._children[state].get(char, 0)
-
-
 class StopMatcher:
     """Passes text on up to the first complete stop string; of those that complete together, the longest counts."""
 
-    __slots__ = ("_automaton", "_held", "_state", "stop")
+    __slots__ = ("_beginnings", "_held", "_longest", "_stops", "stop")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._automaton = StopAutomaton(stops) if stops else None
-        self._state = 0
+        self._stops = stops
+        self._beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
+        self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.stop = ""
         """The stop string that completed."""
 
     def push(self, text: str) -> str:
         """The text that now certainly lies before any stop string."""
-        if self._automaton is None:
+        if not self._stops:
             return text
         if self.stop:
             return ""
         pending = self._held + text
-        for end, char in enumerate(text, start=len(self._held) + 1):
-            self._state = self._automaton.step(self._state, char)
-            if length := self._automaton.matched[self._state]:
-                self.stop, self._held = pending[end - length : end], ""
-                return pending[: end - length]
-        certain = len(pending) - self._automaton.depth[self._state]
+        ends = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        if ends:
+            end, _, self.stop = min(ends)
+            self._held = ""
+            return pending[: end - len(self.stop)]
+        # What could begin a stop string is never longer than that.
+        first = max(0, len(pending) - self._longest + 1)
+        certain = next((at for at in range(first, len(pending)) if pending[at:] in self._beginnings), len(pending))
         self._held = pending[certain:]
         return pending[:certain]
 

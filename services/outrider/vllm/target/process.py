@@ -31,9 +31,8 @@ from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.metrics import TargetMetrics
 from outrider.target.process import SERVICE
-from outrider.target.requests.events import Event, TargetEvent
+from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import TargetReport
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
 from outrider.target.samples import recorder_of
@@ -42,7 +41,6 @@ from outrider.vllm import versions
 from outrider.vllm.target.engine import engine_args, info_of, make_core
 from outrider.vllm.target.machine import VllmMachine
 from outrider.worker import process
-from outrider.worker.loop import StepLoop
 from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import limit_cpu, serve_until_stopped
 from outrider.worker.watchdog import EXIT_BROKEN
@@ -150,7 +148,6 @@ def _servicer(
         limits,
         publisher.note,
         TargetMetrics(registry, info, machine.stats),
-        make_steps=StepLoop[TargetEvent, TargetReport],
         connect=connect_to(Role.DRAFT, config.tls),
         tokenizer=read_tokenizer(path),
         credential=credential(config.secret, Role.TARGET),
