@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 from outrider.address import check_address
@@ -61,9 +62,11 @@ def set_context(name: str, **given: str | Path | None) -> None:
 
     Secrets are read from their files when a command runs. What is not given stays as it was.
     """
-    changes = {key: str(v.absolute() if isinstance(v, Path) else v) for key, v in given.items() if v is not None}
+    changes: dict[str, Any] = {
+        key: str(v.absolute() if isinstance(v, Path) else v) for key, v in given.items() if v is not None
+    }
     with clusters.changed() as known:
-        cluster = replace(known.named.get(name, clusters.Cluster()), **changes)
+        cluster = replace(known.named.get(name, clusters.Context(name)), **changes)
         if not (cluster.control and cluster.gateway):
             raise click.UsageError(f"{name} is new: give --control and --gateway")
         known.current = known.current or ("" if known.named else name)

@@ -9,16 +9,15 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 import psutil
 from outrider.user_cache import cache_directory, private_directory, write_whole
 
 from outrider_controller.cli.clusters import named as clusters
-from outrider_controller.cli.clusters.named import Cluster
+from outrider_controller.cli.clusters.named import Context
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import note
 from outrider_controller.private import locked
@@ -26,24 +25,6 @@ from outrider_controller.private import locked
 DEFAULT = "default"
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _WANTED, _CHOSEN = f"{__name__}.wanted", f"{__name__}.chosen"
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """A cluster; with a pid one that runs here."""
-
-    name: str
-    cluster: Cluster
-    http: str = ""
-    pid: int = 0
-    started_s: float = 0.0
-    """Unix time."""
-
-    @property
-    def endpoints(self) -> dict[str, str]:
-        """`model`, `grpc`, `http` and `control`; empty where unknown."""
-        one = self.cluster
-        return {"model": one.model, "grpc": one.gateway, "http": self.http, "control": one.control}
 
 
 def check_name(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -68,7 +49,8 @@ def claimed(wanted: str) -> Iterator[str]:
 
 def publish(name: str, endpoints: Mapping[str, str], operator_token_file: Path | None = None) -> None:
     """From here on commands find the stack of this process, and may operate it."""
-    _write(name, {"endpoints": dict(endpoints), "operator_token_file": str(operator_token_file or "")})
+    control, grpc, model, http = (endpoints.get(what, "") for what in ("control", "grpc", "model", "http"))
+    _write(Context(name, control, grpc, model, http=http, token_file=str(operator_token_file or "")))
 
 
 def operator_token(control: str = "") -> str:
@@ -77,7 +59,7 @@ def operator_token(control: str = "") -> str:
     if token := os.environ.get("OUTRIDER_OPERATOR_TOKEN"):
         return token
     candidates = (meant(), *running())
-    found = next((one.cluster for one in candidates if one and one.cluster.control == control), Cluster())
+    found = next((one for one in candidates if one and one.control == control), Context())
     return _secret(found.token_file)
 
 
@@ -92,21 +74,14 @@ def _secret(file: str) -> str:
 
 def running() -> list[Context]:
     """Stacks that are up, the first started first."""
-    entries = {file.stem: entry for file in _directory().glob("*.json") if (entry := _read(file)) is not None}
-    found = [_running(name, entry) for name, entry in entries.items() if entry.get("endpoints")]
+    found = [one for one in map(_read, _directory().glob("*.json")) if one is not None and any(one.endpoints.values())]
     return sorted(found, key=lambda context: (context.started_s, context.name))
-
-
-def _running(name: str, entry: Mapping[str, Any]) -> Context:
-    at, token_file = entry["endpoints"], entry.get("operator_token_file", "")
-    cluster = Cluster(at.get("control", ""), at.get("grpc", ""), at.get("model", ""), token_file=token_file)
-    return Context(name, cluster, at.get("http", ""), entry["pid"], entry["started_s"])
 
 
 def known() -> tuple[list[Context], str]:
     """Clusters and running stacks; and the name of the current one, empty where none was chosen."""
     named = clusters.read()
-    return [*(Context(name, one) for name, one in named.named.items()), *running()], named.current
+    return [*named.named.values(), *running()], named.current
 
 
 def choose(name: str, contexts: Sequence[Context], current: str = "") -> Context | None:
@@ -136,7 +111,7 @@ def chosen(ctx: click.Context) -> Context | None:
         found = ctx.meta[_CHOSEN] = choose(ctx.meta.get(_WANTED, ""), contexts, current)
         others = [context.name for context in contexts if context.pid and context != found]
         if found is not None and others:
-            note(f"asking {found.name} at {found.cluster.gateway} (--context; also running here: {', '.join(others)})")
+            note(f"asking {found.name} at {found.gateway} (--context; also running here: {', '.join(others)})")
     result: Context | None = ctx.meta[_CHOSEN]
     return result
 
@@ -147,11 +122,11 @@ def meant() -> Context | None:
     return chosen(ctx) if ctx is not None and (ctx.meta.get(_WANTED) or _CHOSEN in ctx.meta) else None
 
 
-def cluster_at(**address: str) -> Cluster:
+def cluster_at(**address: str) -> Context:
     """The cluster of `meant`, if it has this address: what one is trusted with goes to no other. Else an empty one."""
     context = meant()
     [(what, where)] = address.items()
-    return context.cluster if context is not None and getattr(context.cluster, what) == where else Cluster()
+    return context if context is not None and getattr(context, what) == where else Context()
 
 
 def _claim(wanted: str) -> str:
@@ -160,7 +135,7 @@ def _claim(wanted: str) -> str:
     with locked(private_directory(_directory())):
         for name in [wanted] if wanted else itertools.chain([DEFAULT], numbered):
             if name not in taken and _read(_file(name)) is None:
-                _write(name, {})
+                _write(Context(name))
                 return name
     what = "a cluster is named {} (outrider config)" if wanted in taken else "a stack named {} runs here already"
     raise CommandError(what.format(wanted), ExitCode.USAGE)
@@ -174,16 +149,16 @@ def _file(name: str) -> Path:
     return _directory() / f"{name}.json"
 
 
-def _write(name: str, more: Mapping[str, Any]) -> None:
+def _write(context: Context) -> None:
     me = psutil.Process()
-    entry = {"pid": me.pid, "process_started_s": me.create_time(), "started_s": time.time(), **more}
-    write_whole(_file(name), json.dumps(entry))
+    entry = replace(context, pid=me.pid, process_started_s=me.create_time(), started_s=time.time())
+    write_whole(_file(context.name), json.dumps(asdict(entry)))
 
 
-def _read(file: Path) -> dict[str, Any] | None:
+def _read(file: Path) -> Context | None:
     """None when its process no longer lives, or the file is none of ours."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, psutil.Error):
-        entry: dict[str, Any] = json.loads(file.read_text())
-        if abs(psutil.Process(entry["pid"]).create_time() - entry["process_started_s"]) < 1:
-            return entry
+        found = Context(**json.loads(file.read_text()))
+        if abs(psutil.Process(found.pid).create_time() - found.process_started_s) < 1:
+            return found
     return None

@@ -1,5 +1,5 @@
 """The clusters that an operator has named, in a file: OUTRIDER_CONTEXTS_FILE, or outrider/config.yaml in
-XDG_CONFIG_HOME or ~/.config. It says where secrets lie, and holds none. Knows nothing of stacks that run here.
+XDG_CONFIG_HOME or ~/.config. It says where secrets lie, and holds none. Stacks that run here are in none.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,14 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.private import locked
 
 FILES = ("tls_dir", "gateway_ca", "server_name", "token_file", "api_key_file")
+_FIELDS = ("control", "gateway", "model", *FILES)
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """Where a cluster is, and the files with which to come in. Empty: without."""
+class Context:
+    """Where a cluster is, and the files with which to come in. Empty: without. One with a pid runs here."""
 
+    name: str = ""
     control: str = ""
     gateway: str = ""
     """Of its gRPC API."""
@@ -39,6 +41,17 @@ class Cluster:
     """The operator's token, or an API key for admins: for the control plane."""
     api_key_file: str = ""
     """For the gateway."""
+    http: str = ""
+    pid: int = 0
+    process_started_s: float = 0.0
+    """By the system's clock."""
+    started_s: float = 0.0
+    """Unix time."""
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """`model`, `grpc`, `http` and `control`; empty where unknown."""
+        return {"model": self.model, "grpc": self.gateway, "http": self.http, "control": self.control}
 
     @property
     def files(self) -> dict[str, str]:
@@ -51,7 +64,7 @@ class Clusters:
     """All of the file."""
 
     current: str = ""
-    named: dict[str, Cluster] = field(default_factory=dict)
+    named: dict[str, Context] = field(default_factory=dict)
 
 
 def read() -> Clusters:
@@ -81,7 +94,7 @@ def changed() -> Iterator[Clusters]:
     with locked(private_directory(file.parent)):
         clusters = read()
         yield clusters
-        named = {name: {f: v for f, v in asdict(one).items() if v} for name, one in clusters.named.items()}
+        named = {name: {f: getattr(one, f) for f in _FIELDS if getattr(one, f)} for name, one in clusters.named.items()}
         write_whole(file, yaml.safe_dump({"current-context": clusters.current, "contexts": named}, sort_keys=False))
 
 
@@ -94,12 +107,11 @@ def _file() -> Path:
         raise FileNotFoundError("no home directory is known: set OUTRIDER_CONTEXTS_FILE") from error
 
 
-def _cluster(name: str, given: Any) -> Cluster:
-    known = {one.name for one in fields(Cluster)}
+def _cluster(name: str, given: Any) -> Context:
     for key, value in _mapping(f"contexts.{name}", given).items():
-        if key not in known or not isinstance(value, str):
-            raise ConfigError(f"contexts.{name}.{key}: has to be one of {', '.join(sorted(known))}, with a text")
-    return Cluster(**given)
+        if key not in _FIELDS or not isinstance(value, str):
+            raise ConfigError(f"contexts.{name}.{key}: has to be one of {', '.join(sorted(_FIELDS))}, with a text")
+    return Context(name, **given)
 
 
 def _mapping(where: str, given: Any) -> dict[Any, Any]:

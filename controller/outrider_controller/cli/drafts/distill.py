@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -240,11 +239,9 @@ class TimeLeft:
         clock: Callable[[], float] = time.monotonic,
         interval_s: float = INTERVAL_S,
     ) -> None:
-        self._write = write
-        self._clock = clock
-        self._interval_s = interval_s
-        self._began_s = clock()
-        self._stage: _Stage | None = None
+        self._write, self._clock, self._interval_s = write, clock, interval_s
+        self._stage, self._first, self._began_s = "", 0, clock()
+        self._said = (0, 0, "")
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="time left", daemon=True)
 
@@ -252,46 +249,29 @@ class TimeLeft:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         self._thread.join()
 
     def __call__(self, stage: str, done: int, total: int, text: str) -> None:
         """`done` of `total` tokens of a stage. One stage comes after another."""
-        if self._stage is None or self._stage.name != stage:
-            self._stage = _Stage(stage, done, self._clock())
-        self._stage.done, self._stage.total, self._stage.text = done, total, text
+        self._said = (done, total, text)
+        if stage != self._stage:
+            self._stage, self._first, self._began_s = stage, done, self._clock()
 
     def line(self) -> str:
-        if self._stage is None:
-            return f"starting, for {span(self._clock() - self._began_s)} now"
-        return self._stage.line(self._clock())
+        passed_s, (done, total, text) = self._clock() - self._began_s, self._said
+        if not self._stage:
+            return f"starting, for {span(passed_s)} now"
+        # What was done when this run began with a stage is no sign of this run's speed.
+        fresh = done - self._first
+        left = f"about {span((total - done) * passed_s / fresh)} left" if fresh > 0 else "time left not known yet"
+        said = f"{self._stage}: {100 * done // max(total, 1)} % ({done:,} of {total:,} tokens), {left}"
+        return f"{said}; {text}" if text else said
 
     def _tick(self) -> None:
         while not self._closed.wait(self._interval_s):
             self._write(self.line())
-
-
-class _Stage:
-    """What was done when this run began with it is no sign of this run's speed."""
-
-    def __init__(self, name: str, done: int, now_s: float) -> None:
-        self.name = name
-        self.done = self._first = done
-        self._began_s = now_s
-        self.total = 0
-        self.text = ""
-
-    def line(self, now_s: float) -> str:
-        share = 100 * self.done // max(self.total, 1)
-        said = f"{self.name}: {share} % ({self.done:,} of {self.total:,} tokens), {self._left(now_s)}"
-        return f"{said}; {self.text}" if self.text else said
-
-    def _left(self, now_s: float) -> str:
-        fresh = self.done - self._first
-        if fresh <= 0:
-            return "time left not known yet"
-        return f"about {span((self.total - self.done) * (now_s - self._began_s) / fresh)} left"
 
 
 def span(seconds: float) -> str:

@@ -79,7 +79,7 @@ def list_contexts(output: str) -> None:
         note(str(error))
     ordered = sorted(found, key=lambda context: context != first)
     rows = [
-        {"name": one.name, "default": one == first, "pid": one.pid or None, **one.endpoints, **one.cluster.files}
+        {"name": one.name, "default": one == first, "pid": one.pid or None, **one.endpoints, **one.files}
         for one in ordered
     ]
     shown = (*_CONTEXT, *clusters.FILES) if output == "wide" else _CONTEXT

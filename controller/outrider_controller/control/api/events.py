@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest, Overloaded
 from outrider.metadata import Event, MetadataStore
@@ -16,22 +15,6 @@ _POLL_S = 0.5
 _AT_ONCE = 1000
 # The stream id before every entry.
 _BEGINNING = "0-0"
-
-
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """The events that a call asks for. An empty field matches all."""
-
-    kinds: frozenset[str] = frozenset()
-    worker_id: str = ""
-    tenant: str = ""
-
-    def __call__(self, event: Event) -> bool:
-        return (
-            (not self.kinds or event.kind in self.kinds)
-            and self.worker_id in ("", event.fields.get("worker_id"))
-            and self.tenant in ("", event.fields.get("tenant"))
-        )
 
 
 class EventFeed:
@@ -46,7 +29,8 @@ class EventFeed:
         self, request: control.WatchEventsRequest, _: object
     ) -> AsyncIterator[control.WatchEventsResponse]:
         """Raises InvalidRequest, and Overloaded where too many watch."""
-        wanted, since = _checked(request), request.since
+        _check(request)
+        since = request.since
         if self._num_watchers >= MAX_WATCHERS:
             raise Overloaded(f"{MAX_WATCHERS} watch events already", reason="TOO_MANY_WATCHERS")
         self._num_watchers += 1
@@ -54,12 +38,12 @@ class EventFeed:
             if not since:
                 found = await self._log.last_events(MAX_EVENTS)
                 since = found[-1].id if found else _BEGINNING
-                fitting = [event for event in found if wanted(event)][-request.last :] if request.last else []
+                fitting = [event for event in found if _fits(event, request)][-request.last :] if request.last else []
                 # Even when there are none, so that the caller sees that the call was accepted.
                 for start in range(0, max(1, len(fitting)), _AT_ONCE):
                     yield _response(fitting[start : start + _AT_ONCE])
             async for events in self._after(since, follow=request.follow):
-                if fitting := [event for event in events if wanted(event)]:
+                if fitting := [event for event in events if _fits(event, request)]:
                     yield _response(fitting)
         finally:
             self._num_watchers -= 1
@@ -76,7 +60,15 @@ class EventFeed:
                 await asyncio.sleep(self._poll_s)
 
 
-def _checked(request: control.WatchEventsRequest) -> Filter:
+def _fits(event: Event, request: control.WatchEventsRequest) -> bool:
+    return (
+        (not request.kinds or event.kind in request.kinds)
+        and request.worker_id in ("", event.fields.get("worker_id"))
+        and request.tenant in ("", event.fields.get("tenant"))
+    )
+
+
+def _check(request: control.WatchEventsRequest) -> None:
     if request.last > MAX_EVENTS:
         raise InvalidRequest("last", f"{request.last}; at most {MAX_EVENTS} are kept")
     if request.since:
@@ -84,7 +76,6 @@ def _checked(request: control.WatchEventsRequest) -> Filter:
             check_event_id(request.since)
         except ValueError as error:
             raise InvalidRequest("since", str(error).removeprefix("since: ")) from None
-    return Filter(frozenset(request.kinds), request.worker_id, request.tenant)
 
 
 def _response(events: Sequence[Event]) -> control.WatchEventsResponse:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from outrider.errors import Code, InvalidRequest, OutriderError, Unavailable, UnknownRequest
-from outrider.metadata import MetadataStore
+from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.tokenizers import joined
 from outrider.rpc.access.roles import ClusterSecret, Role, bearer
@@ -26,14 +26,7 @@ _TIMEOUT_S = 5.0
 _TOKENIZER_TIMEOUT_S = _EXPORT_S = 60.0
 
 T = TypeVar("T")
-Ask = Callable[["trace_pb2_grpc.TraceServiceAsyncStub", tuple[tuple[str, str], ...]], Awaitable[T]]
-
-
-@dataclass(frozen=True, slots=True)
-class RouterAnswers(Generic[T]):
-    given: list[T]
-    failed: dict[str, OutriderError]
-    """By router id."""
+FindCall = Callable[["trace_pb2_grpc.TraceServiceAsyncStub"], Callable[..., Awaitable[T]]]
 
 
 class Routers:
@@ -49,23 +42,23 @@ class Routers:
             raise InvalidRequest("limit", f"{request.limit}; at most {MAX_SEQUENCES}")
         limit = request.limit or _SEQUENCES
         asked = trace.GetActivityRequest(max_sequences=limit, tenant=request.tenant, worker_id=request.worker_id)
-        answers = await self._ask_all(lambda stub, who: stub.GetActivity(asked, timeout=_TIMEOUT_S, metadata=who))
-        found = [sequence for answer in answers.given for sequence in answer.sequences]
+        answers, failed = await self._ask_all(lambda stub: stub.GetActivity, asked)
+        found = [sequence for answer in answers for sequence in answer.sequences]
         found.sort(key=lambda sequence: sequence.started_unix_us)
         return control.ListSequencesResponse(
             sequences=found[:limit],
-            num_sequences=sum(answer.num_sequences for answer in answers.given),
-            unreachable_routers=sorted(answers.failed),
+            num_sequences=sum(answer.num_sequences for answer in answers),
+            unreachable_routers=sorted(failed),
         )
 
     async def ListActivities(self, request: control.ListActivitiesRequest, _: object) -> control.ListActivitiesResponse:
         asked = trace.GetActivityRequest()
-        answers = await self._ask_all(lambda stub, who: stub.GetActivity(asked, timeout=_TIMEOUT_S, metadata=who))
+        answers, failed = await self._ask_all(lambda stub: stub.GetActivity, asked)
         sums: dict[tuple[str, str], trace.Activity] = {}
-        for one in (activity for answer in answers.given for activity in answer.activities):
+        for one in (activity for answer in answers for activity in answer.activities):
             _add(sums.setdefault((one.worker_id, one.tenant), trace.Activity()), one)
         return control.ListActivitiesResponse(
-            activities=[sums[name] for name in sorted(sums)], unreachable_routers=sorted(answers.failed)
+            activities=[sums[name] for name in sorted(sums)], unreachable_routers=sorted(failed)
         )
 
     async def ExportTraces(
@@ -92,12 +85,12 @@ class Routers:
         if not 0 < len(request_id) <= MAX_LABEL_CHARS:
             raise InvalidRequest("request_id", f"has to have 1 to {MAX_LABEL_CHARS} characters")
         asked = trace.GetTraceRequest(request_id=request_id)
-        answers = await self._ask_all(lambda stub, who: stub.GetTrace(asked, timeout=_TIMEOUT_S, metadata=who))
-        parts = [part for answer in answers.given for part in answer.traces]
+        answers, failed = await self._ask_all(lambda stub: stub.GetTrace, asked)
+        parts = [part for answer in answers for part in answer.traces]
         if parts:
             parts.sort(key=lambda part: (part.resumed_tokens, part.started_unix_us))
             return control.ControlServiceGetTraceResponse(traces=parts)
-        for router_id, error in answers.failed.items():
+        for router_id, error in failed.items():
             if error.code is not Code.NOT_FOUND:
                 raise Unavailable(f"{router_id} did not answer, and no other router knows it: {error}")
         raise UnknownRequest(
@@ -119,22 +112,21 @@ class Routers:
                     problem = from_rpc_error(error)
         raise Unavailable(f"no router sends this tokenizer: {problem}")
 
-    async def _ask_all(self, ask: Ask[T]) -> RouterAnswers[T]:
-        records = await self._leases.workers(worker.WORKER_ROLE_ROUTER)
-        answers = await asyncio.gather(*(self._ask(record.address, ask) for record in records))
-        failed = {
-            record.info.worker_id: answer
-            for record, answer in zip(records, answers, strict=True)
-            if isinstance(answer, OutriderError)
-        }
-        return RouterAnswers([answer for answer in answers if not isinstance(answer, OutriderError)], failed)
+    async def _ask_all(self, find: FindCall[T], request: Message) -> tuple[list[T], dict[str, OutriderError]]:
+        """The routers' answers to a call of their TraceService, and by router id the errors."""
+        answers: list[T] = []
+        failed: dict[str, OutriderError] = {}
 
-    async def _ask(self, address: str, ask: Ask[T]) -> T | OutriderError:
-        async with self._connect(address) as channel:
-            try:
-                return await ask(trace_pb2_grpc.TraceServiceStub(channel), self._credential)
-            except grpc.RpcError as error:
-                return from_rpc_error(error)
+        async def ask(record: LeaseRecord) -> None:
+            async with self._connect(record.address) as channel:
+                call = find(trace_pb2_grpc.TraceServiceStub(channel))
+                try:
+                    answers.append(await call(request, timeout=_TIMEOUT_S, metadata=self._credential))
+                except grpc.RpcError as error:
+                    failed[record.info.worker_id] = from_rpc_error(error)
+
+        await asyncio.gather(*map(ask, await self._leases.workers(worker.WORKER_ROLE_ROUTER)))
+        return answers, failed
 
 
 def _add(found: trace.Activity, one: trace.Activity) -> None:

@@ -7,9 +7,11 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from signal import Signals
 from typing import Any
 
+import grpc
 from outrider.errors import Unauthenticated, Unavailable
 from outrider.gateway.tenants.auth import KeyGuard
 from outrider.metadata import MetadataStore
@@ -18,10 +20,12 @@ from outrider.protocol.identity import own_info
 from outrider.rpc.access.credentials import cluster_port
 from outrider.rpc.access.roles import ANYBODY, NO_ROLES, Access, Caller, Role, RoleGuard
 from outrider.rpc.channel import connect_to
+from outrider.rpc.link import read_stream
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc
+from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
-from outrider.runtime.supervision import background
+from outrider.runtime.supervision import background, until_first_ends
 from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
@@ -41,14 +45,13 @@ from outrider_controller.control.console.page import Console
 from outrider_controller.control.console.vocabulary import ConsoleVocabulary
 from outrider_controller.control.fleet import FleetWatch
 from outrider_controller.control.plan.demand import Demand, TenantMetrics
-from outrider_controller.control.plan.follow import SERVICE as POLICY_SERVICE
-from outrider_controller.control.plan.follow import PolicyServicer
+from outrider_controller.control.plan.followers import Follower
 from outrider_controller.control.plan.leading import PlanLeader
 from outrider_controller.process import bound
 
 log = logging.getLogger(__name__)
 
-SERVICE = "outrider.rpc.v1.ControlService"
+SERVICE, POLICY_SERVICE = "outrider.rpc.v1.ControlService", "outrider.rpc.v1.PolicyService"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,33 @@ class ControlServicer:
             if hasattr(part, call):
                 return getattr(part, call)
         raise AttributeError(f"no part answers {call}")
+
+
+class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
+    """The routers' calls: translates between messages and the plan's leader."""
+
+    def __init__(self, leader: PlanLeader) -> None:
+        self._leader = leader
+
+    # Written with `context.write` and not as a generator: a cancelled call then ends inside its coroutine, at once.
+    async def Follow(  # type: ignore[override]
+        self, requests: AsyncIterator[policy.FollowRequest], context: Any
+    ) -> None:
+        first = await context.read()
+        if first is grpc.aio.EOF:
+            return
+        follower = self._leader.follow(first.epoch)
+        self._leader.received(follower, first)
+        try:
+            received = partial(self._leader.received, follower)
+            await until_first_ends(read_stream(context, received), self._write(follower, context))
+        finally:
+            self._leader.followers.discard(follower)
+
+    async def _write(self, follower: Follower, context: Any) -> None:
+        while True:
+            decisions = await follower.next()
+            await context.write(policy.FollowResponse(epoch=self._leader.epoch, decisions=decisions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
-from outrider_controller.autoscaler.rollout import Arm, Rollout, Shadowed, Stage, Trial
+from outrider_controller.autoscaler.rollout import Arm, Comparison, Rollout, Shadowed, Stage, Trial
 from outrider_controller.control.plan.draft_versions import add_pairs
 
 _BY_CONTROL = "control"
@@ -124,20 +124,15 @@ class RolloutLeader:
         return (draft for draft, one in self.stages.items() if one.stage is Stage.RUNNING)
 
     def _evidence(self, draft: str) -> drafts.RolloutEvidence:
-        trial, found = self._trials[draft], self._trials[draft].compare()
-        shadowed = trial.shadow.compare()
+        trial = self._trials[draft]
         return drafts.RolloutEvidence(
             started_unix_ms=self._current[draft].started_unix_ms,
             candidate=drafts.RolloutArm(**asdict(trial.candidate)),
             incumbent=drafts.RolloutArm(**asdict(trial.incumbent)),
             **{name: getattr(trial, name) for name in _PRODUCTS},
-            saving=found.saving if found is not None else None,
-            lower=found.lower if found is not None else None,
-            upper=found.upper if found is not None else None,
+            **_interval("", trial.compare()),
             shadow=worker.ShadowPairs(**asdict(trial.shadow)),
-            shadow_saving=shadowed.saving if shadowed is not None else None,
-            shadow_lower=shadowed.lower if shadowed is not None else None,
-            shadow_upper=shadowed.upper if shadowed is not None else None,
+            **_interval("shadow_", trial.shadow.compare()),
         )
 
 
@@ -164,6 +159,10 @@ def tell(rollout: drafts.Rollout, events: EventWriter) -> None:
     if rollout.tenant:
         fields["tenant"] = rollout.tenant
     events.emit(EventKind.ROLLOUT_CHANGED, fields)
+
+
+def _interval(prefix: str, found: Comparison | None) -> dict[str, float]:
+    return {} if found is None else {prefix + name: value for name, value in asdict(found).items()}
 
 
 def _arm(message: drafts.RolloutArm) -> Arm:
