@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 import torch
-from outrider.drafters.sequence import common_len
+from outrider.drafting.tree import common_len
 from outrider.engine import Engine, EngineSequence, Row
 from outrider.engine.run.tree import path_to
 from torch import Tensor

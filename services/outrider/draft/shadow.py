@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafters.sequence import common_len
-from outrider.drafting.tree import ROOT, DraftTree
+from outrider.drafting.tree import ROOT, DraftTree, common_len
 
 
 @dataclass(slots=True)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from outrider.drafters.interface import Drafter
 from outrider.drafters.rounds import DraftChain, plan_ingestion
-from outrider.drafters.sequence import DraftSequence, common_len
+from outrider.drafters.sequence import DraftSequence
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
 from outrider.drafting.config import ModelConfig
-from outrider.drafting.tree import DraftTree
+from outrider.drafting.tree import DraftTree, common_len
 from outrider.engine import Engine, EngineSequence, Row
 
 SOURCE = "model"

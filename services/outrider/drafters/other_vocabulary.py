@@ -17,7 +17,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
-from outrider.drafters.sequence import DraftSequence, common_len
+from outrider.drafters.sequence import DraftSequence
+from outrider.drafting.tree import common_len
 from outrider.engine import CheckpointError
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.tokenizer import load_tokenizer, num_tokens, tokenizer_of

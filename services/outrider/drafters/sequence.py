@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.source import DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
+from outrider.drafting.tree import DraftTree, agree
 
 
 class CommitMismatch(Exception):
@@ -63,7 +63,7 @@ class DraftSequence:
             raise CommitMismatch(f"commit at {base_len} contradicts committed tokens")
         if fresh := list(token_ids[len(known) :]):
             self.tokens.extend(fresh)
-            left = self.guess.after(fresh) if _agree(self.guess.guess(), fresh) else None
+            left = self.guess.after(fresh) if agree(self.guess.guess(), fresh) else None
             if left is None:
                 self.drop_guess()
             else:
@@ -73,7 +73,7 @@ class DraftSequence:
         """Takes a new proposal as the draft. An empty one leaves the earlier proposal valid."""
         if not drafted.token_ids:
             return
-        if not _agree(self.guess.guess(), drafted.guess()):
+        if not agree(self.guess.guess(), drafted.guess()):
             self.epoch += 1
         self.guess = drafted
 
@@ -82,15 +82,3 @@ class DraftSequence:
         if self.guess.token_ids:
             self.epoch += 1
         self.guess = DraftTree(self.committed_len)
-
-
-def _agree(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether one is a prefix of the other."""
-    return all(a == b for a, b in zip(first, second, strict=False))
-
-
-def common_len(first: Sequence[int], second: Sequence[int]) -> int:
-    for length, (a, b) in enumerate(zip(first, second, strict=False)):
-        if a != b:
-            return length
-    return min(len(first), len(second))

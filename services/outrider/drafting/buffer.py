@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from outrider.drafting.tree import DraftTree
+from outrider.drafting.tree import DraftTree, agree
 
 _MAX_TREE_TOKENS = 256
 """Tokens kept of one source: it may send trees without end."""
@@ -143,11 +143,6 @@ def _placed(tree: DraftTree, held: DraftTree | None, committed: Sequence[int]) -
         return None
     if held is None or not fresh.token_ids:
         return held or fresh
-    if not _agree(held.guess(), fresh.guess()) or len(held) + len(fresh) > _MAX_TREE_TOKENS:
+    if not agree(held.guess(), fresh.guess()) or len(held) + len(fresh) > _MAX_TREE_TOKENS:
         return None
     return held.merge(fresh)
-
-
-def _agree(first: Sequence[int], second: Sequence[int]) -> bool:
-    """Whether one is a prefix of the other."""
-    return all(a == b for a, b in zip(first, second, strict=False))

@@ -305,3 +305,16 @@ def chance_after(matched: int) -> float:
 
 def _unless_chain(parents: Sequence[int]) -> tuple[int, ...]:
     return () if all(parent == node - 1 for node, parent in enumerate(parents)) else tuple(parents)
+
+
+def agree(first: Sequence[int], second: Sequence[int]) -> bool:
+    """Whether one is a prefix of the other."""
+    return all(a == b for a, b in zip(first, second, strict=False))
+
+
+def common_len(first: Sequence[int], second: Sequence[int]) -> int:
+    """Of their longest common prefix."""
+    for length, (a, b) in enumerate(zip(first, second, strict=False)):
+        if a != b:
+            return length
+    return min(len(first), len(second))

@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
 
 from outrider.errors import MAX_MESSAGE_CHARS, Code, OutriderError, make_error
 
@@ -54,14 +55,19 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 def from_rpc_error(error: grpc.RpcError) -> OutriderError:
     """The error of a failed call, with the server's reason, field and retry delay if it sent them.
 
-    Details that cannot be decoded are ignored; then only the code is known, and `reason` is None.
+    Details that cannot be decoded, or contradict the call's code or message, are ignored; then only those two are
+    known, and `reason` is None.
     """
-    code = Code(error.code().value[0]) if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else Code.UNKNOWN
-    message = (error.details() if isinstance(error, grpc.aio.AioRpcError | grpc.Call) else None) or code.name
-    status = _decode_status(_trailing_metadata(error))
-    if status is None or status.code != code:
-        return make_error(code, message)
-    return from_status(status)
+    if not isinstance(error, grpc.aio.AioRpcError | grpc.Call):
+        return make_error(Code.UNKNOWN, Code.UNKNOWN.name)
+    try:
+        status = rpc_status.from_call(error)
+    except (ValueError, DecodeError):
+        status = None
+    if status is not None:
+        return from_status(status)
+    code = Code(error.code().value[0])
+    return make_error(code, error.details() or code.name)
 
 
 def from_status(status: status_pb2.Status) -> OutriderError:
@@ -77,22 +83,6 @@ def from_status(status: status_pb2.Status) -> OutriderError:
         field=violation.field if violation is not None else None,
         retry_after_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry is not None else None,
     )
-
-
-def _trailing_metadata(error: grpc.RpcError) -> Iterable[tuple[str, str | bytes]]:
-    if isinstance(error, grpc.aio.AioRpcError | grpc.Call):
-        return error.trailing_metadata() or ()
-    return ()
-
-
-def _decode_status(metadata: Iterable[tuple[str, str | bytes]]) -> status_pb2.Status | None:
-    for key, value in metadata:
-        if key == DETAILS_KEY and isinstance(value, bytes):
-            try:
-                return status_pb2.Status.FromString(value)
-            except DecodeError:
-                return None
-    return None
 
 
 def _unpack(details: Iterable[AnyMessage], message: M) -> M | None:

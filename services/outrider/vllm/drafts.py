@@ -13,7 +13,7 @@ from typing import Any
 
 from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import ROOT, DraftTree
+from outrider.drafting.tree import ROOT, DraftTree, common_len
 from outrider.errors import InvalidRequest
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.target.requests.report import Committed
@@ -229,7 +229,7 @@ class DraftBook:
         self, request_id: str, token_ids: Sequence[int], drafted: Sequence[int], *, finished: bool
     ) -> VerifiedDraft:
         """Follows a commit, in a step that verified these drafted tokens."""
-        num_accepted = _equal(token_ids, drafted)
+        num_accepted = common_len(token_ids, drafted)
         ended = finished and num_accepted == len(token_ids)
         num_verified = num_accepted + (num_accepted < len(drafted) and not ended)
         if (found := self._open.get(request_id)) is None or found.placed is None:
@@ -250,7 +250,3 @@ class DraftBook:
         """One step of the engine: its rows that decode or verify, its prompt tokens, the tokens that it committed."""
         self.calibration.stepped()
         self.cost.took(rows=rows, seconds=seconds, tokens=tokens, prompt_tokens=prompt_tokens)
-
-
-def _equal(one: Sequence[int], other: Sequence[int]) -> int:
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
