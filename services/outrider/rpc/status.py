@@ -60,8 +60,9 @@ def from_rpc_error(error: grpc.RpcError) -> OutriderError:
     """
     if not isinstance(error, grpc.aio.AioRpcError | grpc.Call):
         return make_error(Code.UNKNOWN, Code.UNKNOWN.name)
+    call: Any = error  # typed for synchronous calls alone
     try:
-        status = rpc_status.from_call(error)
+        status = rpc_status.from_call(call)
     except (ValueError, DecodeError):
         status = None
     if status is not None:

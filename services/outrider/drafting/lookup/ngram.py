@@ -32,12 +32,6 @@ class NgramConfig:
     max_candidates: int = 8
     """Earlier occurrences of the shortest run that are looked at, most recent first."""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_match <= self.max_match:
-            raise ValueError(f"min_match: {self.min_match} is not between 1 and max_match ({self.max_match})")
-        if self.max_candidates < 1:
-            raise ValueError("max_candidates: must be at least 1")
-
 
 class Match(NamedTuple):
     """An earlier occurrence of the last `length` tokens, and the position that followed it."""

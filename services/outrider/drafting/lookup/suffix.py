@@ -41,13 +41,6 @@ class SuffixConfig:
     least_share: float = 0.3
     """A proposal ends where the likeliest path has been taken by less than this share of the matches."""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.min_match <= min(self.max_match, self.context):
-            raise ValueError(f"min_match: {self.min_match} is not in 1..{min(self.max_match, self.context)}")
-        for name in ("total_bytes", "salt_bytes", "text_tokens", "candidates"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: must be at least 1")
-
 
 @dataclass(slots=True)
 class _Past:

@@ -1,7 +1,7 @@
 """Drafts of the pool of draft workers, over gRPC. Begin with `client`.
 
 A link is one connection to one worker (`link`, `links`), to none without a lease (`leases`); `sequence` is one sequence
-on a link; `validator` makes a tree of a message; `log` says which messages a round verified.
+on a link, and says which messages a round verified; `validator` makes a tree of a message.
 """
 
 from outrider.drafting.pool.client import PoolDrafts, PoolListener

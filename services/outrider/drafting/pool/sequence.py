@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 from outrider.drafting.pool.link import DraftLink
-from outrider.drafting.pool.log import DraftLog, drafted_us
 from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import CloseReason, DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
@@ -17,11 +17,96 @@ from outrider.protocol.limits import MAX_UINT32, clamp_us
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import sequence_pb2
 
+# Drafts not yet verified that are remembered. Between two commits a draft should never send more.
+_MAX_SENT = 256
+
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
     size: int
     max_context_len: int
+
+
+@dataclass(slots=True, eq=False)
+class _Sent:
+    tree: DraftTree
+    end: int
+    draft_us: int
+    compute_us: int
+    wire_us: int
+    """Network time: of the commit to the draft worker and of the draft back."""
+
+
+@dataclass(slots=True)
+class DraftLog:
+    """Drafts that wait for verification: which of them a round verified, and what their drafting took. One for each
+    opening of a sequence at a draft. Pure."""
+
+    _serial: int = 0
+    _asked: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
+    """Committed length and time of the last openings and commits sent; a draft answers the one at its base_len."""
+    _sent: list[_Sent] = field(default_factory=list)
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._sent)
+
+    def asked(self, committed_len: int, now_us: int) -> None:
+        """The draft was sent the tokens below `committed_len`, in an opening or a commit."""
+        self._asked.append((committed_len, now_us))
+
+    def number(self, draft: sequence_pb2.Draft) -> None:
+        """Numbers the draft 1, 2, …; a commit refers to it by this number."""
+        self._serial += 1
+        draft.serial = self._serial
+
+    def add(self, draft: sequence_pb2.Draft, tree: DraftTree, now_us: int) -> int:
+        """Remembers a numbered draft for the round that will verify it.
+
+        Returns how many µs ago the commit that it answers was sent; 0 if it answers none, or that is forgotten.
+        """
+        answer_us = self._since_asked_us(tree.base_len, now_us)
+        if tree.token_ids:
+            wire_us = max(0, answer_us - draft.draft_us)
+            end = tree.base_len + tree.depth
+            del self._sent[: -_MAX_SENT + 1]
+            self._sent.append(_Sent(tree, end, draft.draft_us, draft.compute_us, wire_us))
+        return answer_us
+
+    def take_verified(self, base_len: int, num_drafted: int, serial: int, committed_len: int) -> list[_Sent]:
+        """The messages that brought the drafted tokens of a round, in order. `serial`: number of the last of them.
+
+        A draft is charged to the first round that verified a part of it. Drafts that the commit has passed are
+        forgotten.
+        """
+        verified = self._verified(base_len, base_len + num_drafted, serial) if num_drafted else []
+        self._sent = [sent for sent in self._sent if sent.end > committed_len and sent not in verified]
+        return verified
+
+    def _since_asked_us(self, base_len: int, now_us: int) -> int:
+        for committed_len, asked_us in reversed(self._asked):
+            if committed_len == base_len:
+                return now_us - asked_us
+        return 0
+
+    def _verified(self, base_len: int, end: int, serial: int) -> list[_Sent]:
+        overlapping = [sent for sent in self._sent if sent.tree.base_len < end and sent.end > base_len]
+        if len(overlapping) == 1 and overlapping[0].tree.serial == serial:
+            return overlapping
+        last = next((sent for sent in self._sent if sent.tree.serial == serial), None)
+        if last is None:
+            return overlapping
+        return [sent for sent in overlapping if sent.tree.serial <= serial and sent.tree.epoch == last.tree.epoch]
+
+
+def drafted_us(verified: Sequence[_Sent]) -> tuple[int, int, int]:
+    """Total draft time, the compute part of it, and the network time of the last answer, in µs. Each fits a message."""
+    draft_us = compute_us = wire_us = 0
+    for sent in verified:
+        draft_us += sent.draft_us
+        compute_us += sent.compute_us
+        wire_us = sent.wire_us or wire_us
+    return clamp_us(draft_us), clamp_us(compute_us), clamp_us(wire_us)
 
 
 @dataclass(slots=True)
@@ -148,7 +233,7 @@ class PooledSequence:
             draft_us=draft_us,
             compute_us=compute_us,
             wire_us=wire_us,
-            source=verified[-1].source if verified else self.source,
+            source=verified[-1].tree.source if verified else self.source,
             answer_us=self.answer_us,
             answer_compute_us=self.answer_compute_us,
             answer_tokens=self.answer_tokens,

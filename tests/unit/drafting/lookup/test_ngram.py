@@ -56,9 +56,3 @@ def test_a_text_that_repeats_with_a_period_is_continued_beyond_its_end() -> None
     match = index.find()
     assert match is not None
     assert index.continuation(match, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
-
-
-@pytest.mark.parametrize("bad", [{"min_match": 0}, {"min_match": 9}, {"max_candidates": 0}])
-def test_an_impossible_configuration_is_refused_by_name(bad: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        NgramConfig(**bad)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.drafting.pool.log import DraftLog, drafted_us
+from outrider.drafting.pool.sequence import DraftLog, drafted_us
 from outrider.drafting.tree import DraftTree
 from outrider.rpc.v1 import sequence_pb2 as sequence
 
