@@ -159,6 +159,35 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- index .root.Values.tlsSecrets .role | default $ours -}}
 {{- end -}}
 
+{{/* Options of every process. Takes a dict: root, drain (seconds). */}}
+{{- define "outrider.commonArgs" -}}
+- --drain-timeout
+- {{ .drain | quote }}
+- --log-format
+- {{ .root.Values.logFormat }}
+{{- if .root.Values.clusterSecret }}
+- --cluster-secret-file
+- /run/secrets/cluster/secret
+{{- end }}
+{{- end -}}
+
+{{/* Of a workload: one pod of it at a time, or minAvailable stay. */}}
+{{- define "outrider.disruptionBudget" -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ include "outrider.workload" . }}
+  labels: {{- include "outrider.labels" . | nindent 4 }}
+spec:
+  {{- if hasKey . "minAvailable" }}
+  minAvailable: {{ .minAvailable }}
+  {{- else }}
+  maxUnavailable: 1
+  {{- end }}
+  selector:
+    matchLabels: {{- include "outrider.selector" . | nindent 6 }}
+{{- end -}}
+
 {{/* Of a port for other pods: with certificates, or in plain text by name. */}}
 {{- define "outrider.tlsArgs" -}}
 {{- if include "outrider.tlsSecret" . -}}
@@ -169,17 +198,23 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end -}}
 
-{{/* Secrets with certificates by the directory below /run/secrets at which they lie: of this role, and the public one. */}}
-{{- define "outrider.tlsSecrets" -}}
+{{/* The secrets of a pod's volumes, by the directory below /run/secrets at which they lie. */}}
+{{- define "outrider.secrets" -}}
+{{- $all := .root.Values -}}
+{{- $found := dict -}}
+{{- if and $all.clusterSecret (has .role (list "gateway" "controller" "target" "draft")) }}{{ $_ := set $found "cluster" (dict "secretName" $all.clusterSecret) }}{{ end -}}
+{{- if eq .role "controller" -}}
+{{- $_ := set $found "salt" (dict "secretName" (include "outrider.drawnSecret" (dict "context" . "given" $all.controller.cacheSaltSecret "suffix" "salt"))) -}}
+{{- with $all.alerts.webhookSecret }}{{ $_ := set $found "alerts" (dict "secretName" . "items" (list (dict "key" "secret" "path" "secret"))) }}{{ end -}}
+{{- end -}}
 {{- $secrets := .root.Values.tlsSecrets -}}
 {{- $cluster := list $secrets.gateway $secrets.controller $secrets.target $secrets.draft -}}
 {{- if and (without $cluster "") (has "" $cluster) -}}
 {{- fail "tlsSecrets: gateway, controller, target and draft are needed together" -}}
 {{- end -}}
-{{- $found := dict -}}
-{{- with include "outrider.tlsSecret" . }}{{ $_ := set $found "tls" . }}{{ end -}}
+{{- with include "outrider.tlsSecret" . }}{{ $_ := set $found "tls" (dict "secretName" .) }}{{ end -}}
 {{- if eq .role "gateway" -}}
-{{- with include "outrider.tlsSecret" (dict "root" .root "role" "public") }}{{ $_ := set $found "public-tls" . }}{{ end -}}
+{{- with include "outrider.tlsSecret" (dict "root" .root "role" "public") }}{{ $_ := set $found "public-tls" (dict "secretName" .) }}{{ end -}}
 {{- end -}}
 {{- toJson $found -}}
 {{- end -}}
@@ -188,16 +223,7 @@ annotations: {{- toYaml . | nindent 2 }}
 - {name: tmp, mountPath: /tmp}
 - {name: cache, mountPath: /var/cache/outrider}
 - {name: shm, mountPath: /dev/shm}
-{{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller" "target" "draft")) }}
-- {name: cluster, mountPath: /run/secrets/cluster, readOnly: true}
-{{- end }}
-{{- if and .root.Values.alerts.webhookSecret (eq .role "controller") }}
-- {name: alerts, mountPath: /run/secrets/alerts, readOnly: true}
-{{- end }}
-{{- if eq .role "controller" }}
-- {name: salt, mountPath: /run/secrets/outrider, readOnly: true}
-{{- end }}
-{{- range $folder, $secret := include "outrider.tlsSecrets" . | fromJson }}
+{{- range $folder, $secret := include "outrider.secrets" . | fromJson }}
 - {name: {{ $folder }}, mountPath: /run/secrets/{{ $folder }}, readOnly: true}
 {{- end }}
 {{- if and .root.Values.models.existingClaim (has .role (list "target" "draft")) }}
@@ -221,21 +247,9 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- else }}
   emptyDir: {sizeLimit: {{ .root.Values.cache.sizeLimit | quote }}}
 {{- end }}
-{{- if and .root.Values.clusterSecret (has .role (list "gateway" "controller" "target" "draft")) }}
-- name: cluster
-  secret: {secretName: {{ .root.Values.clusterSecret | quote }}, defaultMode: 0440}
-{{- end }}
-{{- if and .root.Values.alerts.webhookSecret (eq .role "controller") }}
-- name: alerts
-  secret: {secretName: {{ .root.Values.alerts.webhookSecret | quote }}, defaultMode: 0440, items: [{key: secret, path: secret}]}
-{{- end }}
-{{- if eq .role "controller" }}
-- name: salt
-  secret: {secretName: {{ include "outrider.drawnSecret" (dict "context" . "given" .root.Values.controller.cacheSaltSecret "suffix" "salt") }}, defaultMode: 0440}
-{{- end }}
-{{- range $folder, $secret := include "outrider.tlsSecrets" . | fromJson }}
+{{- range $folder, $secret := include "outrider.secrets" . | fromJson }}
 - name: {{ $folder }}
-  secret: {secretName: {{ $secret | quote }}, defaultMode: 0440}
+  secret: {{- merge (dict "defaultMode" 0440) $secret | toYaml | nindent 4 }}
 {{- end }}
 {{- if and .root.Values.models.existingClaim (has .role (list "target" "draft")) }}
 - name: models
@@ -246,7 +260,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* On an ops port. A start may take as long as a model needs to load; a drain makes a pod unready, and not dead. Takes a dict: port, startPeriods, started (the path that answers when the process has started). */}}
+{{/* On an ops port. A start may take as long as a model needs to load; a drain makes a pod unready, and not dead. Takes a dict: port, startPeriods, started (the path that answers when the process has started), alwaysReady. */}}
 {{- define "outrider.probes" -}}
 startupProbe:
   httpGet: {path: {{ .started | default "/readyz" }}, port: {{ .port }}}
@@ -257,11 +271,13 @@ livenessProbe:
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
+{{- if not .alwaysReady }}
 readinessProbe:
   httpGet: {path: /readyz, port: {{ .port }}}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2
+{{- end }}
 {{- end -}}
 
 {{/* Seconds that a rollout may wait for one pod: of a worker, its longest start. Takes a pool's values. */}}
@@ -307,15 +323,7 @@ readinessProbe:
 {{- range $number := until ($values.routers | int) }}
 {{ include "outrider.plainProcess" (dict "context" $context "name" (printf "router-%d" $number) "module" "router" "port" (add 9100 $number) "portName" (printf "router-%d" $number) "opsPort" (add 9200 $number) "opsName" (printf "router-ops-%d" $number)) }}
   # Gateways find routers by their leases: a router without targets is no reason to take the control plane out of its service.
-  startupProbe:
-    httpGet: {path: /livez, port: "router-ops-{{ $number }}"}
-    periodSeconds: 5
-    failureThreshold: 60
-  livenessProbe:
-    httpGet: {path: /livez, port: "router-ops-{{ $number }}"}
-    periodSeconds: 10
-    timeoutSeconds: 5
-    failureThreshold: 3
+  {{- include "outrider.probes" (dict "port" (printf "router-ops-%d" $number) "started" "/livez" "startPeriods" 60 "alwaysReady" true) | nindent 2 }}
 {{- end }}
 {{- end -}}
 
@@ -333,19 +341,10 @@ readinessProbe:
     - $(POD_IP):{{ .port }}
     - --ops-listen
     - 0.0.0.0:{{ .opsPort }}
-    - --drain-timeout
-    - {{ .context.placement.drainTimeoutSeconds | quote }}
-    - --log-format
-    - {{ $root.Values.logFormat }}
+    {{- include "outrider.commonArgs" (dict "root" $root "drain" .context.placement.drainTimeoutSeconds) | nindent 4 }}
     {{- if eq .module "router" }}
     - --cache-salt-key-file
-    - /run/secrets/outrider/salt
-    {{- end }}
-    {{- if $root.Values.clusterSecret }}
-    - --cluster-secret-file
-    - /run/secrets/cluster/secret
-    {{- end }}
-    {{- if eq .module "router" }}
+    - /run/secrets/salt/salt
     {{- with .context.placement.args }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -365,7 +364,7 @@ readinessProbe:
 
 {{/* The name of a secret that the operator gave, or of one that the chart draws. Takes a dict: context, given, suffix. */}}
 {{- define "outrider.drawnSecret" -}}
-{{ .given | default (printf "%s-%s" (include "outrider.workload" .context) .suffix) | quote }}
+{{ .given | default (printf "%s-%s" (include "outrider.workload" .context) .suffix) }}
 {{- end -}}
 
 {{/* What starts Ray's actors: on a Ray of its own, or on the cluster whose head is in this pod. */}}
@@ -403,16 +402,9 @@ readinessProbe:
     - --ray-address
     - $(POD_IP):6379
     {{- end }}
-    - --drain-timeout
-    - {{ $values.drainTimeoutSeconds | quote }}
-    - --log-format
-    - {{ $root.Values.logFormat }}
+    {{- include "outrider.commonArgs" (dict "root" $root "drain" $values.drainTimeoutSeconds) | nindent 4 }}
     - --cache-salt-key-file
-    - /run/secrets/outrider/salt
-    {{- if $root.Values.clusterSecret }}
-    - --cluster-secret-file
-    - /run/secrets/cluster/secret
-    {{- end }}
+    - /run/secrets/salt/salt
     {{- with $values.args }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -446,7 +438,7 @@ readinessProbe:
 - name: RAY_AUTH_MODE
   value: token
 - name: RAY_AUTH_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ include "outrider.drawnSecret" (dict "context" . "given" .root.Values.controller.ray.tokenSecret "suffix" "ray-token") }}, key: token}}
+  valueFrom: {secretKeyRef: {name: {{ include "outrider.drawnSecret" (dict "context" . "given" .root.Values.controller.ray.tokenSecret "suffix" "ray-token") | quote }}, key: token}}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
 {{- end -}}
