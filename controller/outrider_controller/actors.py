@@ -175,7 +175,6 @@ def _lives(process: psutil.Process) -> bool:
 class Controller:
     router_addresses: tuple[str, ...]
     control_addresses: tuple[str, ...]
-    actors: tuple[Any, ...]
 
     def run(self, stopping: threading.Event) -> None:
         """Runs until `stopping`. Meanwhile Ray restarts actors that die."""
@@ -186,12 +185,13 @@ class Controller:
         stopping.wait()
         log.info("draining")
 
-    def stop(self, drain_timeout_s: float) -> None:
-        """Drains all actors at the same time. Blocks."""
-        try:
-            ray.get([actor.stop.remote() for actor in self.actors], timeout=drain_timeout_s + _STOP_MARGIN_S)
-        except (ray.exceptions.RayError, TimeoutError) as error:
-            log.warning("not everything stopped in order: %s", type(error).__name__)
+
+def drain(actors: Sequence[Any], drain_timeout_s: float) -> None:
+    """All of them at the same time. Blocks."""
+    try:
+        ray.get([actor.stop.remote() for actor in actors], timeout=drain_timeout_s + _STOP_MARGIN_S)
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        log.warning("not everything stopped in order: %s", type(error).__name__)
 
 
 @contextmanager
@@ -204,11 +204,11 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
         actors = [supervised(RouterActor).remote(_definite(one), log_path) for one in routers]
         actors += [supervised(ControlPlane).remote(_definite(one), log_path) for one in controls]
         addresses = addresses_of(actors, config.ray.start_timeout_s)
-        controller = Controller(tuple(addresses[: len(routers)]), tuple(addresses[len(routers) :]), tuple(actors))
+        controller = Controller(tuple(addresses[: len(routers)]), tuple(addresses[len(routers) :]))
         try:
             yield controller
         finally:
-            controller.stop(config.router.drain_timeout_s)
+            drain(actors, config.router.drain_timeout_s)
 
 
 def addresses_of(actors: Sequence[Any], timeout_s: float) -> list[str]:

@@ -19,13 +19,12 @@ import ray
 import ray.exceptions
 from outrider.protocol.identity import package_version
 
-from outrider_controller.actors import ControlPlane, RouterActor, StartError, addresses_of
+from outrider_controller.actors import ControlPlane, RouterActor, StartError, addresses_of, drain
 from outrider_controller.config import ControllerConfig
 
 log = logging.getLogger(__name__)
 
 _NAMESPACE = "outrider"
-_STOP_MARGIN_S = 5.0
 # Ray places actors by the resources they need: with none, all might go to one node.
 _CPUS = 0.01
 _RESIZE_S = 2.0
@@ -103,10 +102,7 @@ def stop(names: Sequence[str], drain_timeout_s: float) -> None:
     for name in names:
         with suppress(ValueError):
             actors.append(ray.get_actor(name))
-    try:
-        ray.get([actor.stop.remote() for actor in actors], timeout=drain_timeout_s + _STOP_MARGIN_S)
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        log.warning("not everything stopped in order: %s", type(error).__name__)
+    drain(actors, drain_timeout_s)
     for actor in actors:
         ray.kill(actor, no_restart=True)
 

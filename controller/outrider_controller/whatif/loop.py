@@ -7,7 +7,10 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+from outrider.draft.worker import DraftWorker
+from outrider.target.step.worker import TargetWorker
 
 from outrider_controller.whatif.engine import Clock
 
@@ -32,20 +35,12 @@ class Loop:
         self.now_s = until_s
 
 
-class Stepping(Protocol):
-    """A target worker or a draft worker."""
-
-    def apply(self, event: Any) -> None: ...
-    def step(self) -> float | None: ...
-    def take_report(self) -> Any: ...
-
-
 @dataclass(slots=True)
 class Process:
     """One worker. `reported` gets each report when its step has ended; `between_steps_s` passes between two steps."""
 
     loop: Loop
-    worker: Stepping
+    worker: TargetWorker | DraftWorker
     clock: Clock
     reported: Callable[[Any], None]
     between_steps_s: float = 0.0

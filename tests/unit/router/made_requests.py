@@ -12,7 +12,7 @@ from outrider_controller.router.observe.tracing import Recorder, Traces
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.failover import FailoverState
 from outrider_controller.router.requests.request import RequestState
-from outrider_controller.router.requests.sequences import ActiveRequest, Client, RoundTimer
+from outrider_controller.router.requests.sequences import ActiveRequest, RoundTimer
 from outrider_controller.router.speculation.controller import Allowance, SpeculationController
 
 
@@ -48,5 +48,5 @@ def under_way(request: Request, recorder: Recorder | None = None, opened_us: int
         failover=FailoverState(FailoverConfig(), "revision"),
         timer=RoundTimer(opened_us),
         recorder=recorder,
-        client=Client(router.RouteResponse),
+        new_response=router.RouteResponse,
     )

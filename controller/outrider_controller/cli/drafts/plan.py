@@ -57,11 +57,6 @@ def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int
     return max(rounds, key=lambda one: one.speedup)
 
 
-def weight_gb(billions: float, bytes_per_parameter: float) -> float:
-    """Size of the weights in GB. `billions`: of parameters."""
-    return billions * bytes_per_parameter
-
-
 @click.command("plan")
 @click.option("--acceptance", type=click.FloatRange(0, 1), help="Share of drafted tokens that the target accepts.")
 @click.option(
@@ -164,7 +159,7 @@ def _memory(
 ) -> dict[str, object]:
     """Of weights alone: the KV cache comes on top."""
     sizes = {
-        name: weight_gb(billions, bytes_per_parameter)
+        name: billions * bytes_per_parameter
         for name, billions in (("target", target_b), ("draft", draft_b))
         if billions is not None
     }

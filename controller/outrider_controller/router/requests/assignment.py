@@ -40,7 +40,7 @@ from outrider_controller.router.observe.tracing import Recorder, now_us
 from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.failover import FailoverState, TargetKey, UnreachablePairs
 from outrider_controller.router.requests.request import RequestState
-from outrider_controller.router.requests.sequences import ActiveRequest, Client, NewResponse, RoundTimer, SequenceTable
+from outrider_controller.router.requests.sequences import ActiveRequest, NewResponse, RoundTimer, SequenceTable
 from outrider_controller.router.speculation.controller import Allowance, SpeculationController
 from outrider_controller.router.speculation.policy import Policy
 
@@ -467,5 +467,5 @@ def _active_request(
         failover=FailoverState(config.failover, request.resume_revision or target.info.model_revision),
         timer=RoundTimer(at_us),
         recorder=recorder,
-        client=Client(new_response),
+        new_response=new_response,
     )

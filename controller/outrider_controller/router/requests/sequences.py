@@ -102,17 +102,6 @@ class OpenDraft:
     worker: LeasedDraft
 
 
-@dataclass(slots=True)
-class Client:
-    """Where the results of one request go."""
-
-    new_response: NewResponse
-    revision: str = ""
-    """Of the target's model, as last sent to the client."""
-    draft_kinds: set[str] = field(default_factory=set)
-    """Sent to the client."""
-
-
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
     """A request under way. Changed only in the event loop, by link callbacks and by the one task that drives it."""
@@ -124,7 +113,11 @@ class ActiveRequest:
     failover: FailoverState
     timer: RoundTimer
     recorder: Recorder
-    client: Client
+    new_response: NewResponse
+    sent_revision: str = ""
+    """Of the target's model, as last sent to the client."""
+    sent_kinds: set[str] = field(default_factory=set)
+    """Of drafts, as sent to the client."""
     room_until_s: float = math.inf
     """Until when it may look for a target with room, while it is `untouched`."""
     target: OpenTarget | None = None
@@ -159,13 +152,13 @@ class ActiveRequest:
 
     def respond(self, commit: sequence.Commit, done: Round) -> None:
         """Sends the last round applied to the client."""
-        response, stats = self.client.new_response(), self.state.stats
-        if self.failover.revision != self.client.revision:
-            response.model_revision = self.client.revision = self.failover.revision
+        response, stats = self.new_response(), self.state.stats
+        if self.failover.revision != self.sent_revision:
+            response.model_revision = self.sent_revision = self.failover.revision
         done.fill(response)
         for one in done.sources:
-            if one.source not in self.client.draft_kinds:
-                self.client.draft_kinds.add(one.source)
+            if one.source not in self.sent_kinds:
+                self.sent_kinds.add(one.source)
                 response.draft_kinds.append(one.source)
         if stats.num_steps == 1:
             response.num_cached_tokens = done.num_cached_tokens

@@ -26,7 +26,7 @@ def response_to(
 ) -> router.RouteResponse:
     """What the client hears of a commit."""
     response = router.RouteResponse()
-    active.client.new_response = lambda: response
+    active.new_response = lambda: response
     active.respond(message, active.apply(message, step_us=step_us, now_us=now_us))
     return response
 
