@@ -97,6 +97,7 @@ _COMMANDS = {
         "How much faster than stock transformers is all of it together?",
     ),
     "host": (f"{_SCENARIOS}.host", "host", "What does a step cost a target's own thread, beside the GPU?"),
+    "fetch": (f"{_SCENARIOS}.fetch", "fetch", "A larger model to measure with, from Python packages."),
     "quantization": (f"{_SCENARIOS}.quantization", "quantization", "What do fewer bits cost and save?"),
 }
 

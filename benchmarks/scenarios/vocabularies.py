@@ -48,10 +48,10 @@ def vocabularies(
     import torch
     from outrider.engine import resolve
 
-    from benchmarks.support.gemma import gemma
+    from benchmarks.support.packaged import packaged
 
     torch.set_num_threads(threads or torch.get_num_threads())
-    pair = resolve(DEFAULT_TARGET, note), resolve(other or gemma(note), note)
+    pair = resolve(DEFAULT_TARGET, note), resolve(other or packaged("gemma-3-270m", note), note)
     target, draft = reversed(pair) if reverse else pair
     prompts = [prompt.text for prompt in spread(read_prompts(prompts_file), num_prompts)]
     measured = list(_measured(target, draft, prompts, max_tokens, dtype))

