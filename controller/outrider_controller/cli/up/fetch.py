@@ -1,9 +1,14 @@
-"""python -m outrider_controller.cli.up.fetch MODEL: prints the model's directory, after fetching it if need be."""
+"""python -m outrider_controller.cli.up.fetch MODEL ENGINE: prints the model's directory, after fetching it if need be.
+
+Refuses what the engine does not run, as far as its config shows it.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+
+from outrider_controller.cli.up.models import OUR_ENGINE
 
 
 def main() -> int:
@@ -12,9 +17,14 @@ def main() -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TQDM_DISABLE", "1")
     from outrider.engine import CheckpointError, resolve
+    from outrider.engine.models.loader import read_settings
 
+    model, engine = sys.argv[1:]
     try:
-        print(resolve(sys.argv[1], lambda line: print(line, file=sys.stderr, flush=True)))
+        path = resolve(model, lambda line: print(line, file=sys.stderr, flush=True))
+        if engine == OUR_ENGINE:
+            read_settings(path)
+        print(path)
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 1

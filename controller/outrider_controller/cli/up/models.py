@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,12 @@ from outrider.model_names import fetched_directory
 
 from outrider_controller.cli.exits import CommandError
 
+OUR_ENGINE = "outrider"
 DEFAULT_TARGET = "smollm2-135m-instruct"
+# The engine runs them, whatever else their configs say: nobody has to wait for a process that loads transformers.
+_SURELY_RUN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _SHIPPED_DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
+SHIPPED_DRAFTS = set(_SHIPPED_DRAFTS.values())
 
 
 def default_draft(target: str) -> str:
@@ -42,34 +47,47 @@ def located(model: str) -> Path | None:
     return cached if not path.exists() and (cached / "config.json").is_file() else None
 
 
-def checked(path: Path) -> Path:
+def checked(path: Path, engine: str = OUR_ENGINE) -> Path:
     """The directory itself. Raises CommandError for a fault that shows without reading weights."""
-    if (found := fault(path) or engine_fault(path)) is not None:
+    if (found := fault(path) or (engine_fault(path) if engine == OUR_ENGINE else None)) is not None:
         raise CommandError(str(found))
     return path
 
 
-async def fetched(model: str, report: Callable[[str], None]) -> Path:
-    """The model's directory; downloads and converts on first use. Raises CommandError with the reason."""
-    if (path := located(model)) is not None:
-        return checked(path)
+async def fetched(model: str, report: Callable[[str], None], engine: str = OUR_ENGINE) -> Path:
+    """The model's directory; downloads and converts on first use. Raises CommandError with the reason, also for a model
+    that the engine does not run."""
+    path = located(model)
+    if path is not None and _surely_runs(checked(path, engine), engine):
+        return path
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outrider_controller.cli.up.fetch", model),
+        *(sys.executable, "-m", "outrider_controller.cli.up.fetch", str(path or model), engine),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     assert child.stdout is not None and child.stderr is not None
     try:
-        last = ""
+        lines = list[str]()
         async for line in child.stderr:
-            last = line.decode(errors="replace").strip() or last
-            report(last)
+            # Each is reported when the next comes: the last one may be the reason of a failure.
+            if lines:
+                report(lines[-1])
+            lines += filter(None, [line.decode(errors="replace").strip()])
         found = (await child.stdout.read()).decode().strip()
         if await child.wait() != 0:
-            raise CommandError(last or f"{model}: could not be fetched")
+            raise CommandError(lines[-1] if lines else f"{model}: could not be fetched")
+        if lines:
+            report(lines[-1])
         return Path(found)
     finally:
         if child.returncode is None:
             child.kill()
             await child.wait()
+
+
+def _surely_runs(path: Path, engine: str) -> bool:
+    """Whether nothing is left to ask of a model that is here and has no fault."""
+    config = json.loads((path / "config.json").read_text())
+    known = set(config.get("architectures") or [""]) <= _SURELY_RUN
+    return engine != OUR_ENGINE or known or "outrider_draft" in config

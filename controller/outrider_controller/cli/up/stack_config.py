@@ -12,7 +12,7 @@ from typing import Annotated
 from outrider.configuration import Option
 from outrider.model_names import served_name
 
-from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
+from outrider_controller.cli.up.models import DEFAULT_TARGET, OUR_ENGINE, default_draft
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 
@@ -55,7 +55,7 @@ def pinned(available: Sequence[int], targets: int, drafts: int) -> Cores:
     return Cores(own_each, draft_each, left or of_drafts or own_each[-1], 1)
 
 
-ENGINES = ("outrider", "vllm")
+ENGINES = (OUR_ENGINE, "vllm")
 _HOST = "127.0.0.1"
 _OF_THE_STACK = ("--model", "--model-name", "--listen", "--ops-listen", "--metadata", "--cluster-secret-file")
 """What the stack tells a worker, and nobody else."""
@@ -71,7 +71,7 @@ class StackConfig:
     """What drafts: a name or a path; default: the one shipped for the target."""
     targets: int = 1
     """Target workers."""
-    engine: str = "outrider"
+    engine: str = OUR_ENGINE
     """What runs the targets' model."""
     vllm_python: str = ""
     """With engine vllm: the interpreter of the environment that has it; default: this one."""
