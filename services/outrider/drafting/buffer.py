@@ -44,8 +44,8 @@ class DraftBuffer:
 
     def merged(self) -> DraftTree | None:
         """Those as one; None without any. Not in ratio mode, which verifies one chain of one source."""
-        if self._merged is None and self.trees:
-            self._merged = reduce(DraftTree.merge, self.trees)
+        if self._merged is None and (trees := self.trees):
+            self._merged = reduce(DraftTree.merge, trees)
         return self._merged
 
     def offer(self, tree: DraftTree, committed: Sequence[int], capacity: int) -> None:

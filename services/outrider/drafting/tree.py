@@ -95,7 +95,7 @@ class DraftTree:
     def depths(self) -> Sequence[int]:
         """For each node the tokens on its path, itself included."""
         if not self.parents:
-            return range(1, len(self) + 1)
+            return range(1, len(self.token_ids) + 1)
         found: list[int] = []
         for parent in self.parents:
             found.append(1 if parent == ROOT else found[parent] + 1)
@@ -104,7 +104,7 @@ class DraftTree:
     @property
     def depth(self) -> int:
         """How many positions it covers."""
-        return len(self) if not self.parents else max(self.depths())
+        return len(self.token_ids) if not self.parents else max(self.depths())
 
     def path(self, node: int) -> list[int]:
         """The nodes from the root to `node`."""
@@ -147,7 +147,7 @@ class DraftTree:
     def counted_origins(self) -> list[tuple[DraftTree, int]]:
         """The trees that proposed its tokens, each with how many in a row."""
         if not self.origins:
-            return [(self, len(self))] if self.token_ids else []
+            return [(self, len(self.token_ids))] if self.token_ids else []
         return [(origin, 1) for origin in self.origins]
 
     def chance(self, node: int) -> float | None:
@@ -190,12 +190,12 @@ class DraftTree:
         return self._below(node, len(tokens))
 
     def _chain_after(self, tokens: tuple[int, ...]) -> DraftTree | None:
-        count = len(tokens)
-        if self.token_ids[:count] != tokens[: len(self)]:
+        count, length = len(tokens), len(self.token_ids)
+        if self.token_ids[:count] != tokens[:length]:
             return None
-        if count > len(self):
+        if count > length:
             return DraftTree(self.base_len + count, source=self.source, epoch=self.epoch)
-        return self._made(range(count, len(self)), range(-1, len(self) - count - 1), count)
+        return self._made(range(count, length), range(-1, length - count - 1), count)
 
     def _below(self, root: int, count: int) -> DraftTree:
         at = {root: ROOT}
@@ -220,7 +220,7 @@ class DraftTree:
 
     def upto(self, depth: int) -> DraftTree:
         """Its first `depth` positions."""
-        if len(self) <= depth:
+        if len(self.token_ids) <= depth:
             return self
         return self.take([node for node, each in enumerate(self.depths()) if each <= depth])
 

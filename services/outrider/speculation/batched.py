@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.drafting.tree import ROOT
+from outrider.drafting.tree import ROOT, DraftTree
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.changes import Changes
@@ -46,7 +46,7 @@ def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verd
     verdicts, start = [], 0
     for candidate in candidates:
         rows = slice(start, start + candidate.num_rows)
-        verdicts.append(_walk(candidate, decided.tokens[rows], decided.accepted[rows]))
+        verdicts.append(_walk(candidate.draft, decided.tokens[rows]))
         start += candidate.num_rows
     for number, at in changes.refused.items():
         verdicts[number].cut_before(at.row, at.error)
@@ -59,9 +59,7 @@ class _Decided(NamedTuple):
     """On the host."""
 
     tokens: list[int]
-    """Of each row: the target's own."""
-    accepted: list[int]
-    """Of each row, ratio: whether the drafted token is."""
+    """Of each row: the target's own; in ratio mode the drafted one where that is accepted."""
     finite: bool
     certain: bool
     """Whether all choices in float64 over the whole vocabulary are sure to be the same."""
@@ -73,24 +71,21 @@ def _decide(
     logits: Tensor, unprocessed: Tensor | None, sampled: SampledRows, sent: Mapping[str, Tensor], *, exactly: bool
 ) -> _Decided:
     best, width = logits.max(-1), logits.shape[1]
-    tokens, accepted = best.indices, torch.zeros_like(best.indices)
-    # The maximum is not finite where a logit is NaN or +inf, or all are -inf.
-    sure = [torch.isfinite(best.values).all()]
+    tokens = best.indices
+    # The maximum is not finite where a logit is NaN or +inf, or all are -inf: then it is NaN if multiplied by 0.
+    sure = [(best.values * 0).sum() == 0]
     for part in _parts(sampled.coupled, sent, width, wide=not exactly):
         tokens[part.rows], certain = choose(logits, best.values, part, exactly=exactly)
         sure.append(certain.all())
-    emitted = tokens.clone() if any(sampled.ratio) else tokens
     for part in _parts(sampled.ratio, sent, width, wide=not exactly):
-        tokens[part.rows], drafted, certain = accept(logits, best.values, part, exactly=exactly)
-        accepted[part.rows] = drafted.long()
-        emitted[part.rows] = torch.where(drafted, part.more["drafted"], tokens[part.rows])
+        tokens[part.rows], certain = accept(logits, best.values, part, exactly=exactly)
         sure.append(certain.all())
-    results = [torch.stack(sure).long(), tokens, accepted]
+    results = [tokens, torch.stack(sure)]
     if unprocessed is not None:
-        results.append(logprob_table(unprocessed, emitted[sent["asked"]]).flatten())
-    numbers = torch.split(torch.cat(results).cpu(), list(map(len, results)))
-    finite, *certain_parts = numbers[0].tolist()
-    return _Decided(numbers[1].tolist(), numbers[2].tolist(), bool(finite), all(certain_parts), numbers[-1])
+        results.append(logprob_table(unprocessed, tokens[sent["asked"]]).flatten())
+    numbers, count = torch.cat(results).cpu(), len(tokens)
+    finite, *certain_parts = numbers[count : count + len(sure)].tolist()
+    return _Decided(numbers[:count].tolist(), bool(finite), all(certain_parts), numbers[count + len(sure) :])
 
 
 def _parts(
@@ -100,11 +95,10 @@ def _parts(
         yield from sampled.settings(sent).chunks(width, wide=wide)
 
 
-def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
+def _walk(draft: DraftTree, own: Sequence[int]) -> Verdict:
     """From each row's own token to the verdict."""
-    draft = candidate.draft
     if not draft.parents:
-        return _walk_chain(candidate, own, accepted)
+        return _walk_chain(draft.token_ids, own)
     verdict, node, following = Verdict(), ROOT, draft.children()
     while True:
         children = following[node + 1]
@@ -118,11 +112,9 @@ def _walk(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> 
         node = match
 
 
-def _walk_chain(candidate: Candidate, own: Sequence[int], accepted: Sequence[int]) -> Verdict:
-    draft = candidate.draft.token_ids
-    matches = accepted if candidate.by_ratio else [*map(eq, draft, own), False]
-    count = matches.index(False)
-    return Verdict([*draft[:count], own[count]], count, min(count + 1, len(draft)), list(range(1, count + 1)))
+def _walk_chain(draft: Sequence[int], own: Sequence[int]) -> Verdict:
+    count = [*map(eq, draft, own), False].index(False)
+    return Verdict(list(own[: count + 1]), count, min(count + 1, len(draft)), list(range(1, count + 1)))
 
 
 @dataclass(frozen=True, slots=True)

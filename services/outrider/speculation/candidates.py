@@ -28,7 +28,7 @@ class Candidate:
     """Rows of logits: one after the committed tokens and one after each drafted token."""
 
     def __post_init__(self) -> None:
-        self.num_rows = len(self.draft) + 1
+        self.num_rows = len(self.draft.token_ids) + 1
         if self.mode is VerificationMode.RATIO and len(self.draft.q) != len(self.draft):
             raise InvalidRequest("q", f"{len(self.draft.q)} distributions for {len(self.draft)} drafted tokens")
 
@@ -38,8 +38,10 @@ class Candidate:
         return self.mode is VerificationMode.RATIO and not self.params.greedy
 
     @property
-    def positions(self) -> list[int]:
+    def positions(self) -> Sequence[int]:
         """For each row, that of the token which it decides."""
+        if not self.draft.parents:
+            return range(self.draft.base_len, self.draft.base_len + self.num_rows)
         return [self.draft.base_len + depth for depth in (0, *self.draft.depths())]
 
     def prefixes(self) -> Sequence[Sequence[int]]:

@@ -69,11 +69,15 @@ def choose(logits: Tensor, tops: Tensor, settings: Settings, *, exactly: bool) -
     """Of rows in coupled mode, none of them greedy: tokens, and which are certain. tops: the maximum of each row of
     logits. exactly: from the whole vocabulary; then all are certain."""
     found = shortlist(logits, tops, settings, exactly=exactly)
-    return _pick(found, [found.kept(floor).log() for floor in found.floors], settings)
+    # The scaled logits are log weights.
+    return _pick(
+        found, [torch.where(found.scaled >= floor, found.scaled, -torch.inf) for floor in found.floors], settings
+    )
 
 
-def accept(logits: Tensor, tops: Tensor, settings: Settings, *, exactly: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """As choose, of rows in ratio mode: also which drafted tokens are accepted; the tokens are for the other rows."""
+def accept(logits: Tensor, tops: Tensor, settings: Settings, *, exactly: bool) -> tuple[Tensor, Tensor]:
+    """As choose, of rows in ratio mode: the drafted token where it is accepted. One that is not is never chosen, for
+    its residual is 0."""
     found, more = shortlist(logits, tops, settings, exactly=exactly), settings.more
     q = logits.new_zeros(len(settings.rows), logits.shape[1]).scatter_add_(1, more["q_ids"], more["q_counts"].float())
     q_listed = q.gather(1, found.token_ids).double() / Q_TOTAL
@@ -86,7 +90,7 @@ def accept(logits: Tensor, tops: Tensor, settings: Settings, *, exactly: bool) -
         # p itself where nothing is left: p = q up to rounding.
         weights.append(torch.where((residual > 0).any(-1, keepdim=True), residual, p).log())
     tokens, certain = _pick(found, weights, settings)
-    return tokens, accepted[0], (accepted[0] == accepted[-1]) & (accepted[0] | certain)
+    return torch.where(accepted[0], more["drafted"], tokens), (accepted[0] == accepted[-1]) & (accepted[0] | certain)
 
 
 def _pick(found: Shortlist, log_weights: Sequence[Tensor], settings: Settings) -> tuple[Tensor, Tensor]:

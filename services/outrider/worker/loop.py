@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from outrider.engine import DeviceLost
@@ -153,8 +152,14 @@ class StepLoop(Generic[E, R]):
         self.busy_since_s = self._clock()
         for event in events:
             # Each by itself: a fault in one must not lose the next, which may be the end of a stream.
-            self._guarded(partial(self._machine.apply, event))
-        wake_at_s = self._guarded(self._step)
+            try:
+                self._machine.apply(event)
+            except Exception as error:
+                self._failed(error)
+        try:
+            wake_at_s = self._step()
+        except Exception as error:
+            wake_at_s = self._failed(error)
         self.load = self._machine.load
         self._deliver(self._machine.take_report())
         self.busy_since_s = None
@@ -184,11 +189,8 @@ class StepLoop(Generic[E, R]):
         self._end(problem, error)
         return None
 
-    def _guarded(self, action: Callable[[], float | None]) -> float | None:
-        try:
-            return action()
-        except Exception as error:
-            # The fault is not of one sequence: it ends all of them, and the worker continues.
-            log.error("the step loop failed", exc_info=error)
-            self._machine.fail_all(error)
-            return self._clock() + _PAUSE_AFTER_FAULT_S
+    def _failed(self, error: Exception) -> float:
+        """The fault is not of one sequence: it ends all of them, and the worker continues."""
+        log.error("the step loop failed", exc_info=error)
+        self._machine.fail_all(error)
+        return self._clock() + _PAUSE_AFTER_FAULT_S

@@ -113,7 +113,7 @@ class KVCacheManager:
         """Lets other sequences find the blocks that lie wholly below `committed_len`."""
         size = self._block_size
         done = len(sequence.hashes)
-        full = min(committed_len, sequence.cached_len) // size
+        full = min(committed_len, len(sequence.tokens)) // size
         if not self._prefix_cache or full <= done:
             return
         parent = sequence.hashes[-1] if sequence.hashes else None

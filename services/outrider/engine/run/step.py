@@ -59,7 +59,7 @@ class Step:
 
     def add(self, row: Row, block_size: int) -> None:
         """Adds a row whose sequence has the blocks for it."""
-        start, count, cached = self.num_tokens, len(row.token_ids), row.sequence.cached_len
+        start, count, cached = len(self.token_ids), len(row.token_ids), len(row.sequence.tokens)
         length = cached + count
         span = RowSpan(start, count, length, row.sequence.blocks[: -(-length // block_size)], block_size)
         self.spans.append(span)
@@ -71,7 +71,8 @@ class Step:
             first = row.num_chain_tokens
             at = [*at[:first], *(at[first + place] for place in row.nodes.places)]
         self.wanted.extend(at[count - row.num_logits :])
-        self.tapped.extend(at[count - row.num_tapped :])
+        if row.num_tapped:
+            self.tapped.extend(at[count - row.num_tapped :])
 
     def _branch(self, nodes: DraftedNodes, span: RowSpan) -> None:
         """Lays the last row's drafted tokens out depth first: two of one depth are at one position."""

@@ -85,8 +85,10 @@ class Opening:
 
     def asked_logprobs(self, found: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
         """Those that the request asks for, of those that were computed."""
-        if self.logprobs is None or self.num_top == self.logprobs.num_top:
-            return found if self.logprobs is not None else ()
+        if self.logprobs is None:
+            return ()
+        if self.num_top == self.logprobs.num_top:
+            return found
         n = self.logprobs.num_top
         return [TokenLogprobs(one.logprob, one.top_token_ids[:n], one.top_logprobs[:n]) for one in found]
 

@@ -61,7 +61,7 @@ class StepAccounting:
         draft, stats, sequence = row.draft, self.stats, row.sequence
         bins = bins_of(draft)
         self.calibration.observe([(bins[node], node in path) for node in verified], sequence.fit)
-        sequence.timer.times.num_wasted_rows = len(draft) - outcome.num_accepted
+        sequence.timer.times.num_wasted_rows = len(draft.token_ids) - outcome.num_accepted
         if draft.parents:
             stats.num_branch_tokens += len(draft) - draft.depth
             stats.num_branch_tokens_accepted += len(set(path) - set(draft.main()))
@@ -91,7 +91,7 @@ class StepAccounting:
             share_s, each = shares.of(prompt_tokens=row.prompt_tokens, rows=row.rows), row.times
             wasted_s, each.num_wasted_rows = each.num_wasted_rows * shares.row_s, 0
             each.share_s += share_s
-            each.drafted_s += len(row.draft) * shares.row_s
+            each.drafted_s += len(row.draft.token_ids) * shares.row_s
             each.wasted_s += wasted_s
             self.stats.busy_s += share_s
             self.stats.wasted_s += wasted_s

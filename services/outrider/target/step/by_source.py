@@ -12,7 +12,7 @@ from outrider.protocol.rounds import SourceTokens
 def verified_nodes(draft: DraftTree, path: Sequence[int], num_verified: int) -> Sequence[int]:
     """The nodes that were verified: at each position, all that follow the accepted one before."""
     if not draft.parents:
-        return range(min(num_verified, len(draft)))
+        return range(min(num_verified, len(draft.token_ids)))
     children = draft.children()
     return [node for parent in [ROOT, *path][:num_verified] for node in children[parent + 1]]
 
@@ -24,7 +24,7 @@ def tokens_by_source(draft: DraftTree, path: Sequence[int], verified: Sequence[i
     if not draft.origins:
         # Most drafts are one source's.
         own = not draft.serial
-        totals = len(draft), len(verified), len(path), to_us(draft.seconds) if own else 0
+        totals = len(draft.token_ids), len(verified), len(path), to_us(draft.seconds) if own else 0
         return [SourceTokens(draft.source, own, *totals)]
     sources = _sources(draft)
     of_verified = [sources[node] for node in verified]

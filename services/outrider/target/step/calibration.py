@@ -107,13 +107,15 @@ class _Share:
         mean = self.mean(step)
         return mean + bonus * (1 - mean)
 
-    def add(self, accepted: bool, step: int) -> None:
-        kept = tuning.KEEP * tuning.KEEP_STEP ** (step - self.at_step)
-        self.accepted = kept * self.accepted + accepted
-        self.verified = kept * self.verified + 1
-        self.at_step = step
+    def add(self, accepted: bool, step: int) -> float:
+        """Returns the mean before."""
+        kept = tuning.KEEP_STEP ** (step - self.at_step)
+        was_accepted, was_verified, self.at_step = kept * self.accepted, kept * self.verified, step
+        self.accepted = tuning.KEEP * was_accepted + accepted
+        self.verified = tuning.KEEP * was_verified + 1
         if self.source is not None:
             self.source.add(accepted, step)
+        return (was_accepted + tuning.PRIOR * self.prior) / (was_verified + tuning.PRIOR)
 
 
 @dataclass(slots=True)
@@ -227,10 +229,8 @@ class Calibration:
         expected, right = 0.0, 0
         self._forget()
         for each, accepted in verified:
-            share = self._shares.get(each) or self._new(each)
-            expected += share.mean(self._step)
+            expected += (self._shares.get(each) or self._new(each)).add(accepted, self._step)
             right += accepted
-            share.add(accepted, self._step)
         fit.committed(right, expected)
 
     def _new(self, each: Bin) -> _Share:

@@ -77,8 +77,7 @@ class DraftChoice:
         if self.tree.parents or self.tree.q:
             self.values = self._tree_values(weight)
         else:
-            joint = accumulate(self.calibration.owns(self.tree, self.sequence.fit), mul)
-            self.values = [weight, *(weight * chance for chance in joint)]
+            self.values = [*accumulate(self.calibration.owns(self.tree, self.sequence.fit), mul, initial=weight)]
 
     def _tree_values(self, weight: float) -> list[float]:
         tree, fit, values, joint = self.tree, self.sequence.fit, [weight], [1.0]
@@ -98,7 +97,7 @@ class DraftChoice:
         if self.tree.parents:
             return 0
         all_pay = self.values[-1] >= price
-        self.depth = len(self.tree) if all_pay else sum(value >= price for value in self.values[1:])
+        self.depth = len(self.values) - 1 if all_pay else sum(value >= price for value in self.values[1:])
         self.nodes += range(self.depth)
         return self.depth
 
@@ -108,7 +107,7 @@ class DraftChoice:
 
     def candidates(self) -> list[tuple[float, int]]:
         """The tokens that follow the last one that was taken, or the root at first, each with its value."""
-        if len(self.nodes) == len(self.tree):
+        if self._whole:
             return []
         if self._children is None:
             self._children = self.tree.children()
@@ -122,5 +121,8 @@ class DraftChoice:
     @property
     def draft(self) -> DraftTree:
         """The tokens taken."""
-        whole = len(self.nodes) == len(self.tree) and not self.tree.parents
-        return self.tree if whole else self.tree.take(self.nodes)
+        return self.tree if self._whole and not self.tree.parents else self.tree.take(self.nodes)
+
+    @property
+    def _whole(self) -> bool:
+        return len(self.nodes) == len(self.tree.token_ids)

@@ -44,6 +44,9 @@ class Batching:
             raise ValueError("max_branch_tokens: must not be negative")
 
 
+_NO_DRAFT = DraftTree(0)
+
+
 @dataclass(slots=True)
 class PlannedRow:
     """One sequence's part of the step: committed tokens to run, then drafts to verify."""
@@ -54,14 +57,14 @@ class PlannedRow:
     start: int = field(init=False)
     """Position of the first of them."""
     draft: DraftTree = field(init=False)
-    """The drafted tokens that are verified, a parent before its children."""
+    """The drafted tokens that are verified, a parent before its children; none without `decides`."""
     decides: bool = field(init=False)
     """Whether all pending tokens are run, so that the row ends in a verdict. Otherwise it is a chunk of prefill."""
 
     def __post_init__(self) -> None:
         self.start = self.sequence.cached_len
         self.decides = self.start + self.num_tokens == self.sequence.committed_len
-        self.drop_draft()
+        self.draft = _NO_DRAFT
 
     def drop_draft(self) -> None:
         """Runs the committed tokens alone."""
@@ -74,7 +77,7 @@ class PlannedRow:
 
     @property
     def num_run(self) -> int:
-        return self.num_tokens + len(self.draft)
+        return self.num_tokens + len(self.draft.token_ids)
 
 
 @dataclass(slots=True)
@@ -177,13 +180,12 @@ def plan(
 
 def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | None:
     """One token for each, oldest first; None when the pool cannot hold them all."""
-    rows = []
-    for sequence in decoding[: room.tokens]:
-        row = PlannedRow(sequence, num_tokens=1)
-        if not room.fit(row.start, 1):
-            return None
-        room.take(row.start, 1)
-        rows.append(row)
+    rows = [PlannedRow(sequence, num_tokens=1) for sequence in decoding[: room.tokens]]
+    blocks = sum(row.start % room.block_size == 0 for row in rows)
+    if blocks > room.blocks:
+        return None
+    room.tokens -= len(rows)
+    room.blocks -= blocks
     return rows
 
 
@@ -192,10 +194,14 @@ def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: 
 
     A token is a candidate once its parent is taken, and its value is never higher than its parent's.
     """
-    offered = [(row, pricing.offered(row.sequence)) for row in rows]
-    choices = [(row, DraftChoice(tree, row.sequence, pricing.calibration)) for row, tree in offered if tree is not None]
-    num_tokens = sum(row.num_run for row in rows)
-    if room.holds([len(choice.tree) for _, choice in choices], keep_tokens):
+    choices, num_tokens = list[tuple[PlannedRow, DraftChoice]](), 0
+    for row in rows:
+        num_tokens += row.num_tokens
+        if (tree := pricing.offered(row.sequence)) is None:
+            row.drop_draft()
+        else:
+            choices.append((row, DraftChoice(tree, row.sequence, pricing.calibration)))
+    if room.holds([len(choice.tree.token_ids) for _, choice in choices], keep_tokens):
         # Nobody takes another's room, so the order of those that pay does not matter.
         for row, choice in choices:
             count = choice.take_paying(pricing.price)

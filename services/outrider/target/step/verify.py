@@ -100,9 +100,9 @@ def _result(engine: Engine, row: PlannedRow, verdict: Verdict) -> Verdict | Exce
 
 def _engine_row(row: PlannedRow) -> Row:
     sequence, draft = row.sequence, row.draft
-    tokens = [*sequence.tokens[row.start : row.start + row.num_tokens], *draft.token_ids]
-    num_logits = num_prompt_rows(row) + (len(draft) + 1 if row.decides else 0)
-    return Row(kv_of(sequence), tokens, num_logits, parents=draft.parents or range(-1, len(draft) - 1))
+    tokens, count = [*sequence.tokens[row.start : row.start + row.num_tokens], *draft.token_ids], len(draft.token_ids)
+    num_logits = num_prompt_rows(row) + (count + 1 if row.decides else 0)
+    return Row(kv_of(sequence), tokens, num_logits, parents=draft.parents or range(-1, count - 1))
 
 
 def _candidate(row: PlannedRow) -> Candidate:

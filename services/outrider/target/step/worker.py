@@ -159,6 +159,7 @@ class TargetWorker(TargetCore[TargetSequence]):
         self._show(sequence, features[:-1])
         sequence.commit(outcome.token_ids, draft.depth)
         self._own_drafts.commit(sequence.key, base_len, outcome.token_ids)
+        top = verdict.logprobs[: len(outcome.token_ids)]
         committed = Committed(
             key=sequence.key,
             base_len=base_len,
@@ -169,8 +170,8 @@ class TargetWorker(TargetCore[TargetSequence]):
             times=sequence.timer.take(),
             num_prompt_tokens=prompt.num_tokens,
             num_cached_tokens=prompt.num_cached_tokens or 0,
-            logprobs=sequence.opening.asked_logprobs(verdict.logprobs[: len(outcome.token_ids)]),
-            top=verdict.logprobs[: len(outcome.token_ids)],
+            logprobs=sequence.opening.asked_logprobs(top),
+            top=top,
             prompt_logprobs=prompt.logprobs,
             features=features[-1] if features else None,
             sources=tokens_by_source(draft, accepted, verified),
