@@ -6,8 +6,6 @@ ACTIVE_S = 10.0  # Seconds for which a tenant without requests keeps its share.
 # expected when it comes: the estimate is only a mean.
 WAIT_SHARE = 0.5
 
-# Which worker
-
 # How much a request drafts
 # Steps that each accept one token: what is known of a request that has drafted nothing yet. A trial cannot fail before
 # it has as many rounds.

@@ -156,23 +156,18 @@ class _Fit:
         for one in self._steps:
             cells[one["batch_sequences"], one["batch_tokens"] - one["batch_sequences"]].append(one["verify_ms"] / 1e3)
         points = [(n, rows, statistics.median(times), len(times)) for (n, rows), times in cells.items()]
+        # One number of sequences tells nothing of what a sequence takes: as much as a row.
+        base, row = _line([(n + rows, y, count) for n, rows, y, count in points])
         if len({n for n, _, _, _ in points}) == 1:
-            # One number of sequences tells nothing of what a sequence takes: as much as a row.
-            base, row = _line([(n + rows, y, count) for n, rows, y, count in points])
             return base, row, row
-        base, each, row = _least_squares([(1.0, n, rows) for n, rows, _, _ in points], points)
-        return (base, each, row) if min(base, each, row) >= 0 else self._without_negative(points)
+        found = _least_squares([(1.0, n, rows) for n, rows, _, _ in points], points)
+        return (found[0], found[1], found[2]) if min(found) >= 0 else (base, row, row)
 
     def _as_long_as_measured(self, base: float, each: float, row: float) -> tuple[float, float, float]:
         sizes = [(one["batch_sequences"], one["batch_tokens"]) for one in self._steps]
         fitted = sum(base + each * n + row * (tokens - n) for n, tokens in sizes)
         scale = sum(float(one["verify_ms"]) for one in self._steps) / 1e3 / fitted
         return base * scale, each * scale, row * scale
-
-    @staticmethod
-    def _without_negative(points: Sequence[tuple[int, int, float, int]]) -> tuple[float, float, float]:
-        base, row = _line([(n + rows, y, count) for n, rows, y, count in points])
-        return base, row, row
 
     def _branch_rows(self) -> float:
         """Rows of drafted tokens for each drafted position: more than 1 where drafts are trees."""

@@ -44,11 +44,6 @@ from outrider_controller.whatif.engine import Clock, KnownEngine, StepSeconds, d
 from outrider_controller.whatif.loop import Loop, Process
 from outrider_controller.whatif.texts import Texts
 
-MODES = {
-    "off": router.SPECULATION_MODE_OFF,
-    "on": router.SPECULATION_MODE_ON,
-    "auto": router.SPECULATION_MODE_AUTO,
-}
 _MODEL = "target"
 _DRAFT = worker_pb2.WorkerInfo(model="draft", model_revision="replayed", draft_kind="model")
 _GREEDY = SamplingParams(temperature=0.0)
@@ -221,7 +216,7 @@ class VirtualStack:
             sampling=sequence_pb2.Sampling(),
             stopping=sequence_pb2.Stopping(),
             seeded=True,
-            speculation=MODES[self._setup.mode],
+            speculation=router.SpeculationMode.Value(f"SPECULATION_MODE_{self._setup.mode.upper()}"),
             max_draft_tokens=self._setup.cap,
             cache_salt=b"",
         )
