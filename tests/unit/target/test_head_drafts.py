@@ -37,7 +37,7 @@ from outrider.training.student import StudentConfig
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Drafter, Liar, opening, prompts
+from tests.unit.target.harness import FLOAT32, GREEDY, SAMPLED, Bench, Drafter, Liar, opening, prompts
 
 ALONE = Speculation(max_own_draft_tokens=4)
 BOTH = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
@@ -77,8 +77,9 @@ def answered(
     what: Sequence[Opening],
     sources: Sequence[DraftSource],
     drafter: Drafter = lambda sequence_id, tokens: (),
+    arithmetic: EngineConfig = FLOAT32,
 ) -> Bench:
-    bench = Bench(path, sources=sources, row_price=lambda cost: 0.0)
+    bench = Bench(path, sources=sources, row_price=lambda cost: 0.0, arithmetic=arithmetic)
     for number, one in enumerate(what):
         bench.open(number, one)
     bench.run(drafter)
@@ -237,9 +238,10 @@ def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
 def test_the_shipped_head_guesses_what_its_target_says() -> None:
     path = resolve("smollm2-135m-instruct")
     question = load_tokenizer(path).encode("<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n")
-    alone = answered(path, [opening(question, max_new_tokens=32)], ())
+    what, served = opening(question, max_new_tokens=32, speculation=ALONE), EngineConfig()
+    alone = answered(path, [replace(what, speculation=Speculation())], (), arithmetic=served)
     head = tried_head(alone.engine, path, directory("smollm2-135m-mtp"), question)
-    bench = answered(path, [opening(question, max_new_tokens=32, speculation=ALONE)], [head_drafts(alone.engine, head)])
+    bench = answered(path, [what], [head_drafts(alone.engine, head)], arithmetic=served)
     assert bench.tokens == alone.tokens
     assert bench.worker.stats.num_steps < 0.7 * alone.worker.stats.num_steps
 

@@ -6,13 +6,14 @@ import json
 import logging
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
-from outrider.engine.backends.cpu import KernelsMissing, load_kernels, runnable_variants
+from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.models.loader import load_engine
 from outrider.engine.models.memory import count_linear
 from outrider.local import Speculator
@@ -21,10 +22,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import MODELS, greedy, made
+from tests.unit.engine.variants import slow_between
 
 PROMPT = [random.Random(i).randrange(3, 250) for i in range(60)]
 Written = tuple[dict[str, Tensor], Tensor]
 """A layer's tensors, and the weight that they mean, [outputs, inputs]."""
+ByScheme = Callable[[str], tuple[Path, Path]]
 
 
 def packed(numbers: Tensor, bits: int) -> Tensor:
@@ -131,9 +134,15 @@ SCHEMES: dict[str, tuple[Write, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def by_scheme(tmp_path_factory: pytest.TempPathFactory) -> ByScheme:
+    """The checkpoints of a scheme, written once for all tests, which only read them."""
+    return cache(lambda name: written(tmp_path_factory.mktemp("model"), name))
+
+
 @pytest.fixture(scope="module", params=SCHEMES)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return written(tmp_path_factory.mktemp("model"), request.param)
+def checkpoint(request: pytest.FixtureRequest, by_scheme: ByScheme) -> tuple[Path, Path]:
+    return by_scheme(request.param)
 
 
 def written(directory: Path, name: str, kind: str = "qwen2") -> tuple[Path, Path]:
@@ -220,7 +229,7 @@ def test_its_revision_is_another_one_where_its_scheme_is(checkpoint: tuple[Path,
     assert weights_revision(tmp_path) != before
 
 
-@pytest.fixture(params=runnable_variants())
+@pytest.fixture(params=slow_between())
 def variant(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     try:
@@ -252,8 +261,8 @@ KEPT = {
 
 
 @pytest.mark.parametrize("scheme", KEPT)
-def test_what_the_kernels_multiply_stays_as_it_is(scheme: str, variant: str, tmp_path: Path) -> None:
-    path, plain = written(tmp_path, scheme)
+def test_what_the_kernels_multiply_stays_as_it_is(scheme: str, variant: str, by_scheme: ByScheme) -> None:
+    path, plain = by_scheme(scheme)
     engine, widened = native(path, variant), native(plain, variant)
     linear = count_linear(plain).used - 384 * 64  # without the head
     saved = (widened.weight_bytes - engine.weight_bytes) * 8 / linear
@@ -263,8 +272,10 @@ def test_what_the_kernels_multiply_stays_as_it_is(scheme: str, variant: str, tmp
 
 
 @pytest.mark.parametrize("scheme", [scheme for scheme in KEPT if scheme != "int8"])
-def test_four_bits_are_multiplied_by_inputs_rounded_in_groups_of_32(scheme: str, variant: str, tmp_path: Path) -> None:
-    path, plain = written(tmp_path, scheme)
+def test_four_bits_are_multiplied_by_inputs_rounded_in_groups_of_32(
+    scheme: str, variant: str, by_scheme: ByScheme
+) -> None:
+    path, plain = by_scheme(scheme)
     found = logits(native(path, variant))
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
     with torch.inference_mode():
@@ -285,8 +296,10 @@ def rounded(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("scheme", ["gptq, order of activations", "gptq, 8 bits", "int4", "fp8"])
-def test_what_they_do_not_multiply_is_widened(scheme: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path, plain = written(tmp_path, scheme)
+def test_what_they_do_not_multiply_is_widened(
+    scheme: str, by_scheme: ByScheme, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, plain = by_scheme(scheme)
     with caplog.at_level(logging.INFO, "outrider"):
         assert torch.equal(logits(native(path, "auto")), logits(native(plain, "auto")))
     assert any("widened to bfloat16" in record.message for record in caplog.records)
