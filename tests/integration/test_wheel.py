@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PROOF = re.compile(r"fakes|bench|simulation|planted|delay_proxy|changed_draft|paced|^tests/")
 TESTING = 100
