@@ -11,7 +11,7 @@ from pathlib import Path
 from outrider.engine.backends.cpu.build import FLAGS, run_compiler
 from outrider.engine.backends.cpu.variants import VARIANTS
 
-_LANES = {"avx2": 8, "avx512": 16}
+_LANES = {"portable": 4, "avx2": 8, "avx512": 16}
 _CHAINS, _ROUNDS = 12, 4_000_000
 # Enough chains that none waits for the result before it, in registers of their own.
 _SOURCE = """
@@ -31,8 +31,8 @@ float multiply(long rounds, float factor) {
 
 
 def fma_peak(variant: str) -> float | None:
-    """Operations a second, two for each lane of a fused multiply-add: the best of some trials. None for variants that
-    multiply bfloat16 itself, or have no fused multiply-add."""
+    """Operations a second, two for each lane of a multiply-add, fused where the variant may fuse it: the best of some
+    trials. None for variants that multiply bfloat16 itself."""
     if variant not in _LANES:
         return None
     multiply = _compiled(variant, _LANES[variant])
