@@ -13,12 +13,13 @@ from outrider.model_names import fetched_directory
 
 from outrider_controller.cli.exits import CommandError
 
-OUR_ENGINE = "outrider"
+OUR_ENGINE, HEAD = "outrider", "head"
 DEFAULT_TARGET = "smollm2-135m-instruct"
 # The engine runs them, whatever else their configs say: nobody has to wait for a process that loads transformers.
 _SURELY_RUN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _SHIPPED_DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
-SHIPPED_DRAFTS = set(_SHIPPED_DRAFTS.values())
+SHIPPED = {*_SHIPPED_DRAFTS.values(), "smollm2-135m-mtp"}
+"""Drafts and heads that need no look."""
 
 
 def default_draft(target: str) -> str:
@@ -60,8 +61,13 @@ async def fetched(model: str, report: Callable[[str], None], engine: str = OUR_E
     path = located(model)
     if path is not None and _surely_runs(checked(path, engine), engine):
         return path
+    return await asked(str(path or model), engine, report)
+
+
+async def asked(model: str, what: str, report: Callable[[str], None]) -> Path:
+    """As the child process says: `what` as in fetch.py."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outrider_controller.cli.up.fetch", str(path or model), engine),
+        *(sys.executable, "-m", "outrider_controller.cli.up.fetch", model, what),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -26,7 +26,7 @@ from outrider.user_cache import cache_directory, private_directory
 
 from outrider_controller.cli.clusters.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.up.models import SHIPPED_DRAFTS, fetched
+from outrider_controller.cli.up.models import HEAD, SHIPPED, asked, fetched
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
 from outrider_controller.cli.up.stack_config import Cores, StackConfig, StackPlan, StackPlanner
@@ -78,8 +78,10 @@ class Stack:
     async def _start(self, exits: AsyncExitStack) -> None:
         started_s = time.monotonic()
         self.target_path = await fetched(self.config.target_model, self._report, self.config.engine)
-        if self.config.drafts and self.config.draft not in SHIPPED_DRAFTS:
+        if self.config.drafts and self.config.draft not in SHIPPED:
             await fetched(self.config.draft, self._report)
+        for head in self.config.heads - SHIPPED:
+            await asked(head, HEAD, self._report)
         self.run_dir = _make_run_dir(self.config.run_dir)
         self._report(f"logs in {self.run_dir}")
         redis = [] if self.config.metadata_url else [self._redis(exits)]

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -136,6 +137,12 @@ class StackConfig:
     @property
     def draft(self) -> str:
         return self.draft_model or default_draft(self.target_model)
+
+    @property
+    def heads(self) -> set[str]:
+        """Draft heads that the workers' further options name."""
+        words = [part for word in shlex.split(f"{self.target_args} {self.draft_args}") for part in word.split("=", 1)]
+        return {name for flag, name in pairwise(words) if flag in ("--head", "--remote-head")}
 
 
 def _check_args(name: str, args: str) -> None:

@@ -44,6 +44,7 @@ _FOREIGN = {"quantization_config": {"quant_method": "nobodys"}}
             marks=pytest.mark.slow,
         ),
         pytest.param(*(_CAPPED, "--draft-model", ["attn_logit_softcapping"]), marks=pytest.mark.slow),
+        pytest.param(*({}, "--head", ["config.json: not a known draft head"]), marks=pytest.mark.slow),
         (_LATENT, "--target-model", ["kv_lora_rank", "use --engine vllm"]),
         (_FOREIGN, "--target-model", ["quantization_config: quant_method 'nobodys'"]),
     ],
@@ -52,7 +53,8 @@ def test_a_model_that_the_engine_does_not_run_is_refused_once_before_anything_st
     tiny: Path, tmp_path: Path, differs: dict[str, object], option: str, reasons: list[str]
 ) -> None:
     model, run_dir = _of_family(tiny, tmp_path / "model", **differs), tmp_path / "run"
-    models = {"--target-model": str(tiny), "--draft-model": str(tiny), option: model}
+    named = {"--target-args": f"--head {model}"} if option == "--head" else {option: model}
+    models = {"--target-model": str(tiny), "--draft-model": str(tiny), **named}
     arguments = [word for pair in models.items() for word in pair]
     ports = [word for name in ("http", "grpc", "control") for word in (f"--{name}-port", "0")]
     ran = CliRunner().invoke(cli, ["up", *arguments, *ports, "--run-dir", str(run_dir)])
