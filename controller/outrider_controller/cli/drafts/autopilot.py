@@ -129,7 +129,7 @@ def stop_worker(worker: Popen[str]) -> None:
 
 @dataclass(slots=True)
 class ClusterWorld:
-    """A cluster, and this machine: what a release asks of them. All may raise CommandError: a later turn asks again."""
+    """A cluster, and this machine. A `World`."""
 
     control: str
     options: AutopilotOptions
@@ -162,22 +162,18 @@ class ClusterWorld:
         return [Fallen(name, reason, name in consenting, count(name)) for name, reason in up.items()]
 
     def consents(self, tenant: str) -> bool:
-        """To samples with text, now."""
         return tenant in ask_control(self.control, _consenting)
 
     def distil(self, release: Release, within_s: float, meanwhile: Callable[[], None]) -> None:
-        """Calls `meanwhile` as `run_command` does. Raises StepFailed."""
         command, *_ = self.options.commands(release)
         self.run(command, within_s, meanwhile)
 
     def compare(self, release: Release, meanwhile: Callable[[], None]) -> tuple[float, float]:
-        """Committed tokens a round in held-out samples: with the new draft, and with that in use. Raises StepFailed."""
         _, command, *_ = self.options.commands(release)
         before, new, *_ = json.loads(self.run(command, math.inf, meanwhile))["drafts"]
         return new["all"]["tokens_per_round"], before["all"]["tokens_per_round"]
 
     def keep_workers(self, drafts: Collection[str]) -> None:
-        """Starts and stops workers, so that these directories are run."""
         for draft in self._workers.keys() - set(drafts):
             self.stop(self._workers.pop(draft))
         for draft in drafts:
@@ -185,7 +181,6 @@ class ClusterWorld:
                 self._workers[draft] = self.start(self.options.worker(draft))
 
     def rollout(self, release: Release) -> drafts_pb2.Rollout | None:
-        """The rollout of the new draft, which is started if it never was. None while no worker of it is seen."""
         found = self._versions().get(release.name, drafts_pb2.DraftVersion())
         # While its worker starts again, the rollout goes on. Another one's of that name ends nothing.
         if found.rollout.state == drafts_pb2.ROLLOUT_STATE_RUNNING:
@@ -203,7 +198,6 @@ class ClusterWorld:
         return ask_control(self.control, lambda stub: stub.StartRollout(request)).rollout
 
     def withdrawn(self) -> set[str]:
-        """Names of the drafts that run, and that draft for nobody since their rollout has ended."""
         return {name for name, one in self._versions().items() if one.num_workers and one.rollout.state in _WITHDRAWN}
 
     def _versions(self) -> dict[str, drafts_pb2.DraftVersion]:
@@ -213,7 +207,6 @@ class ClusterWorld:
         return {one.name: one for one in order}
 
     def note(self, release: Release) -> None:
-        """For the events and the audit."""
         details = {"draft": release.name, "reason": release.reason}
         note(f"{release.tenant}: {release.step}: {release.reason}")
         try:
@@ -227,7 +220,6 @@ class ClusterWorld:
             await store.emit(EventKind.AUTOPILOT_STEP, {"tenant": tenant, "step": step, **details})
 
     def clear(self, release: Release) -> None:
-        """Removes what only its training needed."""
         shutil.rmtree(self.options.samples.of(release.tenant) / f"distill-{release.number}", ignore_errors=True)
 
 

@@ -12,15 +12,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.user_cache import write_whole
 
 from outrider_controller.cli.exits import CommandError
-
-if TYPE_CHECKING:
-    from outrider_controller.cli.drafts.autopilot import ClusterWorld
 
 MIN_SAMPLES = 32
 REST_S = 86_400.0
@@ -104,9 +101,48 @@ class Book:
         write_whole(file, json.dumps(asdict(self), indent=2))
 
 
+class World(Protocol):
+    """What a release asks of a cluster and of this machine. All may raise CommandError: a later turn asks again."""
+
+    def fallen(self) -> list[Fallen]: ...
+
+    def consents(self, tenant: str) -> bool:
+        """To samples with text, now."""
+        ...
+
+    def distil(self, release: Release, within_s: float, meanwhile: Callable[[], None]) -> None:
+        """Calls `meanwhile` at once and every few seconds, as `compare` does; what that raises ends it. Raises
+        StepFailed."""
+        ...
+
+    def compare(self, release: Release, meanwhile: Callable[[], None]) -> tuple[float, float]:
+        """Committed tokens a round in held-out samples: with the new draft, and with that in use. Raises StepFailed."""
+        ...
+
+    def keep_workers(self, drafts: Collection[str]) -> None:
+        """Starts and stops workers, so that these directories are run."""
+        ...
+
+    def rollout(self, release: Release) -> drafts.Rollout | None:
+        """The rollout of the new draft, which is started if it never was. None while no worker of it is seen."""
+        ...
+
+    def withdrawn(self) -> set[str]:
+        """Names of the drafts that run, and that draft for nobody since their rollout has ended."""
+        ...
+
+    def note(self, release: Release) -> None:
+        """For the events and the audit."""
+        ...
+
+    def clear(self, release: Release) -> None:
+        """Removes what only its training needed."""
+        ...
+
+
 @dataclass(slots=True)
 class Autopilot:
-    world: ClusterWorld
+    world: World
     directory: Path
     """Of the new drafts and of the book."""
     draft: str
