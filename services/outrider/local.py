@@ -47,6 +47,8 @@ class Answered:
     token_ids: list[int] = field(default_factory=list)
     """With the stop token at the end, if there is one."""
     num_steps: int = 0
+    num_drafted: int = 0
+    """Drafted tokens that steps took in, those after a rejected one included; branches of one position count once."""
     num_verified: int = 0
     num_accepted: int = 0
     num_hits: int = 0
@@ -214,6 +216,7 @@ def _note(answer: Answered, committed: Committed, now_s: float) -> None:
     answer.first_s = answer.first_s or answer.last_s
     answer.token_ids.extend(outcome.token_ids)
     answer.num_steps += 1
+    answer.num_drafted += outcome.num_drafted
     answer.num_verified += outcome.num_verified
     answer.num_accepted += outcome.num_accepted
     answer.num_hits += outcome.num_accepted > 0

@@ -26,7 +26,9 @@ class Shares:
     """What came of the drafts of some texts, one stream at a time."""
 
     acceptance: float
-    """Accepted of the drafted tokens that were verified."""
+    """Accepted of the drafted tokens that were verified: up to the first rejected one of a round."""
+    of_drafted: float
+    """Accepted of all drafted tokens, those after a rejected one included; branches of one position count once."""
     hits: float
     """Share of rounds that accepted a drafted token."""
     tokens_per_round: float
@@ -36,8 +38,11 @@ class Shares:
     def of(cls, answers: Sequence[Answered], seconds: float, plain_s: float) -> Shares:
         rounds = max(1, sum(answer.num_steps for answer in answers))
         verified = max(1, sum(answer.num_verified for answer in answers))
+        drafted = max(1, sum(answer.num_drafted for answer in answers))
+        accepted = sum(answer.num_accepted for answer in answers)
         return cls(
-            round(sum(answer.num_accepted for answer in answers) / verified, 4),
+            round(accepted / verified, 4),
+            round(accepted / drafted, 4),
             round(sum(answer.num_hits for answer in answers) / rounds, 4),
             round(sum(len(answer.token_ids) for answer in answers) / rounds, 4),
             round(plain_s / seconds, 4),

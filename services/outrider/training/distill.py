@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from outrider.drafting.heads import TargetParts, load_head
@@ -22,7 +23,7 @@ from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.models.loader import load_engine
 from outrider.training import acceptance
 from outrider.training.corpus import CorpusConfig, write_corpus
-from outrider.training.head_student import KINDS, HeadLearner, taps_of
+from outrider.training.head_student import KINDS, HeadLearner, taps_of, taps_of_start
 from outrider.training.loop import Learner, LoopConfig, Training
 from outrider.training.plain_student import PlainLearner
 from outrider.training.shards import Corpus, Sample
@@ -31,7 +32,7 @@ from outrider.training.student import ModelLearner, StudentConfig, commonest_tok
 # What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
 _PROMPTS, _ANSWER_TOKENS = 64, 64
 _BATCH_OF_A_START = 2048
-_RATE_OF_A_START = 0.3
+_RATE_OF_A_START = {"model": 0.3, "mtp": 0.5}
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, note)."""
@@ -51,7 +52,8 @@ class DistillConfig:
     student_model: str = ""
     """A model with the target's tokens that learns in the place of a student of the target's layers."""
     start: str = ""
-    """A draft of the target that a model or an MTP head begins as; empty: its layers are the target's."""
+    """A draft of the target that a model or an MTP head begins as, or an MTP head that goes on to learn; empty: the
+    layers are the target's."""
     in_use: str = ""
     """Another draft of the target, measured beside the new one; empty for none."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
@@ -102,6 +104,7 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "DEFAULT")
     torch.manual_seed(config.seed)
     target = resolve(config.target)
+    config = _reads_as_its_start(config)
     _write(config, target, progress)
     corpus = Corpus(config.work, len(read_head(target)))
     _check_states(corpus, taps_of(config.kind, config.student, target), config.work)
@@ -128,12 +131,20 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     }
     recipe = {"target_revision": revision, "config": _recipe(config), "measured": measured}
     if config.start:
-        recipe["parent_revision"] = weights_revision(resolve(config.start))
+        recipe["parent_revision"] = weights_revision(directory(config.start))
     learner.save(config.out, config.target, recipe)
     measured |= _acceptance(config, target, corpus.held_out, progress)
     write_recipe(config.out, recipe)
     size = sum(file.stat().st_size for file in config.out.iterdir())
     return DistillReport(bytes=size, **measured)
+
+
+def _reads_as_its_start(config: DistillConfig) -> DistillConfig:
+    """A head that goes on reads the layers that it has learnt to read."""
+    taps = taps_of_start(directory(config.start)) if config.kind == "mtp" and config.start else ()
+    if taps and config.student.taps not in ((), taps):
+        raise ValueError(f"taps: {config.start} reads layers {taps}")
+    return replace(config, student=replace(config.student, taps=taps or config.student.taps))
 
 
 def _check_states(corpus: Corpus, taps: tuple[int, ...], directory: Path) -> None:
@@ -147,7 +158,10 @@ def _token_map(config: DistillConfig, target: Path, corpus: Corpus) -> torch.Ten
     """The tokens that the draft proposes: the commonest of the corpus, or those of the draft that it begins as."""
     if not config.start:
         return commonest_tokens(corpus.token_counts, config.student.head_tokens)
-    start = resolve(config.start)
+    start = directory(config.start)
+    if is_head(start) and config.kind == "mtp":
+        kept: Tensor = load_file(start / "head.safetensors")["token_map"]
+        return kept.long()
     if "outrider_draft" not in read_config(start):
         raise CheckpointError("start", f"{config.start} is not a draft made by outrider distill")
     if tokenizer_fingerprint(start) != tokenizer_fingerprint(target):
@@ -158,19 +172,19 @@ def _token_map(config: DistillConfig, target: Path, corpus: Corpus) -> torch.Ten
 def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Learner:
     if config.student_model:
         return PlainLearner(target, resolve(config.student_model), config.device)
-    start = resolve(config.start) if config.start else None
+    start = directory(config.start) if config.start else None
     if config.kind == "model":
         return ModelLearner(target, config.student, token_map, config.device, start)
     return HeadLearner(config.kind, target, config.student, token_map, config.device, start)
 
 
 def _loop(config: DistillConfig) -> LoopConfig:
-    if config.kind != "model" or not config.start:
+    if not config.start or (config.kind == "mtp" and not is_head(directory(config.start))):
         return config.training
     # A draft that is good already forgets at the rate that one from nothing learns at. What it learns is little text.
     return replace(
         config.training,
-        learning_rate=config.training.learning_rate * _RATE_OF_A_START,
+        learning_rate=config.training.learning_rate * _RATE_OF_A_START[config.kind],
         batch_tokens=min(config.training.batch_tokens, _BATCH_OF_A_START),
     )
 

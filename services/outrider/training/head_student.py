@@ -17,11 +17,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from outrider.drafting.heads import Eagle3Head, MedusaHead, MtpHead, TargetParts
+from outrider.drafting.heads import Eagle3Head, HeadError, MedusaHead, MtpHead, TargetParts, load_head
 from outrider.drafting.heads.eagle import EagleVariant, default_taps
 from outrider.drafting.heads.interface import HeadSettings
-from outrider.drafting.heads.loading import FORMAT
+from outrider.drafting.heads.loading import FORMAT, is_head
 from outrider.drafting.heads.tensors import settings_of
+from outrider.engine import CheckpointError
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.draft_checkpoint import (
     load_draft_model,
@@ -42,6 +43,15 @@ _BLOCKS = 3
 # Of the loss of a step against that of the one before: later tokens are drafted less often.
 _FADE = 0.8
 _SHARED = ("embed_tokens.", "lm_head.", "lm_heads.")
+
+
+def taps_of_start(start: Path) -> tuple[int, ...]:
+    """The layers that this head reads; none of a draft model. Raises CheckpointError for a head that no other begins
+    as."""
+    about = read_config(start).get("outrider_head", {})
+    if is_head(start) and about.get("kind") != "mtp":
+        raise CheckpointError("start", f"{start} is not an MTP head made by outrider distill")
+    return tuple(about.get("taps", ()))
 
 
 def taps_of(kind: str, config: StudentConfig, target: Path) -> tuple[int, ...]:
@@ -82,7 +92,8 @@ class HeadLearner:
     def __init__(
         self, kind: str, target: Path, config: StudentConfig, token_map: Tensor | None, device: str, start: Path | None
     ) -> None:
-        """start: a draft that `outrider distill` made for the target, with this token map; an MTP head begins as it."""
+        """start: a draft or an MTP head that `outrider distill` made for the target, with this token map; an MTP head
+        begins as it."""
         self.kind = kind
         self.token_map = token_map
         parts = TargetParts(read_embedding(target).float(), read_head(target).float(), _depth(target))
@@ -221,6 +232,8 @@ def _settings(target: Path, layers: int) -> tuple[HeadSettings, dict[str, Any]]:
 
 
 def _mtp(target: Path, parts: TargetParts, config: StudentConfig, token_map: Tensor | None, start: Path | None) -> Any:
+    if start is not None and is_head(start):
+        return _going_on(start, parts)
     if start is not None:
         model, _ = load_draft_model(start, torch.float32)
         layers = [layer.state_dict() for layer in model.model.layers]
@@ -238,6 +251,15 @@ def _mtp(target: Path, parts: TargetParts, config: StudentConfig, token_map: Ten
     if head.taps:
         head.fc.weight.data.copy_(_highest(head.taps, parts.width))
     head.shape = shape
+    return head
+
+
+def _going_on(start: Path, parts: TargetParts) -> Any:
+    try:
+        head: Any = load_head(start, parts, torch.float32)
+    except HeadError as error:
+        raise CheckpointError("start", str(error)) from error
+    head.shape = {name: value for name, value in read_config(start).items() if name != "outrider_head"}
     return head
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.comparison.compare import KnownTexts, ReplayEngine
+from outrider.comparison.compare import KnownTexts, ReplayEngine, Shares
 from outrider.comparison.step_line import StepLine, measure_steps
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import load_drafter
@@ -94,6 +94,32 @@ def test_a_replay_commits_in_each_round_what_the_target_commits(
     assert counts(replayed) == counts(real)
     assert sum(a.num_accepted for a in real) > 0
     assert all(a.num_hits <= min(a.num_steps, a.num_accepted) for a in real)
+
+
+class Counting(ReplayEngine):
+    """Counts the drafted tokens of each row, those at the same depth of its tree once."""
+
+    drafted = 0
+
+    def forward_tapped(self, rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        for row in rows:
+            depths: list[int] = []
+            for parent in row.parents:
+                depths.append(depths[parent] + 1 if parent >= 0 else 1)
+            self.drafted += max(depths, default=0)
+        return super().forward_tapped(rows, layers)
+
+
+def test_shares_are_of_all_drafted_tokens_and_of_those_up_to_the_first_rejected(
+    target: Engine, known: KnownTexts, tiny: Path, tmp_path: Path
+) -> None:
+    engine = Counting(target, known, LINE)
+    replayed = answers(engine, lookups(tmp_path, tiny), 4)
+    # Each round commits one token of the target's own.
+    accepted = sum(len(each.token_ids) - each.num_steps for each in replayed)
+    shares = Shares.of(replayed, 1.0, 1.0)
+    assert shares.of_drafted == pytest.approx(accepted / engine.drafted, abs=1e-4)
+    assert shares.of_drafted < shares.acceptance < 1
 
 
 def test_a_replays_clock_runs_by_the_measured_steps_and_not_by_what_the_replay_takes(

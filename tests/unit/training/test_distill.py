@@ -16,6 +16,7 @@ from outrider.drafting.heads.check import guess_logits
 from outrider.drafting.heads.interface import ChainMemory
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import variants
+from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_embedding, read_head
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.engine.models.loader import load_engine
@@ -303,8 +304,25 @@ def test_an_mtp_head_of_layers_begins_as_its_draft_and_learns_from_their_states(
     parts = TargetParts(read_embedding(target).float(), read_head(target).float(), 3)
     head = load_head(config.out, parts, torch.float32)
     assert (head.kind, head.taps) == ("mtp", (1, 2))
+    on = replace(config, start=str(config.out), out=tmp_path / "on", student=StudentConfig())
+    went_on = run(on, lambda *_: None)
+    assert went_on.held_out_loss == pytest.approx(longer.held_out_loss, rel=0.01)
+    assert went_on.acceptance == pytest.approx(longer.acceptance, abs=0.03)
+    stored, before = (read_config(out)["outrider_head"] for out in (on.out, config.out))
+    assert stored == before and stored["taps"] == [1, 2]
+    with pytest.raises(ValueError, match=r"taps: .* reads layers \(1, 2\)"):
+        run(replace(on, student=replace(on.student, taps=(1,))), lambda *_: None)
     with pytest.raises(CheckpointError, match=r"a corpus without the states of layers \(1, 2, 3\)"):
         run(replace(config, student=replace(config.student, taps=(1, 2, 3))), lambda *_: None)
+
+
+def test_a_head_of_another_kind_is_no_start(target: Path, tmp_path: Path) -> None:
+    start = tmp_path / "head"
+    start.mkdir()
+    (start / "config.json").write_text('{"outrider_head": {"kind": "medusa"}}')
+    config = replace(distill(target, tmp_path, 1), kind="mtp", start=str(start))
+    with pytest.raises(CheckpointError, match=r"start: .* is not an MTP head made by outrider distill"):
+        run(config, lambda *_: None)
 
 
 def test_layers_to_read_are_the_target_s_and_of_a_head_that_reads_layers(target: Path, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_the_target_answers_the_prompts_of_a_file_as_it_would_in_serving(engine:
         chosen = logits.argmax(-1)[len(sample.prompt) - 1 :].tolist()
         greedy += chosen == ids[len(sample.prompt) :]
         assert sample.answers.tolist() == [i >= len(sample.prompt) for i in range(1, len(ids))]
-    # Two of four passes over the prompts are greedy.
-    assert greedy >= 2 * 3
+    # One of four passes over the prompts is greedy: a second one would say the same.
+    assert greedy >= 3 and len({tuple(sample.token_ids.tolist()) for sample in samples}) == 4 * 3
 
 
 def test_a_second_run_goes_on_with_the_prompts_that_are_left(engine: Engine, tmp_path: Path) -> None:

@@ -105,11 +105,13 @@ def _text(found: Comparison) -> str:
 
 def _table(found: Comparison) -> str:
     streams = list(found.plain_tokens_per_second)
-    header = ["DRAFT", "ACCEPTED", "ROUNDS WITH A HIT", "TOKENS/ROUND", "PROPOSAL", *(f"x PLAIN, {n}" for n in streams)]
+    measured = ["ACCEPTED", "OF DRAFTED", "ROUNDS WITH A HIT", "TOKENS/ROUND", "PROPOSAL"]
+    header = ["DRAFT", *measured, *(f"x PLAIN, {n}" for n in streams)]
     rows = [
         [
             each.name,
             f"{each.all.acceptance:.3f}",
+            f"{each.all.of_drafted:.3f}",
             f"{each.all.hits:.3f}",
             f"{each.all.tokens_per_round:.2f}",
             f"{each.proposal_ms:.2f} ms",

@@ -34,7 +34,9 @@ _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="The teacher.")
 @click.option("--kind", type=click.Choice(["model", "mtp", "eagle3", "medusa"]), default="model", show_default=True)
 @click.option("--student", default="", metavar="PATH|NAME", help="Model that learns, with the target's tokenizer.")
-@click.option("--start", default="", metavar="PATH|NAME", help="Draft to start from; for kinds model and mtp.")
+@click.option(
+    "--start", default="", metavar="PATH|NAME", help="Draft or MTP head to start from; for kinds model and mtp."
+)
 @click.option(
     "--corpus-tokens",
     type=click.IntRange(1000),
@@ -84,9 +86,10 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
     requests of a tenant that targets have recorded; the corpus then lies beside them, so that it is erased with
     them. A student of a few of its layers then learns the target's full distribution over them. The target then
     answers prompts that were kept back, and its verifier counts what it accepts of the draft, and of the draft that
-    is shipped for it, at temperatures 0 and 0.8. Hours on two cores with the defaults; --corpus-tokens and --train-
-    tokens say how many. A line on stderr every 30 s says how much is done, and how long the rest will take. Ctrl-C
-    keeps the corpus and what was learned, and the same command goes on from there.
+    it began as, or else of that which is shipped for the target, at temperatures 0 and 0.8. Hours on two cores with
+    the defaults; --corpus-tokens and --train-tokens say how many. A line on stderr every 30 s says how much is done,
+    and how long the rest will take. Ctrl-C keeps the corpus and what was learned, and the same command goes on from
+    there.
     """
     from outrider.engine import CheckpointError
     from outrider.training.distill import run
@@ -131,14 +134,18 @@ def _config(
     work_dir: Path | None,
 ) -> DistillConfig:
     """Of the command's options. Raises UsageError, ValueError."""
+    from outrider.engine.checkpoints.fetching import directory
     from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig
+    from outrider.training.head_student import taps_of_start
     from outrider.training.texts import read_prompts, read_recorded, read_samples
 
     if sum(map(bool, (prompts, samples, tenant))) > 1:
         raise click.UsageError("give one of --prompts, --samples and --from-samples")
     if bool(tenant) is not bool(samples_dir):
         raise click.UsageError("--from-samples and --samples-dir belong together")
+    if kind == "mtp" and start and not taps:
+        taps = ",".join(map(str, taps_of_start(directory(start))))
     states = _states(kind, taps)
     learnt: Sequence[AnsweredText | Sampled] = read_samples(samples) if samples else ()
     if samples_dir is not None:
@@ -151,7 +158,7 @@ def _config(
         kind=kind,
         student_model=student,
         start=start,
-        in_use=shipped_draft(target_model),
+        in_use=start or shipped_draft(target_model),
         device=device,
         threads=threads,
         seed=seed,

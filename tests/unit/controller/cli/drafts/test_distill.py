@@ -53,6 +53,21 @@ def test_a_corpus_with_the_states_of_some_layers_has_a_directory_of_its_own(
     assert kept.taps is not None and kept.taps.shape[1] == 2 * kept.hidden.shape[1] and plain.taps is None
 
 
+def test_a_head_that_goes_on_names_the_corpus_by_the_layers_that_it_reads(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider_controller.cli.drafts.distill.cache_directory", lambda: tmp_path / "cache")
+    start = tmp_path / "head"
+    start.mkdir()
+    (start / "config.json").write_text('{"outrider_head": {"kind": "mtp", "taps": [0, 1]}}')
+    command = ["distill", str(tmp_path / "out"), "--target-model", str(tiny), "--kind", "mtp", "--start", str(start)]
+    assert run([*command, "--taps", "1"]) == ExitCode.ERROR
+    assert "reads layers (0, 1)" in capsys.readouterr().err
+    assert run(command) == ExitCode.INTERRUPTED
+    [work] = (tmp_path / "cache" / "distill").iterdir()
+    assert work.name.endswith("-taps-0-1")
+
+
 def test_what_is_learnt_from_samples_lies_beside_them(
     tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
