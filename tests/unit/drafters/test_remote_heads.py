@@ -26,7 +26,7 @@ from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.requests.events import Offered
+from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
 
@@ -236,8 +236,8 @@ def test_and_that_finds_a_token_map_that_is_off_by_one(deep: Path) -> None:
         return answered(remote(deep, head), wanted(8, GREEDY, ASKED))
 
     right, wrong = (made(offset).bench.worker.stats.of_source("mtp") for offset in (0, 1))
-    assert right.num_accepted > 0.1 * right.num_verified > 20
-    assert wrong.num_accepted < 0.05 * wrong.num_verified
+    assert right.num_accepted > 20
+    assert wrong.num_accepted < 0.3 * right.num_accepted
 
 
 @pytest.mark.parametrize("kind", ["mtp", "eagle3"])
@@ -245,6 +245,37 @@ def test_a_token_costs_at_most_twice_the_width_in_bytes(deep: Path, kind: str) -
     made = answered(remote(deep, random_head(kind, deep)), wanted(8, GREEDY, ASKED))
     positions = sum(len(tokens) - 1 for tokens in made.bench.tokens.values())
     assert made.num_bytes == positions * 2 * 64
+
+
+def test_a_sequence_that_may_have_no_draft_costs_no_features(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = random_head("eagle3", deep)
+    projected: list[int] = []
+    exact = head.features
+    monkeypatch.setattr(head, "features", lambda states: (projected.append(states.shape[1]), exact(states))[1])
+    made = remote(deep, head)
+    projected.clear()
+    answered(made, wanted(4, GREEDY, Speculation(max_own_draft_tokens=4)))
+    assert made.num_bytes == 0 and not projected and len(made.bench.tokens) == 4
+
+
+def test_a_draft_that_pauses_has_no_features_until_it_may_go_on_and_then_all(deep: Path) -> None:
+    made = remote(deep, random_head("mtp", deep))
+    made.open(0, wanted(1, GREEDY, ASKED)[0])
+
+    def step() -> int:
+        made.bench.step()
+        made._follow()
+        made._work()
+        return made.num_bytes
+
+    before = [step() for _ in range(3)][-1]
+    assert before > 0
+    made.bench.apply(Adjusted(key(0), OWN))
+    assert [step() for _ in range(3)] == [before] * 3
+    made.bench.apply(Adjusted(key(0), ASKED))
+    step()
+    committed = len(made.bench.tokens[key(0)])
+    assert made.num_bytes == (committed - 1) * 2 * 64 and not made.errors
 
 
 def counted(change: Callable[[int, sequence.Commit], list[sequence.Commit]]) -> Change:

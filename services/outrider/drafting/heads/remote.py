@@ -4,6 +4,7 @@ in commits instead of drafting itself."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,21 +19,39 @@ _MAX_BYTES = 256 << 10
 """Of one message: the features of a long prompt come in several."""
 
 
+@dataclass(slots=True)
+class _Shown:
+    """What a sequence's draft is still to be sent."""
+
+    wanted: bool
+    """Whether draft workers may draft for it now."""
+    begun: bool = False
+    """Whether a draft has features of it: those that follow must leave no gap."""
+    features: list[Features] = field(default_factory=list)
+    held: list[tuple[int, Tensor]] = field(default_factory=list)
+    """Start and states of positions that were committed while no draft was wanted."""
+
+
 class HeadFeatures:
-    """A DraftSource that is shown the target's states and proposes nothing."""
+    """A DraftSource that is shown the target's states and proposes nothing. Its limits are those of draft workers."""
 
     def __init__(self, head: DraftHead) -> None:
         self.name = head.kind
         self.taps = head.taps
         self._head = head
-        self._seen: dict[SequenceKey, list[Features]] = {}
+        self._shown: dict[SequenceKey, _Shown] = {}
 
-    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None: ...
+    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
+        self._shown[key] = _Shown(opening.limits.max_draft_tokens > 0)
+
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None: ...
-    def limit(self, key: SequenceKey, limits: DraftLimits) -> None: ...
+
+    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+        if (shown := self._shown.get(key)) is not None:
+            shown.wanted = limits.max_draft_tokens > 0
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
-        self._seen.pop(key, None)
+        self._shown.pop(key, None)
 
     def poll(self) -> Iterable[tuple[SequenceKey, DraftTree | OutriderError]]:
         return ()
@@ -40,11 +59,21 @@ class HeadFeatures:
     @torch.inference_mode()
     def see(self, key: SequenceKey, start: int, states: Tensor) -> None:
         """states [positions, taps · width] of committed positions from `start` on."""
-        self._seen.setdefault(key, []).extend(written(start, self._head.features(states[None])[0]))
+        shown = self._shown.get(key)
+        if shown is None or not (shown.wanted or shown.begun):
+            return
+        shown.held.append((start, states))
+        if shown.wanted:
+            held, shown.held, shown.begun = shown.held, [], True
+            for at, each in held:
+                shown.features += written(at, self._head.features(each[None])[0])
 
     def take(self, key: SequenceKey) -> list[Features]:
         """Those of the positions that were seen since the last call."""
-        return self._seen.pop(key, [])
+        if (shown := self._shown.get(key)) is None:
+            return []
+        features, shown.features = shown.features, []
+        return features
 
 
 def written(start: int, features: Tensor) -> Iterator[Features]:

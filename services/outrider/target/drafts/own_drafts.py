@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from outrider.drafting.heads import HeadFeatures
-from outrider.drafting.source import CloseReason, DraftSource, Features, learns, reads_states
+from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Features, learns, reads_states
 from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
 from outrider.engine.run.taps import HEAD_INPUT
@@ -37,8 +37,7 @@ class OwnDrafts:
 
     def open(self, key: SequenceKey, opening: Opening) -> None:
         if self._sources:
-            source_opening = opening.for_drafts(opening.speculation.own_limits)
-            self._tell(lambda source: source.open(key, source_opening))
+            self._tell(lambda source: source.open(key, opening.for_drafts(_limits(source, opening.speculation))))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if self._sources:
@@ -55,7 +54,7 @@ class OwnDrafts:
         return self._reader.take(key) if isinstance(self._reader, HeadFeatures) else []
 
     def limit(self, key: SequenceKey, speculation: Speculation) -> None:
-        self._tell(lambda source: source.limit(key, speculation.own_limits))
+        self._tell(lambda source: source.limit(key, _limits(source, speculation)))
 
     def close(self, key: SequenceKey) -> None:
         self._hand_on()
@@ -85,6 +84,11 @@ class OwnDrafts:
                 log.error("a source of drafts failed", exc_info=error)
                 self._stats.num_source_failures += 1
             self._stats.of_source(source.name).draft_s += time.perf_counter() - started_s
+
+
+def _limits(source: DraftSource, speculation: Speculation) -> DraftLimits:
+    """Who computes features for draft workers goes by what those may draft."""
+    return speculation.draft_limits(0.0) if isinstance(source, HeadFeatures) else speculation.own_limits
 
 
 def _commit(source: DraftSource, committed: Sequence[tuple[SequenceKey, int, Sequence[int]]]) -> None:
