@@ -14,7 +14,9 @@ from outrider_controller.cli.up.stack_config import StackConfig
 # Of the package, not of the session: while other tests run it would still take processor time.
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    async with Stack(StackConfig(run_dir=tmp_path_factory.mktemp("run"), trace_tokens=True)) as running:
+    # Room for one text of the model's whole context: more is zeroed at the start, and never used.
+    config = StackConfig(run_dir=tmp_path_factory.mktemp("run"), trace_tokens=True, target_args="--num-blocks 640")
+    async with Stack(config) as running:
         yield running
 
 
