@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.drafting.heads import HeadFeatures
 from outrider.drafting.pool import no_leases
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import (
@@ -37,7 +36,7 @@ from outrider.rpc.channel import connect_to
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
-from outrider.target.drafts.head import head_drafts, tried_head
+from outrider.target.drafts.head import head_drafts, head_features, tried_head
 from outrider.target.grammars.grammar import GrammarCompiler, host_bytes
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.requests.opening import Limits
@@ -136,7 +135,7 @@ def _head(config: TargetConfig, engine: Engine) -> list[DraftSource]:
     model = resolve(config.model)
     prompt = load_tokenizer(model).encode("Once upon a time", add_special_tokens=True)
     head = tried_head(engine, model, directory(name), prompt)
-    return [head_drafts(engine, head, config.head_tokens) if config.head else HeadFeatures(head)]
+    return [head_drafts(engine, head, config.head_tokens) if config.head else head_features(engine, head)]
 
 
 def _notes(model: ModelInfo) -> dict[str, str]:

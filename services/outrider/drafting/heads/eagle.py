@@ -63,7 +63,7 @@ class Eagle3Head(LayeredHead):
 
     def features(self, states: Tensor) -> Tensor:
         if self._variant.norm_before_fc:
-            states = self.input_norm(states.to(self.fc.weight.dtype))
+            states = self.input_norm(states.to(self.norm.weight.dtype))
         return super().features(states)
 
     def join(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -93,6 +93,14 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
     return HeadEngine(decoder, cache, info, config, attention)
 
 
+def read_natively(head: DraftHead, kernels: Kernels) -> None:
+    """The kernels make its features from now on."""
+    if isinstance(head, LayeredHead) and head.taps and not head.settings.gated:
+        norms = [norm.get_parameter("weight") for norm in head.fc_norm]
+        head.projection = cpu.Projection(kernels, head.fc, norms, head.settings.eps, len(head.taps))
+        del head.fc, head.fc_norm
+
+
 def torch_engine(head: DraftHead, num_blocks: int = 512, *, prefix_cache: bool = True) -> HeadEngine | None:
     """The reference, on a CPU."""
     config = EngineConfig(execution="transformers", num_blocks=num_blocks, prefix_cache=prefix_cache)
@@ -153,6 +161,7 @@ class NativeHead:
         self._kernels = cpu.NativeLlama(kernels, model, context)
         self.execution = self._kernels.execution
         self._head = head
+        read_natively(head, kernels)
         # They are packed: in this form they would only take memory.
         for layer in head.layers:
             del layer.self_attn, layer.mlp

@@ -3,7 +3,7 @@ cache."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F
@@ -123,6 +123,8 @@ class LayeredHead(nn.Module):
     """So many layers read the tokens alone, before the join."""
     token_map: Tensor | None
     embed_tokens: nn.Embedding
+    projection: Callable[[Tensor], Tensor] | None = None
+    """What computes features in the place of torch."""
     passes_normed = True
     """Whether the feature of the next step is taken after the last norm."""
 
@@ -148,6 +150,8 @@ class LayeredHead(nn.Module):
         """[…, taps · target width] → […, width]."""
         if not self.taps:
             return states
+        if self.projection is not None:
+            return self.projection(states)
         states = states.to(self.fc.weight.dtype)
         if self.fc_norm:
             parts = torch.chunk(states, len(self.taps), -1)

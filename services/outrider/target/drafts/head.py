@@ -6,12 +6,13 @@ from pathlib import Path
 
 import torch
 
-from outrider.drafting.heads import HeadDrafts, HeadError
+from outrider.drafting.heads import HeadDrafts, HeadError, HeadFeatures
 from outrider.drafting.heads.check import self_check
-from outrider.drafting.heads.engine import HeadEngine, head_engine
+from outrider.drafting.heads.engine import HeadEngine, head_engine, read_natively
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.loading import load_head_of
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
+from outrider.engine.backends import cpu
 from outrider.engine.run.taps import HEAD_INPUT
 
 _CHECKED_TOKENS = 48
@@ -20,6 +21,13 @@ _CHECKED_TOKENS = 48
 def head_drafts(engine: Engine, head: DraftHead, max_tokens: int = 5) -> HeadDrafts:
     """The source of drafts of a head that `tried_head` has loaded. Raises CheckpointError."""
     return HeadDrafts(head, max_tokens, engine_of(engine, head))
+
+
+def head_features(engine: Engine, head: DraftHead) -> HeadFeatures:
+    """What sends a head on draft workers its features."""
+    if engine.info.execution.startswith("native"):
+        read_natively(head, cpu.load_kernels())
+    return HeadFeatures(head)
 
 
 def engine_of(engine: Engine, head: DraftHead, *, prefix_cache: bool = True) -> HeadEngine | None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from outrider.drafting.heads import Eagle3Head, HeadDrafts, MtpHead, TargetParts
 from outrider.drafting.heads.eagle import EagleVariant
-from outrider.drafting.heads.engine import HeadEngine, head_engine, torch_engine
+from outrider.drafting.heads.engine import HeadEngine, head_engine, read_natively, torch_engine
 from outrider.drafting.heads.interface import ChainMemory
 from outrider.drafting.heads.layer import LayeredHead
 from outrider.drafting.heads.tensors import settings_of
@@ -100,6 +100,28 @@ def test_in_torch_it_says_what_the_head_says_of_each_text_alone(tiny: Path, kind
     wanted, engine = texts.alone(head), torch_engine(head)
     assert engine is not None
     torch.testing.assert_close(torch.stack(texts.on(engine)), torch.stack(wanted), rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("variant", slow_between())
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_the_kernels_read_the_target_s_states_as_torch_does(tiny: Path, kind: str, variant: str) -> None:
+    try:
+        kernels = load_kernels(variant)
+    except KernelsMissing as error:
+        pytest.skip(str(error))
+    head = made("eagle3", tiny)
+    if kind == "mtp":
+        head.reads((0, 2), 64, normed=False)
+    for norm in head.fc_norm:
+        nn.init.normal_(norm.weight)
+    states = torch.randn(1, 40, len(head.taps) * 64).bfloat16()
+    wanted = head.features(states)
+    read_natively(head, kernels)
+    found = head.features(states)
+    # Weights of 8 bits, and inputs of bfloat16 where the CPU multiplies it.
+    assert (found - wanted).abs().max() < 0.02 * wanted.abs().max()
+    # A position's bits are the same whatever it comes with.
+    assert all(torch.equal(head.features(states[:, at : at + 1])[0, 0], found[0, at]) for at in (0, 13, 39))
 
 
 @pytest.mark.parametrize("variant", slow_between())

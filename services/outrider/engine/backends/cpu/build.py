@@ -100,7 +100,7 @@ def _load_variant(variant: Variant) -> Kernels:
     library = ctypes.CDLL(str(_compiled(variant)))
     if not library.outrider_granted():
         raise KernelsMissing(f"{variant.name} cannot run here: the system does not grant it to this process")
-    for name in ("outrider_forward", "outrider_move", "outrider_start_helpers"):
+    for name in ("outrider_forward", "outrider_project", "outrider_move", "outrider_start_helpers"):
         getattr(library, name).restype = None
     library.outrider_start_helpers.argtypes = [ctypes.c_int64]
     library.outrider_layout.restype = Layout

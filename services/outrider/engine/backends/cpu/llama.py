@@ -86,6 +86,15 @@ class _Step(ctypes.Structure):
     ]
 
 
+class _Projection(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("tokens", "states", "width", "outputs", "threads")),
+        ("norm_eps", ctypes.c_double),
+        *((name, _Pointer) for name in ("norms", "in", "out")),
+        ("weights", _Weights),
+    ]
+
+
 _BUFFERS = ("x", "wide", "narrow", "inner", "hidden", "logits", "panels", "codes", "units", "blocks")
 
 
@@ -232,6 +241,32 @@ class Join(nn.Module):
         self.linear = linear
         self.norms = tuple(None if norm is None else norm.float() for norm in (state_norm, feature_norm))
         self.before = before
+
+
+class Projection:
+    """What a head reads of several states of each token: each normed, if there are norms, and all multiplied by one
+    matrix of 8 bits, whose inputs are not rounded."""
+
+    def __init__(self, kernels: Kernels, linear: nn.Linear, norms: Sequence[Tensor], eps: float, states: int) -> None:
+        eight = nn.Sequential(Int8Linear.of(linear))
+        self._project, self._layout = kernels.library.outrider_project, kernels.layout
+        self._weights = _Packer(eight, kernels.layout).pack(eight[0])
+        self._norms = torch.stack([norm.float() for norm in norms]) if norms else None
+        self._eps, self._states = eps, states
+        self._outputs, self._inputs = linear.weight.shape
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[…, states · width] → float32 […, outputs]."""
+        rows = states.reshape(-1, self._inputs).float().contiguous()
+        out = torch.empty(len(rows), self._outputs)
+        threads, layout = torch.get_num_threads(), self._layout
+        narrow = torch.empty(rows.numel() * layout.act_bytes, dtype=torch.uint8)
+        panels = torch.empty(threads * layout.panel * self._inputs * layout.wide_bytes, dtype=torch.uint8)
+        sizes = (len(rows), self._states, self._inputs // self._states, self._outputs, threads)
+        step = _Projection(*sizes, self._eps, *map(_address, (self._norms, rows, out)), self._weights.pointers())
+        buffers = _Buffers(narrow=narrow.data_ptr(), panels=panels.data_ptr())
+        self._project(ctypes.byref(step), ctypes.byref(buffers))
+        return out.view(*states.shape[:-1], self._outputs)
 
 
 class NativeLlama:

@@ -100,6 +100,16 @@ typedef struct {
     Block *blocks;        // [tokens][most inputs of a layer / FOUR_INPUTS]
 } Buffers;
 
+// What a head reads: of each token's states, each normed by itself if there are norms, one product.
+typedef struct {
+    int64_t tokens, states, width, outputs, threads;  // width: of one of the states
+    double norm_eps;
+    const float *norms;   // [states][width], or none
+    const float *in;      // [tokens][states][width]
+    float *out;           // [tokens][outputs]
+    Weights weights;
+} Projection;
+
 // What ../llama.py has to know of a variant.
 typedef struct {
     int64_t panel, eight_group, code_group, act_bytes, wide_bytes, code_bytes, block_bytes;

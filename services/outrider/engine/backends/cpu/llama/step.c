@@ -280,6 +280,35 @@ static void join(const Pass *p) {
     linear(&(Linear){p->b->narrow, m->join, p->b->x, p->s->tokens, 2 * m->width, m->width, m->width, STORE, 1}, p->b, p->threads);
 }
 
+typedef struct {
+    const Projection *p;
+    act *narrow;  // [tokens][states][width]
+} Projecting;
+
+static void norm_states_part(const void *context, int64_t piece, int thread) {
+    (void)thread;
+    const Projecting *work = context;
+    const Projection *p = work->p;
+    const int64_t end = (piece + 1) * PART < p->tokens ? (piece + 1) * PART : p->tokens;
+    for (int64_t n = piece * PART * p->states; n < end * p->states; n++) {
+        const float *x = p->in + n * p->width;
+        act *out = work->narrow + n * p->width;
+        if (p->norms)
+            rms_norm(x, p->norms + n % p->states * p->width, p->width, (float)p->norm_eps, out);
+        else
+            narrow(x, p->width, out);
+    }
+}
+
+void outrider_project(const Projection *p, const Buffers *b) {
+    const int threads = begin(p->threads);
+    const Projecting work = {p, b->narrow};
+    share(norm_states_part, &work, (p->tokens + PART - 1) / PART, threads);
+    const int64_t inputs = p->states * p->width;
+    linear(&(Linear){b->narrow, p->weights, p->out, p->tokens, inputs, p->outputs, p->outputs, STORE, 1}, b, threads);
+    end(threads);
+}
+
 void outrider_forward(const Model *m, const Step *s, const Buffers *b) {
     int64_t most = 0;
     for (int64_t r = 0; r < s->rows; r++) most = s->row[r].num_tokens > most ? s->row[r].num_tokens : most;
