@@ -48,7 +48,7 @@ def write_gguf(
     if (kind := (config["model_type"], config["rope_parameters"]["rope_type"])) != ("llama", "default"):
         raise ValueError(f"{checkpoint}: {kind[0]} with rope {kind[1]}, not a plain Llama")
     writer = GGUFWriter(file, "llama")
-    writer.add_file_type(LlamaFileType[f"MOSTLY_{quantization.name}"])
+    writer.add_file_type(next(t for t in LlamaFileType if t.name.startswith(f"MOSTLY_{quantization.name}")))
     _write_settings(writer, config)
     _write_tokenizer(writer, checkpoint, config, pre)
     if eot is not None:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
 from outrider.checkpoint_files import end_tokens
 from outrider.engine import EngineConfig, Row, resolve
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
+from outrider.engine.checkpoints import gguf_fours
+from outrider.engine.checkpoints.packed_weights import drop_mixed
 from outrider.engine.models.loader import load_engine
 from outrider.engine.models.memory import count_linear
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from benchmarks.support.llama_gguf import write_gguf
 
@@ -25,6 +29,9 @@ PROMPT = [40, 41, 42, 43, 90, 91]
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # First, from the cache that all tests share: compiling them again can take minutes.
+    with suppress(KernelsMissing):
+        load_kernels("auto")
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
 
 
@@ -50,30 +57,75 @@ def test_a_gguf_file_says_what_its_checkpoint_says(
     assert end_tokens(converted) == (2,)
 
 
-def test_q4_0_keeps_its_bits_and_means_what_transformers_reads(tiny: Path, tmp_path: Path) -> None:
-    file = write_gguf(tiny, tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_0)
-    stored = load_file(resolve(file) / "model.safetensors")
-    as_read = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(
-        tmp_path, gguf_file=file.name, quantization_config=as_read, dtype=torch.float32
+def written(tiny: Path, file: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Random weights in blocks of 256 need larger matrices, and gguf writes no Q4_K."""
+    if kind != "Q4_K":
+        return write_gguf(tiny, file, GGMLQuantizationType[kind])
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    config = AutoConfig.from_pretrained(tiny, **sizes, **heads)
+    large = file.parent / "large"
+    shutil.copytree(tiny, large)
+    AutoModelForCausalLM.from_config(config).save_pretrained(large)
+    rng = np.random.default_rng(1)
+
+    def blocks(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+        made = rng.integers(0, 256, (*values.shape[:1], values.shape[1] // 256, 144), dtype=np.uint8)
+        made[..., :4] = np.array([2e-4, 1e-3], np.float16).view(np.uint8)
+        # The first group's numbers all mean the same: its scale is 0.
+        made[..., 4] &= 0xC0
+        return made.reshape(len(values), -1)
+
+    monkeypatch.setattr("gguf.quantize", blocks)
+    return write_gguf(large, file, GGMLQuantizationType.Q4_K)
+
+
+@pytest.mark.parametrize(("kind", "off_by"), [("Q4_0", 0.0), ("Q4_K", 2.0**-9)])
+def test_four_bits_stay_and_mean_what_transformers_reads(
+    tiny: Path, tmp_path: Path, kind: str, off_by: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Q4_K no more is lost than by rounding it to bfloat16: its scales have more bits than float16 holds."""
+    file = written(tiny, tmp_path / "some.gguf", kind, monkeypatch)
+    model, as_read = (
+        AutoModelForCausalLM.from_pretrained(resolve(file), dtype=torch.bfloat16),
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path, gguf_file=file.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32
+        ).state_dict(),
     )
-    layers = {name: weight for name, weight in model.state_dict().items() if "_proj." in name}
-    for name, weight in layers.items():
-        numbers = torch.stack([stored[f"{name}_packed"] >> place & 15 for place in range(0, 32, 4)], -1).flatten(1)
-        scale = stored[f"{name}_scale"].float().repeat_interleave(32, 1)
-        assert torch.equal((numbers - 8) * scale, weight), name
-    assert not layers.keys() & stored.keys()
+    kept = gguf_fours.read(resolve(file), dict(model.named_modules()))
+    assert {f"{name}.weight" for name in kept} >= {name for name in as_read if "_proj." in name}
+    for name, layer in kept.items():
+        scale, zero = layer.grid.float().repeat_interleave(32, 1).unbind(-1)
+        wanted = as_read[f"{name}.weight"]
+        assert float(((layer.numbers() - zero) * scale - wanted).abs().max()) <= off_by * float(wanted.abs().max())
 
 
-def test_q4_0_runs_on_the_kernels_in_four_bits(tiny: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wider", "with_it"), [("v_proj", {"q_proj", "k_proj"}), ("up_proj", {"gate_proj"}), ("down_proj", set())]
+)
+def test_only_what_is_joined_with_a_wider_matrix_widens_too(wider: str, with_it: set[str]) -> None:
+    """As in Q4_K_M, which has some of v and down in Q6_K."""
+    layers = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    kept = dict.fromkeys(layers - {wider}, 1)
+    drop_mixed(kept, layers)
+    assert layers - kept.keys() == {wider} | with_it
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K"])
+def test_the_kernels_run_four_bits_as_they_are(
+    tiny: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try:
         load_kernels("auto")
     except KernelsMissing as error:
         pytest.skip(str(error))
-    file = write_gguf(tiny, tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_0)
-    engines = [load_engine(path, EngineConfig(execution="native", num_blocks=8)) for path in (resolve(file), tiny)]
+    path = resolve(written(tiny, tmp_path / "some.gguf", kind, monkeypatch))
+    widened = shutil.copytree(path, tmp_path / "plain", ignore=shutil.ignore_patterns("int4_grids"))
+    engines = [load_engine(path, EngineConfig(execution="native", num_blocks=8)) for path in (path, widened)]
+    found, wanted = (one.forward([Row(one.kv.open(PROMPT), PROMPT, len(PROMPT))]) for one in engines)
+    assert float((found - wanted).norm() / wanted.norm()) < 0.1
     four, plain = (engine.weight_bytes for engine in engines)
-    linear = count_linear(tiny).stored
+    linear = count_linear(path).stored
     assert linear * (16 - 5 - 1.5) / 8 < plain - four <= linear * (16 - 5) / 8
 
 

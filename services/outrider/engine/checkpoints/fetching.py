@@ -265,7 +265,7 @@ def _read_gguf(file: Path) -> GGUFReader:
 def _convert_gguf(file: Path, made: Path, report: Report) -> None:
     # Once: reading a large vocabulary takes seconds.
     reader = _read_gguf(file)
-    from outrider.engine.checkpoints.gguf_fours import keep_fours, what_widens
+    from outrider.engine.checkpoints.gguf_fours import what_widens, write_grids
     from outrider.engine.checkpoints.gguf_tokenizer import GgufTokenizer
 
     report(f"converting {file.name} to safetensors, once{what_widens(reader)}")
@@ -274,7 +274,7 @@ def _convert_gguf(file: Path, made: Path, report: Report) -> None:
     tokenizer.build()
     try:
         _widen(file, made)
-        keep_fours(reader, made)
+        write_grids(reader, made)
         tokenizer.write(made)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise CheckpointError(str(file), f"transformers cannot convert it: {error}") from error

@@ -100,7 +100,7 @@ def read(path: Path, scheme: Mapping[str, Any], dtype: torch.dtype, *, keep: tup
             state[f"{layer}.bias"] = parts["bias"]
         if isinstance(same, keep):
             kept[layer] = same
-    _drop_mixed(kept, {name for name, _ in _layers_of(state) if name.endswith("_proj")})
+    drop_mixed(kept, {name for name, _ in _layers_of(state) if name.endswith("_proj")})
     widened = f"widened to {str(dtype).removeprefix('torch.')}, and take the memory and time of plain weights"
     names = {Int8Linear: "kept in int8", Int4Linear: "kept in int4"}
     kinds = sorted({names[type(layer)] for layer in kept.values()})
@@ -108,14 +108,22 @@ def read(path: Path, scheme: Mapping[str, Any], dtype: torch.dtype, *, keep: tup
     return Plain(state, kept)
 
 
-def _drop_mixed(kept: dict[str, Kept], projections: set[str]) -> None:
-    """Layers whose inputs are the same are joined by the kernels: all of a module are of one kind."""
+def drop_mixed(kept: dict[str, Any], layers: set[str]) -> None:
+    """The kernels join queries, keys and values to one product, and gate and up: they are of one kind, or plain."""
     kinds: dict[str, set[type]] = {}
-    for name in projections:
-        kinds.setdefault(name.rpartition(".")[0], set()).add(type(kept.get(name)))
-    for name in projections & kept.keys():
-        if len(kinds[name.rpartition(".")[0]]) > 1:
+    for name in layers:
+        kinds.setdefault(_product(name), set()).add(type(kept.get(name)))
+    for name in layers & kept.keys():
+        if len(kinds[_product(name)]) > 1:
             del kept[name]
+
+
+def _product(layer: str) -> str:
+    module, _, name = layer.rpartition(".")
+    return next((f"{module}.{joined}" for joined in _JOINED if name in joined), layer)
+
+
+_JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 _PACKED = {"qweight", "weight_packed", "weight_scale"}

@@ -16,7 +16,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 
 from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault
 from outrider.engine.backends import cpu
-from outrider.engine.checkpoints import checkpoints, packed_weights
+from outrider.engine.checkpoints import checkpoints, gguf_fours, packed_weights
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
@@ -208,6 +208,8 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
     if problem is not None:
         raise CheckpointError(f"{path}/config.json", f"model_type {loaded.config.model_type}: {problem}")
     modules = dict(loaded.named_modules())
+    if cpu.why_not_native(config, loaded.config) is None:
+        kept |= gguf_fours.read(path, modules)
     for name, layer in kept.items():
         # transformers joins experts to one module, which stays plain.
         if isinstance(linear := modules.get(name), nn.Linear):
