@@ -43,6 +43,9 @@ def _prepare_ray(address: str = "") -> None:
             # Longest wait for the port of Ray's server, which opens it within a tenth of a second. Meanwhile no Python
             # of ours runs, not even the thread that would notice the server's death.
             "RAY_gcs_server_port_wait_time_s": "10",
+            # Otherwise Ray kills the actors when others have filled the machine's memory. They are small, and a router
+            # takes all requests with it.
+            "RAY_memory_monitor_refresh_ms": "0",
         }
     )
     # Otherwise Ray would join the cluster that this variable names.
