@@ -79,13 +79,12 @@ async def test_a_round_tells_what_its_draft_took(real_fleet: Fleet) -> None:
 
 
 async def test_no_line_of_router_target_or_draft_holds_a_token_of_a_prompt(
-    real_fleet: Fleet, caplog: pytest.LogCaptureFixture
+    start_real: StartReal, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    fleet = await start_real()
     prompt = [371, 372, 373, 374, 375, 376]
-    answer = await real_fleet.ask_until_drafted(
-        real_fleet.request(prompt, model="tiny", speculation=router.SPECULATION_MODE_ON)
-    )
+    answer = await fleet.ask_until_drafted(fleet.request(prompt, model="tiny", speculation=router.SPECULATION_MODE_ON))
     logged = "\n".join(JsonFormatter("test").format(record) for record in caplog.records)
     assert logged
     for tokens in (prompt[:3], answer.token_ids[:3]):

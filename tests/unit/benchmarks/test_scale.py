@@ -33,7 +33,8 @@ class Scripted:
         self.asked += len(prompts)
         self.salts.append(salt)
         shift = [int(speculate and prompt[0] in self.wrong) for prompt in prompts]
-        return [Answered([p[0], p[0] + s], 1, 2, 1, True) for p, s in zip(prompts, shift, strict=True)]
+        counts = {"num_steps": 1, "num_drafted": 2, "num_verified": 2, "num_accepted": 1}
+        return [Answered([p[0], p[0] + s], **counts, finished=True) for p, s in zip(prompts, shift, strict=True)]
 
 
 def prompts(count: int) -> list[list[int]]:

@@ -37,7 +37,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """An empty one, for libraries that are compiled in no time."""
     sources = tmp_path / "sources"
     sources.mkdir()
-    names = ("granted", "layout", "forward", "move", "start_helpers")
+    names = ("granted", "layout", "forward", "project", "move", "start_helpers")
     (sources / "step.c").write_text("".join(f"int outrider_{name}(void) {{ return 1; }}" for name in names))
     monkeypatch.setattr(build, "SOURCES", sources)
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
