@@ -8,9 +8,9 @@ from typing import Annotated
 from outrider.configuration import NO_OPTION
 
 # With the longest draft they make a tree that targets accept as a message.
-MAX_ALTERNATIVES = 16
-# In one position. A target verifies no more of them than pay for their rows, which on a CPU with AMX are nearly free.
-MAX_OTHERS = 6
+MAX_ALTERNATIVES = 5
+# In one position: the target hardly ever chooses further ones.
+_MAX_OTHERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ModelConfig:
 
     Asked before each forward: a token more would save a step of the target that often at most, and costs a forward.
     """
-    num_alternatives: int = 8
+    num_alternatives: int = 4
     """Most branches of a proposal beside its main path. 0: chains only."""
     max_batch_tokens: int = 512
     """Most tokens of one forward."""
@@ -33,7 +33,7 @@ class ModelConfig:
     @property
     def others_looked_at(self) -> int:
         """In each position, for alternatives."""
-        return min(self.num_alternatives, MAX_OTHERS)
+        return min(self.num_alternatives, _MAX_OTHERS)
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_confidence < 1:

@@ -19,8 +19,8 @@ MAX_DRAFT_TOKENS = 64
 MAX_WAIT_US = 10_000_000
 """Longest that a target may hold a sequence back for a draft."""
 MAX_TREE_TOKENS = 256
-"""A model's draft of 64 tokens and 16 alternatives makes 80, and a head offers no more alternatives than fit. Older
-versions also send 16 branches of four tokens with five alternatives each: 245."""
+"""A draft of 64 tokens and five alternatives make 69. Older versions also send 16 branches of four tokens with five
+alternatives each: 245."""
 MAX_DRAFT_BYTES = 64 << 10
 """Bound of one Draft, with fields unknown to this version: 64 distributions of 64 tokens make 21,000 bytes. It may be
 passed on in one message with those of other sequences."""

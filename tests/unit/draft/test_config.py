@@ -17,7 +17,7 @@ def test_a_model_and_an_address_are_enough() -> None:
     [
         (["--max-draft-tokens", "0"], "max_draft_tokens"),
         (["--min-confidence", "2"], "min_confidence"),
-        (["--num-alternatives", "17"], "num_alternatives"),
+        (["--num-alternatives", "9"], "num_alternatives"),
         (["--kind", "ngram"], "--kind"),
         (["--max-draft", "4"], "--max-draft"),
     ],

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.drafting.config import MAX_OTHERS
 from outrider.drafting.heads.engine import HeadEngine
 from outrider.drafting.heads.interface import ChainMemory, DraftHead
 from outrider.drafting.heads.text import GrowingDraft, HeadText, Place
 from outrider.drafting.source import SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence, Row
-from outrider.protocol.limits import MAX_TREE_TOKENS
 from outrider.speculation import propose
 
+_OTHERS = 2
 # Positions of a long text that are read at once; texts with fewer unread than _SHORT are read together.
 _READ_AT_ONCE, _SHORT = 512, 16
 
@@ -102,14 +101,10 @@ class HeadRunner:
     def draft(self, texts: Sequence[HeadText], counts: Sequence[int]) -> list[DraftTree]:
         """A proposal for each text, which is ready, of at most so many tokens."""
         drafts, counts = [GrowingDraft.of(text) for text in texts], self._affordable(texts, counts)
-        longest = max(counts, default=0)
-        # A draft worker sends the tree in one message.
-        num_others = min(MAX_OTHERS, MAX_TREE_TOKENS // max(longest, 1) - 1)
         try:
-            for number in range(longest):
+            for number in range(max(counts, default=0)):
                 pairs = zip(texts, drafts, counts, strict=True)
-                growing = [(t, draft) for t, draft, count in pairs if number < count and self._may_grow(draft)]
-                self._grow(growing, num_others)
+                self._grow([(t, draft) for t, draft, count in pairs if number < count and self._may_grow(draft)])
         finally:
             for text in texts:
                 self._forget_draft(text)
@@ -129,8 +124,8 @@ class HeadRunner:
         if self._engine is not None:
             self._engine.kv.rewind(text.kv, text.read - text.begin)
 
-    def _grow(self, growing: Sequence[tuple[HeadText, GrowingDraft]], num_others: int) -> None:
-        """One token more for each draft, with at most so many alternatives to it."""
+    def _grow(self, growing: Sequence[tuple[HeadText, GrowingDraft]]) -> None:
+        """One token more for each draft."""
         if not growing:
             return
         if self._head.recurrent and (further := [(text, draft) for text, draft in growing if draft.chain]):
@@ -144,7 +139,7 @@ class HeadRunner:
             [text.opening.mode for text, _ in growing],
             [draft.base_len + len(draft.chain) for _, draft in growing],
             token_map=None if token_map is None else token_map.to(rows.device),
-            num_others=num_others,
+            num_others=_OTHERS,
         )
         for (_, draft), proposal in zip(growing, proposals, strict=True):
             draft.add(proposal)
