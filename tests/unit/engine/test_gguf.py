@@ -139,6 +139,21 @@ def test_it_is_converted_once(tiny: Path, tmp_path: Path) -> None:
     assert len(said) == 1
 
 
+def test_a_copy_of_an_older_form_is_made_anew_and_removed(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a machine would go on with weights in 16 bits, or keep both for ever."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    file = write_gguf(tiny, tmp_path / "tiny.gguf")
+    old = resolve(file)
+    other = old.parent / "other-model"
+    other.mkdir()
+    with patch("outrider.engine.checkpoints.fetching.CONVERSION", "next"):
+        new = resolve(file)
+    assert new.parent.name == "next" and (new / "config.json").exists()
+    assert not old.exists() and other.exists()
+
+
 @pytest.mark.parametrize(("kind", "said"), [("Q8_0", True), ("Q4_0", False), ("F16", False), ("BF16", False)])
 def test_the_user_learns_which_weights_become_wider(tiny: Path, tmp_path: Path, kind: str, said: bool) -> None:
     file = write_gguf(tiny, tmp_path / "tiny.gguf", GGMLQuantizationType[kind])

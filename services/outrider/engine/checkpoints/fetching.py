@@ -246,6 +246,9 @@ def _convert_whole(file: Path, target: Path, report: Report) -> None:
         made = Path(scratch) / "model"
         _convert_gguf(file, made, report)
         made.rename(target)
+    for form in target.parent.parent.iterdir():
+        if form.name != CONVERSION:
+            shutil.rmtree(form / target.name, ignore_errors=True)
 
 
 def _read_gguf(file: Path) -> GGUFReader:
