@@ -7,7 +7,6 @@ does not say what was trained, shows here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,24 +22,9 @@ from outrider.speculation import Candidate, SamplingParams, VerificationMode, pr
 
 # Every proposed token is verified, so that the share depends on no clock and on no policy of serving.
 _EVERY_TOKEN = ModelConfig(min_confidence=0.0, num_alternatives=0)
-_SAMPLED = SamplingParams(temperature=0.8, seed=0)
+GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=0)
 _CONCURRENCY = 16
 _BLOCK = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Shares of first drafted tokens that the target accepted: one is drafted in each step, and verified."""
-
-    greedy: float
-    """At temperature 0."""
-    sampled: float
-    """At temperature 0.8, coupled."""
-
-
-def measure(target: Engine, draft: Path, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> Acceptance:
-    """The target answers the prompts with this draft, once at each temperature. Raises CheckpointError."""
-    return Acceptance(*(share(target, draft, prompts, max_new_tokens, params) for params in (None, _SAMPLED)))
 
 
 def share(
@@ -48,33 +32,37 @@ def share(
     draft: Path,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    params: SamplingParams | None = None,
+    params: SamplingParams = GREEDY,
 ) -> float:
-    """As `measure`, at one temperature: greedy without `params`."""
+    """Of the first drafted tokens those that the target accepts: it answers the prompts with this draft, which proposes
+    one token in each step. Raises CheckpointError."""
     longest = max(len(prompt) for prompt in prompts) + max_new_tokens
     blocks = _CONCURRENCY * -(-longest // _BLOCK)
-    drafter = load_drafter(draft, engine=EngineConfig(num_blocks=blocks), model=_EVERY_TOKEN)
+    config = EngineConfig(num_blocks=blocks, device=target.info.device)
+    drafter = load_drafter(draft, engine=config, model=_EVERY_TOKEN)
     pair = Pair(target, drafter, max_sequences=_CONCURRENCY, max_draft_tokens=1, row_price=lambda _: 0.0, lookups=())
     answers = pair.answer(prompts, max_new_tokens, speculate=True, params=params)
     verified = sum(answer.num_verified for answer in answers)
     return round(sum(answer.num_accepted for answer in answers) / max(verified, 1), 4)
 
 
-def measure_head(target: Engine, head: DraftHead, prompts: Sequence[Sequence[int]], most: int) -> Acceptance:
-    """As `measure`, of a head for the target: it reads the target's states over each answer, and its guesses
-    are verified as in serving. After an accepted token comes one that nothing was drafted for."""
+def share_of_head(
+    target: Engine,
+    head: DraftHead,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    params: SamplingParams = GREEDY,
+) -> float:
+    """As `share`, of a head for the target: it reads the target's states over each answer, and its guesses are verified
+    as in serving. After an accepted token comes one that nothing was drafted for."""
     plain = Pair(target, None, max_sequences=_CONCURRENCY)
-
-    def share(params: SamplingParams) -> float:
-        answers = plain.answer(prompts, most, speculate=False, params=params)
-        verdicts = [
-            verdict
-            for prompt, answer in zip(prompts, answers, strict=True)
-            for verdict in _verdicts(target, head, list(prompt), answer.token_ids, params)
-        ]
-        return round(sum(verdicts) / max(len(verdicts), 1), 4)
-
-    return Acceptance(share(SamplingParams(temperature=0.0)), share(_SAMPLED))
+    answers = plain.answer(prompts, max_new_tokens, speculate=False, params=params)
+    verdicts = [
+        verdict
+        for prompt, answer in zip(prompts, answers, strict=True)
+        for verdict in _verdicts(target, head, list(prompt), answer.token_ids, params)
+    ]
+    return round(sum(verdicts) / max(len(verdicts), 1), 4)
 
 
 def _verdicts(
@@ -86,10 +74,11 @@ def _verdicts(
     row = Row(sequence, text, len(answer) + 1, num_tapped=len(text))
     logits, states = target.forward_tapped([row], head.taps or (HEAD_INPUT,))
     target.kv.close(sequence)
-    guesses = guess_logits(head, torch.tensor(text), states)
+    guesses = guess_logits(head, torch.tensor(text, device=states.device), states)
+    token_map = None if head.token_map is None else head.token_map.to(guesses.device)
     position = len(prompt) + 1
     while position < len(text):
-        [proposal] = propose(guesses[position - 2, None], [params], [mode], [position], token_map=head.token_map)
+        [proposal] = propose(guesses[position - 2, None], [params], [mode], [position], token_map=token_map)
         first = position - len(prompt)
         candidate = Candidate(params, mode, DraftTree(position, (proposal.token_id,)))
         [verdict] = verify(logits[first : first + 2], [candidate])

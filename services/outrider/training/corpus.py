@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from torch import Tensor
 from outrider.engine import Engine, EngineSequence, Row
 from outrider.engine.run.taps import HEAD_INPUT
 from outrider.training.conversation import ChatFormat, Conversation
-from outrider.training.shards import Sample, count_samples, list_shards, save_shard, stored_tokens
+from outrider.training.shards import Sample, count_samples, list_shards, read_corpus, save_shard, stored_tokens
 from outrider.training.texts import AnsweredText, Message, Sampled, prompt_ids
 
 _SHARD_TOKENS = 40_000
@@ -88,20 +89,20 @@ def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: Corpus
     What is written when something ends it, Ctrl-C included, is kept.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    done = stored_tokens(directory)
+    done, num_texts = stored_tokens(directory), count_samples(directory)
     if done >= config.tokens:
         return
     number = len(list_shards(directory))
     batch: list[Sample] = []
-    total = _most(config)
     try:
-        for sample in _write(engine, tokenizer, config, number, count_samples(directory)):
+        for sample in _write(engine, tokenizer, config, number, directory):
             batch.append(sample)
             size = sum(len(s.token_ids) for s in batch)
+            total = _total(config, done + size, num_texts + len(batch))
             progress(min(done + size, total), total)
             if size >= min(_SHARD_TOKENS, config.tokens - done):
                 save_shard(batch, directory, number)
-                done, number, batch = done + size, number + 1, []
+                done, num_texts, number, batch = done + size, num_texts + len(batch), number + 1, []
             if done >= config.tokens:
                 return
     finally:
@@ -109,27 +110,36 @@ def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: Corpus
             save_shard(batch, directory, number)
 
 
-def _most(config: CorpusConfig) -> int:
-    """Tokens that the corpus will have at most, as far as it is known."""
-    recorded = [sample for sample in config.samples if isinstance(sample, Sampled)]
-    if not recorded or len(recorded) < len(config.samples):
-        return config.tokens
-    return min(config.tokens, sum(len(sample.prompt) + len(sample.answer) for sample in recorded))
+def _total(config: CorpusConfig, tokens: int, num_texts: int) -> int:
+    """Tokens that the corpus will have at most, if the texts to come are as long as those that are written."""
+    texts = len(config.samples) or len(_PASSES) * len(config.prompts)
+    return min(config.tokens, max(tokens, tokens * texts // num_texts)) if texts else config.tokens
 
 
-def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, run: int, skipped: int) -> Iterator[Sample]:
+def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, run: int, directory: Path) -> Iterator[Sample]:
     # Another seed for a continued run: the same one would write the same conversations again.
     seed = config.seed * 1_000_003 + run
     max_len = min(config.max_len, engine.info.max_context_len)
     chat = ChatFormat.of(tokenizer)
     texts: Iterator[Conversation]
     if config.samples:
-        texts = (_text(chat, tokenizer, sample, max_len) for sample in config.samples[skipped:])
+        texts = _unwritten((_text(chat, tokenizer, sample, max_len) for sample in config.samples), directory)
     elif config.prompts:
-        texts = _prompted(chat, tokenizer, config, max_len, skipped)
+        texts = _unwritten(_prompted(chat, tokenizer, config, max_len), directory)
     else:
         texts = _begun(chat, tokenizer, seed, max_len)
     yield from _run(engine, texts, chat, config, seed)
+
+
+def _unwritten(texts: Iterator[Conversation], directory: Path) -> Iterator[Conversation]:
+    """Without those that an earlier run has finished. They are not the first ones: a short answer ends before others
+    that began earlier."""
+    written = Counter(tuple(sample.prompt) for shard in list_shards(directory) for sample in read_corpus(shard))
+    for text in texts:
+        prompt = tuple(text.token_ids[: text.answer_spans[0][0]])
+        if not written[prompt]:
+            yield text
+        written[prompt] = max(0, written[prompt] - 1)
 
 
 def _begun(chat: ChatFormat, tokenizer: Any, seed: int, max_len: int) -> Iterator[Conversation]:
@@ -139,12 +149,9 @@ def _begun(chat: ChatFormat, tokenizer: Any, seed: int, max_len: int) -> Iterato
         yield Conversation.begin(chat, encode, rng, max_len)
 
 
-def _prompted(
-    chat: ChatFormat, tokenizer: Any, config: CorpusConfig, max_len: int, skipped: int
-) -> Iterator[Conversation]:
+def _prompted(chat: ChatFormat, tokenizer: Any, config: CorpusConfig, max_len: int) -> Iterator[Conversation]:
     limit = min(config.answer_tokens, max_len // 2)
-    every = ((prompt, temperature) for temperature in _PASSES for prompt in config.prompts)
-    for prompt, temperature in itertools.islice(every, skipped, None):
+    for temperature, prompt in itertools.product(_PASSES, config.prompts):
         yield Conversation.answering(chat, prompt_ids(tokenizer, prompt), max_len, limit, temperature)
 
 

@@ -13,11 +13,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider.drafting.heads import TargetParts, load_head
-from outrider.drafting.heads.loading import is_head
+from outrider.drafting.heads.loading import is_head, load_head_of
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_embedding, read_head, write_recipe
+from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_head, write_recipe
 from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.models.loader import load_engine
@@ -68,10 +67,10 @@ class DistillConfig:
     def __post_init__(self) -> None:
         if self.kind not in ("model", *KINDS):
             raise ValueError(f"kind: {self.kind!r} is not one of model, {', '.join(KINDS)}")
-        if self.start and (self.kind not in ("model", "mtp") or self.student_model):
+        if self.start and self.kind not in ("model", "mtp"):
             raise ValueError("start: only for kinds model and mtp")
-        if self.student_model and self.kind != "model":
-            raise ValueError(f"student_model: not with kind {self.kind}")
+        if self.student_model and (self.kind != "model" or self.start):
+            raise ValueError("student: only for kind model, and not together with start")
         if self.student.taps and self.kind not in ("mtp", "eagle3"):
             raise ValueError("taps: only for kinds mtp and eagle3")
 
@@ -105,10 +104,14 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     torch.manual_seed(config.seed)
     target = resolve(config.target)
     config = _reads_as_its_start(config)
+    # Before hours of writing: what cannot be a student.
+    token_map = _tokens_of_its_start(config, target)
+    _check_student(config, target)
     _write(config, target, progress)
     corpus = Corpus(config.work, len(read_head(target)))
     _check_states(corpus, taps_of(config.kind, config.student, target), config.work)
-    token_map = _token_map(config, target, corpus)
+    if token_map is None:
+        token_map = commonest_tokens(corpus.token_counts, config.student.head_tokens)
     started = time.monotonic()
     learner = _learner(config, target, token_map)
     revision = weights_revision(target)
@@ -154,10 +157,11 @@ def _check_states(corpus: Corpus, taps: tuple[int, ...], directory: Path) -> Non
             raise CheckpointError(str(directory), f"a corpus without the states of layers {taps}, which the head reads")
 
 
-def _token_map(config: DistillConfig, target: Path, corpus: Corpus) -> torch.Tensor:
-    """The tokens that the draft proposes: the commonest of the corpus, or those of the draft that it begins as."""
+def _tokens_of_its_start(config: DistillConfig, target: Path) -> Tensor | None:
+    """The tokens that the draft proposes are those of the draft that it begins as; None: the commonest of the corpus.
+    Raises CheckpointError for what is no start."""
     if not config.start:
-        return commonest_tokens(corpus.token_counts, config.student.head_tokens)
+        return None
     start = directory(config.start)
     if is_head(start) and config.kind == "mtp":
         kept: Tensor = load_file(start / "head.safetensors")["token_map"]
@@ -167,6 +171,18 @@ def _token_map(config: DistillConfig, target: Path, corpus: Corpus) -> torch.Ten
     if tokenizer_fingerprint(start) != tokenizer_fingerprint(target):
         raise CheckpointError("start", f"{config.start} has other tokens than the target")
     return load_draft_model(start, torch.float32)[1]
+
+
+def _check_student(config: DistillConfig, target: Path) -> None:
+    """Raises CheckpointError for a student with other tokens, ValueError for layers that the target lacks."""
+    if config.student_model:
+        student = resolve(config.student_model)
+        if tokenizer_fingerprint(student) != tokenizer_fingerprint(target):
+            raise CheckpointError(str(student), "its tokens are not the target's")
+    depth, layers = int(read_config(target)["num_hidden_layers"]), config.student.layers
+    # The default wraps around in a target of fewer layers.
+    if layers != StudentConfig().layers and any(not -depth <= layer < depth for layer in layers):
+        raise ValueError(f"layers: {layers}, and the target has {depth} layers")
 
 
 def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Learner:
@@ -203,20 +219,21 @@ def _acceptance(
     longest = engine.info.max_context_len - _ANSWER_TOKENS
     prompts = [sample.prompt[:longest] for sample in held_out[:_PROMPTS]]
     drafts = {"": config.out} | ({"_in_use": directory(config.in_use)} if config.in_use else {})
-    # Answered at two temperatures.
-    share = 2 * _ANSWER_TOKENS * len(prompts)
+    passes = [
+        (f"acceptance{name}{ending}", draft, params)
+        for name, draft in drafts.items()
+        for ending, params in (("", acceptance.GREEDY), ("_sampled", acceptance.SAMPLED))
+    ]
     measured: dict[str, float | None] = {"acceptance_in_use": None, "acceptance_in_use_sampled": None}
-    for number, (name, draft) in enumerate(drafts.items()):
-        progress("measure", share * number, share * len(drafts), f"what is accepted of {draft.name}")
+    tokens = _ANSWER_TOKENS * len(prompts)
+    for number, (name, draft, params) in enumerate(passes):
+        said = f"what is accepted of {draft.name} at temperature {params.temperature:g}"
+        progress("measure", tokens * number, tokens * len(passes), said)
         if is_head(draft):
-            parts = TargetParts(
-                read_embedding(target), read_head(target), int(read_config(target)["num_hidden_layers"])
-            )
-            head = load_head(draft, parts)
-            found = acceptance.measure_head(engine, head, prompts, _ANSWER_TOKENS)
+            head, _ = load_head_of(target, draft, config.device)
+            measured[name] = acceptance.share_of_head(engine, head, prompts, _ANSWER_TOKENS, params)
         else:
-            found = acceptance.measure(engine, draft, prompts, _ANSWER_TOKENS)
-        measured |= {f"acceptance{name}": found.greedy, f"acceptance{name}_sampled": found.sampled}
+            measured[name] = acceptance.share(engine, draft, prompts, _ANSWER_TOKENS, params)
     return measured
 
 
@@ -249,7 +266,8 @@ def check_teacher(engine: Engine, head: Tensor, path: Path) -> None:
     logits, hidden = engine.forward_with_hidden([Row(sequence, ids, len(ids))])
     difference = torch.inf
     if hidden.shape[-1] == head.shape[-1] and logits.shape[-1] == head.shape[0]:
-        difference = float((hidden.float() @ head.float().T - logits).norm() / logits.norm())
+        said = hidden.float() @ head.to(hidden.device, torch.float32).T
+        difference = float((said - logits).norm() / logits.norm())
     engine.kv.close(sequence)
     # Not a number is no agreement either.
     if not difference < _TOLERANCE:

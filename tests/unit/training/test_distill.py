@@ -285,8 +285,6 @@ def test_an_mtp_head_that_begins_as_a_draft_proposes_the_draft_s_tokens_whatever
     counts = Corpus(other.work, 384).token_counts
     assert commonest_tokens(counts, 40).tolist() != known.tolist(), "the corpora are alike"
     assert load_file(other.out / "head.safetensors")["token_map"].tolist() == known.tolist()
-    with pytest.raises(CheckpointError, match=r"start: .* is not a draft made by outrider distill"):
-        run(replace(other, start=str(target)), lambda *_: None)
 
 
 @pytest.mark.slow
@@ -332,6 +330,21 @@ def test_layers_to_read_are_the_target_s_and_of_a_head_that_reads_layers(target:
         run(replace(config, kind="mtp", student=student), lambda *_: None)
     with pytest.raises(ValueError, match="taps: only for kinds mtp and eagle3"):
         replace(config, student=student)
+
+
+@pytest.mark.parametrize("kind", ["model", "mtp"])
+def test_what_can_be_no_student_is_refused_before_the_target_writes(target: Path, tmp_path: Path, kind: str) -> None:
+    config = replace(distill(target, tmp_path, 1), kind=kind)
+    for layers in ((0, 3), (-4,)):
+        with pytest.raises(ValueError, match=r"layers: .*, and the target has 3 layers"):
+            run(replace(config, student=replace(config.student, layers=layers)), lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"start: .* is not a draft made by outrider distill"):
+        run(replace(config, start=str(target)), lambda *_: None)
+    if kind == "model":
+        other = tiny_checkpoint(tmp_path / "other", vocab_size=500)
+        with pytest.raises(CheckpointError, match="its tokens are not the target's"):
+            run(replace(config, student_model=str(other)), lambda *_: None)
+    assert not config.work.exists()
 
 
 def test_steps_on_a_head_s_own_states_are_those_of_drafting(target: Path) -> None:
@@ -400,10 +413,6 @@ def test_another_model_with_the_target_s_tokens_learns_and_stays_an_ordinary_che
     before = loss_after(1)
     assert loss_after(25_000) < 0.97 * before
     assert (asked.out / "tokenizer.json").exists() and (asked.out / "recipe.json").exists()
-    other = tmp_path / "other"
-    tiny_checkpoint(other, vocab_size=500)
-    with pytest.raises(CheckpointError, match="its tokens are not the target's"):
-        run(replace(asked, student_model=str(other)), lambda *_: None)
 
 
 @pytest.mark.slow

@@ -73,6 +73,22 @@ def test_a_second_run_goes_on_with_the_prompts_that_are_left(engine: Engine, tmp
     assert len({tuple(sample.prompt) for sample in every}) == 6
 
 
+def test_a_second_run_reads_an_answer_that_the_first_one_had_begun_and_none_twice(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """The first, long one is still being read when shorter ones are done."""
+    answers = ["long " * 100, *(f"answer {n}" for n in range(6))]
+    file = lines(tmp_path / "samples.jsonl", *({"prompt": f"Question {n}", "answer": a} for n, a in enumerate(answers)))
+    samples, told = tuple(read_samples(file)), list[tuple[int, int]]()
+    first = corpus(engine, tmp_path / "corpus", CorpusConfig(tokens=100, samples=samples))
+    assert 0 < len(first) < 6 and max(len(sample.token_ids) for sample in first) < 100
+    config = CorpusConfig(tokens=9_999, samples=samples)
+    write_corpus(engine, tiny_tokenizer(), tmp_path / "corpus", config, lambda *now: told.append(now))
+    every = corpus(engine, tmp_path / "corpus", config)
+    assert len(every) == len({tuple(sample.token_ids.tolist()) for sample in every}) == 7
+    assert told[-1][0] == told[-1][1] == sum(len(sample.token_ids) for sample in every), "the end is in sight"
+
+
 def test_answers_that_exist_are_read_and_none_is_written(engine: Engine, tmp_path: Path) -> None:
     file = lines(
         tmp_path / "samples.jsonl",

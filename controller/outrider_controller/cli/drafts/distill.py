@@ -106,8 +106,9 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
         raise CommandError(str(error)) from error
     rows = [[name.replace("_", " "), value] for name, value in asdict(result).items() if value is not None]
     click.echo(columns(["MEASURED", ""], rows))
-    hint = f": outrider up --draft-model {out}" if config.kind == "model" else f", of the kind {config.kind}"
-    click.echo(f"\n{out} holds the draft{hint}")
+    use = f"--draft-model {out}" if config.kind == "model" else f'--drafts 0 --target-args "--head {out}"'
+    target = "" if config.target == DEFAULT_TARGET else f"--target-model {config.target} "
+    click.echo(f"\n{out} holds the draft: outrider up {target}{use}")
     write_json(json_file, "distill", asdict(result))
     return ExitCode.OK
 
@@ -144,6 +145,11 @@ def _config(
         raise click.UsageError("give one of --prompts, --samples and --from-samples")
     if bool(tenant) is not bool(samples_dir):
         raise click.UsageError("--from-samples and --samples-dir belong together")
+    for option, value in (("--layers", layers), ("--head-tokens", head_tokens)):
+        if value is not None and (start or student):
+            raise click.UsageError(f"{option}: not with --start or --student, which have their own")
+    if layers is not None and kind not in ("model", "mtp"):
+        raise click.UsageError("--layers: only for kinds model and mtp")
     if kind == "mtp" and start and not taps:
         taps = ",".join(map(str, taps_of_start(directory(start))))
     states = _states(kind, taps)
@@ -174,7 +180,7 @@ def _config(
         corpus=replace(config.corpus, tokens=corpus_tokens or config.corpus.tokens),
         student=replace(
             config.student,
-            layers=_numbers("--layers", layers) if layers else config.student.layers,
+            layers=_numbers("--layers", layers) if layers is not None else config.student.layers,
             taps=_numbers("--taps", taps) if taps else (),
             head_tokens=head_tokens or config.student.head_tokens,
         ),

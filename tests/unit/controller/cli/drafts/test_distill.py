@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from outrider.samples import SampleStore
 from outrider.training.shards import list_shards, read_corpus, stored_tokens
 from outrider_controller.cli.app import run
 from outrider_controller.cli.drafts.distill import TimeLeft
 from outrider_controller.cli.exits import ExitCode
+from safetensors.torch import save_file
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +62,7 @@ def test_a_head_that_goes_on_names_the_corpus_by_the_layers_that_it_reads(
     start = tmp_path / "head"
     start.mkdir()
     (start / "config.json").write_text('{"outrider_head": {"kind": "mtp", "taps": [0, 1]}}')
+    save_file({"token_map": torch.arange(9)}, start / "head.safetensors")
     command = ["distill", str(tmp_path / "out"), "--target-model", str(tiny), "--kind", "mtp", "--start", str(start)]
     assert run([*command, "--taps", "1"]) == ExitCode.ERROR
     assert "reads layers (0, 1)" in capsys.readouterr().err
@@ -79,3 +82,27 @@ def test_what_is_learnt_from_samples_lies_beside_them(
     assert run([*command, "--samples-dir", str(store.directory)]) == ExitCode.INTERRUPTED
     assert stored_tokens(store.of("a") / "distill-model") > 0
     assert store.erase("a") == 1 and not store.of("a").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--layers 0 --kind eagle3", "--layers: only for kinds model and mtp"),
+        ("--layers 0 --kind medusa", "--layers: only for kinds model and mtp"),
+        ("--layers 0 --start smollm2-135m-draft", "--layers: not with --start or --student"),
+        ("--layers 0 --student smollm2-135m-instruct", "--layers: not with --start or --student"),
+        ("--head-tokens 9 --kind mtp --start smollm2-135m-draft", "--head-tokens: not with --start or --student"),
+        ("--layers , ", "--layers: ',' is not a list of numbers"),
+        ("--layers 0,99", "layers: (0, 99), and the target has 2 layers"),
+        ("--taps 0,99 --kind mtp", "taps: (0, 99), and the target has 2 layers"),
+        ("--taps 0 --kind medusa", "taps: only for kinds mtp and eagle3"),
+        ("--start smollm2-135m-draft --kind medusa", "start: only for kinds model and mtp"),
+        ("--student smollm2-135m-instruct --kind mtp", "student: only for kind model"),
+    ],
+)
+def test_an_option_that_the_student_would_not_heed_is_refused_by_its_name(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: str, said: str
+) -> None:
+    command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--work-dir", str(tmp_path / "work")]
+    assert run([*command, *options.split()]) in (ExitCode.USAGE, ExitCode.ERROR)
+    assert said in capsys.readouterr().err and not (tmp_path / "work").exists()
