@@ -49,6 +49,7 @@ _SERVERS = ("raylet", "gcs_server")
 _WATCH_S = 0.2
 _PARENT_POLL_S = 0.5
 _STOP_MARGIN_S = 5.0
+_START_TIMEOUT_S = 60.0
 # Names in log lines.
 _NAMES = {Role.ROUTER: "router", Role.CONTROL: "control plane"}
 
@@ -203,7 +204,7 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
         # Routers first: when all have died, requests wait for the routers but need no plan.
         actors = [supervised(RouterActor).remote(_definite(one), log_path) for one in routers]
         actors += [supervised(ControlPlane).remote(_definite(one), log_path) for one in controls]
-        addresses = addresses_of(actors, config.ray.start_timeout_s)
+        addresses = addresses_of(actors)
         controller = Controller(tuple(addresses[: len(routers)]), tuple(addresses[len(routers) :]))
         try:
             yield controller
@@ -211,12 +212,12 @@ def running_controller(config: ControllerConfig) -> Iterator[Controller]:
             drain(actors, config.router.drain_timeout_s)
 
 
-def addresses_of(actors: Sequence[Any], timeout_s: float) -> list[str]:
+def addresses_of(actors: Sequence[Any]) -> list[str]:
     """Waits until all actors serve and returns their addresses. Raises StartError."""
     try:
-        addresses: list[str] = ray.get([actor.address.remote() for actor in actors], timeout=timeout_s)
+        addresses: list[str] = ray.get([actor.address.remote() for actor in actors], timeout=_START_TIMEOUT_S)
     except ray.exceptions.GetTimeoutError:
-        raise StartError(f"the actors did not start within {timeout_s:g} s") from None
+        raise StartError(f"the actors did not start within {_START_TIMEOUT_S:g} s") from None
     except ray.exceptions.RayError as error:
         # Ray's message ends with the actor's own error.
         raise StartError(f"an actor did not start: {str(error).strip().splitlines()[-1]}") from None

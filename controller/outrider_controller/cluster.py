@@ -37,7 +37,6 @@ class ClusterController:
 
     def __init__(self, config: ControllerConfig) -> None:
         self._drain_timeout_s = config.router.drain_timeout_s
-        self._start_timeout_s = config.ray.start_timeout_s
         self._min_routers = config.num_routers or 1
         self._router, self._controls = config.routers()[0], config.controls()
         given = pickle.dumps((package_version(), self._router, self._controls))
@@ -46,7 +45,7 @@ class ClusterController:
 
     def start(self) -> None:
         """Finds or starts the actors, then stops those of other configurations. Blocks. Raises StartError."""
-        for address in addresses_of(self._control_planes(), self._start_timeout_s):
+        for address in addresses_of(self._control_planes()):
             log.info("control plane at %s", address)
         # Routers outlive a controller: those that the load needs are kept.
         self.resize(max(self._min_routers, min(self.num_wanted(), _MAX_ROUTERS)))
@@ -61,7 +60,7 @@ class ClusterController:
         """Starts routers, or drains surplus ones. Blocks. Raises StartError."""
         names = [self._name(f"router-{number}") for number in range(num_routers)]
         actors = [self._actor(RouterActor, self._router, f"router-{number}") for number in range(num_routers)]
-        for address in addresses_of(actors, self._start_timeout_s)[self.num_routers :]:
+        for address in addresses_of(actors)[self.num_routers :]:
             log.info("router at %s", address)
         self.num_routers = num_routers
         ours = [name for name in ray.util.list_named_actors() if name.endswith(self._digest)]

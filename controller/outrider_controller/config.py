@@ -29,8 +29,6 @@ class RayConfig:
     """HOST:PORT of a Ray cluster to join; this machine has to be one of its nodes. Empty: start a local Ray."""
     temp_dir: str = ""
     """Directory in which Ray keeps its sockets and logs while it runs. Empty: one of this user under /tmp."""
-    start_timeout_s: float = 60.0
-    """Seconds for all actors to start."""
     stop_actors: bool = False
     """Start nothing: drain and stop the routers and control planes on the Ray cluster, then exit."""
 
@@ -38,8 +36,6 @@ class RayConfig:
         # The paths of Ray's sockets are about 75 characters longer, and a socket's path has at most 107.
         if len(self.temp_dir) > 30:
             raise ValueError("ray_temp_dir: at most 30 characters")
-        if not self.start_timeout_s > 0:
-            raise ValueError(f"ray_start_timeout: must be above 0, got {self.start_timeout_s:g}")
         if self.address:
             check_address("ray_address", self.address)
         elif self.stop_actors:

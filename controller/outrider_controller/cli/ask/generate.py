@@ -31,7 +31,6 @@ from outrider_controller.cli.show.trace.rows import trace_row
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=None, help="Same seed, same text.")
 @click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="At most.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
-@click.option("--stop-token-id", multiple=True, type=click.IntRange(0), metavar="ID", help="End after this token.")
 @click.option("--ignore-eos", is_flag=True, help="Continue to --max-tokens, past the end-of-text token.")
 @click.option("--speculation", type=click.Choice(list(SPECULATION_MODES)), default="auto", show_default=True)
 @click.option("--max-draft-tokens", type=click.IntRange(0), default=None, metavar="N", help="At most, per round.")
@@ -102,10 +101,9 @@ def _stdin() -> str:
     return sys.stdin.read()
 
 
-def _options(*, stop_token_id: tuple[int, ...], speculation: str, **given: Any) -> generation.GenerationOptions:
+def _options(*, speculation: str, **given: Any) -> generation.GenerationOptions:
     """From the options as given; None leaves a field to the server."""
     return generation.GenerationOptions(
-        stop_token_ids=stop_token_id,
         speculation=SPECULATION_MODES[speculation],
         include_metrics=True,
         **{name: value for name, value in given.items() if value is not None},

@@ -89,13 +89,6 @@ def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int
 @click.option("--tokens", "num_tokens", type=click.IntRange(1), help="Length of the answer to estimate.")
 @click.option("--target-b", type=click.FloatRange(0, min_open=True), help="The target's parameters, in billions.")
 @click.option("--draft-b", type=click.FloatRange(0, min_open=True), help="The draft's.")
-@click.option(
-    "--bytes-per-parameter",
-    type=click.FloatRange(0, min_open=True),
-    default=2.0,
-    show_default=True,
-    help="Bytes of one parameter; 2 for fp16.",
-)
 @click.option("--memory-gb", type=click.FloatRange(0, min_open=True), help="Of the device that both would share.")
 @what_if_options
 @output_option("text", "json")
@@ -108,7 +101,6 @@ def plan_command(
     num_tokens: int | None,
     target_b: float | None,
     draft_b: float | None,
-    bytes_per_parameter: float,
     memory_gb: float | None,
     output: str,
     **asked: Any,
@@ -148,21 +140,16 @@ def plan_command(
     if num_tokens is not None:
         rounds, steps = planned.answer(num_tokens)
         figures |= {"tokens": num_tokens, "target_passes": round(rounds, 2), "step_equivalents": round(steps, 1)}
-    figures |= _memory(target_b, draft_b, bytes_per_parameter, memory_gb)
+    figures |= _memory(target_b, draft_b, memory_gb)
     table = columns(["FIGURE", "VALUE"], [[name, cell(value)] for name, value in figures.items()])
     emit("plan", figures, output, table)
     return ExitCode.OK
 
 
-def _memory(
-    target_b: float | None, draft_b: float | None, bytes_per_parameter: float, memory_gb: float | None
-) -> dict[str, object]:
-    """Of weights alone: the KV cache comes on top."""
-    sizes = {
-        name: billions * bytes_per_parameter
-        for name, billions in (("target", target_b), ("draft", draft_b))
-        if billions is not None
-    }
+def _memory(target_b: float | None, draft_b: float | None, memory_gb: float | None) -> dict[str, object]:
+    """Of weights alone, of two bytes each: the KV cache comes on top."""
+    given = (("target", target_b), ("draft", draft_b))
+    sizes = {name: 2 * billions for name, billions in given if billions is not None}
     figures: dict[str, object] = {f"{name}_weights_gb": round(size, 1) for name, size in sizes.items()}
     if sizes:
         figures["weights_gb"] = round(sum(sizes.values()), 1)

@@ -74,9 +74,8 @@ _OPTIONS = (
         metavar="TENANT=WEIGHT",
         help="Share of each tenant's requests; may be repeated.",
     ),
-    click.option("--price-h100", type=click.FloatRange(0), default=1.0, help="Price of a target's device for an hour."),
+    click.option("--price-h100", type=click.FloatRange(0), default=1.0, help="Price of a target's GPUs for an hour."),
     click.option("--price-l4", type=click.FloatRange(0), default=0.0, help="Of a draft worker's."),
-    click.option("--gpus-per-target", type=click.IntRange(1), default=1, show_default=True),
     click.option(
         "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Virtual seconds of each run."
     ),
@@ -102,7 +101,6 @@ _DEFAULTS: Mapping[str, Any] = {
     "mix": {},
     "price_h100": 1.0,
     "price_l4": 0.0,
-    "gpus_per_target": 1,
     "seconds": 30.0,
     "repeats": 5,
 }
@@ -152,7 +150,7 @@ def question_of(recording: Recording, given: Mapping[str, Any]) -> Question:
         priced=asked["row_price"],
         sources=lambda texts: [ReplayedLookups(name, texts) for name in names],
     )
-    prices: Prices = Prices(asked["price_h100"] * asked["gpus_per_target"], asked["price_l4"])
+    prices: Prices = Prices(asked["price_h100"], asked["price_l4"])
     texts = _mixed(recording.texts(), asked["mix"])
     return Question(texts, VOCAB_SIZE, setup, prices, asked["seconds"], asked["repeats"])
 

@@ -81,14 +81,12 @@ def trace_group() -> None:
 @control_options("text", "json")
 @endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address of a gateway, for the text of tokens")
 @click.option("--follow", "-f", is_flag=True, help="Continue until the request has ended.")
-@click.option("--no-color", is_flag=True, help="Brackets instead of colours, on a terminal too.")
 @json_file_option
 def trace_command(
     request_id: str,
     control: str,
     grpc: str,
     follow: bool,
-    no_color: bool,
     output: str,
     json_file: Path | None,
 ) -> None:
@@ -110,7 +108,7 @@ def trace_command(
 
     Draft and wire run in parallel with the target: what they cost is in wait.
     """
-    colour = colours() and not no_color and output == "text"
+    colour = colours() and output == "text"
     parts = asyncio.run(show(request_id, control, grpc, colour=colour, follow=follow, quiet=output == "json"))
     body = {"traces": [trace_row(part) for part in parts]}
     if output == "json":
