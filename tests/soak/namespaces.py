@@ -24,7 +24,7 @@ import httpx
 from outrider.local import Speculator
 from outrider.metadata.connection.embedded import find_server
 from outrider.rpc.access.certificates import TlsFiles
-from outrider.rpc.access.roles import Role, connections
+from outrider.rpc.access.roles import Role
 from outrider.rpc.channel import connect_to
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb2_grpc
 from outrider.testing.tiny import tiny_checkpoint
@@ -35,6 +35,7 @@ from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
 from outrider_controller.cli.up.stack_options import run_async
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.connections import connections
 from tests.soak.bridge import Bridge, run, why_not
 from tests.unit.deploy.chart import rendered
 from tests.unit.deploy.policies import Peer, Ports, between, pods

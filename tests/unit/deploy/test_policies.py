@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.rpc.access.roles import Role, connections
+from outrider.rpc.access.roles import Role
 
+from tests.connections import connections
 from tests.unit.deploy.chart import RAY_MODES, Object, of_kind, profile, rendered
 from tests.unit.deploy.policies import ROLE, Peer, Ports, let_in, let_out, pods
 
@@ -22,7 +23,7 @@ Edges = dict[tuple[str, str], Ports]
 
 
 def by_the_code(mode: str, routers: int) -> Edges:
-    """The connections of `rpc.roles`, and those that are no RPCs: of clients, to Redis, to ops ports."""
+    """The connections between roles, and those that are no RPCs: of clients, to Redis, to ops ports."""
     ray = mode in RAY_MODES
     router = Ports.range("TCP", 32768, 60999) if ray else Ports.range("TCP", 9100, 9099 + routers)
     ports = {Role.ROUTER: router, Role.TARGET: _tcp(9001), Role.DRAFT: _tcp(9001), Role.CONTROL: _tcp(9003)}

@@ -141,6 +141,16 @@ def test_a_template_that_leaves_its_sandbox_or_makes_no_sense_is_refused(source:
         assert text == "a"
 
 
+def test_dict_makes_dictionaries_and_changes_no_message() -> None:
+    chat = [{"role": "user", "content": "a"}]
+    makes = ChatTemplate({"default": "{{ dict(b=1) }}{{ dict.fromkeys(['c'], 2) }}"}, {})
+    assert makes.render(chat) == "{'b': 1}{'c': 2}"
+    # Jinja's own `dict` would let it.
+    changes = ChatTemplate({"default": "{{ dict.update(messages[0], content='b') }}"}, {})
+    with pytest.raises(TemplateError, match="update"):
+        changes.render(chat)
+
+
 def test_templates_by_name_are_chosen_as_transformers_does() -> None:
     template = ChatTemplate({"default": "plain", "tool_use": "tools"}, {})
     chat = [{"role": "user", "content": "a"}]

@@ -131,26 +131,6 @@ CALLS: dict[str, Access] = {
 }
 """The methods of our services, and of vLLM's that a gateway serves. Health and reflection are open to everybody."""
 
-SERVERS: dict[str, Role] = {
-    "GenerationService": Role.GATEWAY,
-    "VllmEngine": Role.GATEWAY,
-    "RouterService": Role.ROUTER,
-    "TraceService": Role.ROUTER,
-    "AttachService": Role.ROUTER,
-    "TargetService": Role.TARGET,
-    "DraftService": Role.DRAFT,
-    "PolicyService": Role.CONTROL,
-    "ControlService": Role.CONTROL,
-}
-"""The roles that serve each service."""
-
-
-def connections() -> frozenset[tuple[Role, Role]]:
-    """(caller, server): the connections that a network must allow, in addition to those of every process to Redis."""
-    calls = ((SERVERS[method.split("/")[1].rpartition(".")[2]], access) for method, access in CALLS.items())
-    return frozenset((caller, server) for server, access in calls for caller in access.roles)
-
-
 ROUTES: dict[str, Access] = {
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.errors import OutriderError
 from outrider.rpc.access.certificates import TlsFiles, check_plain, cluster_tls, public_tls
 from outrider.rpc.access.credentials import cluster_port, public_port
-from outrider.rpc.access.roles import CALLS, SERVERS, Role, RoleGuard, connections, current_caller
+from outrider.rpc.access.roles import CALLS, Role, RoleGuard, current_caller
 from outrider.rpc.channel import connect_to, create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.status import from_rpc_error
@@ -25,6 +25,7 @@ from outrider.telemetry.metrics import Handshakes
 from prometheus_client import CollectorRegistry
 
 from tests.certificates import Cluster
+from tests.connections import SERVERS, connections
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from outrider.gateway.tenants.auth import KeyGuard
 from outrider.rpc.access.roles import (
     CALLS,
     ROUTES,
-    SERVERS,
     Access,
     ClusterSecret,
     Role,
@@ -28,7 +27,6 @@ from outrider.rpc.access.roles import (
     bearer,
     bearer_token,
     check_declared,
-    connections,
 )
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
@@ -37,6 +35,8 @@ from outrider.rpc.v1 import router_pb2, router_pb2_grpc
 from outrider.telemetry.metrics import RefusedCalls
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
+
+from tests.connections import SERVERS, connections
 
 SECRET = ClusterSecret(b"0123456789abcdef")
 
