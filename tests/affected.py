@@ -29,6 +29,8 @@ ELSEWHERE = "tests/vllm/"
 """Run by another environment: see .ci/run."""
 ALWAYS_SLOW = ("tests/soak/", ELSEWHERE)
 """What `make test` never runs, however fast a file of it is."""
+MARKED = ("mark.slow", "slow_but_the_best(")
+"""By which a file marks tests as slow."""
 FOLDERS = {
     "deploy/k8s/": ("tests/unit/deploy", "tests/e2e/test_dashboards.py", "tests/e2e/test_alerts.py"),
     "deploy/images/": ("tests/unit/deploy",),
@@ -75,7 +77,8 @@ def touched(changed: Iterable[str]) -> list[str]:
 
 
 def _has_slow_tests(file: Path) -> bool:
-    return _name(file).startswith(ALWAYS_SLOW) or "mark.slow" in file.read_text()
+    text = file.read_text()
+    return _name(file).startswith(ALWAYS_SLOW) or any(each in text for each in MARKED)
 
 
 def _tier(file: Path) -> tuple[int, Path]:

@@ -74,7 +74,6 @@ def test_no_message_has_a_former_name() -> None:
 
 def test_a_public_class_has_its_name_for_itself() -> None:
     files = [file for root in _ROOTS[:2] for file in (_ROOT / root).rglob("*.py") if "_pb2" not in file.name]
-    top = [node for file in files for node in ast.parse(file.read_text()).body]
-    classes = [node.name for node in top if isinstance(node, ast.ClassDef)]
+    classes = [name for file in files for name in re.findall(r"^class (\w+)", file.read_text(), re.MULTILINE)]
     shared = {name for name, times in Counter(classes).items() if times > 1 and not name.startswith("_")}
     assert len(classes) > 500 and shared <= _SHARED

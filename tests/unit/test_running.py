@@ -10,6 +10,8 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from tests.running import Scheduling
 
 _ROOT = Path(__file__).parents[2]
@@ -41,6 +43,7 @@ def _run(directory: Path) -> str:
     return subprocess.run(start, cwd=_ROOT, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_only_the_test_that_hangs_fails(tmp_path: Path) -> None:
     for how, hanging in _HANGING.items():
         before, after = "def test_before(): pass", "def test_after(): pass\ndef test_last(): pass"

@@ -43,7 +43,7 @@ async def test_speculation_changes_nothing_but_the_number_of_rounds(real_fleet: 
     assert len(drafted.rounds) < len(plain.rounds)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", [pytest.param("greedy", marks=pytest.mark.slow), "coupled"])
 async def test_without_any_draft_worker_lookups_save_rounds_of_the_same_text(
     start_real: StartReal, sampling: str
 ) -> None:
@@ -56,7 +56,7 @@ async def test_without_any_draft_worker_lookups_save_rounds_of_the_same_text(
     assert "prediction" in {source for source, _ in await sources(fleet)}
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", [pytest.param("greedy", marks=pytest.mark.slow), "coupled"])
 async def test_lookups_and_a_draft_worker_together_change_no_text_and_each_is_counted_by_its_name(
     start_real: StartReal, sampling: str
 ) -> None:

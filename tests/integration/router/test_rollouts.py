@@ -243,7 +243,7 @@ async def test_beside_a_draft_in_use_a_shadow_with_the_same_weights_gains_nothin
         return candidate.load_message().shadow_pairs
 
     async with asyncio.timeout(60):
-        while pairs().sequences < 3:
+        while not pairs().sequences:
             await fleet.ask(fleet.request(model="tiny", max_new_tokens=60))
             await eventually(lambda: not candidate.load_message().num_sequences)
     assert pairs().rounds >= pairs().sequences and pairs().accepted_in_use > 0

@@ -35,6 +35,8 @@ sys.exit(main())
 """
 
 
+# The start of a target is some 6 s of processor time.
+@pytest.mark.slow
 async def test_a_target_that_fails_every_step_breaks_its_streams_and_ends(tiny: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     options = ("--model", str(tiny), "--listen", address, "--threads", "1", "--dtype", "float32")

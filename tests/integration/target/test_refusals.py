@@ -12,6 +12,9 @@ import torch
 import transformers
 from outrider.testing.tiny import tiny_tokenizer
 
+# The start of a worker is some 5 s of processor time.
+pytestmark = pytest.mark.slow
+
 
 def said(role: str, *arguments: str, **environment: str) -> str:
     """What the process wrote of its end."""
@@ -34,17 +37,15 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-@pytest.mark.parametrize("role", ["target", pytest.param("draft", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("role", ["target", "draft"])
 def test_a_gpu_that_is_not_there_is_one_line(role: str, tiny: Path) -> None:
     assert said(role, "--model", str(tiny), "--device", "cuda").startswith(f"outrider.{role}: device: cuda: ")
 
 
-@pytest.mark.slow
 def test_an_encoder_with_a_decoder_is_one_line(t5: Path) -> None:
     assert "model_type t5: an encoder with a decoder" in said("target", "--model", str(t5))
 
 
-@pytest.mark.slow
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "home").touch()
     printed = said("target", "--model", "smollm2-135m-instruct", HOME=str(tmp_path / "home"), OUTRIDER_CACHE="")

@@ -464,6 +464,7 @@ async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
     assert router.errors[1].code == Code.UNAVAILABLE
 
 
+@pytest.mark.slow
 async def test_the_process_serves_and_drains_on_sigterm(tiny: Path) -> None:
     arguments = ["--model", str(tiny), "--listen", "127.0.0.1:0", "--dtype", "float32", "--threads", "1"]
     process = await asyncio.create_subprocess_exec(

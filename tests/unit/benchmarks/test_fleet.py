@@ -82,12 +82,13 @@ def texts(tenants: list[float]) -> Texts:
     return Texts(made, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tenants", "token_s", "round_trip_s"),
     [
         ([0.02] * 6, 0.020, 0.001),
-        pytest.param([0.6] * 6, 0.020, 0.001, marks=pytest.mark.slow),
-        pytest.param([0.9] * 6, 0.018, 0.005, marks=pytest.mark.slow),
+        ([0.6] * 6, 0.020, 0.001),
+        ([0.9] * 6, 0.018, 0.005),
         ([0.85, 0.85, 0.5, 0.5, 0.5, 0.7], 0.018, 0.001),
     ],
 )

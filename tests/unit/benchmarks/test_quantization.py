@@ -19,6 +19,7 @@ def test_agreement_is_the_share_of_equal_favourites() -> None:
     assert agreement([1, 2, 3, 4], [1, 2, 0, 4]) == 0.75
 
 
+@pytest.mark.slow
 def test_the_whole_command_on_a_tiny_pair(tiny: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     file, report = tmp_path / "prompts.jsonl", tmp_path / "report.json"

@@ -16,6 +16,9 @@ from outrider.testing.tiny import tiny_checkpoint
 
 from benchmarks.support.recall import RecallingEngine
 
+# Of the benchmarks' own machine.
+pytestmark = pytest.mark.slow
+
 TEXT = [int(token) for token in torch.randint(3, 259, (40,), generator=torch.Generator().manual_seed(1))]
 
 

@@ -79,8 +79,15 @@ def known(target: Engine, texts: list[list[int]]) -> KnownTexts:
     return KnownTexts(texts, [states_of(target, text) for text in texts])
 
 
-@pytest.mark.parametrize("streams", [1, 4])
-@pytest.mark.parametrize("make", [model, head, lookups])
+@pytest.mark.parametrize(
+    ("make", "streams"),
+    [
+        (model, 4),
+        (head, 1),
+        (lookups, 4),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((model, 1), (head, 4), (lookups, 1))),
+    ],
+)
 def test_a_replay_commits_in_each_round_what_the_target_commits(
     target: Engine, known: KnownTexts, tiny: Path, tmp_path: Path, make: object, streams: int
 ) -> None:

@@ -42,6 +42,7 @@ def test_every_program_itself_accepts_what_the_chart_gives_it(module: str, tmp_p
             assert json.loads(done.stdout)["metadata"].startswith("redis")
 
 
+@pytest.mark.slow
 def test_what_one_program_would_refuse_is_found_in_its_arguments_and_in_its_environment(tmp_path: Path) -> None:
     def router(**values: Any) -> Process:
         objects = rendered({"controller": {"mode": "plain"} | values})

@@ -160,7 +160,7 @@ class Dying(DrafterSource):
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("params", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("how", [pytest.param("alone", marks=pytest.mark.slow), "merged", "killed"])
 @pytest.mark.parametrize(
     ("target", "draft"),

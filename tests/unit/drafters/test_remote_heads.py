@@ -30,7 +30,7 @@ from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
 
-from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, opening, prompts
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, one_sampling_each, opening, prompts
 from tests.unit.target.test_head_drafts import LAYERS, knowing, random_head
 
 ASKED = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
@@ -187,8 +187,7 @@ def test_texts_are_those_of_the_target_alone(
     assert bench.worker.stats.of_source(kind).num_drafted > count
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("kind", ["mtp", "eagle3", "medusa", "knowing"])
+@one_sampling_each("kind", {"mtp": SAMPLED, "eagle3": GREEDY, "medusa": SAMPLED, "knowing": GREEDY})
 def test_a_remote_head_proposes_and_is_accepted_as_one_beside_the_target(
     deep: Path, kind: str, params: SamplingParams
 ) -> None:
@@ -307,7 +306,7 @@ def swapped() -> Change:
     return counted(change)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("params", [GREEDY, pytest.param(SAMPLED, marks=pytest.mark.slow)], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("fault", [lost, swapped])
 def test_a_commit_that_does_not_come_in_its_turn_ends_the_draft_and_no_text(
     deep: Path, fault: Callable[[], Change], params: SamplingParams

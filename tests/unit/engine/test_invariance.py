@@ -14,7 +14,7 @@ from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 
 from tests.unit.engine.test_supported_models import made
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 
 LENGTH, PROMPT = 760, 490
 TOKENS = [random.Random(i).randrange(3, 300) for i in range(LENGTH)]
@@ -27,7 +27,16 @@ def skip_what_cannot_run(execution: str) -> None:
         pytest.skip("no compiler")
 
 
-@pytest.fixture(scope="module", params=["bfloat16 fused", "float32 fused", "windowed fused", *slow_between()])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "bfloat16 fused",
+        pytest.param("float32 fused", marks=pytest.mark.slow),
+        # In float32 too.
+        "windowed fused",
+        *slow_but_the_best(),
+    ],
+)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """Rows of the down projection longer than oneDNN sums in one go; context longer than attention takes in one."""
     path = tiny_checkpoint(tmp_path_factory.mktemp("wide"), intermediate_size=1536, max_context_len=1024)

@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 
 
-@pytest.fixture(autouse=True, params=slow_between())
+@pytest.fixture(autouse=True, params=slow_but_the_best())
 def variant(request: pytest.FixtureRequest) -> str:
     """Every test by every variant that this CPU can run."""
     name: str = request.param

@@ -72,9 +72,16 @@ def test_the_quickest_variant_that_the_cpu_has_is_taken(monkeypatch: pytest.Monk
 @needs_kernels
 def test_an_engine_names_its_variant(tiny: Path) -> None:
     assert load(tiny).info.execution == f"native-{cpu.runnable_variants()[0]}"
+
+
+# Compiling a variant that no other quick test needs is some 5 s of processor time.
+@pytest.mark.slow
+@needs_kernels
+def test_the_portable_variant_runs_where_it_is_asked_for(tiny: Path) -> None:
     assert load(tiny, native_variant="portable").info.execution == "native-portable"
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_a_bfloat16_model_starts_where_there_is_no_more_than_avx2(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "avx2" not in cpu.runnable_variants():

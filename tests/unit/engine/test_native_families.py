@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import greedy, made
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BY_LAYER = {
@@ -106,7 +106,7 @@ def drawn_vectors(path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=slow_between())
+@pytest.fixture(scope="module", params=slow_but_the_best())
 def variant(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     try:

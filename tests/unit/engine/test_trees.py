@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import made
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 
 VOCAB = range(3, 300)
 CONTEXT = 256
@@ -40,9 +40,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scope="module",
     params=[
         "fused bfloat16",
-        "fused float32",
+        pytest.param("fused float32", marks=pytest.mark.slow),
+        # In float32 too.
         "fused windowed",
-        *slow_between(sizes=(16, 64)),
+        *slow_but_the_best(sizes=(16, 64)),
     ],
 )
 def engine(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Engine:
@@ -158,7 +159,8 @@ def play(engine: Engine, seed: int, rounds: int = 7) -> Iterator[tuple[Tensor, T
     engine.kv.close(sequence)
 
 
-@pytest.mark.parametrize("seed", range(3))
+# The first one finds the fault below.
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 2))])
 def test_kept_nodes_go_on_as_a_chain(engine: Engine, seed: int) -> None:
     free = engine.kv.num_free_blocks
     for got, want in play(engine, seed):

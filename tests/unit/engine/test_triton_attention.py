@@ -63,7 +63,6 @@ def test_a_tree_beside_a_long_text_or_after_one_takes_no_kernel_of_its_own() -> 
     given = problem([(20, 3), (9, SMALL_SPAN + 7), (0, SMALL_SPAN + 9)], shape=Shape(2, 1, 16, 16), trees=True)
     given.spans[1].parents = ()
     given.spans[2].parents = [-1, 0, -1, 2, 2]
-    assert_equals_reference(given)
     attention, found = TritonAttention(given.shape, CPU), set()
     kernels = attention._kernels
 
@@ -76,7 +75,7 @@ def test_a_tree_beside_a_long_text_or_after_one_takes_no_kernel_of_its_own() -> 
             return launch
 
     attention._kernels = SimpleNamespace(**{**vars(kernels), "attend_kernel": Launcher()})  # type: ignore[assignment]
-    given.attend(attention)
+    assert_equals_reference(given, attention)
     assert found == {(NUM_SPLITS, True), (1, False)}
 
 
@@ -87,9 +86,9 @@ def test_a_context_longer_than_one_turn_of_the_splits_equals_the_reference() -> 
 
 @pytest.mark.parametrize("window", [65, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (64, 100, 500))])
 def test_a_window_equals_the_reference(window: int) -> None:
-    rows, shape = [(1100, 3), (700, 2), (62, 9), (0, 5)], Shape(4, 2, 16, 32)
+    rows, shape = [(1100, 3), (62, 9), (0, 5)], Shape(2, 1, 16, 32)
     assert_equals_reference(problem([*rows, (9, SMALL_SPAN + 57)], shape=shape, window=window, num_blocks=80))
-    assert_same_bits_alone(problem([rows[0], rows[2]], shape=shape, window=window, num_blocks=80))
+    assert_same_bits_alone(problem(rows[:2], shape=shape, window=window, num_blocks=80))
 
 
 @EXAMPLES
@@ -118,7 +117,7 @@ def test_what_lies_in_unused_slots_never_shows() -> None:
 
 
 def test_a_token_gets_the_same_bits_alone_and_in_any_batch() -> None:
-    given = problem([(150, 6), (3, 2), (90, 9)], dtype=torch.bfloat16)
+    given = problem([(150, 6), (3, 2), (90, 9)], dtype=torch.bfloat16, shape=Shape(4, 2, 16, 8))
     assert_same_bits_alone(given)
 
 

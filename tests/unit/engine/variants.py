@@ -8,12 +8,12 @@ import pytest
 from outrider.engine.backends.cpu import runnable_variants
 
 
-def slow_between(sizes: tuple[int, ...] = ()) -> list[Any]:
-    """Parameters: the best variant that runs here and the one that any machine of today has; those between are slow.
+def slow_but_the_best(sizes: tuple[int, ...] = ()) -> list[Any]:
+    """Parameters: the best variant that runs here, and the others as slow: each is compiled before it can be tested.
 
     With `sizes`, each variant with each of them, as "avx2 16".
     """
-    found, quick = runnable_variants(), {*runnable_variants()[:1], "avx2"}
-    marks = {name: [] if name in quick else [pytest.mark.slow] for name in found}
+    found = runnable_variants()
+    marks = {name: [] if name == found[0] else [pytest.mark.slow] for name in found}
     names = [(name, f"{name} {size}") for name in found for size in sizes] or [(name, name) for name in found]
     return [pytest.param(whole, marks=marks[name]) for name, whole in names]

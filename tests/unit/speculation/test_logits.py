@@ -73,7 +73,7 @@ def decode(options: LogitsOptions, mode: VerificationMode, params: SamplingParam
 
 
 @pytest.mark.parametrize("options", ASKED)
-@pytest.mark.parametrize(("mode", "params"), MODES)
+@pytest.mark.parametrize(("mode", "params"), [pytest.param(*MODES[0], marks=pytest.mark.slow), MODES[1]])
 @settings(max_examples=12)
 @given(data=st.data())
 def test_no_draft_changes_the_text(

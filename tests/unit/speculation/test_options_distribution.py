@@ -11,9 +11,18 @@ from benchmarks.support.options_distribution import Asked, run_options_experimen
 pytestmark = pytest.mark.timeout(300)
 
 
-@pytest.mark.parametrize("draws", [1_500, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mode", [VerificationMode.RATIO, VerificationMode.COUPLED])
-@pytest.mark.parametrize("asked", Asked)
+@pytest.mark.parametrize(
+    ("asked", "mode", "draws"),
+    [
+        (Asked.PENALTIES, VerificationMode.RATIO, 1_500),
+        (Asked.MASKS, VerificationMode.COUPLED, 1_500),
+        *(
+            pytest.param(asked, mode, 10_000, marks=pytest.mark.slow)
+            for asked in Asked
+            for mode in (VerificationMode.RATIO, VerificationMode.COUPLED)
+        ),
+    ],
+)
 def test_speculated_draws_follow_the_target(asked: Asked, mode: VerificationMode, draws: int) -> None:
     result = run_options_experiment(asked, mode, draws=draws)
     assert result.passed, result

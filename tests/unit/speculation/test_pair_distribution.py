@@ -17,7 +17,6 @@ QUICK = 1_000
 @pytest.mark.parametrize(
     ("conditions", "draws"),
     [
-        (Conditions.CROSSING, QUICK // 2),
         (Conditions.PRICED, QUICK // 2),
         (Conditions.MERGED, QUICK // 2),
         *(pytest.param(conditions, 20_000, marks=pytest.mark.slow) for conditions in Conditions),

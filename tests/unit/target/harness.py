@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
 from outrider.drafting.source import DraftSource
 from outrider.drafting.speculation import Speculation
 from outrider.drafting.tree import DraftTree
@@ -30,6 +31,16 @@ FOUR_AHEAD = Speculation(max_draft_tokens=4)
 
 Drafter = Callable[[int, Sequence[int]], Sequence[DraftTree]]
 """(sequence id, committed tokens with the prompt) → drafts offered before the next step."""
+
+
+def one_sampling_each(name: str, quick: Mapping[str, SamplingParams]) -> pytest.MarkDecorator:
+    """Parametrises `name` and `params`. `quick`: the sampling that each is tested with quickly; the other is slow."""
+    cases = [
+        pytest.param(value, params, id=f"{value}-{mode}", marks=() if params is wanted else pytest.mark.slow)
+        for value, wanted in quick.items()
+        for mode, params in (("greedy", GREEDY), ("coupled", SAMPLED))
+    ]
+    return pytest.mark.parametrize((name, "params"), cases)
 
 
 def opening(

@@ -37,7 +37,17 @@ from outrider.training.student import StudentConfig
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.unit.target.harness import FLOAT32, GREEDY, SAMPLED, Bench, Drafter, Liar, opening, prompts
+from tests.unit.target.harness import (
+    FLOAT32,
+    GREEDY,
+    SAMPLED,
+    Bench,
+    Drafter,
+    Liar,
+    one_sampling_each,
+    opening,
+    prompts,
+)
 
 ALONE = Speculation(max_own_draft_tokens=4)
 BOTH = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
@@ -97,9 +107,10 @@ def plain_tokens(path: Path, params: SamplingParams) -> dict[SequenceKey, list[i
     return answered(path, wanted(params, Speculation()), ()).tokens
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("merged", [pytest.param(False, marks=pytest.mark.slow), True], ids=["alone", "merged"])
-@pytest.mark.parametrize("kind", ["mtp", "mtp of layers", "eagle3", "medusa", "knowing"])
+@one_sampling_each(
+    "kind", {"mtp": SAMPLED, "mtp of layers": GREEDY, "eagle3": SAMPLED, "medusa": GREEDY, "knowing": SAMPLED}
+)
 def test_texts_are_those_of_the_target_alone(deep: Path, kind: str, merged: bool, params: SamplingParams) -> None:
     plain = plain_tokens(deep, params)
     expected = {each.sequence_id: tokens for each, tokens in plain.items()}
@@ -126,8 +137,7 @@ class Recording(HeadDrafts):
         super().see(key, start, states)
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("kind", ["mtp", "mtp of layers", "eagle3"])
+@one_sampling_each("kind", {"mtp": GREEDY, "mtp of layers": SAMPLED, "eagle3": GREEDY})
 def test_a_head_is_shown_the_state_of_every_committed_position(deep: Path, kind: str, params: SamplingParams) -> None:
     """Accepted branches and rejected tokens included: the states are those of one pass over the finished text."""
     plain = plain_tokens(deep, params)
@@ -235,6 +245,7 @@ def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
         tried_head(engine, deep, tmp_path, [5, 6, 7])
 
 
+@pytest.mark.slow
 def test_the_shipped_head_guesses_what_its_target_says() -> None:
     path = resolve("smollm2-135m-instruct")
     question = load_tokenizer(path).encode("<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n")

@@ -25,7 +25,7 @@ ASKED = {
         min_tokens=9,
     ),
 }
-PROMPTS = prompts(20, longest=30)
+PROMPTS = prompts(14, longest=30)
 
 
 def asking(options: LogitsOptions | None, sampled: bool, **more: object) -> list[Opening]:

@@ -14,7 +14,7 @@ from outrider.engine.models.loader import load_engine
 from outrider.speculation import NotFinite, SamplingParams, VerificationMode
 from outrider.testing.tiny import tiny_checkpoint
 
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, opening
 
 POISON = 370
@@ -29,7 +29,7 @@ def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("models") / "poisoned", infinite_token=POISON)
 
 
-@pytest.fixture(params=[*slow_between(), *IN_TORCH])
+@pytest.fixture(params=[*slow_but_the_best(), *IN_TORCH])
 def config(request: pytest.FixtureRequest) -> EngineConfig:
     if request.param in IN_TORCH:
         return EngineConfig(num_blocks=NUM_BLOCKS, dtype="float32", execution=request.param)

@@ -62,6 +62,7 @@ def test_a_longer_training_gives_a_draft_nearer_to_its_target(target: Path, tmp_
     assert (tmp_path / "draft" / "recipe.json").exists()
 
 
+@pytest.mark.slow
 def test_a_target_whose_head_is_not_its_embedding_teaches_and_the_report_is_the_real_acceptance(
     tmp_path: Path,
 ) -> None:

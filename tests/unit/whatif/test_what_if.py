@@ -137,7 +137,7 @@ def test_times_are_read_off_the_rounds(recorded: Path) -> None:
     assert found.one_way_s == pytest.approx(WAY_S)
 
 
-@pytest.mark.parametrize("cap", [1, 2])
+@pytest.mark.parametrize("cap", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_cap_that_was_not_recorded_is_predicted(recorded: Path, cap: int) -> None:
     asked = {"max_draft_tokens": cap, "mode": "on", "row_price": False, "repeats": 1}
     drafted = question_of(Recording.read(recorded), asked).answer(Fleet(1)).drafted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from outrider_controller.autoscaler.estimator import SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
@@ -9,10 +11,17 @@ from outrider_controller.autoscaler.plan import Mode, Plan, plan
 
 from benchmarks.support.virtual_plan import FLEET, KEY, planned, swinging
 
+_QUICK = {(1, 20), (8, 150), (32, 600)}
 
-@pytest.mark.parametrize("period_s", [20, 60, 150, 600])
-@pytest.mark.parametrize("streams", [1, 8, 32])
-def test_load_that_swings_about_the_crossing_changes_the_mode_twice_at_most(period_s: int, streams: int) -> None:
+
+@pytest.mark.parametrize(
+    ("streams", "period_s"),
+    [
+        pytest.param(*case, marks=() if case in _QUICK else pytest.mark.slow)
+        for case in itertools.product((1, 8, 32), (20, 60, 150, 600))
+    ],
+)
+def test_load_that_swings_about_the_crossing_changes_the_mode_twice_at_most(streams: int, period_s: int) -> None:
     for seed in range(2):
         ran = planned(swinging(period_s), 600, streams=streams, seed=seed)
         assert ran.changes <= 2

@@ -24,7 +24,7 @@ from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_he
 from outrider.engine.models.quantization import Int8Linear
 from torch import Tensor, nn
 
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 from tests.unit.target.harness import GREEDY, Bench, opening, prompts
 from tests.unit.target.test_head_drafts import knowing
 
@@ -102,7 +102,7 @@ def test_in_torch_it_says_what_the_head_says_of_each_text_alone(tiny: Path, kind
     torch.testing.assert_close(torch.stack(texts.on(engine)), torch.stack(wanted), rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("variant", slow_between())
+@pytest.mark.parametrize("variant", slow_but_the_best())
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])
 def test_the_kernels_read_the_target_s_states_as_torch_does(tiny: Path, kind: str, variant: str) -> None:
     try:
@@ -124,7 +124,7 @@ def test_the_kernels_read_the_target_s_states_as_torch_does(tiny: Path, kind: st
     assert all(torch.equal(head.features(states[:, at : at + 1])[0, 0], found[0, at]) for at in (0, 13, 39))
 
 
-@pytest.mark.parametrize("variant", slow_between())
+@pytest.mark.parametrize("variant", slow_but_the_best())
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_the_kernels_it_says_the_same_but_for_the_rounding_to_8_bits(tiny: Path, kind: str, variant: str) -> None:
     try:

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import MODELS, greedy, made
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 
 PROMPT = [random.Random(i).randrange(3, 250) for i in range(60)]
 Written = tuple[dict[str, Tensor], Tensor]
@@ -193,16 +193,18 @@ def rows_of_int8(path: Path) -> bool:
     return load_file(path / "model.safetensors")["model.layers.0.mlp.up_proj.weight_scale"].shape[1] == 1
 
 
-# Each packing in float32, where the texts are also transformers'; in bfloat16 one of each way that weights are kept.
+# What each packing means is tested above. Of texts: one packing of each method in float32, where they are transformers'
+# too, and in bfloat16 one of each way that weights are kept.
+_IN_FLOAT32 = ("gptq", "awq", "int4", "int8", "fp8")
 _IN_BFLOAT16 = ("gptq", "int8", "fp8")
 
 
 @pytest.mark.parametrize(
     ("checkpoint", "dtype"),
     [
-        *((name, "float32") for name in SCHEMES),
-        *((name, "bfloat16") for name in _IN_BFLOAT16),
-        *(pytest.param(name, "bfloat16", marks=pytest.mark.slow) for name in SCHEMES if name not in _IN_BFLOAT16),
+        pytest.param(name, dtype, marks=() if name in quick else pytest.mark.slow)
+        for dtype, quick in (("float32", _IN_FLOAT32), ("bfloat16", _IN_BFLOAT16))
+        for name in SCHEMES
     ],
     indirect=["checkpoint"],
 )
@@ -229,7 +231,7 @@ def test_its_revision_is_another_one_where_its_scheme_is(checkpoint: tuple[Path,
     assert weights_revision(tmp_path) != before
 
 
-@pytest.fixture(params=slow_between())
+@pytest.fixture(params=slow_but_the_best())
 def variant(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     try:

@@ -82,7 +82,11 @@ def test_a_step_without_logits_runs(tiny: Path, quantization: str) -> None:
         *(pytest.param(*mixed, marks=pytest.mark.slow) for mixed in itertools.permutations(ON_A_CPU, 2)),
     ],
 )
-@pytest.mark.parametrize("params", [None, SamplingParams(temperature=0.8, seed=5)], ids=["greedy", "coupled"])
+@pytest.mark.parametrize(
+    "params",
+    [pytest.param(None, marks=pytest.mark.slow), SamplingParams(temperature=0.8, seed=5)],
+    ids=["greedy", "coupled"],
+)
 def test_a_quantized_target_says_the_same_with_and_without_speculation(
     tiny: Path, target: str, draft: str, params: SamplingParams | None
 ) -> None:

@@ -13,7 +13,7 @@ from outrider.engine.models.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from transformers import AutoModelForCausalLM
 
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 
 TEXT = [random.Random(i).randrange(3, 259) for i in range(40)]
 LAYERS = 3
@@ -25,7 +25,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("model"), layers=LAYERS)
 
 
-@pytest.fixture(scope="module", params=["transformers", "fused", *slow_between()])
+@pytest.fixture(scope="module", params=["transformers", "fused", *slow_but_the_best()])
 def engine(request: pytest.FixtureRequest, checkpoint: Path) -> Engine:
     if request.param in ("transformers", "fused"):
         return load_engine(checkpoint, EngineConfig(dtype="float32", execution=request.param, num_blocks=32))

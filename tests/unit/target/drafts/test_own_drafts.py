@@ -22,9 +22,9 @@ from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.times import Timer
 
 from tests.unit.engine.test_trees import skip_what_cannot_run
-from tests.unit.engine.variants import slow_between
+from tests.unit.engine.variants import slow_but_the_best
 from tests.unit.target import toy_source
-from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, one_sampling_each, opening, prompts
 
 ALONE = Speculation(max_own_draft_tokens=4)
 BOTH = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
@@ -43,10 +43,9 @@ def texts(tiny: Path, what: Sequence[Opening], **bench: object) -> dict[int, lis
     return {each.sequence_id: tokens for each, tokens in made.tokens.items()}
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("how", ["none", "right", "random", "beside"])
+@one_sampling_each("how", {"none": SAMPLED, "right": GREEDY, "random": SAMPLED, "beside": GREEDY})
 def test_texts_are_the_same_with_lookups_alone_and_merged_with_what_draft_workers_send(
-    tiny: Path, params: SamplingParams, how: str
+    tiny: Path, how: str, params: SamplingParams
 ) -> None:
     expected = texts(tiny, repeating(params=params, speculation=Speculation()))
     bench = Bench(tiny, sources=make_sources(NAMES), row_price=lambda cost: 0.0)
@@ -68,7 +67,7 @@ def test_without_any_draft_worker_a_text_that_was_predicted_takes_fewer_steps(ti
     assert bench.worker.stats.num_steps <= 13, "four drafts and the target's own token, each step"
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("params", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLED], ids=["greedy", "coupled"])
 def test_an_answer_given_again_takes_fewer_steps_to_the_same_text_and_only_under_its_salt(
     tiny: Path, params: SamplingParams
 ) -> None:
@@ -146,7 +145,7 @@ class RandomTrees:
         return DraftTree(length, tuple(tokens), tuple(parents), source=self.name)
 
 
-@pytest.fixture(params=["fused float32", "fused bfloat16", *slow_between()])
+@pytest.fixture(params=[pytest.param("fused float32", marks=pytest.mark.slow), "fused bfloat16", *slow_but_the_best()])
 def arithmetic(request: pytest.FixtureRequest) -> EngineConfig:
     execution, _, dtype = request.param.partition(" ")
     skip_what_cannot_run(execution)

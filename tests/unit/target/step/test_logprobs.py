@@ -42,7 +42,7 @@ def logprobs_of(bench: Bench, number: int) -> tuple[list[TokenLogprobs], list[To
     return list(commits[0].prompt_logprobs), [each for commit in commits for each in commit.logprobs]
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("params", [pytest.param(GREEDY, marks=pytest.mark.slow), SAMPLED], ids=["greedy", "coupled"])
 def test_they_are_those_of_transformers_with_drafts_and_without(tiny: Path, params: SamplingParams) -> None:
     plain = run(tiny, asking(params, speculation=Speculation()))
     texts = {number: plain.tokens[key(number)] for number in range(len(PROMPTS))}
