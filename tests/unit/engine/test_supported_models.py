@@ -123,6 +123,17 @@ def test_forty_texts_of_a_mixture_of_experts_are_the_same_with_and_without_draft
         ("gemma2", {"query_pre_attn_scalar": 16}, "attn_logit_softcapping"),
         ("mamba", {}, "recurrent"),
         ("minimax", {"num_local_experts": 4}, "layers of kind linear_attention"),
+        # transformers' code for it gives the window to all layers.
+        (
+            "qwen3_moe",
+            MODELS["qwen3_moe"]
+            | {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            },
+            "window of 9 positions in layer 0, where its config states None",
+        ),
     ],
 )
 def test_what_is_not_served_is_refused_as_it_is_loaded(

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, PreTrainedModel
 
 from outrider.checkpoint_files import OTHER_ENGINE
+from outrider.engine.models.context import layer_windows
 
 _NAME = "outrider-probe"
 _NEEDS = {"s_aux": "has attention sinks (s_aux)", "softcap": "caps scores (softcap)"}
@@ -33,24 +34,44 @@ class _Probe:
 
     shape: tuple[int, int]
     layers: Counter[int] = field(default_factory=Counter)
+    windows: dict[int, int | None] = field(default_factory=dict)
+    """Of each layer, as its mask says."""
+    masks: list[tuple[Tensor, int]] = field(default_factory=list)
+    """Made by transformers for this run, and what each lets a token look back at most."""
+
+    def mask(self, size: int, device: torch.device) -> Tensor:
+        mask = torch.zeros((1, 1, 1, 1), dtype=torch.bool, device=device)
+        self.masks.append((mask, size))
+        return mask
 
     def see(self, layer: int, key: Tensor, value: Tensor, arguments: dict[str, Any]) -> None:
         for name, need in _NEEDS.items():
             if arguments.get(name) is not None:
                 raise _Refused(need)
-        if arguments.get("attention_mask") is not None:
+        mask = arguments.get("attention_mask")
+        self.windows[layer] = next((size for made, size in self.masks if made is mask), None)
+        if mask is not None and self.windows[layer] is None:
             raise _Refused("computes a mask of its own")
         if (found := (key.shape[1], key.shape[3])) != self.shape or value.shape != key.shape:
             heads = f"{_heads(found)} of keys and {_heads((value.shape[1], value.shape[3]))} of values"
             raise _Refused(f"has {heads}, and the cache holds {_heads(self.shape)} of each")
         self.layers[layer] += 1
 
-    def problem(self, num_layers: int) -> str | None:
+    def problem(self, settings: Any) -> str | None:
         if not self.layers:
             return "cannot be replaced by one over a paged cache"
-        if self.layers != Counter(range(num_layers)):
+        if self.layers != Counter(range(settings.num_hidden_layers)):
             return "does not run once in each layer"
+        for layer, stated in enumerate(layer_windows(settings)):
+            # Only the first chunk is served, where all is seen.
+            used = self.windows[layer] if self.windows[layer] != _chunk(settings) else None
+            if used != stated:
+                return f"has a window of {used} positions in layer {layer}, where its config states {stated}"
         return None
+
+
+def _chunk(settings: Any) -> int | None:
+    return getattr(settings, "attention_chunk_size", None)
 
 
 _probe: ContextVar[_Probe] = ContextVar("outrider_probe")
@@ -65,7 +86,7 @@ def attention_problem(model: PreTrainedModel, shape: tuple[int, int]) -> str | N
     try:
         with _watched(model, probe):
             _run(model)
-        reason = probe.problem(model.config.get_text_config().num_hidden_layers)
+        reason = probe.problem(model.config.get_text_config())
     except _Refused as refused:
         reason = str(refused)
     except Exception as error:  # models fail in many ways
@@ -119,6 +140,12 @@ def _attend(
     return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
 
+def _mask(*_: Any, device: torch.device, local_size: int | None = None, **__: Any) -> Tensor | None:
+    """transformers' mask function: none where all is seen."""
+    return None if local_size is None else _probe.get().mask(local_size, device)
+
+
 def _register() -> str:
     AttentionInterface.register(_NAME, _attend)
+    AttentionMaskInterface.register(_NAME, _mask)
     return _NAME
