@@ -9,7 +9,9 @@ last one, load on a stack, gets the time that the others leave. Exit code 0 only
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +21,8 @@ from pathlib import Path
 
 _TAIL = 4000
 _SHORTEST_S = 20.0
+_GRACE_S = 30.0
+"""In which a stack closes."""
 _LOAD = """shape: {{kind: steady, num_users: 64, seconds: {seconds}}}
 slo: {{ttft_ms: 2000, tpot_ms: 200}}
 warm_up_s: 5
@@ -104,16 +108,28 @@ def run(planned: Sequence[Step], hours: float, say: Callable[[str], None]) -> li
 def _run(step: Step, seconds: float) -> Outcome:
     started_s = time.monotonic()
     try:
-        done = subprocess.run(
-            step.command(seconds), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds
+        process = subprocess.Popen(
+            step.command(seconds), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
-        verdict, output = "passed" if done.returncode == 0 else f"failed: exit code {done.returncode}", done.stdout
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout.decode(errors="replace") if isinstance(error.stdout, bytes) else error.stdout or ""
-        verdict = f"failed: not done after {seconds:.0f} s"
     except OSError as error:
-        verdict, output = f"not run: {error}", ""
+        return Outcome(step.name, f"not run: {error}")
+    try:
+        output, _ = process.communicate(timeout=seconds)
+        verdict = "passed" if process.returncode == 0 else f"failed: exit code {process.returncode}"
+    except subprocess.TimeoutExpired:
+        output, verdict = _end(process), f"failed: not done after {seconds:.0f} s"
     return Outcome(step.name, verdict, time.monotonic() - started_s, output[-_TAIL:])
+
+
+def _end(process: subprocess.Popen[str]) -> str:
+    """Ends a step with all that it started, which would be on the GPU beside the next step. Returns what it said."""
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        output, _ = process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    return output
 
 
 def report(outcomes: Sequence[Outcome], machine: str) -> str:

@@ -33,6 +33,17 @@ def test_what_takes_too_long_is_ended_and_what_has_no_time_is_not_begun(monkeypa
     assert found[0].verdict.startswith("failed: not done after")
 
 
+def test_what_a_step_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sanitizer's program would be on the GPU beside the next step."""
+    monkeypatch.setattr(gpu_day, "_SHORTEST_S", 0.0)
+    step = Step("some", lambda seconds: ["sh", "-c", "sleep 600 & echo $!; wait"], 1.0)
+    [found] = run([step], 2 / 3600, lambda line: None)
+    assert found.verdict.startswith("failed: not done after")
+    command = Path(f"/proc/{found.output.strip()}/cmdline")
+    # What nobody has waited for has none.
+    assert not command.exists() or command.read_text() == ""
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_without_a_gpu_its_steps_say_so(tmp_path: Path) -> None:
     reasons = [step.why_not() for step in steps(tmp_path)]
