@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -40,6 +41,15 @@ def test_a_shell_can_complete_commands_without_loading_them() -> None:
     assert "grpc" not in said.stderr
 
 
+def test_each_shell_gets_a_script_that_asks_outrider(capsys: pytest.CaptureFixture[str]) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert run(["completion", shell]) == 0
+        script = capsys.readouterr().out
+        assert f"_OUTRIDER_COMPLETE={shell}_complete" in script
+        if shutil.which(shell) is not None:
+            subprocess.run([shell, "-n"], input=script, text=True, timeout=60, check=True)
+
+
 @pytest.mark.parametrize(("given", "stdin"), [((), ""), ((), " \n"), (("",), ""), (("--raw",), "")])
 def test_an_empty_prompt_is_refused_before_anybody_is_asked(
     given: tuple[str, ...], stdin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -65,6 +75,14 @@ def test_help_loads_neither_torch_nor_grpc(program: str) -> None:
     said = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=60)
     assert "sage: outrider" in said.stdout
     assert said.stdout.endswith("set()\n")
+
+
+def test_the_version_says_what_it_stands_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["version", "-o", "json"]) == 0
+    packages = json.loads(capsys.readouterr().out)["packages"]
+    assert {name: packages[name] for name in ("outrider", "grpcio")} == {
+        name: version(name) for name in ("outrider", "grpcio")
+    }
 
 
 def test_the_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
