@@ -138,13 +138,16 @@ def attend_kernel(
         head = kv_head * SHARE + m % SHARE
         real = m < count * SHARE
         limits = tl.load(visible + token, mask=real, other=0)
+        if HEAD_PADDED <= 64:
+            # Many such tiles share a multiprocessor, with no registers to spare for positions in 64 bits.
+            limits = limits.to(tl.int32)
         limit = tl.max(limits, axis=0)
         if split * TILE_KEYS < limit:
             inside = real[:, None] & (d < HEAD_DIM)[None, :]
             at = token[:, None] * query_stride + head[:, None] * query_head_stride + d[None, :]
             q = tl.load(query + at, mask=inside, other=0.0)
             table = blocks + tl.load(tile_blocks + tile)
-            own = tl.load(tile_own + tile)
+            own = tl.load(tile_own + tile).to(limits.dtype)
             masks = tl.load(own_mask + token, mask=real, other=0) if TREE else limits
             best = tl.full([TILE_ROWS], float("-inf"), tl.float32)
             total = tl.zeros([TILE_ROWS], tl.float32)
@@ -153,7 +156,7 @@ def attend_kernel(
             begin, oldest = split * TILE_KEYS, limits
             if WINDOW:
                 # Nodes of a tree lie behind their positions, but a window is wider than a tree.
-                oldest = tl.load(positions + token, mask=real, other=limit) - (WINDOW - 1)
+                oldest = tl.load(positions + token, mask=real, other=limit).to(limits.dtype) - (WINDOW - 1)
                 passed = tl.maximum(tl.min(oldest, axis=0), 0) // TILE_KEYS
                 begin += (passed + NUM_SPLITS - 1 - split) // NUM_SPLITS * (NUM_SPLITS * TILE_KEYS)
             for first in range(begin, limit, NUM_SPLITS * TILE_KEYS):
