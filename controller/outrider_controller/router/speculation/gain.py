@@ -31,9 +31,10 @@ class RoundSums:
     us: int = 0
     step_us: int = 0
     """Time of all their target steps."""
-    own_verified: int = 0
-    """Of `verified`, drafts that the target made itself."""
+    draft_verified: int = 0
+    """Positions at which the draft worker had a token, and the target may have had drafts of its own."""
     own_accepted: int = 0
+    """Of `accepted`, drafts that the target made itself."""
 
     def add(self, done: Round, us: int) -> None:
         self.rounds += 1
@@ -45,12 +46,10 @@ class RoundSums:
         self.step_us += done.verify_us
         if not done.num_drafted:
             return
-        own = [one for one in done.sources if one.own]
-        for one in own:
-            self.own_verified += min(one.num_verified, done.num_verified)
-            self.own_accepted += one.num_accepted
-        if not own or len(own) < len(done.sources):
-            self.in_time += 1
+        drafts = [one for one in done.sources if not one.own]
+        self.draft_verified += min(sum(one.num_verified for one in drafts), done.num_verified)
+        self.own_accepted += sum(one.num_accepted for one in done.sources if one.own)
+        self.in_time += bool(drafts)
 
 
 @dataclass(slots=True)
@@ -170,7 +169,7 @@ class SpeculationGain:
                 tokens=seen.tokens,
                 saved=saved,
                 late=rounds - seen.in_time,
-                verified=max(0, seen.verified - seen.own_verified),
+                verified=seen.draft_verified,
                 accepted=seen.accepted - seen.own_accepted,
                 draft_us=seen.draft_us,
             )

@@ -70,7 +70,8 @@ class Policy:
                     rounds=1,
                     tokens=done.num_tokens,
                     saved=one.num_accepted - price * one.num_drafted,
-                    verified=one.num_verified,
+                    # Alternatives at one place are one verified token.
+                    verified=min(one.num_verified, done.num_verified),
                     accepted=one.num_accepted,
                 )
 

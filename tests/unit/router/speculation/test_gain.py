@@ -87,7 +87,7 @@ def play(drafted: Round, *, requests: int = 12, length: int = 64, tenant: Tenant
 
 
 def one_round(tokens: int, in_time: int, us: int, step_us: int, verified: int = 0) -> RoundSums:
-    return RoundSums(1, tokens, in_time, verified, us=us, step_us=step_us)
+    return RoundSums(1, tokens, in_time, verified, us=us, step_us=step_us, draft_verified=verified)
 
 
 def accepting(chance: float, us: int, most: int = 5) -> Round:
@@ -278,6 +278,17 @@ def test_a_draft_gets_no_credit_for_what_the_target_drafts_itself() -> None:
     # Three tokens in the time of two plain rounds: two of them would have come without the draft.
     assert of_all.saved == pytest.approx(20 * 1.0) and of_the_draft.saved == pytest.approx(20 * -1.0)
     assert (of_the_draft.verified, of_the_draft.accepted, of_the_draft.late) == (20, 0, 0)
+
+
+def test_what_a_draft_has_accepted_is_part_of_what_was_verified_of_it_whatever_the_target_drafts_beside_it() -> None:
+    # At each of two places: a token of the worker, one that was looked up, and three alternatives of a head.
+    commit = sequence.Commit(token_ids=[1, 2, 3], num_drafted=2, num_verified=2, num_accepted=2)
+    commit.sources.add(source="model", num_drafted=2, num_verified=2, num_accepted=1)
+    commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=2, num_accepted=1)
+    commit.sources.add(source="mtp", own=True, num_drafted=6, num_verified=6, num_accepted=0)
+    seen = RoundSums()
+    seen.add(Commit.from_commit(commit, PLAIN_US), PLAIN_US)
+    assert (seen.draft_verified, seen.accepted - seen.own_accepted) == (2, 1)
 
 
 def test_a_round_with_the_targets_own_drafts_alone_is_one_without_the_draft() -> None:

@@ -118,6 +118,15 @@ def test_a_router_that_is_alone_plans_on_its_own_evidence_and_new_tenants_begin_
     assert 0 < drawn < 100
 
 
+def test_alternatives_of_a_head_at_one_place_are_one_verified_token() -> None:
+    policy = Policy(PolicyConfig())
+    commit = sequence.Commit(token_ids=[1, 2], num_drafted=1, num_verified=1, num_accepted=1)
+    commit.sources.add(source="mtp", own=True, num_drafted=3, num_verified=3, num_accepted=1)
+    policy.own_drafts(a_request(), Round.from_commit(commit, 20_000), price=0.2)
+    (evidence,) = policy.evidence().values()
+    assert (evidence.verified, evidence.accepted) == (1, 1)
+
+
 def looked_up(policy: Policy, accepted: int, rounds: int = 60) -> None:
     commit = sequence.Commit(token_ids=range(accepted + 1), num_drafted=4, num_verified=4, num_accepted=accepted)
     commit.sources.add(source="ngram", own=True, num_drafted=4, num_verified=4, num_accepted=accepted)
