@@ -52,8 +52,9 @@ def span_option(
     def convert(ctx: click.Context, param: click.Parameter, value: str | None) -> int:
         found = 0 if value is None else seconds(value)
         if found is None or found > most_s or (value is not None and found < least_s):
+            least = f", {least_s}s at least" if least_s else ""
             most = f", {most_s // DAY_S:g}d at most" if most_s < float("inf") else ""
-            raise click.BadParameter(f"{value!r} is not a duration such as 30s, 10m, 12h or 90d{most}")
+            raise click.BadParameter(f"{value!r} is not a duration such as 30s, 10m, 12h or 90d{least}{most}")
         return found
 
     return click.option(flag, name, default=default, show_default=True, metavar="SPAN", callback=convert, help=help)

@@ -108,6 +108,8 @@ def public_key(pem: bytes) -> Ed25519PublicKey:
 
 def checked(receipt: str, key: Ed25519PublicKey) -> receipt_pb2.Receipt:
     """The content of a receipt that this key has signed. Raises BadReceipt."""
+    if receipt.count(".") != 2:
+        raise BadReceipt("not a receipt: a receipt has three parts with dots between them")
     try:
         signed, _, signature = receipt.strip().rpartition(".")
         header, content = map(_decoded, signed.split("."))

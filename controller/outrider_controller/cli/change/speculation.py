@@ -12,7 +12,7 @@ from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.plan import Reason
-from outrider_controller.autoscaler.tuning import NOTICEABLE
+from outrider_controller.autoscaler.tuning import FIRST_ROUNDS, NOTICEABLE
 from outrider_controller.cli.asking import span_option
 from outrider_controller.cli.change.tenants import QUOTAS, tenant_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
@@ -205,15 +205,19 @@ def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]
     yield f"  change  {row['what_would_change_it']}"
     if decision.rounds:
         low, high = row["times_plain_interval"]
-        yield f"  speed   {row['times_plain']:.2f} × plain ({low:.2f} to {high:.2f}, 80 %), {row['rounds']:,} rounds"
+        source = f" of {row['draft']}" if own else ""
+        speed = f"{row['times_plain']:.2f} × plain ({low:.2f} to {high:.2f}, 80 %)"
+        yield f"  speed   {speed}, {row['rounds']:,} rounds{source}"
         accepted = f"{row['acceptance']:.0%} accepted" if row["acceptance"] is not None else "nothing verified"
         if row["tokens_per_round"] is not None:
             late = f"{row['late']:.0%} without a draft in time"
             yield f"  rounds  {row['tokens_per_round']} tokens each, {accepted}" + ("" if own else f", {late}")
     yield from map(_source_line, row["sources"])
-    yield f"  drafts  {row['drafting_share']:.1%} of requests, {row['draft'] or 'no version'}"
+    share = f"  drafts  {row['drafting_share']:.1%} of requests"
     if own:
+        yield f"{share}, all sources of the target"
         return
+    yield f"{share}, {row['draft'] or 'no version'}"
     yield f"  price   {row['price']:.3f}: a drafted token has to be at least so likely to be worth its row"
 
 
@@ -232,7 +236,7 @@ def because(decision: policy_pb2.TenantDecision) -> str:
         Reason.SAVES: "drafts clearly save time",
         Reason.COSTS: "drafts clearly cost more time than they save",
         Reason.BETWEEN: "it is not clear whether drafts save or cost time: the mode stays",
-        Reason.DWELL: "the evidence is for another mode, but this one holds for at least 5 s and 100 rounds",
+        Reason.DWELL: f"the evidence is for another mode, but this one holds for at least {FIRST_ROUNDS:.0f} rounds",
         Reason.OPERATOR_ON: f"an operator set it to on{until_text}",
         Reason.OPERATOR_OFF: f"an operator set it to off{until_text}",
         Reason.LOAD: "the target is so full that no drafted token is worth its row",

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ _TENANTS = (
     "tokens_per_s",
     "verified_per_s",
     "acceptance",
+    "made_by",
     "mode",
     "times_plain",
     "price",
@@ -69,9 +70,10 @@ def top(once: bool, interval: float, control: str, output: str) -> None:
     """Show what tenants and workers do, live: rates over the last interval.
 
     VERIFIED/S: drafted tokens that targets verified; ACCEPTANCE: the share of them that was accepted. A request
-    counts for the workers that it is on. MODE, TIMES_PLAIN (the speed with drafts over that of plain decoding)
-    and PRICE (of a drafted token, in tokens) are the plan's, for each target that has one; `outrider explain TENANT`
-    has the reasons.
+    counts for the workers that it is on. A tenant has a line for drafts that draft workers make and one for those that
+    the target makes itself (MADE-BY). MODE, TIMES-PLAIN (the speed with these drafts over that of plain decoding, with
+    its 80 % interval) and PRICE (of a drafted token, in tokens) are the plan's; `outrider explain TENANT` has the
+    reasons.
     """
     live = sys.stdout.isatty() and not once and output == "table"
     before = _sample(control)
@@ -117,7 +119,17 @@ def page(before: LoadSample, now: LoadSample) -> list[str]:
     requests = f"{running} request{'s' * (running != 1)}"
     missing = f"; no answer from {', '.join(now.unreachable)}" if now.unreachable else ""
     head = f"{time.strftime('%H:%M:%S')}  {requests} under way, {len(workers)} workers{missing}"
-    return [head, "", *table_lines(tenants, _TENANTS), "", *table_lines(workers, _WORKERS)]
+    shown = [line for row in tenants for line in _by_decision(row)]
+    return [head, "", *table_lines(shown, _TENANTS), "", *table_lines(workers, _WORKERS)]
+
+
+def _by_decision(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A tenant's lines: one for each decision, or one without any."""
+    speeds = zip(row["times_plain"], row["times_plain_interval"], strict=True)
+    said = [f"{speed:.2f} ({low:.2f} to {high:.2f})" for speed, (low, high) in speeds]
+    decided = zip(row["made_by"], row["mode"], said, row["price"], strict=True)
+    for one in list(decided) or [(None,) * 4]:
+        yield row | dict(zip(("made_by", "mode", "times_plain", "price"), one, strict=True))
 
 
 def tenant_rows(before: LoadSample, now: LoadSample) -> list[dict[str, Any]]:
@@ -142,7 +154,9 @@ def _decided(decisions: Sequence[policy_pb2.TenantDecision]) -> dict[str, Any]:
         "target": [row["target"] for row in rows],
         "mode": [row["mode"] for row in rows],
         "saving": [row["saving"] for row in rows],
+        "made_by": [row["made_by"] for row in rows],
         "times_plain": [row["times_plain"] for row in rows],
+        "times_plain_interval": [row["times_plain_interval"] for row in rows],
         "price": [row["price"] for row in rows],
     }
 

@@ -142,7 +142,7 @@ class Options:
         if self.seed is not None:
             _require("seed", self.seed, 0 <= self.seed <= _UINT64_MAX, "from 0 to 2^64 - 1")
         if self.max_tokens is not None:
-            _require("max_tokens", self.max_tokens, 1 <= self.max_tokens <= MAX_UINT32, "at least 1")
+            _require("max_tokens", self.max_tokens, 1 <= self.max_tokens <= MAX_UINT32, "at least 1 and below 2^32")
         if self.max_draft_tokens is not None:
             allowed = 0 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS
             _require("max_draft_tokens", self.max_draft_tokens, allowed, f"from 0 to {MAX_DRAFT_TOKENS}")
