@@ -2,6 +2,8 @@
 
 Data goes to stdout, everything else to stderr. Commands are imported when they are called: `outrider --help` loads
 neither torch nor gRPC.
+
+Not here: what a command asks of the cluster is answered by `control/api/`. Begin with `app`.
 """
 
 from outrider_controller.cli.app import cli, main

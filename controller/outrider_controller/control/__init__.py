@@ -1,1 +1,4 @@
-"""Control plane: the operators' API and the cluster's plan. Knows leases; not tokens."""
+"""Control plane: the operators' API and the cluster's plan. Knows leases; not tokens.
+
+Not here: which worker a request goes to (`router/`). Begin with `fleet`.
+"""

@@ -1,6 +1,8 @@
 """Drafters: propose the target's next tokens, for many sequences in one step.
 
 Knows sequences and their committed tokens; not the target, and not the callers.
+
+Not here: drafts that the target makes itself (`outrider.drafting`). Begin with `interface`.
 """
 
 from outrider.drafters.interface import Drafter

@@ -1,6 +1,8 @@
 """The engine that target and draft share: paged KV cache, ragged batches, rewind.
 
 Knows one model and its sequences; not the network, not verification, not whether tokens are drafted or committed.
+
+Begin with `engine`; `models/` loads what it runs, `run/` is one forward.
 """
 
 import outrider.engine._quiet  # noqa: F401

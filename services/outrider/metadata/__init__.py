@@ -3,6 +3,8 @@
 The cluster keeps serving while Redis is unreachable, without prefix affinity and with the last known workers. Nothing
 here raises because of it, and a request that can be answered without Redis waits for it at most 50 ms. Only this
 package imports redis, and only if a URL is given.
+
+Begin with `store`.
 """
 
 from outrider.metadata.events import Event

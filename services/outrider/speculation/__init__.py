@@ -2,6 +2,8 @@
 
 Sources: Leviathan et al. 2023 (arXiv 2211.17192) and Chen et al. 2023 (arXiv 2302.01318) for ratio mode;
 Daliri et al. 2024 (arXiv 2408.07978) for coupled mode.
+
+Not here: models and their KV cache (`outrider.engine`). Begin with `verification`.
 """
 
 from outrider.options.logits import LogitsOptions

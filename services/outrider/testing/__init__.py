@@ -1,1 +1,4 @@
-"""Small real models, for our tests and for yours."""
+"""Small real models, for our tests and for yours.
+
+Not here: fakes of our own tests. Begin with `tiny`.
+"""

@@ -1,4 +1,5 @@
 """Commands that ask a gateway for answers, and what they count and time of these.
 
-Begin with `generate`; `demo` answers a prompt twice and compares.
+Not here: what is asked of the control plane (`show/`, `change/`). Begin with `generate`; `demo` answers a prompt twice
+and compares.
 """

@@ -1,6 +1,7 @@
 """Drafts that are looked up in text: they need tokens only, no model and no round trip.
 
 `source` has what all lookups share; a new kind is one file like `prediction`, imported here, where it registers itself.
+Not here: drafts of models (`pool/`, `heads/`). Begin with `source`.
 """
 
 from outrider.drafting.lookup import ngram, prediction, suffix

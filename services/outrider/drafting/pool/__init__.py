@@ -1,4 +1,4 @@
-"""Drafts of the pool of draft workers, over gRPC. Begin with `client`.
+"""Drafts of the pool of draft workers, over gRPC. Not here: how they are proposed. Begin with `client`.
 
 A link is one connection to one worker (`link`, `links`), to none without a lease (`leases`); `sequence` is one sequence
 on a link, and says which messages a round verified; `validator` makes a tree of a message.

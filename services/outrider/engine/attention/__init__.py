@@ -1,4 +1,7 @@
-"""Attention over a paged KV cache, behind one interface; an implementation is chosen at start."""
+"""Attention over a paged KV cache, behind one interface; an implementation is chosen at start.
+
+Not here: which blocks a sequence has (`kv/`). Begin with `interface`.
+"""
 
 from outrider.engine.attention.choice import make_attention
 from outrider.engine.attention.interface import Attention, Batch, KVCache, RowSpan

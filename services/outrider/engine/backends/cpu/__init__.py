@@ -1,4 +1,7 @@
-"""Our own kernels for CPUs, compiled where they run."""
+"""Our own kernels for CPUs, compiled where they run.
+
+Not here: which models they can run (`models/`). Begin with `llama.py`, which calls the kernels of `llama/`.
+"""
 
 from outrider.engine.backends.cpu.build import KernelsMissing, load_kernels, start_helpers
 from outrider.engine.backends.cpu.llama import (
