@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -22,6 +23,16 @@ class Nouns(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         forms = (cmd_name, f"{cmd_name}s", cmd_name.removesuffix("s"))
         return next((found for form in forms if (found := super(Nouns, self).get_command(ctx, form))), None)
+
+
+class NumberRange(click.FloatRange):
+    """click's own takes nan, which is in no range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found: float = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is not a number", param, ctx)
+        return found
 
 
 def yes_option(command: F) -> F:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from outrider.protocol.limits import MAX_UINT32
 from outrider.rpc.v1 import generation_pb2 as generation
 from tokenizers import Tokenizer
 
@@ -27,11 +28,20 @@ _PROMPT = "Write a Python function that returns the n-th Fibonacci number, then 
 @click.argument("prompt", nargs=-1)
 @stack_options(pin=True, borrow_cores=True)
 @click.option(
-    "--max-tokens", type=click.IntRange(2), default=128, show_default=True, metavar="N", help="Of each answer."
+    "--max-tokens",
+    type=click.IntRange(2, MAX_UINT32),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Of each answer.",
 )
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
 @click.option(
-    "--seed", type=click.IntRange(0), default=7, show_default=True, help="For sampling: same seed, same text."
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    default=7,
+    show_default=True,
+    help="For sampling: same seed, same text.",
 )
 @json_file_option
 def demo(

@@ -7,10 +7,12 @@ import sys
 from typing import Any
 
 import click
+from outrider.protocol.limits import MAX_UINT32
 from outrider.rpc.v1 import generation_pb2 as generation
 
 from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, GatewayAnswer, OnChunk, apply_prompt
 from outrider_controller.cli.ask.figures import answer_figures
+from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.clusters.control import context_option, endpoint_option
 from outrider_controller.cli.output import colours, emit, note, output_option
 from outrider_controller.cli.show.trace.command import show
@@ -25,21 +27,29 @@ from outrider_controller.cli.show.trace.rows import trace_row
 @click.option("--raw", is_flag=True, help="Continue the prompt as text, without the chat template.")
 @click.option("--system", default="", metavar="TEXT", help="System message.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top-k", type=click.IntRange(0), default=None, metavar="N", help="Only the N likeliest tokens; 0: all.")
+@click.option(
+    "--top-k",
+    type=click.IntRange(0, MAX_UINT32),
+    default=None,
+    metavar="N",
+    help="Only the N likeliest tokens; 0: all.",
+)
 @click.option("--top-p", type=float, default=None, metavar="P", help="Only the likeliest tokens that make up P.")
 @click.option("--min-p", type=float, default=None, metavar="P", help="Only tokens at least P times the likeliest.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=None, help="Same seed, same text.")
-@click.option("--max-tokens", type=click.IntRange(1), default=256, show_default=True, metavar="N", help="At most.")
+@click.option(
+    "--max-tokens", type=click.IntRange(1, MAX_UINT32), default=256, show_default=True, metavar="N", help="At most."
+)
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Continue to --max-tokens, past the end-of-text token.")
 @click.option("--speculation", type=click.Choice(list(SPECULATION_MODES)), default="auto", show_default=True)
-@click.option("--max-draft-tokens", type=click.IntRange(0), default=None, metavar="N", help="At most, per round.")
+@click.option("--max-draft-tokens", type=click.IntRange(0, 64), default=None, metavar="N", help="At most, per round.")
 @click.option("--receipt", is_flag=True, help="Ask for a receipt: on stderr, or with -o json in the field receipt.")
 @click.option("--stream/--no-stream", default=True, show_default=True, help="Print the text as it comes.")
 @click.option("--stats", is_flag=True, help="Tokens/s and acceptance, on stderr.")
 @click.option("--trace", is_flag=True, help="Then print its rounds, as `outrider trace` does.")
 @endpoint_option("--control", "control", "OUTRIDER_CONTROL", "Control plane that knows the routers, for --trace")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="S")
+@click.option("--timeout", type=NumberRange(0, min_open=True), default=600.0, show_default=True, metavar="S")
 @output_option("text", "json")
 def generate(
     prompt: tuple[str, ...],

@@ -16,6 +16,7 @@ from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import receipt_pb2, router_pb2
 
 from outrider_controller.cli.ask.client import Gateway, GatewayAnswer, apply_prompt
+from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.clusters.control import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError
 
@@ -33,7 +34,7 @@ _AT_ONCE = 8
 @click.option("--key", default=None, metavar="FILE", help="The public key, in PEM. Default: that of the gateway.")
 @context_option
 @endpoint_option("--gateway", "grpc", "OUTRIDER_GATEWAY", "gRPC address to ask")
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="S")
+@click.option("--timeout", type=NumberRange(0, min_open=True), default=600.0, show_default=True, metavar="S")
 def verify(
     receipt: str,
     prompt: str,

@@ -105,9 +105,11 @@ def _bound(name: str, value: str) -> float | int | None:
     if value == _NO_BOUND:
         return None
     try:
-        return float(value) if name == "requests_per_second" else int(value)
+        bound = float(value) if name == "requests_per_second" else int(value)
+        setattr(tenants_pb2.Quota(), name, bound)
     except ValueError:
-        raise click.UsageError(f"{_flag(name)}: {value!r} is neither a number nor {_NO_BOUND}") from None
+        raise click.UsageError(f"{_flag(name)}: {value!r} is no bound: a positive number, or {_NO_BOUND}") from None
+    return bound
 
 
 @click.command("explain")
@@ -143,7 +145,8 @@ async def pacing_of(stub: Control, tenant: str) -> list[float] | None:
 
 
 def paced_lines(tenant: str, beats_ms: Sequence[float]) -> Iterator[str]:
-    beat = f" {beats_ms[0]:g} to {beats_ms[-1]:g} ms" if beats_ms else ", the mean time per token"
+    shown = " to ".join(f"{beat:g}" for beat in sorted({beats_ms[0], beats_ms[-1]})) if beats_ms else ""
+    beat = f" of {shown} ms" if shown else ", the mean time per token"
     yield f"{tenant}: streams are paced: a frame of constant size at each beat{beat}"
     yield "  a token comes half a beat later on the average, and an answer ends at most one beat later"
 

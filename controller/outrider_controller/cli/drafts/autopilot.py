@@ -30,6 +30,7 @@ from outrider.runtime.spawn import bound_to_us
 from outrider.samples import SampleStore
 
 from outrider_controller.autoscaler.rollout import DEFAULT_SHADOW_SHARE, DEFAULT_SHARE, MAX_SHARE
+from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.change.tenants import all_tenants
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.drafts.releases import Autopilot, Fallen, Release, StepFailed
@@ -234,7 +235,7 @@ async def _consenting(stub: Control) -> set[str]:
 @click.option("--samples-key-file", default="", metavar="FILE", help="The targets' option of this name.")
 @click.option("--target-model", default=DEFAULT_TARGET, show_default=True, metavar="PATH|NAME", help="The teacher.")
 @click.option("--draft", default="", metavar="PATH|NAME", help="The draft in use; default: the one shipped.")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True, help="To distil.")
+@click.option("--minutes", type=NumberRange(0, min_open=True), default=60.0, show_default=True, help="To distil.")
 @click.option(
     "--distill-args",
     # What `outrider distill` learns by default takes two cores without AMX longer than --minutes.
@@ -246,7 +247,7 @@ async def _consenting(stub: Control) -> set[str]:
 @click.option("--draft-args", default="", metavar="ARGS", help="More options of `outrider draft`, in quotes.")
 @click.option(
     "--share",
-    type=click.FloatRange(0, MAX_SHARE, min_open=True),
+    type=NumberRange(0, MAX_SHARE, min_open=True),
     default=DEFAULT_SHARE,
     show_default=True,
     metavar="PART",

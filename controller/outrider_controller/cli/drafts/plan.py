@@ -12,6 +12,7 @@ from typing import Any
 import click
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 
+from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.drafts.what_if import what_if, what_if_options
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import cell, columns, emit, output_option
@@ -58,11 +59,11 @@ def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int
 
 
 @click.command("plan")
-@click.option("--acceptance", type=click.FloatRange(0, 1), help="Share of drafted tokens that the target accepts.")
+@click.option("--acceptance", type=NumberRange(0, 1), help="Share of drafted tokens that the target accepts.")
 @click.option(
     "--tokens-per-round",
     "tokens_per_round_",
-    type=click.FloatRange(1),
+    type=NumberRange(1),
     help="Instead of --acceptance, if measured.",
 )
 @click.option(
@@ -76,20 +77,20 @@ def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int
 )
 @click.option(
     "--cost-ratio",
-    type=click.FloatRange(0, min_open=True),
+    type=NumberRange(0, min_open=True),
     help="How many times cheaper a forward of the draft is than a step of the target.",
 )
 @click.option(
     "--row-share",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=0.0,
     show_default=True,
     help="What one more row adds to a step of the target, in steps.",
 )
 @click.option("--tokens", "num_tokens", type=click.IntRange(1), help="Length of the answer to estimate.")
-@click.option("--target-b", type=click.FloatRange(0, min_open=True), help="The target's parameters, in billions.")
-@click.option("--draft-b", type=click.FloatRange(0, min_open=True), help="The draft's.")
-@click.option("--memory-gb", type=click.FloatRange(0, min_open=True), help="Of the device that both would share.")
+@click.option("--target-b", type=NumberRange(0, min_open=True), help="The target's parameters, in billions.")
+@click.option("--draft-b", type=NumberRange(0, min_open=True), help="The draft's.")
+@click.option("--memory-gb", type=NumberRange(0, min_open=True), help="Of the device that both would share.")
 @what_if_options
 @output_option("text", "json")
 def plan_command(

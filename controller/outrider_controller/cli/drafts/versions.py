@@ -19,7 +19,7 @@ from outrider_controller.autoscaler.rollout import (
     SHADOW_FIRST_S,
     UNDO_BELOW,
 )
-from outrider_controller.cli.asking import confirm, yes_option
+from outrider_controller.cli.asking import NumberRange, confirm, yes_option
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.output import emit, moment, named
 from outrider_controller.cli.show.sequences import acceptance
@@ -105,7 +105,7 @@ def rollout_group() -> None:
 @click.option("--tenant", default="", help="Only for this tenant's requests; else for everybody's.")
 @click.option(
     "--share",
-    type=click.FloatRange(0, MAX_SHARE),
+    type=NumberRange(0, MAX_SHARE),
     default=DEFAULT_SHARE,
     show_default=True,
     metavar="PART",
@@ -113,7 +113,7 @@ def rollout_group() -> None:
 )
 @click.option(
     "--shadow",
-    type=click.FloatRange(0, 1),
+    type=NumberRange(0, 1),
     default=DEFAULT_SHADOW_SHARE,
     show_default=True,
     metavar="PART",

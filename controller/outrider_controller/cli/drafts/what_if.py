@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 
+from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.drafts.plot import Bar, bars
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, emit, note
@@ -74,10 +75,10 @@ _OPTIONS = (
         metavar="TENANT=WEIGHT",
         help="Share of each tenant's requests; may be repeated.",
     ),
-    click.option("--price-h100", type=click.FloatRange(0), default=1.0, help="Price of a target's GPUs for an hour."),
-    click.option("--price-l4", type=click.FloatRange(0), default=0.0, help="Of a draft worker's."),
+    click.option("--price-h100", type=NumberRange(0), default=1.0, help="Price of a target's GPUs for an hour."),
+    click.option("--price-l4", type=NumberRange(0), default=0.0, help="Of a draft worker's."),
     click.option(
-        "--seconds", type=click.FloatRange(1), default=30.0, show_default=True, help="Virtual seconds of each run."
+        "--seconds", type=NumberRange(1), default=30.0, show_default=True, help="Virtual seconds of each run."
     ),
     click.option(
         "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs, for the confidence interval."

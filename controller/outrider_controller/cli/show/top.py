@@ -14,6 +14,7 @@ import click
 import grpc
 from outrider.rpc.v1 import control_pb2, policy_pb2, trace_pb2, worker_pb2
 
+from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.change.speculation import decision_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.output import emit, table_lines
@@ -59,7 +60,7 @@ class LoadSample:
 @click.option("--once", is_flag=True, help="Print once and end, as without a terminal.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.2, 60),
+    type=NumberRange(0.2, 60),
     default=2.0,
     show_default=True,
     metavar="S",
@@ -128,8 +129,8 @@ def _by_decision(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     speeds = zip(row["times_plain"], row["times_plain_interval"], strict=True)
     said = [f"{speed:.2f} ({low:.2f} to {high:.2f})" for speed, (low, high) in speeds]
     decided = zip(row["made_by"], row["mode"], said, row["price"], strict=True)
-    for one in list(decided) or [(None,) * 4]:
-        yield row | dict(zip(("made_by", "mode", "times_plain", "price"), one, strict=True))
+    lines: Sequence[Sequence[object]] = list(decided) or [(None,) * 4]
+    yield from (row | dict(zip(("made_by", "mode", "times_plain", "price"), one, strict=True)) for one in lines)
 
 
 def tenant_rows(before: LoadSample, now: LoadSample) -> list[dict[str, Any]]:

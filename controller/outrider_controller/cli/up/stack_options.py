@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from outrider.configuration import settings
 from outrider.masking import holds_password
 
+from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import note
 from outrider_controller.cli.up.models import shipped_draft
@@ -63,7 +64,7 @@ _TYPES: dict[str, click.ParamType[Any]] = {
     "routers": click.IntRange(1, 16),
     "engine": click.Choice(ENGINES),
     "run_dir": click.Path(file_okay=False, path_type=Path),
-    "start_timeout_s": click.FloatRange(1),
+    "start_timeout_s": NumberRange(1),
 }
 
 

@@ -87,7 +87,7 @@ class Tenancy:
                 raise InvalidRequest(f"scopes[{i}]", f"{scope} is none of infer, metrics and admin")
         now_s = int(time.time())
         if request.not_after_unix_s and not now_s < request.not_after_unix_s < 2**33:
-            raise InvalidRequest("not_after_unix_s", f"{request.not_after_unix_s} is not in the future")
+            raise InvalidRequest("not_after_unix_s", f"{request.not_after_unix_s} is in the past, or after 2242")
         key = KEY_PREFIX + secrets.token_urlsafe(32)
         info = tenants.ApiKey(
             id=f"key-{secrets.token_hex(6)}",
