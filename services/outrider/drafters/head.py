@@ -1,7 +1,8 @@
 """A draft head on a draft worker. The target sends what the head reads of its hidden states, with each commit.
 
-Positions whose features did not come, because the draft was opened later or the target had them in its prefix cache,
-are not in the head's memory: that costs acceptance. A gap among those that came ends the draft of the sequence.
+Features do not come for positions before the draft was opened, nor for the beginning of a long prefix that the target
+has cached. Of a prefix that it has read for another sequence the head still has keys and values; without them it drafts
+worse. A gap among the features that came ends the draft of the sequence.
 """
 
 from __future__ import annotations

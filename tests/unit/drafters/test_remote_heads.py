@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,10 @@ class Remote:
 
     bench: Bench
     worker: DraftWorker
+    stream: int = 1
+    """The target's, at the draft worker."""
+    peers: dict[int, Remote] = field(default_factory=dict)
+    """Others for which the worker drafts, by stream."""
     change: Change = lambda commit: [commit]
     """What becomes of each commit's message."""
     dies_at: int = 1 << 30
@@ -97,17 +102,20 @@ class Remote:
                 self._hear(draft_pb2.DraftRequest(commits=[changed]))
 
     def _hear(self, request: draft_pb2.DraftRequest) -> None:
-        for event in events_of(draft_pb2.DraftRequest.FromString(request.SerializeToString()), 1, LIMITS, 0.0):
+        for event in events_of(
+            draft_pb2.DraftRequest.FromString(request.SerializeToString()), self.stream, LIMITS, 0.0
+        ):
             self.worker.apply(event)
 
     def _work(self) -> None:
         for _ in range(4):
             if self.worker.has_work:
                 self.worker.step()
-            for response in responses_of(self.worker.take_report(), 0.0).values():
-                self.errors += response.errors
+            for stream, response in responses_of(self.worker.take_report(), 0.0).items():
+                target = self.peers.get(stream, self)
+                target.errors += response.errors
                 for draft in response.drafts:
-                    self._take(draft)
+                    target._take(draft)
 
     def _take(self, draft: sequence.Draft) -> None:
         tree = self.validators[draft.sequence_id].tree(draft)
@@ -275,6 +283,52 @@ def test_a_draft_that_pauses_has_no_features_until_it_may_go_on_and_then_all(dee
     step()
     committed = len(made.bench.tokens[key(0)])
     assert made.num_bytes == (committed - 1) * 2 * 64 and not made.errors
+
+
+@pytest.mark.parametrize("most", [512, 16])
+def test_after_a_cached_prefix_a_remote_head_has_its_last_features_wherever_it_drafts(
+    deep: Path, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the draft worker that has read the prefix before, and at another one."""
+    monkeypatch.setattr("outrider.drafting.heads.remote._KNOWN", most)
+    head, prompt = knowing(deep, LAYERS), prompts(1)[0] * 3
+    made, accepted, sent = remote(deep, head), [0], [0]
+    for number in range(3):
+        if number == 2:
+            made.worker = DraftWorker(HeadDrafter(head, 384, 512, 64, "cpu"), 40)
+        made.open(number, opening(prompt, max_new_tokens=20, speculation=ASKED))
+        made.run()
+        accepted.append(made.bench.worker.stats.num_accepted_tokens)
+        sent.append(made.num_bytes)
+    assert len({tuple(tokens) for tokens in made.bench.tokens.values()}) == 1 and not made.errors
+    first, again, elsewhere = (after - before for before, after in pairwise(accepted))
+    assert first == again > 0 and (elsewhere == first or most < len(prompt))
+    cached = 8 * ((len(prompt) - 1) // 8)
+    saved = 2 * 64 * (cached - min(cached, most))
+    assert [after - before for before, after in pairwise(sent)] == [sent[1], sent[1] - saved, sent[1] - saved]
+
+
+def test_sequences_of_several_targets_are_read_and_drafted_together(deep: Path) -> None:
+    head, what = knowing(deep, LAYERS), wanted(2, GREEDY, ASKED)
+    drafter = HeadDrafter(head, 384, 512, 64, "cpu")
+    targets = [remote(deep, head, stream=stream) for stream in (1, 2)]
+    together, forward = [], drafter._runner._forward
+    drafter._runner._forward = lambda texts, *of: together.append(len(texts)) or forward(texts, *of)  # type: ignore[method-assign,func-returns-value]
+    worker = DraftWorker(drafter, 40)
+    for target in targets:
+        target.worker, target.peers = worker, dict(enumerate(targets, 1))
+    for target, one in zip(targets, what, strict=True):
+        target.open(0, one)
+    while running := [target for target in targets if target.bench.worker.load.num_sequences]:
+        for target in running:
+            target.bench.step()
+            target._follow()
+        targets[0]._work()
+    assert together.count(2) > 10
+    for target, one in zip(targets, what, strict=True):
+        [(_, tokens)] = target.bench.tokens.items()
+        assert tokens == next(iter(alone(deep, [replace(one, speculation=Speculation())]).tokens.values()))
+        assert target.bench.worker.stats.num_accepted_tokens > 5 and not target.errors
 
 
 def counted(change: Callable[[int, sequence.Commit], list[sequence.Commit]]) -> Change:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from outrider.drafting.heads.features import FeatureCache, FeatureWriter
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
@@ -17,6 +18,8 @@ from outrider.protocol.sequence_key import SequenceKey
 
 _MAX_BYTES = 256 << 10
 """Of one message: the features of a long prompt come in several."""
+_KNOWN = 512
+"""Positions of a cached prefix whose features are sent: the last ones, which tell a head nearly all."""
 
 
 @dataclass(slots=True)
@@ -25,6 +28,10 @@ class _Shown:
 
     wanted: bool
     """Whether draft workers may draft for it now."""
+    tokens: list[int]
+    """Prompt and committed output."""
+    salt: bytes
+    writer: FeatureWriter
     begun: bool = False
     """Whether a draft has features of it: those that follow must leave no gap."""
     features: list[Features] = field(default_factory=list)
@@ -39,12 +46,16 @@ class HeadFeatures:
         self.name = head.kind
         self.taps = head.taps
         self._head = head
+        self._cache = FeatureCache()
         self._shown: dict[SequenceKey, _Shown] = {}
 
     def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
-        self._shown[key] = _Shown(opening.limits.max_draft_tokens > 0)
+        tokens, writer = [*opening.prompt, *opening.committed], FeatureWriter(self._cache, opening.salt)
+        self._shown[key] = _Shown(opening.limits.max_draft_tokens > 0, tokens, opening.salt, writer)
 
-    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None: ...
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
+        if (shown := self._shown.get(key)) is not None:
+            shown.tokens.extend(tokens)
 
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
         if (shown := self._shown.get(key)) is not None:
@@ -64,9 +75,18 @@ class HeadFeatures:
             return
         shown.held.append((start, states))
         if shown.wanted:
-            held, shown.held, shown.begun = shown.held, [], True
+            held, shown.held = shown.held, []
             for at, each in held:
-                shown.features += written(at, self._head.features(each[None])[0])
+                self._show(shown, at, self._head.features(each[None])[0])
+
+    def _show(self, shown: _Shown, start: int, features: Tensor) -> None:
+        """The first ones come after those of a prefix that the target had cached."""
+        known = None if shown.begun else self._cache.find(shown.tokens, shown.salt, start)
+        if known is not None:
+            shown.features += written(max(0, start - _KNOWN), known[-_KNOWN:])
+        shown.begun = True
+        shown.writer.add(shown.tokens, start, features)
+        shown.features += written(start, features)
 
     def take(self, key: SequenceKey) -> list[Features]:
         """Those of the positions that were seen since the last call."""
