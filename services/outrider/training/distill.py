@@ -112,17 +112,22 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     _check_states(corpus, taps_of(config.kind, config.student, target), config.work)
     if token_map is None:
         token_map = commonest_tokens(corpus.token_counts, config.student.head_tokens)
+    recipe = _learn(config, target, corpus, token_map, progress)
+    # What has learnt is no longer in memory.
+    recipe["measured"] |= _acceptance(config, target, corpus.held_out, progress)
+    write_recipe(config.out, recipe)
+    size = sum(file.stat().st_size for file in config.out.iterdir())
+    return DistillReport(bytes=size, **recipe["measured"])
+
+
+def _learn(
+    config: DistillConfig, target: Path, corpus: Corpus, token_map: Tensor, progress: Progress
+) -> dict[str, Any]:
+    """Writes the draft. Returns its recipe."""
     started = time.monotonic()
-    learner = _learner(config, target, token_map)
-    revision = weights_revision(target)
-    same = [
-        learner.kind,
-        revision,
-        config.start,
-        config.student_model,
-        _plain(asdict(config.student)),
-        token_map.tolist(),
-    ]
+    learner, revision = _learner(config, target, token_map), weights_revision(target)
+    student = _plain(asdict(config.student))
+    same = [learner.kind, revision, config.start, config.student_model, student, token_map.tolist()]
     training = Training(learner, _loop(config), config.work / f"training-{learner.kind}.pt", same)
     training.run(corpus, lambda done, total, note: progress("train", done, total, note))
     measured: dict[str, Any] = {
@@ -136,10 +141,7 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     if config.start:
         recipe["parent_revision"] = weights_revision(directory(config.start))
     learner.save(config.out, config.target, recipe)
-    measured |= _acceptance(config, target, corpus.held_out, progress)
-    write_recipe(config.out, recipe)
-    size = sum(file.stat().st_size for file in config.out.iterdir())
-    return DistillReport(bytes=size, **measured)
+    return recipe
 
 
 def _reads_as_its_start(config: DistillConfig) -> DistillConfig:

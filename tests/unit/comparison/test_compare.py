@@ -53,7 +53,8 @@ def test_a_draft_that_is_the_target_is_right_and_the_answers_are_written_once(
     assert set(by_name["ngram"]["times_plain"]) == {"1", "8", "32"} and found["best"] in by_name
     assert "the target answers 2 prompts" in err and len(list(kept.rglob("*.json"))) == 1
     labels = [element.text for element in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
-    assert "ngram" in labels and f"{by_name['ngram']['times_plain']['1']:.2f}" in labels
+    assert {"ngram", str(tiny), "1 stream", "32 streams"} <= set(labels)
+    assert f"{by_name['ngram']['times_plain']['1']:.2f}" in labels
     assert run([*command, "--max-tokens", "24"]) == ExitCode.OK
     out, err = capsys.readouterr()
     assert "answers 2 prompts" not in err and "fastest at one stream" in out

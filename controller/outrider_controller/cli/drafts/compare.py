@@ -134,6 +134,9 @@ def _by_category(found: Comparison) -> str:
 def _plot(found: Comparison) -> str:
     return bars(
         "Times plain decoding, by the number of streams",
-        [Bar(each.name, {f"{n} streams": value for n, value in each.times_plain.items()}) for each in found.drafts],
+        [
+            Bar(each.name, {f"{n} stream{'s' * (n > 1)}": value for n, value in each.times_plain.items()})
+            for each in found.drafts
+        ],
         line=1.0,
     )
