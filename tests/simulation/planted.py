@@ -19,7 +19,7 @@ from outrider.engine.kv.blocks import BlockPool
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation.generation import _Job
 from outrider.speculation import verification
-from outrider.target.requests import events
+from outrider.target.requests import events, wire
 from outrider.target.step import verify, worker
 from outrider.target.step.core import TargetCore
 from outrider.target.step.sequence import TargetSequence
@@ -49,6 +49,7 @@ class Planted(Enum):
     STREAM_END_FORGOTTEN = "a draft keeps the sequences of a target that is gone"
     DRAFT_SEQUENCE_KEPT = "a target does not tell its draft that a sequence has ended"
     PREFIX_FORGOTTEN = "a failover opens without what was committed"
+    COMMITTED_CHANGED = "a failover goes on from another token than the last that was committed"
     RESUME_FORGOTTEN = "a request goes to the next router without what was delivered"
     WAKE_LOST = "a request is woken only once"
     POSITION_UNCHECKED = "a router takes a commit at any position, twice"
@@ -194,6 +195,15 @@ def _no_prefix(shipped: Any) -> Any:
     return open_message
 
 
+def _other_committed(shipped: Any) -> Any:
+    def opening_of(message: Any, limits: Any) -> Any:
+        if message.committed_token_ids:
+            message.committed_token_ids[-1] ^= 1
+        return shipped(message, limits)
+
+    return opening_of
+
+
 def _no_resume(shipped: Any) -> Any:
     def route_request(job: Any) -> Any:
         message = shipped(job)
@@ -238,6 +248,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
     Planted.DRAFT_SEQUENCE_KEPT: (PoolDrafts, "_unpair", _no_unpair),
     Planted.PREFIX_FORGOTTEN: (sequences, "open_message", _no_prefix),
+    Planted.COMMITTED_CHANGED: (wire, "opening_of", _other_committed),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
     Planted.WAKE_LOST: (SequenceEvents, "next", _wake_once),
     Planted.POSITION_UNCHECKED: (RequestState, "apply", _any_position),
