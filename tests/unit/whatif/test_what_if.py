@@ -67,7 +67,7 @@ def test_a_plain_token_takes_a_step() -> None:
     assert run(4, mode="off", streams=3).tokens_per_s == pytest.approx(3 / STEP_S, rel=0.02)
 
 
-@pytest.mark.parametrize("cap", [1, 2, 4])
+@pytest.mark.parametrize("cap", [1, pytest.param(2, marks=pytest.mark.slow), 4])
 def test_a_round_brings_and_takes_what_the_formulas_say(cap: int) -> None:
     ran = run(cap)
     assert ran.tokens / ran.rounds == pytest.approx(expected_tokens(cap), rel=0.05)

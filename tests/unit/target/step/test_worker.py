@@ -25,7 +25,7 @@ from outrider.worker.faults import WholeStepFailed
 from outrider.worker.step_cost import StepCost
 from torch import Tensor
 
-from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, one_sampling_each, opening, prompts
 
 PROMPTS = prompts(6)
 
@@ -39,8 +39,19 @@ def plain_texts(checkpoint: Path, what: Sequence[Opening]) -> dict[int, list[int
     return {k.sequence_id: tokens for k, tokens in bench.tokens.items()}
 
 
-@pytest.mark.parametrize("how", ["right", "wrong", "stale", "gapped", "ahead", "oversized", "random", "beside"])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@one_sampling_each(
+    "how",
+    {
+        "right": GREEDY,
+        "wrong": SAMPLED,
+        "stale": GREEDY,
+        "gapped": SAMPLED,
+        "ahead": GREEDY,
+        "oversized": SAMPLED,
+        "random": GREEDY,
+        "beside": SAMPLED,
+    },
+)
 def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, params: SamplingParams) -> None:
     what = [opening(prompt, params=params) for prompt in PROMPTS]
     texts = plain_texts(tiny, what)
