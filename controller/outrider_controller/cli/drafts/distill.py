@@ -21,7 +21,7 @@ from outrider_controller.cli.up.models import DEFAULT_TARGET, shipped_draft
 
 if TYPE_CHECKING:
     from outrider.training.corpus import CorpusConfig
-    from outrider.training.distill import DistillConfig
+    from outrider.training.distill import DistillConfig, DistillReport
     from outrider.training.texts import AnsweredText, Sampled
 
 
@@ -104,13 +104,22 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
             raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
     except (CheckpointError, ValueError) as error:
         raise CommandError(str(error)) from error
-    rows = [[name.replace("_", " "), value] for name, value in asdict(result).items() if value is not None]
-    click.echo(columns(["MEASURED", ""], rows))
+    click.echo(measured(config, result))
     use = f"--draft-model {out}" if config.kind == "model" else f'--drafts 0 --target-args "--head {out}"'
     target = "" if config.target == DEFAULT_TARGET else f"--target-model {config.target} "
     click.echo(f"\n{out} holds the draft: outrider up {target}{use}")
     write_json(json_file, "distill", asdict(result))
     return ExitCode.OK
+
+
+def measured(config: DistillConfig, result: DistillReport) -> str:
+    """Of the new draft and of the one in use; and what it took."""
+    drafts = [[str(config.out), result.acceptance, result.acceptance_sampled]]
+    if result.acceptance_in_use is not None:
+        drafts.append([config.in_use, result.acceptance_in_use, result.acceptance_in_use_sampled])
+    header = ["ACCEPTED OF FIRST DRAFTED TOKENS", "TEMPERATURE 0", "TEMPERATURE 0.8"]
+    others = [[name.replace("_", " "), n] for name, n in asdict(result).items() if not name.startswith("acceptance")]
+    return f"{columns(header, drafts)}\n\n{columns(['MEASURED', ''], others)}"
 
 
 def _config(

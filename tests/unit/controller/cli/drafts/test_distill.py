@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.samples import SampleStore
+from outrider.training.distill import DistillConfig, DistillReport
 from outrider.training.shards import list_shards, read_corpus, stored_tokens
 from outrider_controller.cli.app import run
-from outrider_controller.cli.drafts.distill import TimeLeft
+from outrider_controller.cli.drafts.distill import TimeLeft, measured
 from outrider_controller.cli.exits import ExitCode
 from safetensors.torch import save_file
 
@@ -106,3 +107,14 @@ def test_an_option_that_the_student_would_not_heed_is_refused_by_its_name(
     command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--work-dir", str(tmp_path / "work")]
     assert run([*command, *options.split()]) in (ExitCode.USAGE, ExitCode.ERROR)
     assert said in capsys.readouterr().err and not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("in_use", ["", "shipped"])
+def test_the_end_shows_both_temperatures_of_the_new_draft_beside_the_one_in_use(tmp_path: Path, in_use: str) -> None:
+    config = DistillConfig(tmp_path / "new", tmp_path, in_use=in_use)
+    others = (0.5, 0.4) if in_use else (None, None)
+    took = {"held_out_loss": 1.0, "steps": 3, "train_tokens": 9, "corpus_tokens": 8, "seconds": 7.0, "bytes": 6}
+    report = DistillReport(0.7, 0.6, *others, **took)  # type: ignore[arg-type]
+    _, new, *rest = [line.split() for line in measured(config, report).splitlines()]
+    assert new == [str(tmp_path / "new"), "0.7", "0.6"]
+    assert (["shipped", "0.5", "0.4"] in rest) is bool(in_use) and ["train", "tokens", "9"] in rest
