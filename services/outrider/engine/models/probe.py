@@ -109,7 +109,8 @@ def on_meta(config: Any) -> PreTrainedModel | None:
 @torch.inference_mode()
 def _run(model: PreTrainedModel) -> None:
     first = torch.zeros((1, 1), dtype=torch.long, device=model.device)
-    model(input_ids=first, position_ids=first, use_cache=False)
+    # With a cache transformers does not ask the positions whether texts are packed: on meta they have no values.
+    model(input_ids=first, position_ids=first, use_cache=True)
 
 
 @contextmanager
