@@ -31,9 +31,9 @@ proto-baseline: $(VENV)/.proto
 demo: proto
 	$(BIN)/outrider demo $(if $(MODEL),--target-model $(MODEL)) $(ARGS)
 
-# One worker more than there are cores, each with whole files: some wait for processes while others compute. Each more takes
-# some 7 s of processor time to begin.
-WORKERS ?= $(shell echo $$((1 + $$(nproc))))
+# Two workers a core, each with whole files: some of the time they wait for processes. More than eight cost more to start than
+# they bring.
+WORKERS ?= $(shell echo $$((2 * $$(nproc))))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # The quick tiers: what to run after every change.
