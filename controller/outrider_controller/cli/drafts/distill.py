@@ -154,11 +154,7 @@ def _config(
         raise click.UsageError("give one of --prompts, --samples and --from-samples")
     if bool(tenant) is not bool(samples_dir):
         raise click.UsageError("--from-samples and --samples-dir belong together")
-    for option, value in (("--layers", layers), ("--head-tokens", head_tokens)):
-        if value is not None and (start or student):
-            raise click.UsageError(f"{option}: not with --start or --student, which have their own")
-    if layers is not None and kind not in ("model", "mtp"):
-        raise click.UsageError("--layers: only for kinds model and mtp")
+    _check_heeded(kind, start or student, layers, head_tokens)
     if kind == "mtp" and start and not taps:
         taps = ",".join(map(str, taps_of_start(directory(start))))
     states = _states(kind, taps)
@@ -194,6 +190,15 @@ def _config(
             head_tokens=head_tokens or config.student.head_tokens,
         ),
     )
+
+
+def _check_heeded(kind: str, begins_as: str, layers: str | None, head_tokens: int | None) -> None:
+    """Raises UsageError for an option of which the student would take no notice."""
+    for option, value in (("--layers", layers), ("--head-tokens", head_tokens)):
+        if value is not None and begins_as:
+            raise click.UsageError(f"{option}: not with --start or --student, which have their own")
+    if layers is not None and kind not in ("model", "mtp"):
+        raise click.UsageError("--layers: only for kinds model and mtp")
 
 
 def _states(kind: str, taps: str) -> str:
