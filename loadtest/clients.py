@@ -146,43 +146,6 @@ def _grpc_counts(chunk: generation_pb2.StreamGenerateResponse) -> dict[str, int]
     }
 
 
-class EngineClient:
-    """Calls the gateway like a vLLM engine behind another gateway: one model, no chat template. Needs `vllm-grpc`."""
-
-    def __init__(self, address: str, model: str, api_key: str = "") -> None:
-        from smg_grpc_proto import vllm_engine_pb2, vllm_engine_pb2_grpc
-
-        self._messages = vllm_engine_pb2
-        self._channel = _channel(address)
-        self._stub = vllm_engine_pb2_grpc.VllmEngineStub(self._channel)
-        self._metadata = _metadata(api_key)
-
-    def pieces(self, tenant: Tenant, prompt: str) -> Iterator[Piece]:
-        params = self._messages.SamplingParams(
-            max_tokens=tenant.max_tokens, temperature=tenant.temperature, skip_special_tokens=True
-        )
-        request = self._messages.GenerateRequest(text=prompt, sampling_params=params, stream=True)
-        for answer in self._stub.Generate(request, timeout=TIMEOUT_S, metadata=self._metadata):
-            if answer.HasField("complete"):
-                # The last message repeats all tokens.
-                yield Piece(False, _engine_counts(answer.complete))
-            else:
-                yield Piece(bool(answer.chunk.token_ids))
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-def _engine_counts(complete: Any) -> dict[str, int]:
-    return {
-        "prompt_tokens": complete.prompt_tokens,
-        "cached_tokens": complete.cached_tokens,
-        "completion_tokens": complete.completion_tokens,
-        "verified_tokens": complete.spec_draft_tokens,
-        "accepted_tokens": complete.spec_accepted_tokens,
-    }
-
-
 class HttpClient:
     """One user's own keep-alive connection."""
 
@@ -276,5 +239,5 @@ def _counts(answer: dict[str, Any], prompt: int, details: dict[str, int], comple
     }
 
 
-CLIENTS: dict[str, Callable[[str, str, str], Client]] = {"http": HttpClient, "grpc": GrpcClient, "vllm": EngineClient}
+CLIENTS: dict[str, Callable[[str, str, str], Client]] = {"http": HttpClient, "grpc": GrpcClient}
 """By protocol: makes a client from an address, a model and an API key."""

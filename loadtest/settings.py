@@ -14,8 +14,7 @@ from loadtest.outcomes import Slo
 from loadtest.shapes import SHAPES, Shape
 
 PROFILES = Path(__file__).parent / "profiles"
-PROTOCOLS = ("http", "grpc", "vllm")
-"""`vllm` is the protocol of vLLM's engines, on the gRPC port of a gateway with `--vllm-engine-model`."""
+PROTOCOLS = ("http", "grpc")
 ENDPOINTS = ("chat/completions", "completions", "responses")
 SPECULATION = ("auto", "on", "off")
 ROLES = ("target", "draft", "router")
@@ -54,8 +53,6 @@ class Tenant:
             raise ValueError("body: has to be a mapping")
         if self.protocol != "http" and (self.body or self.endpoint != ENDPOINTS[0]):
             raise ValueError("endpoint, body: are for the protocol http")
-        if self.protocol == "vllm" and self.speculation != "auto":
-            raise ValueError("speculation: is not for the protocol vllm, which knows none")
         if self.speculation not in SPECULATION:
             raise ValueError(f"speculation: {self.speculation!r} is not one of {', '.join(SPECULATION)}")
         if self.weight < 1 or self.max_tokens < 1:

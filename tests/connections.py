@@ -6,7 +6,6 @@ from outrider.rpc.access.roles import CALLS, Role
 
 SERVERS: dict[str, Role] = {
     "GenerationService": Role.GATEWAY,
-    "VllmEngine": Role.GATEWAY,
     "RouterService": Role.ROUTER,
     "TraceService": Role.ROUTER,
     "AttachService": Role.ROUTER,

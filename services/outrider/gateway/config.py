@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -100,9 +99,6 @@ class GatewayConfig(ProcessConfig):
     reasoning_parsers: Annotated[tuple[str, ...], Option("reasoning_parser")] = ()
     """Whether a model reasons between <think> and </think>, if its chat template does not show it: `think`, `none`, or
     `MODEL=think`."""
-    vllm_engine_model: str = ""
-    """Model for which the gRPC port is a vLLM engine too (`vllm.grpc.engine.VllmEngine`), so that other gateways can be
-    put before this one. Needs the extra `vllm-grpc`. Empty: none."""
     drain_delay_s: float | None = None
     """Seconds after SIGTERM in which the gateway says that it is not ready but still accepts requests, because load
     balancers go on sending for a while. If above 0, gRPC clients have to reconnect after each 0.3 of it, so that none
@@ -128,8 +124,6 @@ class GatewayConfig(ProcessConfig):
             for given in getattr(self, name):
                 if given.rpartition("=")[2] not in known:
                     raise ConfigError(f"{name}: {given!r} does not end in one of {', '.join(known)}")
-        if self.vllm_engine_model and find_spec("smg_grpc_proto") is None:
-            raise ConfigError("vllm_engine_model: needs the extra `vllm-grpc`: pip install 'outrider[vllm-grpc]'")
         if not 0 <= self.leaving_s < math.inf:
             raise ConfigError(f"drain_delay_s: must be at least 0, and finite, got {self.leaving_s:g}")
         for address in self.routers:

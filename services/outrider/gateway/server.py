@@ -7,14 +7,13 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from signal import Signals
 from typing import Any
 
-import grpc
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -87,13 +86,12 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         stack.callback(core.threads.close)
         guard = KeyGuard(store.tenants if store is not None else None, required=config.require_api_keys)
         limits, max_connections = config.limits, _connections_allowed(config.limits.max_connections)
-        services = list(_servicers(config, core))
         handshakes = Handshakes(ops.registry)
         grpc_server = create_server(
             max_message_bytes=limits.max_body_bytes,
             guard=guard,
-            strict=[service for service, _ in services],
-            on_refused=RefusedCalls(ops.registry, [service for service, _ in services]).count,
+            strict=[SERVICE],
+            on_refused=RefusedCalls(ops.registry, [SERVICE]).count,
             on_tls_call=handshakes.called,
             more=public_options(
                 max_connections=max_connections,
@@ -103,13 +101,13 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 age_s=config.connection_age_s,
             ),
         )
-        for _, add_to in services:
-            add_to(grpc_server)
+        servicer = GenerationServicer(core, limits.send_timeout_s)
+        generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, grpc_server)
         life = await stack.enter_async_context(
             serving(
                 grpc_server,
                 config.listen_grpc,
-                services=[service for service, _ in services],
+                services=[SERVICE],
                 signals=signals,
                 credentials=public_port(config.public_tls, handshakes.began),
                 drain_delay_s=config.leaving_s,
@@ -198,19 +196,6 @@ def _core(
         quotas=quotas,
         receipt_key=config.receipt_key or ReceiptKey.make(),
     )
-
-
-def _servicers(config: GatewayConfig, core: Generator) -> Iterator[tuple[str, Callable[[grpc.aio.Server], None]]]:
-    """The services of the gRPC port: the name of each, and the function that adds it to a server."""
-    send_timeout_s = config.limits.send_timeout_s
-    ours = GenerationServicer(core, send_timeout_s)
-    yield SERVICE, partial(generation_pb2_grpc.add_GenerationServiceServicer_to_server, ours)
-    if config.vllm_engine_model:
-        # Imported here because its messages need the extra `vllm-grpc`.
-        from outrider.gateway.vllm import service as vllm_engine
-
-        engine = vllm_engine.VllmEngineServicer(core, config.vllm_engine_model, send_timeout_s)
-        yield vllm_engine.SERVICE, partial(vllm_engine.add_to_server, engine)
 
 
 def _load(core: Generator) -> worker_pb2.WorkerLoad:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +43,7 @@ async def paced(gateway: OpenGateway, router: ScriptedRouter, tmp_path: Path) ->
         async with MetadataStore.connect(server.url, call_timeout_s=2.0) as store:
             record = tenants_pb2.Tenant(name="default", pacing=tenants_pb2.PACING_CONSTANT)
             await store.tenants.put([record], by="test")
-            engine = {"vllm_engine_model": MODEL} if find_spec("smg_grpc_proto") else {}
-            async with routing(router) as address, gateway(address, metadata_url=server.url, **engine) as running:
+            async with routing(router) as address, gateway(address, metadata_url=server.url) as running:
                 yield running
 
 
@@ -116,21 +114,3 @@ async def test_what_fails_before_and_after_the_first_token_is_told_as_ever(
             async for each in stub.StreamGenerate(generation_pb2.StreamGenerateRequest(request=request), timeout=30):
                 said += each.token_ids
     assert "no room" in str(failed.value.details()) and said == [40, 41]
-
-
-async def test_a_protocol_without_padding_refuses_streams(paced: RunningGateway) -> None:
-    vllm = pytest.importorskip("smg_grpc_proto").vllm_engine_pb2
-    from smg_grpc_proto import vllm_engine_pb2_grpc
-
-    tokenized = vllm.TokenizedInput(original_text="a", input_ids=[40])
-    async with create_channel(paced.grpc_address) as channel:
-        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
-        for stream in (False, True):
-            request = vllm.GenerateRequest(request_id="1", tokenized=tokenized, stream=stream)
-            call = stub.Generate(request, timeout=30)
-            if not stream:
-                assert [message async for message in call]
-                continue
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await call.read()
-            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -26,20 +26,16 @@ tenants:
   - {name: plain, endpoint: completions, max_tokens: 12}
   - {name: items, endpoint: responses, max_tokens: 12}
   - {name: code, protocol: grpc, max_tokens: 9, wait_s: [0, 0.1]}
-  - {name: engine, protocol: vllm, max_tokens: 12}
 """
 
 
 @pytest.mark.slow
 async def test_users_of_all_apis_are_served_and_reported(tiny: Path, tmp_path: Path) -> None:
-    pytest.importorskip("smg_grpc_proto")
     profile = tmp_path / "own.yaml"
     profile.write_text(_PROFILE)
     router = ScriptedRouter(saying(list(range(65, 105)), size=3, pause_s=0.01), max_context_len=4096)
     async with routing(router) as address:
-        config = GatewayConfig(
-            listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", routers=(address,), vllm_engine_model=MODEL
-        )
+        config = GatewayConfig(listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", routers=(address,))
         async with running(config) as gateway:
             where = ["--http", gateway.http_address, "--grpc", gateway.grpc_address, "--model", MODEL]
             command = ["-m", "loadtest", "--profile", str(profile), "--out", str(tmp_path), *where]
@@ -52,9 +48,9 @@ async def test_users_of_all_apis_are_served_and_reported(tiny: Path, tmp_path: P
     assert (total["failed"], total["goodput"]) == (0, 1.0)
     # Four deliveries of three tokens, and three of three: everything accepted but the target's own.
     assert chat["tpot_ms_p50"] > 1 and chat["ttft_ms_p50"] > 0 and code["itl_ms_p50"] > 5
-    # What the scripted router accepts; vLLM's protocol does not tell the rounds.
+    # What the scripted router accepts.
     lengths = {row["tenant"]: row["tokens_per_round"] for row in rows}
-    assert lengths == dict.fromkeys(("chat", "tools", "plain", "items", "code"), 3.0) | {"engine": None}
+    assert lengths == dict.fromkeys(("chat", "tools", "plain", "items", "code"), 3.0)
     html = (tmp_path / "report.html").read_text()
     assert "chat: first token" in html and "code: inter-token" in html
     # Locust's report counts requests, those of the warm-up too; not the samples of their parts.

@@ -55,7 +55,6 @@ def test_with_faults_a_stack_has_two_of_each_unless_told(tmp_path: Path, added: 
         ("protocol: grpc", "endpoint: embeddings", "endpoint"),
         ("protocol: grpc", "body: [1]", "body"),
         ("grpc", "grpc, body: {n: 1}", "body"),
-        ("grpc", 'vllm, speculation: "on"', "speculation"),
         ("[0, 1]", "[2, 1]", "wait_s"),
         ("name: a", "nome: a", "tenants[0].nome"),
         ("tenants: [{name: a, protocol: grpc, wait_s: [0, 1]}]", "", "tenants"),

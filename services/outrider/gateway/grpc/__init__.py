@@ -1,4 +1,4 @@
 """The public gRPC API.
 
-Not here: HTTP (`http/`), and vLLM's engine service for other gateways (`vllm/`). Begin with `service`.
+Not here: HTTP (`http/`). Begin with `service`.
 """

@@ -75,17 +75,10 @@ _HEALTH = (
     "/grpc.reflection.v1.ServerReflection/",
     "/grpc.reflection.v1alpha.ServerReflection/",
 )
-_VLLM_ENGINE = {
-    **dict.fromkeys(("Generate", "Abort", "Embed", "GetModelInfo", "GetTokenizer"), _INFER),
-    **dict.fromkeys(("FlushCache", "StartProfile", "StopProfile", "SubscribeKvEvents"), _INFER),
-    **dict.fromkeys(("GetServerInfo", "GetLoads"), Access(scopes=frozenset({INFER, METRICS}))),
-    "HealthCheck": EVERYBODY,
-}
 
 CALLS: dict[str, Access] = {
     **_service("GenerationService", dict.fromkeys(("Generate", "StreamGenerate", "Detokenize"), _INFER)),
     **_service("GenerationService", {"GetReceiptKey": EVERYBODY}),
-    **{f"/vllm.grpc.engine.VllmEngine/{call}": access for call, access in _VLLM_ENGINE.items()},
     **_service("RouterService", {"RouteMany": _roles(Role.GATEWAY)}),
     **_service("RouterService", {"GetTokenizer": _roles(Role.GATEWAY, Role.CONTROL)}),
     **_service("RouterService", {"ListModels": _roles(Role.GATEWAY, Role.CONTROL, Role.OPERATOR)}),

@@ -50,13 +50,10 @@ def services() -> list[str]:
 
 
 def test_every_call_of_every_service_is_declared_and_none_besides() -> None:
-    """Of ours. That of vLLM comes with an extra; the tests of the gateway compare its calls."""
     found = services()
     assert len(found) >= 6
     check_declared(found)
-    ours = {call for call in CALLS if call.startswith("/outrider.")}
-    assert {call.split("/")[1] for call in set(CALLS) - ours} == {"vllm.grpc.engine.VllmEngine"}
-    assert ours == {f"/{name}/{method}" for name in found for method in _methods(name)}
+    assert set(CALLS) == {f"/{name}/{method}" for name in found for method in _methods(name)}
 
 
 def _methods(service: str) -> list[str]:
@@ -157,7 +154,7 @@ async def test_a_role_that_may_do_one_thing_may_not_do_another() -> None:
 
 
 def test_every_service_has_a_server() -> None:
-    assert {name.rpartition(".")[2] for name in services()} | {"VllmEngine"} == set(SERVERS)
+    assert {name.rpartition(".")[2] for name in services()} == set(SERVERS)
 
 
 def test_the_page_on_security_has_the_connections_of_the_table() -> None:
