@@ -1,0 +1,118 @@
+"""Work whose time and memory a stranger decides, in a process of its own, which ends when it takes too much of either.
+
+The kernel keeps the bounds. Time is processor time: a machine with other work ends nothing earlier. The program of such
+a process calls `serve`.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from outrider.runtime.spawn import bound_to_us
+
+_NO_MEMORY = 77
+"""Exit status of a process that reached its bound of memory."""
+_MAX_WAIT_S = 60.0
+"""For an answer, on a machine that is busy: nothing in such a process waits, so that its processor time ends before."""
+Answer = Callable[[bytes], bytes]
+
+
+class OutOfBounds(Exception):
+    """The work took too much, and its process has ended. The text says of what."""
+
+
+class BoundedProcess:
+    """Answers questions, one after the other; starts with the first, and again after one that it did not survive.
+
+    For one thread, which has to outlive it: the process ends with the thread that starts it.
+    """
+
+    def __init__(self, module: str, setting: bytes = b"", *, cpu_s: float, extra_bytes: int) -> None:
+        """`module`: of the program; `setting`: what all its questions need. `cpu_s`: processor time of an answer.
+        `extra_bytes`: memory beyond that of the process before its first question."""
+        self._module, self._setting = module, setting
+        self._cpu_s, self._extra_bytes = cpu_s, extra_bytes
+        self._child: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    def ask(self, question: bytes) -> bytes:
+        """Raises OutOfBounds."""
+        if self._child is None or self._child.poll() is not None:
+            self._start()
+        assert self._connection is not None
+        try:
+            self._connection.send_bytes(question)
+            if self._connection.poll(_MAX_WAIT_S):
+                return self._connection.recv_bytes()
+        except (EOFError, ConnectionError):
+            pass
+        raise OutOfBounds(self._ended())
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._ended()
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        with theirs:
+            bounds = [str(theirs.fileno()), str(self._cpu_s), str(self._extra_bytes)]
+            command = bound_to_us([sys.executable, "-P", "-m", self._module, *bounds])
+            self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        self._connection = ours
+        # A process that has ended already is found when it is asked.
+        with suppress(ConnectionError):
+            ours.send_bytes(self._setting)
+
+    def _ended(self) -> str:
+        """Ends the process, if it has not, and says why it has."""
+        child, connection = self._child, self._connection
+        assert child is not None and connection is not None
+        self._child = self._connection = None
+        connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(1.0)
+        child.kill()
+        status = child.wait()
+        if status == -signal.SIGPROF:
+            return f"it takes more than {self._cpu_s:g} s of processor time"
+        if status == _NO_MEMORY:
+            return f"it takes more than {self._extra_bytes >> 20} MiB of memory"
+        return f"its process ended with status {status}"
+
+
+def serve(make: Callable[[bytes], Answer]) -> None:
+    """The life of a process. `make` gets the setting, without bounds, and returns what answers within them."""
+    file, cpu_s, extra_bytes = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    # What is raised otherwise goes to the log of the process that asked.
+    with Connection(file) as connection, suppress(EOFError, ConnectionError):
+        answer = make(connection.recv_bytes())
+        _bound_memory(extra_bytes)
+        while True:
+            question = connection.recv_bytes()
+            # Its signal ends a process that does not handle it.
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)
+            try:
+                found = answer(question)
+            except MemoryError:
+                os._exit(_NO_MEMORY)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send_bytes(found)
+            del question, found
+
+
+def _bound_memory(extra_bytes: int) -> None:
+    """Beyond what this process has now. Linux only."""
+    if sys.platform == "linux":
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        now_bytes = int(status["VmData"].split()[0]) << 10
+        resource.setrlimit(resource.RLIMIT_DATA, (now_bytes + extra_bytes, resource.RLIM_INFINITY))
