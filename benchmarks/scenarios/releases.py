@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import cycle, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,9 +37,7 @@ from benchmarks.support.tenants import create_key
 T = TypeVar("T")
 TENANT, DRAFT, SHIPPED = "acme", "acme-1", "smollm2-135m-draft"
 _MIN_GAIN, _MAX_CHANGE, _MAX_MINUTES = 0.08, 0.01, 60.0
-_BATCH, _FEW = 64, 16
-_PAUSE_S, _SLOWLY_S = 5.0, 15.0
-_HELD_OUT, _FAMILIAR = 48, "translation"
+_BATCH, _PAUSE_S, _HELD_OUT = 64, 5.0, 48
 _NAMES = ("Anna", "Ben", "Chloe", "David", "Emma", "Felix", "Grace", "Henry", "Ines", "Jack", "Kara", "Liam", "Mia")
 _CITIES = ("Paris", "Berlin", "Madrid", "Rome", "Oslo", "Vienna", "Lisbon", "Dublin", "Prague", "Athens", "Milan")
 _ITEMS = ("chairs", "lamps", "tables", "mugs", "boots", "bikes", "tents", "cables", "phones", "books", "pens", "desks")
@@ -69,7 +67,6 @@ def prompts_of_the_tenant(seed: int) -> Iterator[Prompt]:
 @click.option("--train-tokens", type=click.IntRange(1), default=800_000, show_default=True)
 @click.option("--most", type=click.IntRange(1), default=4000, show_default=True, help="Requests until the verdict.")
 @click.option("--threads", type=click.IntRange(1), default=2, show_default=True, help="To distil with.")
-@click.option("--autopilot", is_flag=True, help="`outrider autopilot` does what is done by hand else.")
 @click.option("--directory", type=click.Path(file_okay=False, path_type=Path), required=True, help="A new one.")
 @json_file_option
 def releases(
@@ -80,7 +77,6 @@ def releases(
     train_tokens: int,
     most: int,
     threads: int,
-    autopilot: bool,
     directory: Path,
     json_file: Path | None,
 ) -> int:
@@ -90,15 +86,9 @@ def releases(
     The tenant asks for Haskell, XML and SQL, with other names and numbers in each request. --prompts are those of other
     tenants, asked before and after, with the draft that each has then. Of the tenant, acceptance is the share of first
     drafted tokens that the target accepts at temperature 0, on prompts that nothing learnt from.
-
-    With --autopilot the tenant first asks for the file's translations, which the shipped draft guesses best, so that
-    its acceptance falls, and asks until the release has ended.
     """
-    every = read_prompts(prompts_file)
-    others, familiar = spread(every, num_prompts), [prompt for prompt in every if prompt.category == _FAMILIAR]
-    if autopilot and not familiar:
-        raise click.UsageError(f"--prompts: none is of the category {_FAMILIAR}")
-    loop = Loop(directory, others, familiar, max_tokens, requests, train_tokens, most, threads, autopilot)
+    others = spread(read_prompts(prompts_file), num_prompts)
+    loop = Loop(directory, others, max_tokens, requests, train_tokens, most, threads)
     rollout = run_async(loop.run())
     minutes = sum(loop.minutes.values())
     accepted = Accepted(directory / DRAFT, max_tokens, threads)
@@ -134,13 +124,11 @@ class Loop:
     directory: Path
     prompts: Sequence[Prompt]
     """Of other tenants."""
-    familiar: Sequence[Prompt]
     max_tokens: int
     requests: int
     train_tokens: int
     most: int
     threads: int
-    autopilot: bool
     minutes: dict[str, float] = field(default_factory=dict)
     """That each step took."""
     others: tuple[float, float] = (0.0, 0.0)
@@ -160,7 +148,7 @@ class Loop:
         async with Stack(StackConfig(target_args=options), note) as stack:
             key, other = await self._keys(stack)
             before = await self._ask(stack, other, self.prompts)
-            async with self._flown(stack, key) if self.autopilot else self._released(stack, key) as rollout:
+            async with self._released(stack, key) as rollout:
                 after = await self._ask(stack, other, self.prompts)
         self.others = round(AnswerFigures.of(before).acceptance, 4), round(AnswerFigures.of(after).acceptance, 4)
         self.texts_equal = [one.token_ids for one in before] == [one.token_ids for one in after]
@@ -168,7 +156,7 @@ class Loop:
 
     @asynccontextmanager
     async def _released(self, stack: Stack, key: str) -> AsyncIterator[dict[str, Any]]:
-        """By hand. Yields the rollout, while the worker runs."""
+        """Yields the rollout, while the worker runs."""
         await self._consent(stack)
         await self._timed("record", self._ask(stack, key, take(prompts_of_the_tenant(1), self.requests)))
         note(f"{SampleStore(self.samples).count(TENANT)} samples")
@@ -177,39 +165,6 @@ class Loop:
         model = ("--model", str(self.directory / DRAFT), "--candidate", "--listen", "127.0.0.1:0", "--threads", "1")
         async with running("draft", *model, "--metadata", stack.metadata_url):
             yield await self._timed("rollout", self._rolled_out(stack, key))
-
-    @asynccontextmanager
-    async def _flown(self, stack: Stack, key: str) -> AsyncIterator[dict[str, Any]]:
-        """As `_released`, by the autopilot."""
-        await self._ask(stack, key, take(cycle(self.familiar), self.requests))
-        await self._consent(stack)
-        directory, train = ("--samples-dir", str(self.samples)), f"--train-tokens {self.train_tokens}"
-        threads = ("--threads", str(self.threads), "--draft-args", "--threads 1")
-        options = ("--share", "0.5", "--distill-args", train, *threads)
-        at = ("--control", stack.control, "--metadata", stack.metadata_url)
-        async with running("autopilot", str(self.directory), *directory, *options, *at):
-            yield await self._timed("autopilot", self._until_it_ends(stack, key))
-
-    async def _until_it_ends(self, stack: Stack, key: str) -> dict[str, Any]:
-        at, prompts = ("-o", "json", "--control", stack.control), prompts_of_the_tenant(1)
-        now = await self._step(at)
-        for _ in range(0, self.most, _BATCH):
-            if now["step"] == "none":
-                # Slowly: what falls is the last minute, beside the last hour.
-                await self._ask(stack, key, take(prompts, _FEW))
-                await asyncio.sleep(_SLOWLY_S)
-            else:
-                await self._ask(stack, key, take(prompts, _BATCH))
-            while (now := await self._step(at))["step"] in ("distil", "compare"):  # noqa: ASYNC110
-                await asyncio.sleep(_PAUSE_S)
-            if now["step"] in ("promoted", "ended"):
-                break
-        return await self._rollout(at) if now["step"] in ("promoted", "rollout") else {**now, "state": now["step"]}
-
-    async def _step(self, at: Sequence[str]) -> dict[str, Any]:
-        """The autopilot's last."""
-        events = json.loads(await outrider("events", "--kind", "autopilot_step", *at))["events"]
-        return dict(events[-1]["fields"]) if events else {"step": "none", "reason": "no alert"}
 
     async def _rollout(self, at: Sequence[str]) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(await outrider("rollout", "status", DRAFT, *at))["rollout"]

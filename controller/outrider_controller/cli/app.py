@@ -41,7 +41,6 @@ _COMMANDS = {
     "plan": (f"{_PACKAGE}.drafts.plan", "plan_command", "Estimate what speculation brings, and the memory it needs."),
     "distill": (f"{_PACKAGE}.drafts.distill", "distill", "Make a draft: let a target teach a small model."),
     "compare": (f"{_PACKAGE}.drafts.compare", "compare_group", "Say which draft is worth most, on your prompts."),
-    "autopilot": (f"{_PACKAGE}.drafts.autopilot", "autopilot", "Release new drafts by itself where acceptance fell."),
     "draft": (f"{_PACKAGE}.foreground", "draft", "Run one draft worker in the foreground."),
     "target": (f"{_PACKAGE}.foreground", "target", "Run one target worker in the foreground."),
     "gateway": (f"{_PACKAGE}.foreground", "gateway", "Run one gateway in the foreground."),

@@ -45,8 +45,6 @@ class EventKind(enum.StrEnum):
     """Another control plane leads."""
     ROLLOUT_CHANGED = "rollout_changed"
     """A rollout of a draft was started or ended, by an operator or by its evidence."""
-    AUTOPILOT_STEP = "autopilot_step"
-    """`outrider autopilot` begins a step of a tenant's release, or has ended it."""
     TENANT_CHANGED = "tenant_changed"
     ALERT_RAISED = "alert_raised"
     ALERT_CLEARED = "alert_cleared"

@@ -1,4 +1,4 @@
-"""Commands about drafts: plan, distill, compare, the rollout of a new version, and the autopilot of these.
+"""Commands about drafts: plan, distill, compare, and the rollout of a new version.
 
 The work itself is in `outrider.training` and `outrider.comparison`. Begin with `distill`.
 """
