@@ -74,6 +74,8 @@ def channel_options(max_message_bytes: int) -> Options:
         ("grpc.max_reconnect_backoff_ms", 2_000),
         # The caller retries a broken call itself, as it knows what was already delivered.
         ("grpc.enable_retries", 0),
+        # Processes of a cluster reach each other directly: a proxy in the environment is for what leaves it.
+        ("grpc.enable_http_proxy", 0),
     ]
 
 

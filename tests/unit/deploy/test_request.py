@@ -72,3 +72,9 @@ def test_it_ends_where_it_is_too_early_for_too_long() -> None:
     with gateway(*[503] * 1000) as port:
         done = run(port, SECONDS="0")
     assert done.returncode != 0 and "too early until the end" in done.stderr
+
+
+def test_it_asks_the_gateway_without_the_proxy_in_its_environment() -> None:
+    with gateway() as port:
+        done = run(port, http_proxy="http://127.0.0.1:1", HTTP_PROXY="http://127.0.0.1:1")
+    assert done.returncode == 0, done.stderr
