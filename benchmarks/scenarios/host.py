@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 import click
-from outrider_controller.autoscaler.rollout import DEFAULT_SHADOW_SHARE
 from outrider_controller.cli.output import json_file_option
 
 from benchmarks.report import Row, finish, show, table
@@ -36,25 +34,14 @@ def host(rows: int, steps: int, json_file: Path | None) -> int:
     The model and its vocabulary are replaced by next to nothing. What is left is the thread's own work in a turn of its
     loop: 4 drafted tokens come for each sequence, the step is planned, laid out in the buffer of recorded steps and
     verified, half of each draft is accepted, and a report is made. In processor time of the thread, so that other
-    processes disturb little. Beside it: what the event loop spends on the drafts of a step, without and with a
-    candidate that follows a tenth of the sequences as a shadow.
+    processes disturb little.
     """
     found = [_measure(name, rows, steps) for name in (*_MAX_MS, "sampled, log probabilities")]
-    drafts = list(_drafts(rows, steps))
     show(
         table(found),
         f"Milliseconds of a turn with {rows} sequences of {1 + _DRAFTED} tokens; quartiles.",
-        table(drafts),
-        "Milliseconds that the event loop, in another thread, spends on the drafts of such a step.",
     )
-    return finish("host", {"holds": all(row["holds"] for row in found), "rows": found, "drafts": drafts}, json_file)
-
-
-def _drafts(rows: int, steps: int) -> Iterator[Row]:
-    from benchmarks.support.shadow_load import loop_ms
-
-    for followed in (0, round(rows * DEFAULT_SHADOW_SHARE)):
-        yield {"followed by a candidate": followed, **_quartiles(asyncio.run(loop_ms(rows, followed, steps)))}
+    return finish("host", {"holds": all(row["holds"] for row in found), "rows": found}, json_file)
 
 
 def _quartiles(times: Iterable[float]) -> dict[str, float]:

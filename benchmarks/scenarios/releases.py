@@ -223,7 +223,7 @@ class Loop:
         while DRAFT not in await outrider("get", "drafts", "-o", "name", *at):  # noqa: ASYNC110
             await asyncio.sleep(_PAUSE_S)
         # Large shares of one tenant's requests: few are asked here.
-        await outrider("rollout", "start", DRAFT, "--tenant", TENANT, "--share", "0.5", "--shadow", "0.5", *at)
+        await outrider("rollout", "start", DRAFT, "--tenant", TENANT, "--share", "0.5", *at)
         prompts = prompts_of_the_tenant(2)
         for _ in range(0, self.most, _BATCH):
             await self._ask(stack, key, take(prompts, _BATCH))

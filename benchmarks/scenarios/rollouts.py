@@ -27,7 +27,7 @@ from benchmarks.support.stacks import changed_draft, with_options
 
 _BARS = {"worse": ("undone", 20_000), "better": ("promoted", 100_000)}
 _REQUESTS = 64
-_SHOWN = ("candidate", "state", "candidate_tokens", "incumbent_tokens", "saving", "shadow_requests", "shadow_saving")
+_SHOWN = ("candidate", "state", "candidate_tokens", "incumbent_tokens", "saving")
 
 
 @click.command("rollouts")
@@ -37,7 +37,6 @@ _SHOWN = ("candidate", "state", "candidate_tokens", "incumbent_tokens", "saving"
     "--candidate", "which", type=click.Choice([*_BARS]), multiple=True, help="May be repeated; default: both."
 )
 @click.option("--share", type=click.FloatRange(0), default=0.03, show_default=True)
-@click.option("--shadow", type=click.FloatRange(0), default=0.1, show_default=True)
 @click.option("--streams", type=click.IntRange(1), default=8, show_default=True)
 @click.option("--most", type=click.IntRange(1), default=500_000, show_default=True, help="Tokens, of all requests.")
 @json_file_option
@@ -46,7 +45,6 @@ def rollouts(
     max_tokens: int,
     which: Sequence[str],
     share: float,
-    shadow: float,
     streams: int,
     most: int,
     json_file: Path | None,
@@ -57,7 +55,7 @@ def rollouts(
     of the two drafts for everybody, the other is the candidate.
     """
     asking = read_prompts(prompts_file), max_tokens, streams, most
-    start = control_pb2.StartRolloutRequest(draft="new", share=share, shadow_share=shadow)
+    start = control_pb2.StartRolloutRequest(draft="new", share=share)
     found = [run_async(_rolled_out(candidate, start, *asking)) for candidate in which or _BARS]
     show(table([{name.upper(): row[name] for name in _SHOWN} for row in found]))
     bars = [(row, *_BARS[row["candidate"]]) for row in found]

@@ -35,9 +35,6 @@ _STOP_GRACE_S = 10.0
 _MAX_CORES = 1.0
 _MAX_P99_MS = 5.0
 _MAX_TLS = 1.03
-_SHADOW, _MAX_SHADOW = 0.1, 1.02
-_SHORT_TOKENS = 64
-"""Of an answer where it is openings that cost: shadows are named in them."""
 _WAYS = ("target to router", "router to gateway", "router to target")
 
 
@@ -106,25 +103,14 @@ def _numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ..
     metavar="N",
     help="Instead: what TLS costs, in so many turns without and with it.",
 )
-@click.option(
-    "--shadow-turns",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Instead: what a candidate costs that follows a tenth of the requests, in so many turns without and with it.",
-)
 @json_file_option
-def router(
-    sequences: tuple[int, ...], seconds: float, tls_turns: int, shadow_turns: int, json_file: Path | None
-) -> int:
+def router(sequences: tuple[int, ...], seconds: float, tls_turns: int, json_file: Path | None) -> int:
     """What does the router cost, and what does it add?
 
     A real router, on the first core, between simulated workers and two gateways on the last: targets of 64 sequences
     that step 30 times a second, drafts that guess seven tokens in ten. Answers end, and others begin. Latency is of
     commits from target to gateway, by one clock, with gRPC at both ends.
     """
-    if shadow_turns:
-        return run_async(_shadow(sequences, seconds, shadow_turns, json_file))
     if tls_turns:
         return run_async(_tls(sequences, seconds, tls_turns, json_file))
     return run_async(_router(sequences, seconds, json_file))
@@ -151,34 +137,10 @@ async def _tls(sequences: tuple[int, ...], seconds: float, turns: int, json_file
             for row in [Row(one) for one in await measured(_loads(sequences, seconds), tls=tls)]:
                 costs.setdefault((tls, row.sequences), []).append(row.us_per_token)
     rows = [added_cost("TLS", number, costs[False, number], costs[True, number]) for number in sequences]
-    return _finish_added("router-tls", rows, _MAX_TLS, [], json_file)
-
-
-async def _shadow(sequences: tuple[int, ...], seconds: float, turns: int, json_file: Path | None) -> int:
-    """Median cost of a token in one router, while a candidate follows a tenth of the requests and while it follows
-    none, in turns."""
-    shares = [_SHADOW if follows else 0.0 for turn in range(turns) for follows in _in_turn(turn)]
-    loads = [
-        {**load, "max_tokens": _SHORT_TOKENS, "shadow": share}
-        for share in shares
-        for load in _loads(sequences, seconds)
-    ]
-    costs: dict[tuple[float, int], list[Row]] = {}
-    for one in await measured(loads):
-        costs.setdefault((one["shadow"], one["sequences"]), []).append(Row(one))
-    rows, problems = [], []
-    for number in sequences:
-        without, with_it = costs[0.0, number], costs[_SHADOW, number]
-        cost = added_cost("SHADOW", number, *([row.us_per_token for row in each] for each in (without, with_it)))
-        opened, followed = (sum(row.measured[name] for row in with_it) for name in ("opened", "shadows"))
-        speed = {name: median(row.steps_per_s for row in each) for name, each in (("0", without), ("SHADOW", with_it))}
-        steps = {f"STEPS/S EACH, {name}": f"{value:.2f}" for name, value in speed.items()}
-        rows.append({**cost, "FOLLOWED": f"{followed} of {opened}", **steps})
-        if not _SHADOW / 2 < followed / opened < 2 * _SHADOW or any(row.measured["shadows"] for row in without):
-            problems.append(f"{number} sequences: {followed} of {opened} requests were followed")
-        if min(speed.values()) < 0.98 * max(speed.values()):
-            problems.append(f"{number} sequences: the targets' steps differ")
-    return _finish_added("router-shadow", rows, _MAX_SHADOW, problems, json_file)
+    problems = [f"{row['SEQUENCES']} sequences: {row['RATIO']}" for row in rows if row["RATIO"] > _MAX_TLS]
+    shown = [{name: value for name, value in row.items() if name != "RATIO"} for row in rows]
+    report.show(report.table(shown), "\n".join(problems))
+    return report.finish("router-tls", {"holds": not problems, "problems": problems, "loads": rows}, json_file)
 
 
 def _in_turn(turn: int) -> tuple[bool, bool]:
@@ -188,13 +150,6 @@ def _in_turn(turn: int) -> tuple[bool, bool]:
 
 def _loads(sequences: tuple[int, ...], seconds: float) -> list[dict[str, Any]]:
     return [{"sequences": number, "seconds": seconds} for number in sequences]
-
-
-def _finish_added(name: str, rows: list[dict[str, Any]], most: float, problems: list[str], file: Path | None) -> int:
-    problems = problems + [f"{row['SEQUENCES']} sequences: {row['RATIO']}" for row in rows if row["RATIO"] > most]
-    shown = [{name: value for name, value in row.items() if name != "RATIO"} for row in rows]
-    report.show(report.table(shown), "\n".join(problems))
-    return report.finish(name, {"holds": not problems, "problems": problems, "loads": rows}, file)
 
 
 def added_cost(what: str, sequences: int, plain: list[float], with_it: list[float]) -> dict[str, Any]:

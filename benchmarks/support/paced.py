@@ -46,8 +46,6 @@ class Marks:
     num_commits: int = 0
     num_tokens: int = 0
     num_opened: int = 0
-    num_shadows: int = 0
-    """Of the opened sequences, those that a candidate follows."""
     _commits: dict[int, deque[float]] = field(default_factory=lambda: defaultdict(deque))
 
     def message(self, way: str) -> None:
@@ -63,7 +61,6 @@ class Marks:
     def opened(self, opening: sequence.OpenSequence) -> None:
         if self.recording:
             self.num_opened += 1
-            self.num_shadows += opening.HasField("shadow_draft")
 
     def received(self, number: int, now_s: float) -> None:
         """The client has received the oldest commit on its way. Raises IndexError when there was none."""

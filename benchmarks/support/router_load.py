@@ -23,9 +23,8 @@ from outrider.metadata import LeaseRecord, MetadataStore
 from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.access.roles import Role
 from outrider.rpc.channel import connect_to
-from outrider.rpc.v1 import drafts_pb2, router_pb2, router_pb2_grpc, worker_pb2
+from outrider.rpc.v1 import router_pb2, router_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider_controller.plan_messages import draft_version
 
 from benchmarks.support.paced import MAX_CONTEXT_LEN, VOCAB_SIZE, Marks, PacedTarget
 from tests.fakes import fake_info, serving_target
@@ -52,8 +51,6 @@ class Load:
     per_target: int = 64
     per_draft: int = 256
     gateways: int = 2
-    shadow: float | None = None
-    """Share of the requests that a candidate follows. None: there is no candidate."""
 
     @property
     def num_targets(self) -> int:
@@ -62,10 +59,6 @@ class Load:
     @property
     def num_drafts(self) -> int:
         return math.ceil(self.sequences / self.per_draft)
-
-    @property
-    def num_draft_workers(self) -> int:
-        return self.num_drafts + (self.shadow is not None)
 
 
 class LoadFailed(Exception):
@@ -140,8 +133,6 @@ async def measure(load: Load, store: MetadataStore, router: LeaseRecord, tls: Pa
         channel = await stack.enter_async_context(connect(router.address))
         stub = router_pb2_grpc.RouterServiceStub(channel)
         await _assembled(stub, load)
-        if load.shadow:
-            await stack.enter_async_context(_rollout(store, load.shadow))
         clients = await stack.enter_async_context(_asking(stub, load, marks))
         await _until_all_answered(clients, load)
         await _watched(clients, _SETTLE_S)
@@ -165,34 +156,11 @@ async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, 
         )
         await stack.enter_async_context(serving_target(target, tls=target_tls))
         await stack.enter_async_context(store.register(target.info, target.address, worker_pb2.WorkerLoad))
-    for number in range(load.num_draft_workers):
+    for _ in range(load.num_drafts):
         # A router sees only the lease of a draft.
-        info = _draft_info(2 * load.per_draft, candidate=number == load.num_drafts)
+        sizes = {"vocab_size": VOCAB_SIZE, "max_context_len": MAX_CONTEXT_LEN, "max_sequences": 2 * load.per_draft}
+        info = fake_info(worker_pb2.WORKER_ROLE_DRAFT, **sizes)
         await stack.enter_async_context(store.register(info, "127.0.0.1:1", worker_pb2.WorkerLoad))
-
-
-def _draft_info(max_sequences: int, *, candidate: bool) -> worker_pb2.WorkerInfo:
-    kind = {"model": "candidate"} if candidate else {}
-    sizes = {"vocab_size": VOCAB_SIZE, "max_context_len": MAX_CONTEXT_LEN, "max_sequences": max_sequences}
-    return fake_info(worker_pb2.WORKER_ROLE_DRAFT, candidate=candidate, **sizes, **kind)
-
-
-@asynccontextmanager
-async def _rollout(store: MetadataStore, shadow: float) -> AsyncIterator[None]:
-    """The candidate follows this share of the requests, and drafts for none."""
-    running = drafts_pb2.Rollout(
-        draft=draft_version(_draft_info(1, candidate=True)),
-        shadow_share=shadow,
-        state=drafts_pb2.ROLLOUT_STATE_RUNNING,
-        started_unix_ms=round(time.time() * 1000),
-    )
-    before = (await store.drafts.rollouts()).get(running.draft, drafts_pb2.Rollout())
-    await store.drafts.put_rollout(running, "start rollout", before)
-    yield
-    ended = drafts_pb2.Rollout()
-    ended.CopyFrom(running)
-    ended.state = drafts_pb2.ROLLOUT_STATE_UNDONE
-    await store.drafts.put_rollout(ended, "undo rollout", running)
 
 
 async def _assembled(stub: router_pb2_grpc.RouterServiceAsyncStub, load: Load) -> None:
@@ -200,7 +168,7 @@ async def _assembled(stub: router_pb2_grpc.RouterServiceAsyncStub, load: Load) -
         async with asyncio.timeout(_TIMEOUT_S):
             while True:
                 for model in (await stub.ListModels(router_pb2.ListModelsRequest())).models:
-                    if (model.num_targets, model.num_drafts) == (load.num_targets, load.num_draft_workers):
+                    if (model.num_targets, model.num_drafts) == (load.num_targets, load.num_drafts):
                         return
                 await asyncio.sleep(0.1)
     raise LoadFailed("the router did not find the fleet")
@@ -259,7 +227,6 @@ def _window(marks: Marks, router_pid: int) -> Any:
         "steps": marks.num_steps,
         "commits": marks.num_commits,
         "opened": marks.num_opened,
-        "shadows": marks.num_shadows,
         "tokens": marks.num_tokens,
         "messages": dict(marks.num_messages),
         "to_client_ms": percentiles(marks.to_client_s),

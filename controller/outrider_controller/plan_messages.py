@@ -133,7 +133,6 @@ def decision_to_proto(cell: Cell, decision: Decision, sums: Iterable[DecayedSums
         evidence=best or policy.DraftEvidence(tenant=cell.tenant, target=cell.target, draft=decision.draft),
         other_evidence=evidence.values(),
         changes=decision.changes,
-        shadows=[policy.DraftShare(draft=draft, share=share) for draft, share in decision.shadow_shares],
     )
 
 
@@ -150,7 +149,6 @@ def decision_from_proto(message: policy.TenantDecision, *, clock_s: float = 0.0)
         draft=message.evidence.draft,
         price=message.price,
         changes=message.changes,
-        shadow_shares=tuple((share.draft, share.share) for share in message.shadows),
     )
 
 

@@ -33,7 +33,6 @@ _FACTS = {
     **dict.fromkeys(("_ROUNDING", "_ROUNDED_US"), "how exactly another process counts"),
     **dict.fromkeys(("DEFAULT_SHARE", "MAX_SHARE", "PROMOTE_ABOVE", "UNDO_BELOW"), "a rollout's terms"),
     **dict.fromkeys(("GIVE_UP_TOKENS", "_ERROR", "MIN_REPORTS"), "a rollout's terms"),
-    **dict.fromkeys(("DEFAULT_SHADOW_SHARE", "SHADOW_FIRST_S"), "a rollout's terms"),
     **dict.fromkeys(("SIZE", "_PAGE"), "a term of a policy, or a page of a list"),
     **dict.fromkeys(("SAMPLED_TOP", "_CHECKED_TOKENS"), "how much is recorded or tried"),
     **dict.fromkeys(("_LOOSE", "_FAR"), "how tokenizers join texts"),

@@ -127,27 +127,18 @@ class Decision:
     price: float = 0.0
     changes: float = 0.0
     """Changes of mode, halved every ten minutes."""
-    shadow_shares: tuple[tuple[str, float], ...] = ()
-    """Share of requests that each candidate follows as a shadow."""
 
     def draft_for(self, request_id: str, *, always: bool = False) -> str | None:
         """The draft version of one request, or None for plain decoding. The same on every router. `always`: the request
         drafts in any case, so candidates have their share of such requests too.
         """
-        return _drawn(request_id, b"", self.draft_shares, sum(share for _, share in self.draft_shares) if always else 1)
-
-    def shadow_for(self, request_id: str) -> str | None:
-        """The candidate that follows one request, whatever drafts for it."""
-        return _drawn(request_id, b"shadow", self.shadow_shares)
-
-
-def _drawn(request_id: str, purpose: bytes, shares: tuple[tuple[str, float], ...], whole: float = 1) -> str | None:
-    point = whole * int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8, person=purpose).digest()) / 2**64
-    for draft, share in shares:
-        if point < share:
-            return draft
-        point -= share
-    return None
+        whole = sum(share for _, share in self.draft_shares) if always else 1
+        point = whole * int.from_bytes(hashlib.blake2b(request_id.encode(), digest_size=8).digest()) / 2**64
+        for draft, share in self.draft_shares:
+            if point < share:
+                return draft
+            point -= share
+        return None
 
 
 @dataclass(slots=True)
@@ -169,8 +160,6 @@ class Plan:
     """The key of the draft that most requests get."""
     share: Column = field(default_factory=lambda: np.zeros(0))
     """Per key: its draft's share of the tenant's requests."""
-    shadow: Column = field(default_factory=lambda: np.zeros(0))
-    """Per key: the share of the tenant's requests that its draft follows."""
     sent: Column = field(default_factory=lambda: np.zeros(0))
     """The saving that followers of the plan were last sent."""
     load: dict[str, float] = field(default_factory=dict)
@@ -227,7 +216,7 @@ class Plan:
             changed[:known] |= np.array([a is not b and a != b for a, b in pairs], dtype=bool)
             moved = np.ones(len(self.share), dtype=bool)
             old = len(last.share)
-            moved[:old] = ~_alike(self.share[:old], last.share) | (self.shadow[:old] != last.shadow)
+            moved[:old] = ~_alike(self.share[:old], last.share)
             changed[self._cell_of[moved]] = True
         for number in np.flatnonzero(changed):
             yield self.cells[number], self._decision(int(number))
@@ -255,7 +244,6 @@ class Plan:
             draft=self._drafts[best],
             price=state.price if state is not None else 0.0,
             changes=float(self.changes[number]),
-            shadow_shares=tuple((self._drafts[r], float(s)) for r in self._rows[number] if (s := self.shadow[r]) > 0),
         )
 
 
@@ -293,7 +281,6 @@ def plan(
         best=best,
         sent=np.where(np.abs(saving - was.sent) > 2 * tuning.NOTICEABLE, saving, was.sent),
         share=_shares(estimator, estimate, live, best, mode, rolled.canary),
-        shadow=rolled.shadow,
         load=load,
         _policies=policies,
         _fleet=fleet,
@@ -344,7 +331,6 @@ class _Rolled:
     def __init__(self, estimator: SavingEstimator, fleet: Fleet, rollouts: Rollouts) -> None:
         self.canary = np.zeros(len(estimator))
         """Share of the requests that draft; 0 for a version that is no candidate on trial."""
-        self.shadow = np.zeros(len(estimator))
         self.promoted = np.zeros(len(estimator), dtype=bool)
         for number, (target, draft) in enumerate(estimator.groups):
             rollout = rollouts.get(draft)
@@ -353,8 +339,7 @@ class _Rolled:
             for row in np.flatnonzero(estimator.group_of == number):
                 if rollout.covers(estimator.keys[row].tenant):
                     self.promoted[row] = rollout.stage is Stage.PROMOTED
-                    runs = rollout.stage is Stage.RUNNING
-                    self.canary[row], self.shadow[row] = (rollout.share, rollout.shadow_share) if runs else (0.0, 0.0)
+                    self.canary[row] = rollout.share if rollout.stage is Stage.RUNNING else 0.0
 
 
 def _best(estimator: SavingEstimator, estimate: Estimate, live: Column, was: _Before, promoted: Column) -> Column:

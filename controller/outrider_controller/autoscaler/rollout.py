@@ -4,10 +4,6 @@ time. Pure: no I/O, no clock.
 A hash of its id gives each request to one of the two. What is compared is what whole requests cost for each committed
 token, in plain rounds. The sample is a report: all requests of one router that have ended in one second. Rounds of one
 request are alike, and so are requests that run side by side, for they wait for the same worker.
-
-As a shadow the candidate is compared with the draft in use on the same text, round by round. That needs a tenth of the
-tokens, because texts differ more than drafts do; but it says nothing of the time that a draft takes. So it may undo a
-rollout, and never promotes.
 """
 
 from __future__ import annotations
@@ -22,9 +18,6 @@ from outrider_controller.autoscaler.tuning import NOTICEABLE
 
 DEFAULT_SHARE, MAX_SHARE = 0.03, 0.5
 """Of the requests that speculate. With the first, chance alone hardly ever takes a candidate above 5 % of them."""
-DEFAULT_SHADOW_SHARE = 0.1
-SHADOW_FIRST_S = 600.0
-"""How long the share waits for shadows at most: requests that are sampled without a seed have none."""
 PROMOTE_ABOVE, UNDO_BELOW = 0.0, -0.02
 """The bounds of the interval that end a rollout, in plain rounds for each committed token."""
 GIVE_UP_TOKENS = 200_000
@@ -32,7 +25,7 @@ GIVE_UP_TOKENS = 200_000
 # The interval misses the true difference at any time with at most this probability.
 _ERROR = 0.05
 MIN_REPORTS = 20
-"""With fewer of either draft, or as few sequences of a shadow, their estimated variance says too little."""
+"""With fewer of either draft, their estimated variance says too little."""
 
 
 class Stage(enum.Enum):
@@ -52,8 +45,6 @@ class Rollout:
     """Empty: all."""
     share: float
     stage: Stage
-    shadow_share: float = 0.0
-    """Share of all other requests that it follows without drafting."""
 
     def covers(self, tenant: str) -> bool:
         return self.tenant in ("", tenant)
@@ -122,33 +113,6 @@ def _always_valid(saving: float, variance: float) -> Comparison:
     return Comparison(saving, saving - width, saving + width)
 
 
-@dataclass(frozen=True, slots=True)
-class Shadowed:
-    """Sums over the ended sequences that a candidate has followed: rounds at whose beginning both drafts had a
-    proposal, the tokens that were accepted of the draft in use, and what would have been of the candidate beyond."""
-
-    sequences: float = 0.0
-    rounds: float = 0.0
-    accepted_in_use: float = 0.0
-    gained: float = 0.0
-    rounds_squared: float = 0.0
-    gained_squared: float = 0.0
-    rounds_gained: float = 0.0
-
-    def compare(self) -> Comparison | None:
-        """Of the rounds for each token. None while there are too few sequences, and for sums that cannot be."""
-        if self.sequences < MIN_REPORTS or not self.rounds > 0:
-            return None
-        each, tokens = self.gained / self.rounds, 1 + self.accepted_in_use / self.rounds
-        if not (tokens >= 1 and tokens + each >= 1):
-            return None
-        # The difference of 1 / tokens and 1 / (tokens + each).
-        scale = 1 / (tokens * (tokens + each))
-        squares = self.gained_squared - 2 * each * self.rounds_gained + each * each * self.rounds_squared
-        variance = max(0.0, squares) / self.rounds**2 * self.sequences / (self.sequences - 1)
-        return _always_valid(each * scale, variance * scale**2)
-
-
 @dataclass(slots=True)
 class Trial:
     candidate: Arm = field(default_factory=Arm)
@@ -158,7 +122,6 @@ class Trial:
     tokens_cost: float = 0.0
     cost_tokens: float = 0.0
     cost_cost: float = 0.0
-    shadow: Shadowed = field(default_factory=Shadowed)
 
     def add(self, candidate: Evidence, incumbent: Evidence) -> None:
         """Adds what has ended at one router in the same second."""
@@ -186,11 +149,6 @@ class Trial:
             return None
         return _always_valid(incumbent.token_cost - candidate.token_cost, self.variance)
 
-    def holds_back(self, rollout: Rollout, age_s: float) -> bool:
-        """Whether the candidate only follows yet: most that are worse are undone before they draft for anybody."""
-        few = self.shadow.sequences < MIN_REPORTS and not self.candidate.requests
-        return few and rollout.shadow_share > 0 and age_s < SHADOW_FIRST_S
-
     def verdict(self) -> tuple[Stage, str] | None:
         """The stage that the rollout enters now, and why; None while it goes on."""
         found = self.compare()
@@ -201,8 +159,4 @@ class Trial:
                 return Stage.PROMOTED, text
             if found.upper < UNDO_BELOW:
                 return Stage.UNDONE, text
-        shadowed = self.shadow.compare()
-        if shadowed is not None and shadowed.upper < UNDO_BELOW:
-            where = f"in {self.shadow.sequences:,.0f} requests that it followed as a shadow"
-            return Stage.UNDONE, f"it saves {shadowed} rounds a token {where}"
         return (Stage.GIVEN_UP, text) if self.candidate.tokens >= GIVE_UP_TOKENS else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from outrider.draft.shadow import ShadowPairs
 from outrider.drafting.source import DraftLimits, Features, SourceOpening
 from outrider.drafting.tree import DraftTree
 from outrider.speculation import SamplingParams, VerificationMode
@@ -30,9 +29,6 @@ class DraftCommitted:
     """The sequence has ended; only its close follows."""
     received_s: float
     features: Features | None = None
-    in_use: tuple[int, int] = (0, 0)
-    """For a shadow: drafted and accepted tokens on the main path of the draft worker that was verified; 0 where others
-    were too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +84,5 @@ class DraftStats:
     """Drafts that a commit contradicted."""
     num_unknown: int = 0
     """Messages about sequences that are not open: late, or never opened."""
-    num_shadow_verified: int = 0
-    """Tokens that were compared and not proposed, up to the first that differs from what was committed."""
-    num_shadow_accepted: int = 0
-    shadow_pairs: ShadowPairs = field(default_factory=ShadowPairs)
     num_failed: int = 0
     num_round_failures: int = 0

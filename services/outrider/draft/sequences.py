@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.draft.events import Proposed
-from outrider.draft.shadow import Shadow
 from outrider.drafters import DraftSequence
 from outrider.drafting.tree import DraftTree
 from outrider.worker.events import SequenceKey
@@ -17,8 +16,6 @@ class OpenSequence:
 
     key: SequenceKey
     sequence: DraftSequence
-    shadow: Shadow | None = None
-    """Set if the draft only follows it."""
     since_s: float = 0.0
     """Monotonic seconds: when the commit or opening came in that the next proposal answers."""
     compute_s: float = 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -41,12 +40,6 @@ class DraftServicer(
         self, request: draft_pb2.DraftServiceGetInfoRequest, context: object
     ) -> draft_pb2.DraftServiceGetInfoResponse:
         return draft_pb2.DraftServiceGetInfoResponse(info=self.info, load=self.load_message())
-
-    def load_message(self) -> worker_pb2.WorkerLoad:
-        load, stats = super().load_message(), self.stats
-        load.num_shadow_verified, load.num_shadow_accepted = stats.num_shadow_verified, stats.num_shadow_accepted
-        load.shadow_pairs.CopyFrom(worker_pb2.ShadowPairs(**asdict(stats.shadow_pairs)))
-        return load
 
     # The generated type knows generators only.
     async def Draft(  # type: ignore[override]

@@ -70,8 +70,7 @@ def _committed(
 ) -> events.DraftCommitted:
     finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
     features = Features(message.features_start, message.features) if message.features else None
-    in_use = message.num_drafted, min(message.num_accepted, message.num_drafted)
-    return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features, in_use)
+    return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features)
 
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> SourceOpening:
@@ -85,7 +84,6 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> So
         max_new_tokens=message.stopping.max_new_tokens,
         stop_token_ids=frozenset(message.stopping.stop_token_ids),
         salt=message.cache_salt,
-        shadow=message.shadow,
         log_fields={"request_id": message.request_id, "tenant": message.tenant},
     )
     for field, value in opening.log_fields.items():

@@ -13,7 +13,6 @@ from typing import assert_never
 from outrider.draft import events
 from outrider.draft.events import DraftReport, DraftStats, Event
 from outrider.draft.sequences import OpenDraftSequences, OpenSequence
-from outrider.draft.shadow import Shadow
 from outrider.drafters import CommitMismatch, Drafter, DraftSequence
 from outrider.drafting.tree import DraftTree
 from outrider.engine import DeviceLost
@@ -169,9 +168,6 @@ class DraftWorker:
             self._fail(found.key, outcome)
             return
         self._sequences.clear_due(found.key)
-        if found.shadow is not None:
-            found.shadow.propose(outcome)
-            return
         self._report.proposals.append(found.proposed(outcome))
         self.stats.num_proposals += 1
         self.stats.num_declined += not outcome.token_ids
@@ -187,8 +183,7 @@ class DraftWorker:
         elif len(self._sequences) >= self._max_sequences:
             self._fail(key, Overloaded(f"all {self._max_sequences} sequences are taken"))
         else:
-            shadow = Shadow() if event.opening.shadow else None
-            found = OpenSequence(key, self._drafter.open(event.opening), shadow)
+            found = OpenSequence(key, self._drafter.open(event.opening))
             self._sequences.add(found)
             self._sequences.make_due(found, event.received_s)
 
@@ -203,18 +198,12 @@ class DraftWorker:
         except InvalidRequest as error:
             self._fail(event.key, error)
             return
-        if found.shadow is not None:
-            verified, accepted = found.shadow.commit(event.base_len, event.token_ids, event.in_use)
-            self.stats.num_shadow_verified += verified
-            self.stats.num_shadow_accepted += accepted
-            # The next proposal is made when this one is decided.
-            due = found.shadow.proposal is None
         self.stats.num_diverged += found.sequence.epoch - epoch
         if event.finished:
             # Releases the sequence's KV.
             self._remove(event.key)
             self._sequences.finish(event.key)
-        elif due or (event.token_ids and found.shadow is None):
+        elif due or event.token_ids:
             self._sequences.make_due(found, event.received_s)
 
     def _limit(self, found: OpenSequence, event: events.Limited) -> None:
@@ -234,8 +223,5 @@ class DraftWorker:
         found = self._sequences.remove(key)
         if found is not None:
             self._drafter.close(found.sequence)
-            if found.shadow is not None:
-                found.shadow.end()
-                self.stats.shadow_pairs = self.stats.shadow_pairs.with_ended(found.shadow)
             if found.share_s:
                 self._report.removed.append((key, found.share_s))

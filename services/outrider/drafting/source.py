@@ -43,8 +43,6 @@ class SourceOpening:
     """Whose sequence it is: what is learnt from it is erased by this name."""
     prediction: Sequence[int] = ()
     """The output that the client expects, in large part."""
-    shadow: bool = False
-    """What a source would propose is compared with what is committed, and nothing is proposed."""
     log_fields: Mapping[str, str] = field(default_factory=dict)
     """request_id and tenant, for log lines about it."""
 

@@ -16,10 +16,10 @@ def test_a_draft_is_described_with_its_rollout_if_it_has_one(cluster: Cluster, o
 
     cluster.within(start)
     soon(lambda: len(outrider("get", "drafts", "-o", "json")["drafts"]) == 2)
-    outrider("rollout", "start", "new", "--share", "0.2", "--shadow", "0.5")
+    outrider("rollout", "start", "new", "--share", "0.2")
     described = outrider("describe", "draft", "new", "-o", "json")["draft"]
     assert (described["name"], described["stage"], described["recipe"]) == ("new", described["rollout_state"], None)
-    assert (described["rollout_share"], described["rollout_shadow_share"]) == (0.2, 0.5)
+    assert described["rollout_share"] == 0.2
     assert "rollout_state" not in outrider("describe", "draft", "old", "-o", "json")["draft"]
     assert "Rollout share:" in outrider("describe", "draft", "new")
     assert "nobody" in outrider("describe", "draft", "nobody", code=3)

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider_controller.autoscaler.evidence import Cell
-from outrider_controller.autoscaler.plan import Decision, Mode, Reason
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
 
 from tests.fakes import FakeDraft, FakeTarget, serving_draft
-from tests.integration.router.conftest import Cluster, Fleet, StartReal, soon
+from tests.integration.router.conftest import Cluster, Fleet, soon
 
 Outrider = Callable[..., Any]
 
@@ -67,7 +63,7 @@ def test_a_candidate_drafts_for_nobody_until_a_rollout_gives_it_requests(cluster
     assert "no draft 'nobody' was seen" in outrider("rollout", "start", "nobody", code=3)
     assert "start its workers with --candidate" in outrider("rollout", "start", "old", code=2)
     assert "was never rolled out" in outrider("rollout", "undo", "new", code=3)
-    told = outrider("rollout", "start", "new", "--share", "0.5", "--shadow", "0")
+    told = outrider("rollout", "start", "new", "--share", "0.5")
     assert f"rollout of {draft_version(drafts.new.info)}: running, 50.0% of the requests of all tenants" in told
     assert stages(outrider)["new"] == "running"
 
@@ -107,7 +103,7 @@ def test_requests_under_way_leave_a_candidate_that_is_taken_back(cluster: Cluste
     drafts = cluster.within(lambda fleet: started(fleet, step_s=0.05))
     soon(lambda: "new" in stages(outrider))
     outrider("set", "speculation", "t", "on")
-    outrider("rollout", "start", "new", "--share", "0.5", "--shadow", "0")
+    outrider("rollout", "start", "new", "--share", "0.5")
     soon(lambda: outrider("explain", "t", "-o", "json")["rollouts"] != [])
 
     def with_both() -> bool:
@@ -131,7 +127,7 @@ def test_a_much_worse_candidate_is_undone_by_its_evidence_and_a_much_better_one_
     soon(lambda: "new" in stages(outrider))
     # Whatever drafts save on this machine.
     outrider("set", "speculation", "t", "on")
-    outrider("rollout", "start", "new", "--share", "0.3", "--tenant", "t", "--shadow", "0")
+    outrider("rollout", "start", "new", "--share", "0.3", "--tenant", "t")
     asked = [0]
 
     def ended() -> bool:
@@ -148,64 +144,16 @@ def test_a_much_worse_candidate_is_undone_by_its_evidence_and_a_much_better_one_
     assert "undone" in outrider("explain", "t") and outrider("explain", "other", "-o", "json")["rollouts"] == []
 
     drafts.new.accuracy = 0.98
-    outrider("rollout", "start", "new", "--share", "0.3", "--shadow", "0")
+    outrider("rollout", "start", "new", "--share", "0.3")
     soon(ended, within_s=50)
     assert stages(outrider)["new"] == "promoted", outrider("rollout", "status", "new")
 
 
-@pytest.mark.parametrize(
-    ("sampling", "share"),
-    [({"temperature": 0}, 1.0), ({"temperature": 0}, 0.1), ({"temperature": 0.8, "seed": 3}, 1.0)],
-)
-async def test_a_shadow_is_sent_what_is_committed_and_nothing_of_it_is_verified(
-    start_real: StartReal, eventually: Callable[..., Any], sampling: dict[str, Any], share: float
-) -> None:
-    """The candidate has the target's weights, so that it foretells the text."""
-    fleet = await start_real(draft=False, candidate=True)
-    assert fleet.router is not None
-    policy, candidate = fleet.router.dispatcher.policy, fleet.drafts[0]
-    wanted = {"sampling": sequence.Sampling(top_p=1, **sampling), "seeded": "seed" in sampling, "model": "tiny"}
-    before = await fleet.ask(fleet.request(**wanted))
-    assert not candidate.load_message().num_shadow_verified
-
-    version = draft_version(candidate.info)
-    decision = Decision(Mode.OFF, Reason.NO_DRAFT, shadow_shares=((version, share),))
-    policy.follow({Cell("t", "tiny"): decision}, [])
-    ids = (f"request-{number}" for number in itertools.count())
-    async with asyncio.timeout(60):
-        while not (load := candidate.load_message()).num_shadow_verified:
-            answer = await fleet.ask(fleet.request(**wanted, request_id=next(ids)))
-            assert answer.token_ids == before.token_ids and answer.metrics.num_verified_tokens == 0
-    assert load.num_shadow_accepted >= 0.9 * load.num_shadow_verified
-    unseeded = sequence.Sampling(temperature=0.8, top_p=1)
-    await eventually(lambda: not candidate.load_message().num_sequences)
-    counted = candidate.load_message().num_shadow_verified
-    unseeded_ids = (one for one in ids if decision.shadow_for(one))
-    await fleet.ask(fleet.request(**{**wanted, "sampling": unseeded, "seeded": False}, request_id=next(unseeded_ids)))
-    assert candidate.load_message().num_shadow_verified == counted
-
-
-def test_what_a_shadow_counts_stands_in_the_registry(cluster: Cluster, outrider: Outrider) -> None:
-    drafts = cluster.within(started)
+def test_a_share_is_above_0_and_at_most_a_half(cluster: Cluster, outrider: Outrider) -> None:
+    cluster.within(started)
     soon(lambda: "new" in stages(outrider))
-    told = outrider("rollout", "start", "new", "--share", "0", "--shadow", "1")
-    assert "shadow   0 of the others (100.0%): too few" in told
-
-    def followed() -> bool:
-        cluster.within(lambda fleet: ask(fleet, 10))
-        return any(opening.shadow for opening in drafts.new.opens)
-
-    soon(followed)
-    assert all(opening.shadow for opening in drafts.new.opens)
-    drafts.new.load.num_shadow_verified, drafts.new.load.num_shadow_accepted = 200, 150
-
-    def acceptance() -> float | None:
-        rows = outrider("get", "drafts", "-o", "json")["drafts"]
-        return next(row["shadow_acceptance"] for row in rows if row["name"] == "new")
-
-    soon(lambda: acceptance() == 0.75)
-    assert "--share" in outrider("rollout", "start", "new", "--share", "0.9", code=2)
-    assert "needs a shadow_share" in outrider("rollout", "start", "new", "--share", "0", "--shadow", "0", code=2)
+    for share in ("0", "0.9"):
+        assert "--share" in outrider("rollout", "start", "new", "--share", share, code=2)
 
 
 def test_a_version_that_no_worker_runs_is_deleted_with_its_rollout(cluster: Cluster, outrider: Outrider) -> None:
@@ -227,24 +175,3 @@ def test_a_version_that_no_worker_runs_is_deleted_with_its_rollout(cluster: Clus
     # The leader has forgotten it too: a worker that comes back is a new version.
     cluster.within(lambda fleet: fleet.draft(FakeDraft(model="gone", candidate=True)))
     soon(lambda: stages(outrider) == {"gone": "candidate"})
-
-
-async def test_beside_a_draft_in_use_a_shadow_with_the_same_weights_gains_nothing_and_loses_nothing(
-    start_real: StartReal, eventually: Callable[..., Any]
-) -> None:
-    fleet = await start_real(candidate=True)
-    assert fleet.router is not None
-    in_use, candidate = fleet.drafts
-    drafts, shadows = ((draft_version(one.info), 1.0) for one in (in_use, candidate))
-    decision = Decision(Mode.ON, Reason.SAVES, draft_shares=(drafts,), shadow_shares=(shadows,))
-    fleet.router.dispatcher.policy.follow({Cell("t", "tiny"): decision}, [])
-
-    def pairs() -> Any:
-        return candidate.load_message().shadow_pairs
-
-    async with asyncio.timeout(60):
-        while not pairs().sequences:
-            await fleet.ask(fleet.request(model="tiny", max_new_tokens=60))
-            await eventually(lambda: not candidate.load_message().num_sequences)
-    assert pairs().rounds >= pairs().sequences and pairs().accepted_in_use > 0
-    assert pairs().gained == pairs().gained_squared == 0

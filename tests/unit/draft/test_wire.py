@@ -65,7 +65,7 @@ def test_what_an_older_target_counts_beside_the_guess_is_ignored() -> None:
     older = pb.Commit.FromString(said.SerializeToString() + b"\x70\x02\x78\x09\xa8\x01\x04")
     assert older != said
     [event] = events_of(draft_pb2.DraftRequest(commits=[older]), 1, LIMITS, 2.0)
-    assert event == events.DraftCommitted(SequenceKey(1, 3), 4, (5, 6), False, 2.0, None, (3, 1))
+    assert event == events.DraftCommitted(SequenceKey(1, 3), 4, (5, 6), False, 2.0)
 
 
 def test_events_keep_the_order_of_the_fields() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from outrider.draft.events import DraftCommitted, DraftOpened, DraftReport, Event, Limited
-from outrider.draft.shadow import Shadow, ShadowPairs
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import DraftSequence
 from outrider.drafting.source import DraftLimits, SourceOpening
@@ -24,13 +22,9 @@ ONE, TWO = SequenceKey(1, 1), SequenceKey(1, 2)
 PROMPT = (20, 21, 22, 23, 20, 21)
 
 
-def opened(
-    key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3, *, shadow: bool = False
-) -> DraftOpened:
+def opened(key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3) -> DraftOpened:
     params = SamplingParams(temperature=0)
-    opening = SourceOpening(
-        prompt, params, VerificationMode.GREEDY, limits=DraftLimits(max_draft_tokens), shadow=shadow
-    )
+    opening = SourceOpening(prompt, params, VerificationMode.GREEDY, limits=DraftLimits(max_draft_tokens))
     return DraftOpened(key, opening, received_s=1.0)
 
 
@@ -220,67 +214,3 @@ def test_what_sequences_took_of_the_rounds_is_all_their_time_and_a_closed_one_te
     assert proposed + sum(share_s for _, share_s in rest) == pytest.approx(worker.stats.busy_s)
     [first, second] = reports[0].proposals
     assert first.share_s == second.share_s > 0
-
-
-def test_a_shadow_proposes_nothing_and_counts_what_would_have_been_accepted(worker: DraftWorker) -> None:
-    def counted() -> tuple[int, int]:
-        return worker.stats.num_shadow_verified, worker.stats.num_shadow_accepted
-
-    # It would propose 22, 23, 20.
-    assert not turn(worker, opened(ONE, shadow=True)).proposals
-    assert not turn(worker, committed(ONE, 6, 22)).proposals and counted() == (0, 0)
-    assert not turn(worker, committed(ONE, 7, 23, 99)).proposals and counted() == (3, 2)
-    # Nothing that it knows follows 99; after 20 and 21 it would propose what came last: 22, 23, 99.
-    turn(worker, committed(ONE, 9, 20, 21))
-    assert not turn(worker, committed(ONE, 11, 22, 23, 99)).proposals and counted() == (6, 5)
-    assert not worker.take_report().failures
-
-
-def test_a_shadow_is_compared_with_the_draft_in_use_where_both_proposed_as_far_as_the_shorter() -> None:
-    shadow = Shadow()
-
-    def round_(base_len: int, proposal: tuple[int, ...], committed: list[int], in_use: tuple[int, int]) -> None:
-        shadow.propose(DraftTree(base_len, proposal))
-        shadow.commit(base_len, committed, in_use)
-
-    round_(6, (1, 2, 9), [1, 2, 3], (3, 2))
-    assert (shadow.rounds, shadow.accepted_in_use, shadow.gained) == (1, 2, 0)
-    round_(9, (4, 5), [9], (4, 0))
-    # Of the draft in use three are accepted, but the shadow proposed one only.
-    round_(10, (1,), [1, 2, 3, 4], (3, 3))
-    assert (shadow.rounds, shadow.accepted_in_use, shadow.gained) == (3, 3, 0)
-    # Better by two, which the next commit shows; worse by two; and rounds without a draft, or with others beside it.
-    round_(14, (1, 2, 3), [1], (3, 0))
-    shadow.commit(15, [2, 3], (3, 1))
-    assert (shadow.rounds, shadow.gained) == (4, 3)
-    round_(17, (9, 2), [1, 2, 3], (2, 2))
-    round_(20, (1, 2), [1], (0, 0))
-    assert (shadow.rounds, shadow.accepted_in_use, shadow.gained) == (5, 5, 1)
-
-
-def test_branches_of_a_shadow_count_in_its_acceptance_and_not_in_the_comparison() -> None:
-    """Of the draft in use only those are known that its target has taken."""
-    shadow = Shadow()
-    shadow.propose(DraftTree(6, (1, 2, 9), parents=(-1, 0, -1)))
-    assert shadow.commit(6, [9, 4], (2, 0)) == (1, 1)
-    assert (shadow.rounds, shadow.accepted_in_use, shadow.gained) == (1, 0, 0)
-
-
-def test_what_a_shadow_has_gained_is_summed_up_when_its_sequence_ends(worker: DraftWorker) -> None:
-    turn(worker, opened(ONE, shadow=True))
-    # It would propose 22, 23, 20: one better than the draft in use, and right to the end of the text.
-    turn(worker, replace(committed(ONE, 6, 22, 23), in_use=(3, 1)))
-    assert worker.stats.shadow_pairs == ShadowPairs()
-    turn(worker, Closed(ONE))
-    assert worker.stats.shadow_pairs == ShadowPairs(1, 1, 1, 1, 1, 1, 1)
-    turn(worker, opened(TWO, shadow=True))
-    turn(worker, committed(TWO, 6, 22), Closed(TWO))
-    assert worker.stats.shadow_pairs.sequences == 1
-
-
-def test_a_shadow_that_has_missed_a_commit_counts_nothing_of_it() -> None:
-    shadow = Shadow()
-    shadow.propose(DraftTree(6, (1, 2)))
-    assert shadow.commit(7, [1]) == (0, 0) and shadow.proposal is None
-    shadow.propose(DraftTree(6, (1, 2, 3), parents=(-1, 0, -1)))
-    assert shadow.commit(6, [3, 9]) == (1, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator
 from functools import partial
 from typing import Any
 
@@ -10,13 +10,11 @@ import click
 from outrider.rpc.v1 import control_pb2, drafts_pb2
 
 from outrider_controller.autoscaler.rollout import (
-    DEFAULT_SHADOW_SHARE,
     DEFAULT_SHARE,
     GIVE_UP_TOKENS,
     MAX_SHARE,
     MIN_REPORTS,
     PROMOTE_ABOVE,
-    SHADOW_FIRST_S,
     UNDO_BELOW,
 )
 from outrider_controller.cli.asking import NumberRange, confirm, yes_option
@@ -26,7 +24,7 @@ from outrider_controller.cli.show.sequences import acceptance
 from outrider_controller.cli.show.watching import list_options, show_rows
 
 _TABLE = ("name", "kind", "stage", "workers", "acceptance", "revision", "first_seen")
-_WIDE = (*_TABLE, "verified_tokens", "shadow_acceptance", "shadow_tokens", "parent_revision", "version")
+_WIDE = (*_TABLE, "verified_tokens", "parent_revision", "version")
 
 
 @click.command("drafts")
@@ -53,7 +51,6 @@ def find(control: str, draft: str) -> drafts_pb2.DraftVersion:
 
 def draft_row(one: drafts_pb2.DraftVersion) -> dict[str, Any]:
     state = state_of(one.rollout) if one.HasField("rollout") else "candidate"
-    shadowed = sum(count.num_verified for count in one.shadow.values())
     return {
         "name": one.name,
         "kind": one.kind,
@@ -61,8 +58,6 @@ def draft_row(one: drafts_pb2.DraftVersion) -> dict[str, Any]:
         "workers": one.num_workers,
         "acceptance": acceptance(round(one.num_verified), round(one.num_accepted)),
         "verified_tokens": round(one.num_verified),
-        "shadow_acceptance": acceptance(shadowed, sum(count.num_accepted for count in one.shadow.values())),
-        "shadow_tokens": shadowed,
         "revision": one.revision,
         "parent_revision": one.parent_revision or None,
         "first_seen": moment(one.first_seen_unix_ms / 1000),
@@ -105,27 +100,19 @@ def rollout_group() -> None:
 @click.option("--tenant", default="", help="Only for this tenant's requests; else for everybody's.")
 @click.option(
     "--share",
-    type=NumberRange(0, MAX_SHARE),
+    type=NumberRange(0, MAX_SHARE, min_open=True),
     default=DEFAULT_SHARE,
     show_default=True,
     metavar="PART",
-    help="Of the requests that speculate, those for which it drafts; 0 only with --shadow.",
-)
-@click.option(
-    "--shadow",
-    type=NumberRange(0, 1),
-    default=DEFAULT_SHADOW_SHARE,
-    show_default=True,
-    metavar="PART",
-    help="Of all requests, those that it follows: what it would propose is compared and never verified.",
+    help="Of the requests that speculate, those for which it drafts.",
 )
 @control_options("text", "json", "yaml")
-def start(draft: str, tenant: str, share: float, shadow: float, control: str, output: str) -> None:
+def start(draft: str, tenant: str, share: float, control: str, output: str) -> None:
     """Let DRAFT, a candidate, draft for a share of the requests until its evidence has decided.
 
     While it runs, another --share changes the share and keeps the evidence. DRAFT: a name, or NAME@REVISION.
     """
-    request = control_pb2.StartRolloutRequest(draft=draft, tenant=tenant, share=share, shadow_share=shadow)
+    request = control_pb2.StartRolloutRequest(draft=draft, tenant=tenant, share=share)
     _show(ask_control(control, lambda stub: stub.StartRollout(request)).rollout, output)
 
 
@@ -172,18 +159,14 @@ def state_of(rollout: drafts_pb2.Rollout) -> str:
 
 def rollout_row(rollout: drafts_pb2.Rollout) -> dict[str, Any]:
     evidence = rollout.evidence
-    known, shadowed = evidence.HasField("saving"), evidence.HasField("shadow_saving")
+    known = evidence.HasField("saving")
     return {
         "draft": rollout.draft,
         "tenant": rollout.tenant or None,
         "share": rollout.share,
-        "shadow_share": rollout.shadow_share,
         "state": state_of(rollout),
         "saving": round(evidence.saving, 4) if known else None,
         "interval": [round(evidence.lower, 4), round(evidence.upper, 4)] if known else None,
-        "shadow_saving": round(evidence.shadow_saving, 4) if shadowed else None,
-        "shadow_interval": [round(evidence.shadow_lower, 4), round(evidence.shadow_upper, 4)] if shadowed else None,
-        "shadow_requests": round(evidence.shadow.sequences),
         "candidate_requests": round(evidence.candidate.requests),
         "candidate_tokens": round(evidence.candidate.tokens),
         "incumbent_requests": round(evidence.incumbent.requests),
@@ -199,8 +182,6 @@ def rollout_lines(rollout: drafts_pb2.Rollout) -> Iterator[str]:
     row = rollout_row(rollout)
     whom = f"tenant {row['tenant']}" if row["tenant"] else "all tenants"
     yield f"rollout of {row['draft']}: {row['state'].replace('_', ' ')}, {row['share']:.1%} of the requests of {whom}"
-    if rollout.shadow_share:
-        yield f"  shadow   {row['shadow_requests']:,} of the others ({rollout.shadow_share:.1%}): {_shadow(row)}"
     yield f"  why      {row['reason']} ({row['by']}, {row['changed']})"
     yield f"  seen     {row['candidate_tokens']:,} tokens in {row['candidate_requests']:,} requests of the candidate"
     yield f"  beside   {row['incumbent_tokens']:,} tokens in {row['incumbent_requests']:,} requests of the draft in use"
@@ -212,10 +193,3 @@ def rollout_lines(rollout: drafts_pb2.Rollout) -> Iterator[str]:
     if rollout.state == drafts_pb2.ROLLOUT_STATE_RUNNING:
         bounds = f"promoted above {PROMOTE_ABOVE:g}, undone below {UNDO_BELOW:g}"
         yield f"  ends     once the interval is clear: {bounds}; given up after {GIVE_UP_TOKENS:,} tokens"
-
-
-def _shadow(row: Mapping[str, Any]) -> str:
-    if row["shadow_interval"] is None:
-        return f"too few to compare: its share begins after {MIN_REPORTS}, or {SHADOW_FIRST_S / 60:.0f} minutes"
-    low, high = row["shadow_interval"]
-    return f"saves {row['shadow_saving']:+.3f} rounds a token ({low:+.3f} to {high:+.3f}) on the same texts"

@@ -16,7 +16,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.rollout import DEFAULT_SHARE, MAX_SHARE, Stage
 from outrider_controller.control.api.tenants import caller, check_name
-from outrider_controller.control.plan.draft_versions import named, pairs_of
+from outrider_controller.control.plan.draft_versions import named
 from outrider_controller.control.plan.rollouts import action, stage_of, tell
 from outrider_controller.plan_messages import draft_version
 
@@ -59,16 +59,11 @@ class Releases:
 
     async def StartRollout(self, request: control.StartRolloutRequest, _: object) -> control.StartRolloutResponse:
         share = request.share if request.HasField("share") else DEFAULT_SHARE
-        if not 0 <= share <= MAX_SHARE:
-            raise InvalidRequest("share", f"{share:g} is not from 0 to {MAX_SHARE:g}")
-        if not 0 <= request.shadow_share <= 1:
-            raise InvalidRequest("shadow_share", f"{request.shadow_share:g} is not from 0 to 1")
-        if not share + request.shadow_share:
-            raise InvalidRequest("share", "0 needs a shadow_share above 0")
+        if not 0 < share <= MAX_SHARE:
+            raise InvalidRequest("share", f"{share:g} is not above 0 and at most {MAX_SHARE:g}")
         if request.tenant:
             check_name("tenant", request.tenant)
-        version = named(request.draft, await self._store.versions())
-        draft = version.version
+        draft = named(request.draft, await self._store.versions()).version
         await self._check_candidate(draft)
         rollouts = await self._store.rollouts()
         _check_shares(share, [one for one in rollouts.values() if one.draft != draft])
@@ -78,13 +73,11 @@ class Releases:
             draft=draft,
             tenant=request.tenant,
             share=share,
-            shadow_share=request.shadow_share,
             state=drafts.ROLLOUT_STATE_RUNNING,
             reason="an operator started it",
             by=caller(),
             started_unix_ms=before.started_unix_ms if goes_on else now_ms,
             changed_unix_ms=now_ms,
-            shadow_before=before.shadow_before if goes_on else pairs_of(version),
         )
         await self._put(rollout, before)
         return control.StartRolloutResponse(rollout=rollout)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import fields
 
 from outrider.errors import InvalidRequest, NotFound, Unavailable
 from outrider.metadata import LeaseRecord
@@ -16,7 +15,6 @@ from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
-from outrider_controller.autoscaler.rollout import Shadowed
 from outrider_controller.plan_messages import draft_version
 
 
@@ -40,21 +38,15 @@ class DraftVersions:
 
     def see(self, workers: Collection[LeaseRecord]) -> None:
         """All live draft workers."""
-        ids = {one.info.worker_id for one in workers}
-        for info, load in ((one.info, one.load) for one in workers):
+        for info in (one.info for one in workers):
             version = draft_version(info)
             known = self._known.setdefault(version, drafts.DraftVersion())
             before = known.SerializeToString(deterministic=True)
             if not known.version:
                 known.CopyFrom(self._new(version, info))
             known.candidate = info.candidate
-            if load.num_shadow_verified:
-                _keep_count(known, info.worker_id, load, ids)
             if known.SerializeToString(deterministic=True) != before:
                 self._unsaved.add(version)
-
-    def shadow_pairs(self, version: str) -> worker.ShadowPairs:
-        return pairs_of(self._known.get(version, drafts.DraftVersion()))
 
     def learn(self, evidence: Mapping[EvidenceKey, Evidence]) -> None:
         for key, news in evidence.items():
@@ -84,31 +76,6 @@ class DraftVersions:
             first_seen_unix_ms=round(self._clock() * 1000),
             candidate=info.candidate,
         )
-
-
-def _keep_count(known: drafts.DraftVersion, worker_id: str, load: worker.WorkerLoad, live: Collection[str]) -> None:
-    """Takes a worker's count as a shadow. Those that have left are added up under the empty name."""
-    count = known.shadow[worker_id]
-    count.num_verified, count.num_accepted = load.num_shadow_verified, load.num_shadow_accepted
-    count.pairs.CopyFrom(load.shadow_pairs)
-    for gone in [one for one in known.shadow if one and one not in live]:
-        known.shadow[""].num_verified += known.shadow[gone].num_verified
-        known.shadow[""].num_accepted += known.shadow[gone].num_accepted
-        add_pairs(known.shadow[""].pairs, known.shadow[gone].pairs)
-        del known.shadow[gone]
-
-
-def add_pairs(pairs: worker.ShadowPairs, more: worker.ShadowPairs, times: float = 1.0) -> None:
-    for each in fields(Shadowed):
-        setattr(pairs, each.name, getattr(pairs, each.name) + times * getattr(more, each.name))
-
-
-def pairs_of(version: drafts.DraftVersion) -> worker.ShadowPairs:
-    """Of all its workers, those that have left too."""
-    found = worker.ShadowPairs()
-    for count in version.shadow.values():
-        add_pairs(found, count.pairs)
-    return found
 
 
 def _parent(recipe: str) -> str:

@@ -230,7 +230,6 @@ class PlanLeader:
             if await self._kept.save_in_time(self._planner, self.epoch, now_s):
                 await self._versions.save(self.epoch)
                 await self._rollouts.save()
-            self._rollouts.follow(self._versions.shadow_pairs)
             with suppress(Unavailable):
                 await self._rollouts.decide()
 
@@ -281,7 +280,7 @@ class PlanLeader:
             # No router has reported the fleet yet: a new leader keeps the old decisions.
             return
         before = self._planner.plan
-        changed = self._planner.step(self._policies.by_tenant(), states, now_s, self._rollouts.planned())
+        changed = self._planner.step(self._policies.by_tenant(), states, now_s, self._rollouts.stages)
         self._kept.unsaved.update(changed)
         self.followers.send(messages(self._planner, changed))
         self.announcements.decided(changed, before)

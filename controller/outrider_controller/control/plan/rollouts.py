@@ -5,18 +5,16 @@ metadata store, so that the next leader continues.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 
 from outrider.errors import Unavailable
 from outrider.metadata.drafts import DraftStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind, FieldValue
 from outrider.rpc.v1 import drafts_pb2 as drafts
-from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
-from outrider_controller.autoscaler.rollout import Arm, Comparison, Rollout, Shadowed, Stage, Trial
-from outrider_controller.control.plan.draft_versions import add_pairs
+from outrider_controller.autoscaler.rollout import Arm, Comparison, Rollout, Stage, Trial
 
 _BY_CONTROL = "control"
 _PRODUCTS = ("tokens_tokens", "tokens_cost", "cost_tokens", "cost_cost")
@@ -61,16 +59,6 @@ class RolloutLeader:
         self._trials = {draft: self._trials.get(draft, Trial()) for draft in self._running()}
         return True
 
-    def planned(self) -> dict[str, Rollout]:
-        """For the plan: without the shares that wait for shadows."""
-        now_s = self.clock()
-        waiting = {
-            draft: replace(self.stages[draft], share=0.0)
-            for draft, trial in self._trials.items()
-            if trial.holds_back(self.stages[draft], now_s - self._current[draft].started_unix_ms / 1000)
-        }
-        return self.stages | waiting
-
     async def restore(self) -> None:
         """The store has lost its data: writes all again. Raises Unavailable."""
         for rollout in self._current.values():
@@ -90,16 +78,6 @@ class RolloutLeader:
                     incumbent.merge(news)
             if candidate.requests or incumbent.requests:
                 self._trials[draft].add(candidate, incumbent)
-                self._unsaved.add(draft)
-
-    def follow(self, pairs_of: Callable[[str], worker.ShadowPairs]) -> None:
-        """`pairs_of`: what a version has counted as a shadow so far."""
-        for draft in self._running():
-            pairs = pairs_of(draft)
-            add_pairs(pairs, self._current[draft].shadow_before, -1)
-            found = Shadowed(**{each.name: getattr(pairs, each.name) for each in fields(Shadowed)})
-            if found != self._trials[draft].shadow:
-                self._trials[draft].shadow = found
                 self._unsaved.add(draft)
 
     async def decide(self) -> None:
@@ -130,16 +108,14 @@ class RolloutLeader:
             candidate=drafts.RolloutArm(**asdict(trial.candidate)),
             incumbent=drafts.RolloutArm(**asdict(trial.incumbent)),
             **{name: getattr(trial, name) for name in _PRODUCTS},
-            **_interval("", trial.compare()),
-            shadow=worker.ShadowPairs(**asdict(trial.shadow)),
-            **_interval("shadow_", trial.shadow.compare()),
+            **_interval(trial.compare()),
         )
 
 
 def stage_of(rollout: drafts.Rollout) -> Rollout:
     """What the plan needs of it. An unknown state of a later release counts as undone."""
     stage = {stage.value: stage for stage in Stage}.get(rollout.state, Stage.UNDONE)
-    return Rollout(rollout.draft, rollout.tenant, rollout.share, stage, rollout.shadow_share)
+    return Rollout(rollout.draft, rollout.tenant, rollout.share, stage)
 
 
 def action(rollout: drafts.Rollout) -> str:
@@ -161,8 +137,8 @@ def tell(rollout: drafts.Rollout, events: EventWriter) -> None:
     events.emit(EventKind.ROLLOUT_CHANGED, fields)
 
 
-def _interval(prefix: str, found: Comparison | None) -> dict[str, float]:
-    return {} if found is None else {prefix + name: value for name, value in asdict(found).items()}
+def _interval(found: Comparison | None) -> dict[str, float]:
+    return {} if found is None else asdict(found)
 
 
 def _arm(message: drafts.RolloutArm) -> Arm:

@@ -20,7 +20,6 @@ from outrider.errors import InternalError, Overloaded, Unavailable
 from outrider.prefix import block_hashes
 from outrider.protocol.pairs import compatibility_problem
 from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.plan_messages import draft_version
@@ -120,18 +119,6 @@ class WorkerPicker:
             others = {key: d for key, d in drafts.items() if not d.info.candidate}
             best = await self._best(worker.WORKER_ROLE_DRAFT, others, prefix, together)
         return drafts[best] if best is not None and drafts[best].leased else None
-
-    def shadow(self, target: TargetLink, version: str, prompt_len: int) -> LeasedDraft | None:
-        """A worker of this version with room, any: nobody waits for it."""
-        fitting = [
-            one
-            for one in self._fleet.drafts.values()
-            if draft_version(one.info) == version
-            and self.can_draft(one, target)
-            and one.info.max_context_len > prompt_len
-            and not self._candidate(one).full
-        ]
-        return random.choice(fitting) if fitting else None
 
     def can_draft(self, draft: LeasedDraft, target: TargetLink) -> bool:
         """Whether the draft is live, takes work and fits this target, and their connection did not fail recently."""
@@ -273,7 +260,7 @@ class Assigner:
         self._table.requests[active] = None
         setting = active.speculation.lost() if draft is None else self._setting(active, target, draft)
         self._keep_revision(active, target)
-        self._table.open(active, target, draft, setting, self._shadow(active, target))
+        self._table.open(active, target, draft, setting)
         if allowed != before and active.lacks_draft:
             active.events.wake()
         return active
@@ -286,15 +273,6 @@ class Assigner:
         self._table.requests[active] = None
         self._table.set_speculation(active, active.speculation.lost())
         return active
-
-    def _shadow(self, active: ActiveRequest, target: TargetLink) -> LeasedDraft | None:
-        """The candidate that follows the request. In ratio mode the text depends on the draft, so nothing follows."""
-        version = self._policy.shadow(active.request)
-        if version is None or active.mode == sequence.VERIFICATION_MODE_RATIO:
-            return None
-        if active.draft is not None and draft_version(active.draft.worker.info) == version:
-            return None
-        return self._picker.shadow(target, version, len(active.request.prompt))
 
     async def _choose(
         self, request: Request, allowed: Allowance, room_until_s: float

@@ -209,15 +209,8 @@ class SequenceTable:
 
     # -- opening
 
-    def open(
-        self,
-        active: ActiveRequest,
-        link: TargetLink,
-        draft: LeasedDraft | None,
-        setting: Speculation,
-        shadow: LeasedDraft | None = None,
-    ) -> None:
-        """Opens the request on a target, which opens it at the draft and at a candidate that only follows it."""
+    def open(self, active: ActiveRequest, link: TargetLink, draft: LeasedDraft | None, setting: Speculation) -> None:
+        """Opens the request on a target, which opens it at the draft."""
         if not link.up:
             active.events.wake()
             return
@@ -225,9 +218,6 @@ class SequenceTable:
         self._opened(active, link, sequence_id, at_us)
         assignment = self._assign(active, draft, at_us) if draft is not None else None
         message = open_message(active, sequence_id, _speculation(setting), assignment)
-        if shadow is not None:
-            # Nothing of it is kept here: the target ends it with its own sequence.
-            message.shadow_draft.CopyFrom(_assignment(shadow, next(self._ids)))
         link.outbox.last(message.ByteSize()).opens.append(message)
         active.timer.opened(at_us)
 

@@ -115,11 +115,6 @@ class Policy:
             return replace(allowed, max_draft_tokens=0)
         return allowed
 
-    def shadow(self, request: Request) -> str | None:
-        """The version of a candidate that follows the request, if one does."""
-        decision = self.decision(request.tenant, request.model)
-        return None if decision.policy.speculation is TenantSetting.OFF else decision.shadow_for(request.request_id)
-
     def _tenant_policy(self, request: Request) -> TenantPolicy:
         """What operators have set. Where no draft worker has ever fitted the target, it is known of its own drafts."""
         decision = self.decision(request.tenant, request.model)

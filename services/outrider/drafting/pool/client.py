@@ -87,19 +87,11 @@ class PoolDrafts:
         if assignment is not None:
             self.links.look_up(key, assignment)
 
-    def commit(
-        self,
-        key: SequenceKey,
-        base_len: int,
-        tokens: Sequence[int],
-        features: Features | None = None,
-        in_use: tuple[int, int] = (0, 0),
-    ) -> None:
-        """`in_use`: for a shadow, drafted and accepted tokens of the draft worker that was verified."""
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int], features: Features | None = None) -> None:
         if (found := self._open.get(key)) is not None:
             found.committed.extend(tokens)
             if found.pooled is not None:
-                found.pooled.commit(base_len, tokens, self._now_us(), features, in_use)
+                found.pooled.commit(base_len, tokens, self._now_us(), features)
 
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
         if (found := self._open.get(key)) is not None:

@@ -129,8 +129,6 @@ class PooledSequence:
     answer_us: int = 0
     answer_compute_us: int = 0
     answer_tokens: int = 0
-    shadow: bool = False
-    """It only follows, and answers nothing."""
     share_us: int = 0
     """Draft time not yet reported to the router."""
 
@@ -161,9 +159,7 @@ class PooledSequence:
             max_context_len=vocabulary.max_context_len,
             max_positions=limits.max_draft_tokens,
         )
-        opened = cls(
-            link, sequence_id, committed_len, limits, validator, reads_features=reads_features, shadow=opening.shadow
-        )
+        opened = cls(link, sequence_id, committed_len, limits, validator, reads_features=reads_features)
         # First what may fail: a link names only sequences that are open on it.
         message = open_message(sequence_id, opening, limits)
         link.outbox.last(message.ByteSize()).opens.append(message)
@@ -184,13 +180,11 @@ class PooledSequence:
         token_ids: Sequence[int],
         now_us: int,
         features: Features | None = None,
-        in_use: tuple[int, int] = (0, 0),
     ) -> None:
         """Without tokens it sends features alone, to a draft that reads them."""
         shown = features if self.reads_features else None
         if token_ids or shown is not None:
             message = commit_message(self.sequence_id, base_len, token_ids, shown)
-            message.num_drafted, message.num_accepted = in_use
             self.link.outbox.last(message.ByteSize()).commits.append(message)
         if token_ids:
             self._asked(base_len + len(token_ids), now_us)
@@ -204,7 +198,7 @@ class PooledSequence:
 
     def _asked(self, committed_len: int, now_us: int) -> None:
         self.log.asked(committed_len, now_us)
-        if self.limits.max_draft_tokens and not self.shadow:
+        if self.limits.max_draft_tokens:
             self.link.asked()
 
     def take(self, draft: sequence_pb2.Draft, now_us: int) -> DraftTree:
@@ -269,7 +263,6 @@ def open_message(sequence_id: int, opening: SourceOpening, limits: DraftLimits) 
         cache_salt=opening.salt,
         request_id=opening.log_fields.get("request_id", ""),
         tenant=opening.log_fields.get("tenant", ""),
-        shadow=opening.shadow,
     )
 
 

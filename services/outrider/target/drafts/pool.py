@@ -5,12 +5,10 @@ A commit is sent to the draft when it is sent to the router, and a proposal beco
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from outrider.drafting.pool import DraftLeases, DraftVocabulary, PoolDrafts, PoolListener
-from outrider.drafting.source import CloseReason, DraftLimits
+from outrider.drafting.source import CloseReason
 from outrider.drafting.speculation import Speculation
 from outrider.errors import OutriderError
 from outrider.protocol.errors import to_sequence_error
@@ -24,8 +22,6 @@ from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.target.requests.wire import assignment_of
 from outrider.tuning import MIN_CHANCE
 
-# As many tokens as a router asks for by default, whatever the request itself may draft.
-_SHADOW_LIMITS = DraftLimits(max_draft_tokens=5)
 _REASONS = {reason.value: reason for reason in CloseReason}
 
 
@@ -49,9 +45,6 @@ class PooledDrafts:
         vocabulary = DraftVocabulary(limits.vocab_size, limits.max_context_len)
         listener = PoolListener(self._post_arrived, self._tell_spent, self._tell_lost, self._count_unleased)
         self.pool = PoolDrafts(vocabulary, clock, leases, listener, connect, credential, features)
-        quiet = PoolListener(arrived=self._ignore_shadows)
-        self._shadows = PoolDrafts(vocabulary, clock, leases, quiet, connect, credential, features)
-        """Candidates that follow sequences: they are sent what a draft is sent, and nothing of theirs is used."""
         self._clock = clock
         self._post = post
         self._answer = answer
@@ -66,7 +59,6 @@ class PooledDrafts:
     def apply(self, stream: int, request: target_pb2.VerifyRequest, events: Sequence[Event]) -> None:
         """Follows the parts of a router's message that concern drafts. `events`: those that it was translated to."""
         assigned = {opening.sequence_id: opening.draft for opening in request.opens if opening.HasField("draft")}
-        shadows = {one.sequence_id: one.shadow_draft for one in request.opens if one.HasField("shadow_draft")}
         for event in events:
             # Opened twice: that is an error, which ends the sequence.
             if isinstance(event, Opened) and event.key not in self._speculation:
@@ -75,9 +67,6 @@ class PooledDrafts:
                 assignment = None if draft is None else assignment_of(draft)
                 limits = event.opening.speculation.draft_limits(self._row_price)
                 self.pool.open(event.key, event.opening.for_drafts(limits), assignment)
-                if (shadow := shadows.get(event.key.sequence_id)) is not None:
-                    opening = replace(event.opening.for_drafts(_SHADOW_LIMITS), shadow=True)
-                    self._shadows.open(event.key, opening, assignment_of(shadow))
             elif isinstance(event, Adjusted) and event.key in self._speculation:
                 self._speculation[event.key] = event.speculation
                 self.pool.limit(event.key, event.speculation.draft_limits(self._row_price))
@@ -93,11 +82,9 @@ class PooledDrafts:
     def _close(self, key: SequenceKey, reason: CloseReason) -> None:
         self._speculation.pop(key, None)
         self.pool.close(key, reason)
-        self._shadows.close(key, reason)
 
     async def stop(self) -> None:
         await self.pool.links.stop()
-        await self._shadows.links.stop()
 
     # -- reports of the worker
 
@@ -107,7 +94,6 @@ class PooledDrafts:
         draft_stats = {}
         for key, committed_len, features in report.features:
             self.pool.commit(key, committed_len, (), features)
-            self._shadows.commit(key, committed_len, (), features)
         for committed in report.commits:
             if (stats := self._commit(committed)) is not None:
                 draft_stats[committed.key] = stats
@@ -120,7 +106,6 @@ class PooledDrafts:
         committed_len = base_len + len(outcome.token_ids)
         drafted = outcome.num_drafted, committed.draft_serial
         stats = self.pool.take_stats(key, base_len, *drafted, committed_len, committed.draft_useful_s)
-        self._shadows.commit(key, base_len, outcome.token_ids, committed.features, _in_use(committed))
         if outcome.finish is not Finish.NONE:
             self._close(key, CloseReason.FINISHED)
         else:
@@ -137,10 +122,6 @@ class PooledDrafts:
                 self.pool.limit(key, speculation.draft_limits(price))
 
     # -- what comes of the pool
-
-    def _ignore_shadows(self) -> None:
-        """A worker of an earlier release proposes to a sequence that it should only follow."""
-        deque(self._shadows.poll(), maxlen=0)
 
     def _post_arrived(self) -> None:
         now_s = self._clock()
@@ -161,12 +142,3 @@ class PooledDrafts:
 
     def _count_unleased(self) -> None:
         self._stats.num_unleased_drafts += 1
-
-
-def _in_use(committed: Committed) -> tuple[int, int]:
-    """Tokens drafted and accepted on the main path of a round whose drafted tokens all came from the draft worker; else
-    0 and 0."""
-    if not committed.sources or any(one.own for one in committed.sources):
-        return 0, 0
-    main = committed.draft.main()
-    return len(main), min(len({*main}.intersection(committed.accepted)), committed.outcome.num_accepted)

@@ -14,7 +14,6 @@ from outrider.drafting.source import Features
 from outrider.drafting.tree import DraftTree
 from outrider.errors import Code
 from outrider.metadata import LeaseRecord
-from outrider.protocol.rounds import SourceTokens
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -513,25 +512,3 @@ async def test_a_draft_that_asks_for_them_is_sent_features_and_no_other(world: W
         bare = [(4, [9], 0, b"")]
         assert sent == (bare if asks != "abc" else [(4, [], 0, shown[0].rows), (4, [9], 3, shown[1].rows)])
         await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])
-
-
-@virtual
-async def test_a_shadow_is_sent_each_commit_and_what_came_of_the_draft_in_use_if_nothing_else_drafted(
-    world: World,
-) -> None:
-    await world.hear(opens=[opening(draft=assigned().draft, shadow_draft=assigned(sequence_id=91).draft)])
-    worker, own = SourceTokens("model", False, 2, 2, 1), SourceTokens("ngram", True, 1, 1, 1)
-    await world.follow(replace(committed(4, [9, 10], drafted=2), sources=[worker]))
-    await world.follow(replace(committed(6, [9, 10], drafted=2), sources=[worker, own]))
-    # 9 and 9 are its main path, and the second 9 is not what was accepted: the branch beside it is.
-    tree = DraftTree(8, (9, 9, 7), parents=(-1, 0, 0))
-    branch = replace(committed(8, [9, 7, 5], drafted=3), draft=tree, accepted=[0, 2], sources=[worker])
-    await world.follow(branch)
-    await world.follow(committed(11, [9], finish=Finish.LENGTH))
-
-    def sent(sequence_id: int) -> list[tuple[int, int, int]]:
-        commits = [one for one in world.draft.commits if one.sequence_id == sequence_id]
-        return [(one.base_len, one.num_drafted, one.num_accepted) for one in commits]
-
-    assert sent(91) == [(4, 2, 1), (6, 0, 0), (8, 2, 1), (11, 0, 0)]
-    assert sent(90) == [(4, 0, 0), (6, 0, 0), (8, 0, 0)]

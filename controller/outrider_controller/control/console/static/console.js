@@ -131,7 +131,6 @@ function draw(data) {
     ["share", (row) => number(row.share).toFixed(2), true],
     ["tokens", (row) => number(row.evidence?.candidate?.tokens).toFixed(0), true],
     ["saving a token", (row) => saving(row.evidence), true],
-    ["as a shadow", (row) => saving(row.evidence, "shadow_"), true],
     ["why", (row) => element("span", row.reason, "why")],
   ], data.rollouts);
   fill(byId("sequences"), [

@@ -65,8 +65,7 @@ class ScriptedControl(ControlServiceServicer):
     async def ListDrafts(self, request: Any, context: Any) -> control.ListDraftsResponse:
         if not self.leads:
             raise Unavailable("the metadata store does not answer")
-        shadow = {"shadow_saving": 0.01, "shadow_lower": -0.02, "shadow_upper": 0.04}
-        evidence = drafts_pb2.RolloutEvidence(saving=0.03, lower=-0.01, upper=0.07, **shadow)
+        evidence = drafts_pb2.RolloutEvidence(saving=0.03, lower=-0.01, upper=0.07)
         rollout = drafts_pb2.Rollout(draft="new@1/model", state=drafts_pb2.ROLLOUT_STATE_RUNNING, evidence=evidence)
         return control.ListDraftsResponse(drafts=[drafts_pb2.DraftVersion(version="new@1/model", rollout=rollout)])
 
