@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,6 +20,8 @@ from outrider.rpc.access.certificates import TlsFiles, check_plain, public_tls
 from outrider.rpc.access.roles import ClusterSecret, Role
 
 _LEAVING_S = 5.0
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@A-Z]+")
+"""As browsers send it: in small letters, without a path (RFC 6454, 6.2)."""
 _AGE = 0.3
 _REASONING = {"think": True, "none": False}
 
@@ -51,6 +55,29 @@ class GatewayLimits:
                 raise ConfigError(f"{limit.name}: has to be above 0, and finite")
 
 
+class UnknownFields(enum.Enum):
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """What the HTTP API does for the sake of certain clients."""
+
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may call the HTTP API, such as https://chat.example.com; `*`: all. Empty: none."""
+    unknown_fields: UnknownFields = UnknownFields.REFUSE
+    """Unknown fields of HTTP requests. refuse: an error that names the field. ignore: the answer's header
+    x-outrider-ignored names them; options that are known and not served stay errors."""
+
+    def __post_init__(self) -> None:
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"cors_origins: {origin!r} is not an origin, such as https://host or http://host:3000"
+                )
+
+
 @dataclass(frozen=True, slots=True)
 class Failover:
     """How a request goes on when its router breaks."""
@@ -81,6 +108,7 @@ class GatewayConfig(ProcessConfig):
     routers: Annotated[tuple[str, ...], Option("router")] = ()
     """HOST:PORT of each router. Empty: those with a lease in the metadata store."""
     limits: GatewayLimits = field(default_factory=GatewayLimits)
+    http: HttpOptions = field(default_factory=HttpOptions)
     failover: Annotated[Failover, Nested("failover_")] = field(default_factory=Failover)
     public_tls_dir: str = ""
     """Directory with `tls.crt` and `tls.key` of the two public ports. Empty: plain text."""

@@ -25,15 +25,23 @@ def ignore_unknown(where: str, given: Collection[str], known: tuple[str, ...]) -
     """Names within a message or tool that are unknown here say nothing about the answer: clients send them to every
     server. Raises InvalidRequest for one that is a known name misspelt.
     """
+    for place in ignored_of(where, given, known):
+        log.debug("ignored: %s", place)
+
+
+def ignored_of(where: str, given: Collection[str], known: tuple[str, ...]) -> list[str]:
+    """The places of the unknown names. Raises InvalidRequest like `ignore_unknown`."""
     if len(given) > _MAX_FIELDS:
-        raise InvalidRequest(where, f"{len(given)} fields; at most {_MAX_FIELDS} are allowed")
+        raise InvalidRequest(where or "body", f"{len(given)} fields; at most {_MAX_FIELDS} are allowed")
+    places = []
     for name in given:
         if name in known:
             continue
-        place = f"{where}.{name[:_MAX_NAME_CHARS]}"
+        place = f"{where}.{name[:_MAX_NAME_CHARS]}".removeprefix(".")
         if meant := _meant(name, known):
             raise InvalidRequest(place, f"unknown field; {meant} may be meant")
-        log.debug("ignored: %s", place)
+        places.append(place)
+    return places
 
 
 def _meant(name: str, known: tuple[str, ...]) -> str:

@@ -22,7 +22,7 @@ from outrider.gateway.config import GatewayConfig
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.metrics import GatewayMetrics
 from outrider.gateway.grpc.service import SERVICE, GenerationServicer
-from outrider.gateway.http.app import create_app
+from outrider.gateway.http.app import create_app, for_pages
 from outrider.gateway.http.connection import Bounds, closing
 from outrider.gateway.routers.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
 from outrider.gateway.tenants.admission import Admission
@@ -115,9 +115,8 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         )
         await stack.enter_async_context(background(_say_leaving(core.admission, life), "say leaving"))
         bounds = Bounds(limits, max_connections)
-        http_address = await stack.enter_async_context(
-            _http(closing(create_app(core, limits, guard), life.leaving), config, bounds, grace_s=1.0)
-        )
+        app = for_pages(create_app(core, limits, guard, config.http), config.http.cors_origins)
+        http_address = await stack.enter_async_context(_http(closing(app, life.leaving), config, bounds, grace_s=1.0))
         ops.ready["server"] = lambda: core.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await stack.enter_async_context(background(_keep_current(core, life), "keep current"))

@@ -10,6 +10,7 @@ import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
+from outrider.gateway.http.openai.foreign import HARMLESS, HARMLESS_NAMES
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import Body, ChatRequest, CompletionRequest, GenerationBody
 from outrider.rpc.access.roles import ROUTES
@@ -38,6 +39,14 @@ def test_every_field_is_on_the_page(endpoint: str) -> None:
     served = set(body.model_fields) - set(body.unserved)
     assert not {name for name in served if f"`{name}`" not in PAGE and f"`{name}." not in PAGE} - {"model", "stream"}
     assert set(body.unserved) <= refused_row(endpoint)
+
+
+def test_what_is_taken_for_the_sake_of_other_servers_is_on_the_page() -> None:
+    section = PAGE.partition("## Taken, and without effect")[2].partition("\n## ")[0]
+    for server, names in HARMLESS.items():
+        [row] = [line for line in section.splitlines() if line.startswith(f"| {server} |")]
+        assert set(re.findall(r"`([a-z_]+)`", row)) == set(names)
+    assert not HARMLESS_NAMES & {name for body in BODIES.values() for name in (*body.model_fields, *body.unserved)}
 
 
 @pytest.mark.parametrize("endpoint", BODIES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.routing import Route
@@ -16,7 +17,10 @@ from outrider.gateway.tenants.quotas import Remaining
 from outrider.rpc.access.roles import ANYBODY, ROUTES, Access, Caller, Guard, bearer_token, check_routes
 from outrider.rpc.v1 import tenants_pb2
 
+IGNORED = "x-outrider-ignored"
 _CALLER = "outrider.caller"
+_PLAIN = "[].-_"
+_MAX_IGNORED = 32
 
 
 def guarded(routes: Sequence[Route], guard: Guard, quotas: QuotaKeeper) -> list[Route]:
@@ -65,14 +69,25 @@ def _refusal(error: OutriderError) -> ASGIApp:
 
 def with_rate_limits(send: Send, quotas: QuotaKeeper, tenant: tenants_pb2.Tenant) -> Send:
     """Adds the headers to the answer, with what is left when it begins."""
+    return with_headers(send, lambda: rate_limit_headers(quotas.remaining(tenant)))
 
-    async def send_limited(message: Message) -> None:
+
+def with_headers(send: Send, headers: Callable[[], Iterable[tuple[bytes, bytes]]]) -> Send:
+    """Adds headers to the answer, as they are when it begins."""
+
+    async def send_more(message: Message) -> None:
         if message["type"] == "http.response.start":
-            found = rate_limit_headers(quotas.remaining(tenant))
-            message = {**message, "headers": [*message.get("headers", ()), *found]}
+            message = {**message, "headers": [*message.get("headers", ()), *headers()]}
         await send(message)
 
-    return send_limited
+    return send_more
+
+
+def ignored_header(ignored: Sequence[str]) -> Iterator[tuple[bytes, bytes]]:
+    """Says what was sent and not looked at. The names are a client's: they are quoted, and their number is bounded."""
+    if ignored:
+        names = [quote(name, safe=_PLAIN) for name in ignored[:_MAX_IGNORED]]
+        yield IGNORED.encode(), ", ".join([*names, "..."] if len(ignored) > _MAX_IGNORED else names).encode()
 
 
 def rate_limit_headers(limits: Mapping[str, Remaining]) -> Iterator[tuple[bytes, bytes]]:

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.gateway.config import GatewayLimits
+from outrider.gateway.config import GatewayLimits, HttpOptions, UnknownFields
 from outrider.gateway.generation.choices import Choices
 from outrider.gateway.generation.generation import Answer, Generator
 from outrider.gateway.generation.requests import Generation
 from outrider.gateway.http import sse
-from outrider.gateway.http.access import caller_of, guarded, tenant_of
+from outrider.gateway.http.access import caller_of, guarded, ignored_header, tenant_of, with_headers
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
 from outrider.gateway.http.openai import bodies
 from outrider.gateway.http.openai.responses import ResponsesWriter
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
-from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
+from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest, GenerationBody
 from outrider.gateway.http.openai.shapes import ChatShape, CompletionShape
-from outrider.gateway.http.reading import read_body
+from outrider.gateway.http.reading import BodyReader
 from outrider.gateway.http.tokens import TokenEndpoints
 from outrider.gateway.tenants.auth import check_model, may_ask
 from outrider.rpc.access.guard import while_admitted
@@ -38,16 +39,18 @@ from outrider.telemetry.context import TraceContext
 
 log = logging.getLogger(__name__)
 Answering = AbstractAsyncContextManager[Choices]
+_DEFAULTS = HttpOptions()
 
 
-def create_app(core: Generator, limits: GatewayLimits, guard: Guard) -> Starlette:
+def create_app(core: Generator, limits: GatewayLimits, guard: Guard, options: HttpOptions = _DEFAULTS) -> Starlette:
     """The application, for uvicorn or any other ASGI server. Raises Undeclared for a route that lacks its access."""
-    listings, tokens = _Listings(core), TokenEndpoints(core, limits)
+    reader = BodyReader(limits, options.unknown_fields is UnknownFields.IGNORE)
+    listings, tokens = _Listings(core), TokenEndpoints(core, reader)
     completions, chats = sse.ShapeWriter(CompletionShape), sse.ShapeWriter(ChatShape)
     routes = [
-        Route("/v1/completions", _Endpoint(core, limits, CompletionRequest, completions), methods=["POST"]),
-        Route("/v1/chat/completions", _Endpoint(core, limits, ChatRequest, chats), methods=["POST"]),
-        Route("/v1/responses", _Endpoint(core, limits, ResponsesRequest, ResponsesWriter()), methods=["POST"]),
+        Route("/v1/completions", _Endpoint(core, reader, CompletionRequest, completions), methods=["POST"]),
+        Route("/v1/chat/completions", _Endpoint(core, reader, ChatRequest, chats), methods=["POST"]),
+        Route("/v1/responses", _Endpoint(core, reader, ResponsesRequest, ResponsesWriter()), methods=["POST"]),
         Route("/v1/models", listings.models),
         Route("/v1/models/{name:path}", listings.model),
         Route("/health", listings.health),
@@ -60,6 +63,15 @@ def create_app(core: Generator, limits: GatewayLimits, guard: Guard) -> Starlett
         routes=guarded(routes, guard, core.quotas),
         exception_handlers={HTTPException: _http_exception, Exception: _unexpected},
     )
+
+
+def for_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Lets web pages of these origins call, and read refusals too. A page sends its key as a header, so a browser never
+    adds a credential by itself.
+    """
+    if not origins:
+        return app
+    return CORSMiddleware(app, origins, ("GET", "POST"), allow_headers=("*",), expose_headers=("*",))
 
 
 class Writer(Protocol):
@@ -79,14 +91,15 @@ class _Endpoint:
     """An endpoint that generates. It is an ASGI application, so that it decides when an answer begins."""
 
     core: Generator
-    limits: GatewayLimits
+    reader: BodyReader
     kind: type[GenerationBody]
     writer: Writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         try:
-            body = parse(self.kind, await read_body(request, self.limits))
+            body = await self.reader.read(self.kind, request)
+            send = with_headers(send, lambda: ignored_header(body.ignored))
             answering, about = self._answering(body, request), {"tenant": tenant_of(request).name}
             if body.stream:
                 paced = tenant_of(request).pacing == tenants_pb2.PACING_CONSTANT

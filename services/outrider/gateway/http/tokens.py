@@ -10,16 +10,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.gateway.config import GatewayLimits
 from outrider.gateway.generation.context_length import check_len
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.requests import ChatPrompt, TextPrompt
-from outrider.gateway.http.access import tenant_of
+from outrider.gateway.http.access import ignored_header, tenant_of
 from outrider.gateway.http.errors import HttpError, from_outrider
 from outrider.gateway.http.openai.messages import message
-from outrider.gateway.http.openai.schemas import Body, parse
+from outrider.gateway.http.openai.schemas import Body, Ints
 from outrider.gateway.http.openai.tools import tool_use
-from outrider.gateway.http.reading import read_body
+from outrider.gateway.http.reading import BodyReader
 from outrider.gateway.tenants.auth import check_model, may_ask
 from outrider.gateway.tenants.quotas import prompt_tokens_of
 from outrider.gateway.tokenizer.catalog import Model
@@ -72,7 +71,7 @@ class TokenizeRequest(_Body):
 
 
 class DetokenizeRequest(_Body):
-    tokens: list[int]
+    tokens: Ints
 
     @property
     def num_tokens(self) -> float:
@@ -86,7 +85,7 @@ _Answer = tuple[int, dict[str, Any]]
 @dataclass(frozen=True, slots=True)
 class TokenEndpoints:
     core: Generator
-    limits: GatewayLimits
+    reader: BodyReader
 
     async def tokenize(self, request: Request) -> Response:
         return await self._answer(request, TokenizeRequest, self._tokenized)
@@ -102,13 +101,15 @@ class TokenEndpoints:
     ) -> Response:
         """`work`: returns the number of tokens, which the tenant is charged for, and the answer."""
         try:
-            body = parse(kind, await read_body(request, self.limits))
+            body = await self.reader.read(kind, request)
             tenant = tenant_of(request)
             threads = self.core.threads.of(tenant.name)
             async with self.core.reading(tenant, body.num_tokens) as charge:
                 num_tokens, answer = await work(body, await self._model(request, body.model), threads)
                 charge.ended(num_tokens, 0)
-                return JSONResponse(answer)
+                response = JSONResponse(answer)
+                response.raw_headers.extend(ignored_header(body.ignored))
+                return response
         except HttpError as error:
             return error.response()
         except OutriderError as error:

@@ -15,8 +15,9 @@ from outrider.errors import InvalidRequest
 from outrider.gateway.fields import ignore_unknown
 from outrider.gateway.generation.requests import MAX_MESSAGES, ChatPrompt, Prompt
 from outrider.gateway.http.errors import unsupported
+from outrider.gateway.http.openai.foreign import UNSERVED
 from outrider.gateway.http.openai.messages import message
-from outrider.gateway.http.openai.schemas import UNSERVED_OF_VLLM, MessageBody
+from outrider.gateway.http.openai.schemas import Int, MessageBody
 from outrider.gateway.http.openai.tools import tool_use
 from outrider.gateway.tools.structured import Structured, from_response_format
 from outrider.gateway.tools.tools import ToolUse
@@ -35,7 +36,7 @@ _NEVER_INCLUDED = (
 
 
 class ResponsesRequest(MessageBody):
-    unserved: ClassVar[dict[str, tuple[Any, ...]]] = UNSERVED_OF_VLLM | {
+    unserved: ClassVar[dict[str, tuple[Any, ...]]] = UNSERVED | {
         "background": (False,),
         "background_options": (),
         "access_programs": (),
@@ -51,14 +52,14 @@ class ResponsesRequest(MessageBody):
         "response_format": (),
         "top_logprobs": (0,),
     }
-    default_max_tokens: ClassVar[int | None] = None
+    max_tokens_by_default: ClassVar[int | None] = None
 
     input: Any
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Int | None = None
     text: Any = None
     include: list[str] | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Int | None = None
     """Of OpenAI's own tools, which are not served."""
     truncation: Literal["auto", "disabled"] | None = None
     """With both, an input that does not fit is refused."""
@@ -66,7 +67,7 @@ class ResponsesRequest(MessageBody):
     client_metadata: dict[str, Any] | None = None
 
     @property
-    def token_limit(self) -> int | None:
+    def asked_tokens(self) -> int | None:
         return self.max_output_tokens
 
     @property

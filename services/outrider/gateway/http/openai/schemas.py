@@ -1,8 +1,9 @@
 """Request bodies of the OpenAI-compatible endpoints, and their conversion.
 
 An option that is not served is refused by name, unless its value asks for what happens anyway (`n: 1`,
-`logprobs: false`). An unknown field is an error. Only options without effect on the answer, by OpenAI's definition or
-with the models that are served here, are ignored silently.
+`logprobs: false`). Only options without effect on the answer, by OpenAI's definition, with the models that are served
+here, or by that of another server (`foreign`), are ignored silently. An unknown field is an error, unless the gateway
+ignores those: then the answer says so.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError
 from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest
-from outrider.gateway.fields import ignore_unknown
+from outrider.gateway.fields import ignored_of
 from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.generation.requests import (
     MAX_CHOICES,
@@ -32,6 +33,7 @@ from outrider.gateway.generation.requests import (
     numbered,
 )
 from outrider.gateway.http.errors import HttpError, from_outrider, unsupported
+from outrider.gateway.http.openai.foreign import HARMLESS_NAMES, UNSERVED, check_ollama, thinking_type
 from outrider.gateway.http.openai.messages import message, prediction
 from outrider.gateway.http.openai.tools import function_use, tool_use
 from outrider.gateway.tools.structured import (
@@ -47,26 +49,12 @@ from outrider.gateway.tools.tools import MAX_TOOLS, ToolUse
 from outrider.options.logits import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 
-# Options of OpenAI's API and of vLLM's that are not served, with the values that are accepted: they change nothing.
-UNSERVED_OF_VLLM: dict[str, tuple[Any, ...]] = {
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "length_penalty": (1,),
-    "priority": (0,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-}
-_UNSERVED_COMPLETION = UNSERVED_OF_VLLM | {
+# Options of OpenAI's API that are not served, with the values that are accepted: they change nothing.
+_UNSERVED_COMPLETION = UNSERVED | {
     "add_special_tokens": (True,),
     "suffix": ("",),
 }
-_UNSERVED_CHAT = UNSERVED_OF_VLLM | {
+_UNSERVED_CHAT = UNSERVED | {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),
     "audio": (),
@@ -96,11 +84,24 @@ _MAX_ENTRIES = {
 }
 
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_REASONING = ("effort", "summary", "generate_summary")
+_REASONING = ("effort", "summary", "generate_summary", "enabled")
 
 # vLLM's other values for the defaults.
 _ALL = -1
 _ANY_SEED = -1
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _all_whole(values: Any) -> Any:
+    return [_whole(each) for each in values] if isinstance(values, list) and float in set(map(type, values)) else values
+
+
+# Encoders of languages that know one kind of number write 2.0. In JSON that is the integer 2.
+Int = Annotated[int, BeforeValidator(_whole)]
+Ints = Annotated[list[int], BeforeValidator(_all_whole)]
 
 
 class StreamOptions(BaseModel):
@@ -119,34 +120,41 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     unserved: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Options of the OpenAI API that are not served, with the values that are accepted: they change nothing."""
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def ignored(self) -> list[str]:
+        """What was sent and is not looked at, for the header of the answer."""
+        return self._ignored
 
 
 class GenerationBody(Body):
     """Fields of all endpoints that generate. None means the default."""
 
-    default_max_tokens: ClassVar[int | None]
+    max_tokens_by_default: ClassVar[int | None]
+    """Most output tokens where the client gives no number; None: what the context holds."""
 
     model: str
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: Int | None = None
     min_p: float | None = None
-    seed: int | None = None
-    max_tokens: int | None = None
+    seed: Int | None = None
+    max_tokens: Int | None = None
     stop: Any = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Ints | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
+    n: Int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Ints | None = None
     bad_words: list[str] | None = None
-    min_tokens: int | None = None
+    min_tokens: Int | None = None
     response_format: Any = None
     prediction: Any = None
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Int | None = None
     structured_outputs: Any = None
     # vLLM's older names.
     guided_json: Any = None
@@ -154,9 +162,9 @@ class GenerationBody(Body):
     guided_choice: Any = None
     guided_grammar: Any = None
     speculation: Literal["auto", "on", "off"] | None = None
-    max_draft_tokens: int | None = None
+    max_draft_tokens: Int | None = None
     # vLLM's names for the two above.
-    num_speculative_tokens: int | None = None
+    num_speculative_tokens: Int | None = None
     disable_spec_decode: bool | None = None
     include_metrics: bool | None = None
     receipt: bool | None = None
@@ -174,10 +182,23 @@ class GenerationBody(Body):
     service_tier: str | None = None
     # vLLM's; the answer's id is the gateway's own.
     request_id: str | None = None
+    # Ollama's, of how it loads a model.
+    options: dict[str, Any] | None = None
+    # GLM's: false is greedy.
+    do_sample: bool | None = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """As the client gave it."""
+        return self.max_tokens
 
     @property
     def token_limit(self) -> int | None:
-        return self.max_tokens
+        return None if self.asked_tokens == _ALL else self.asked_tokens
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        return None if self.asked_tokens == _ALL else self.max_tokens_by_default
 
     @property
     def field_names(self) -> dict[str, str]:
@@ -196,8 +217,9 @@ class GenerationBody(Body):
 
     def generations(self) -> list[list[Generation]]:
         """By prompt, one for each answer. Raises InvalidRequest or HttpError, naming the field."""
-        if self.stream_options is not None:
-            self._check_stream_options(self.stream_options)
+        if self.stream and self.stream_options is not None and self.stream_options.include_obfuscation:
+            raise unsupported("stream_options.include_obfuscation", "chunks are not padded here")
+        check_ollama(self.options)
         if not 1 <= self.num_choices <= MAX_CHOICES:
             raise InvalidRequest("n", f"{self.num_choices} is not allowed; it has to be from 1 to {MAX_CHOICES}")
         if self.stream and self.prompt_logprobs is not None:
@@ -209,12 +231,6 @@ class GenerationBody(Body):
             [Generation(self.model, prompt, each, predicted) for each in numbered(options, self.num_answers)]
             for prompt in prompts
         ]
-
-    def _check_stream_options(self, options: StreamOptions) -> None:
-        if not self.stream:
-            raise InvalidRequest("stream_options", "is only allowed with stream: true")
-        if options.include_obfuscation:
-            raise unsupported("stream_options.include_obfuscation", "chunks are not padded here")
 
     def _speculation(self) -> SpeculationChoice:
         if self.disable_spec_decode and self.speculation == "on":
@@ -232,7 +248,7 @@ class GenerationBody(Body):
 
     def _options(self) -> Options:
         return Options(
-            temperature=1.0 if self.temperature is None else self.temperature,
+            temperature=0.0 if self.do_sample is False else 1.0 if self.temperature is None else self.temperature,
             top_k=0 if self.top_k in (None, _ALL) else self.top_k,
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
@@ -290,13 +306,13 @@ class GenerationBody(Body):
 
 class CompletionRequest(GenerationBody):
     unserved: ClassVar[dict[str, tuple[Any, ...]]] = _UNSERVED_COMPLETION
-    default_max_tokens: ClassVar[int | None] = 16
+    max_tokens_by_default: ClassVar[int | None] = 16
     """As OpenAI documents it."""
 
     prompt: Any
-    best_of: int | None = None
+    best_of: Int | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Int | None = None
 
     @property
     def num_answers(self) -> int:
@@ -344,21 +360,42 @@ class MessageBody(GenerationBody):
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
     """Chats may have it too, as with OpenRouter."""
+    # The same of DashScope, of Ollama, and of Anthropic, DeepSeek and GLM.
+    enable_thinking: bool | None = None
+    think: bool | str | None = None
+    thinking: dict[str, Any] | None = None
 
     @property
     def effort(self) -> str | None:
         """How much the model shall reason; None: its default. Raises InvalidRequest."""
+        if isinstance(self.think, str):
+            return _effort("think", self.think)
         if self.reasoning is None:
             return None
-        ignore_unknown("reasoning", self.reasoning, _REASONING)
         return _effort("reasoning.effort", self.reasoning.get("effort"))
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model shall reason; None: its default. Raises InvalidRequest."""
+        if self.enable_thinking is not None:
+            return self.enable_thinking
+        if isinstance(self.think, bool):
+            return self.think
+        if self.thinking is not None:
+            return thinking_type("thinking", self.thinking)
+        if isinstance(found := (self.reasoning or {}).get("enabled"), bool | None):
+            return found
+        raise InvalidRequest("reasoning.enabled", "has to be true or false")
 
     def _template_variables(self) -> dict[str, Any]:
         """In the names of reasoning models' templates; other templates do not read them."""
-        effort = self.effort
-        if effort is None:
-            return {}
-        return {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+        self._ignored += ignored_of("reasoning", self.reasoning or {}, _REASONING)
+        self._ignored += ignored_of("thinking", self.thinking or {}, ("type",))
+        effort, thinks = self.effort, self.thinks
+        if effort == "none":
+            thinks = False
+        switch = {} if thinks is None else {"enable_thinking": thinks}
+        return switch | ({} if effort in (None, "none") else {"reasoning_effort": effort})
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
@@ -372,12 +409,12 @@ class MessageBody(GenerationBody):
 
 class ChatRequest(MessageBody):
     unserved: ClassVar[dict[str, tuple[Any, ...]]] = _UNSERVED_CHAT
-    default_max_tokens: ClassVar[int | None] = None
+    max_tokens_by_default: ClassVar[int | None] = None
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Int | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
@@ -402,7 +439,7 @@ class ChatRequest(MessageBody):
         return super().effort if asked is None else asked
 
     @property
-    def token_limit(self) -> int | None:
+    def asked_tokens(self) -> int | None:
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise InvalidRequest("max_completion_tokens", "differs from max_tokens; give one of them")
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
@@ -428,17 +465,19 @@ class ChatRequest(MessageBody):
 Parsed = TypeVar("Parsed", bound=Body)
 
 
-def parse(kind: type[Parsed], body: bytes) -> Parsed:
-    """Raises HttpError, naming the field at fault."""
+def parse(kind: type[Parsed], body: bytes, *, ignores: bool = False) -> Parsed:
+    """`ignores`: whether unknown fields are ignored. Raises HttpError, naming the field at fault."""
     # As encoders write a field that was not given, of another server too.
     fields = {name: value for name, value in _json_object(body).items() if value is not None}
-    _refuse_unserved(fields, kind.unserved, where="")
-    _refuse_unbounded(fields, kind)
-    served = {name: value for name, value in fields.items() if name not in kind.unserved}
+    _refuse_unserved(fields, kind.unserved)
+    ignored = _unknown_fields(fields, kind, ignores=ignores)
+    _refuse_unbounded(fields)
     try:
-        return kind.model_validate(served)
+        parsed = kind.model_validate({name: fields[name] for name in fields if name in kind.model_fields})
     except ValidationError as error:
         raise _first(error) from error
+    parsed.ignored.extend(ignored)
+    return parsed
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -452,16 +491,25 @@ def _json_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _refuse_unserved(fields: dict[str, Any], unserved: dict[str, tuple[Any, ...]], where: str) -> None:
+def _refuse_unserved(fields: dict[str, Any], unserved: dict[str, tuple[Any, ...]]) -> None:
     for name, value in fields.items():
-        if name in unserved and value is not None and not any(_same(value, fine) for fine in unserved[name]):
-            raise unsupported(f"{where}{name}", "is not supported")
+        if name in unserved and not any(_same(value, fine) for fine in unserved[name]):
+            raise unsupported(name, "is not supported")
 
 
-def _refuse_unbounded(fields: dict[str, Any], kind: type[Body]) -> None:
+def _unknown_fields(fields: dict[str, Any], kind: type[Body], *, ignores: bool) -> list[str]:
+    known = (*kind.model_fields, *kind.unserved)
+    unknown = [name for name in fields if name not in known and name not in HARMLESS_NAMES]
+    if unknown and not ignores:
+        raise _unknown(unknown[0])
+    try:
+        return ignored_of("", unknown, known)
+    except InvalidRequest as error:
+        raise from_outrider(error) from error
+
+
+def _refuse_unbounded(fields: dict[str, Any]) -> None:
     for name, value in fields.items():
-        if name not in kind.model_fields and name not in kind.unserved:
-            raise _unknown(name)
         if isinstance(value, list | dict) and len(value) > _MAX_ENTRIES.get(name, len(value)):
             raise from_outrider(InvalidRequest(name, f"{len(value)} entries; at most {_MAX_ENTRIES[name]} are allowed"))
 
@@ -495,7 +543,7 @@ def _path(location: tuple[int | str, ...]) -> str:
 def _prompt(where: str, prompt: Any) -> Prompt:
     if isinstance(prompt, str):
         return TextPrompt(prompt, where)
-    if isinstance(prompt, list) and set(map(type, prompt)) <= {int}:
+    if isinstance(prompt, list) and set(map(type, prompt := _all_whole(prompt))) <= {int}:
         return TokenPrompt(prompt, where)
     raise InvalidRequest(where, "has to be a string or a list of token ids")
 
@@ -508,6 +556,7 @@ def _effort(where: str, given: str | None) -> str | None:
 
 def _token_id(where: str, name: str) -> int:
     """JSON has no keys but strings."""
+    name = name.removesuffix(".0")
     if not (name.isascii() and name.isdigit() and len(name) <= 10):
         raise InvalidRequest(where, "its keys have to be token ids")
     return int(name)

@@ -1,0 +1,295 @@
+"""What browsers, languages with one kind of number, and clients of other servers send."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from outrider.gateway.config import GatewayLimits, HttpOptions, UnknownFields
+from outrider.gateway.http.openai.foreign import HARMLESS_NAMES
+from outrider.gateway.http.openai.schemas import Body, Int, Ints
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.access.roles import ROUTES
+
+from tests.integration.gateway.conftest import OpenGateway
+from tests.integration.gateway.scripted_router import (
+    CONTEXT,
+    MODEL,
+    ScriptedRouter,
+    routing,
+    saying,
+    tiny_tokenizer_bytes,
+)
+from tests.integration.gateway.test_tools import prompt_of
+
+ORIGIN = "https://chat.example.com"
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hm?"}]}
+TEXT: dict[str, Any] = {"model": MODEL, "prompt": "a"}
+IGNORED = "x-outrider-ignored"
+SHOWS = "{{ messages[0].content }} {{ enable_thinking }} {{ reasoning_effort }}"
+
+
+@pytest.fixture
+def serve(gateway: OpenGateway) -> Any:
+    @asynccontextmanager
+    async def served(
+        *, limits: GatewayLimits | None = None, template: str = "", **options: Any
+    ) -> AsyncIterator[tuple[httpx.AsyncClient, ScriptedRouter]]:
+        router = ScriptedRouter(saying([40, 41, 2]), tokenizer=tiny_tokenizer_bytes(template))
+        async with (
+            routing(router) as address,
+            gateway(address, limits=limits, http=HttpOptions(**options)) as running,
+            httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=60) as client,
+        ):
+            yield client, router
+
+    return served
+
+
+async def answered(client: httpx.AsyncClient, fields: dict[str, Any], path: str = "/v1/completions") -> httpx.Response:
+    answer = await client.post(path, json=fields)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+# Browsers
+
+
+@pytest.mark.parametrize("route", sorted(ROUTES))
+async def test_a_page_may_ask_every_route_before_it_calls(serve: Any, route: str) -> None:
+    asked = {"origin": ORIGIN, "access-control-request-headers": "authorization,content-type,x-stainless-os"}
+    async with serve(cors_origins=(ORIGIN,)) as (client, _):
+        for method in ("GET", "POST"):
+            headers = asked | {"access-control-request-method": method}
+            answer = await client.request("OPTIONS", route.replace("{name:path}", MODEL), headers=headers)
+            assert answer.status_code == 200
+            assert answer.headers["access-control-allow-origin"] == ORIGIN
+            assert method in answer.headers["access-control-allow-methods"]
+            assert "x-stainless-os" in answer.headers["access-control-allow-headers"]
+        stranger = await client.request("OPTIONS", route, headers=headers | {"origin": "https://other.example.com"})
+        assert "access-control-allow-origin" not in stranger.headers
+
+
+async def test_a_page_reads_answers_streams_and_refusals(serve: Any) -> None:
+    async with serve(cors_origins=(ORIGIN, "http://localhost:3000")) as (client, _):
+        client.headers["origin"] = ORIGIN
+        answers = [
+            await answered(client, TEXT),
+            await answered(client, TEXT | {"stream": True}),
+            await client.post("/v1/completions", json={"model": "nobody", "prompt": "a"}),
+            await client.post("/v1/completions", content=b"{", headers={"content-type": "text/plain"}),
+            await client.get("/v1/completions"),
+            await client.get("/nowhere"),
+        ]
+        for answer in answers:
+            assert answer.headers["access-control-allow-origin"] == ORIGIN, answer.status_code
+            assert answer.headers["access-control-expose-headers"] == "*"
+    assert [answer.status_code for answer in answers] == [200, 200, 404, 415, 405, 404]
+
+
+async def test_no_page_may_ask_by_default(serve: Any) -> None:
+    async with serve() as (client, _):
+        client.headers["origin"] = ORIGIN
+        answer = await answered(client, TEXT)
+        asked = await client.options("/v1/completions", headers={"access-control-request-method": "POST"})
+    assert asked.status_code == 405
+    for one in (answer, asked):
+        assert not [name for name in one.headers if name.startswith("access-control")]
+
+
+# Numbers
+
+
+async def test_an_integer_may_be_written_as_a_float(serve: Any) -> None:
+    floats = {"max_tokens": 2.0, "top_k": 5.0, "seed": 7.0, "n": 1.0, "stop_token_ids": [9.0, 8], "min_tokens": 1.0}
+    masks = {"logit_bias": {"40.0": 1, "41": 2.0}, "allowed_token_ids": [40.0, 41.0, 2]}
+    async with serve() as (client, router):
+        await answered(client, TEXT | floats | masks | {"prompt": [40.0, 41], "max_draft_tokens": 3.0})
+        await answered(client, CHAT | {"max_completion_tokens": 2.0, "logprobs": False}, "/v1/chat/completions")
+        await answered(client, {"model": MODEL, "input": "a", "max_output_tokens": 2.0}, "/v1/responses")
+        tokens = await answered(client, {"tokens": [40.0, 41]}, "/detokenize")
+        for field, value in {"max_tokens": 2.5, "stop_token_ids": [1.5], "top_k": "5", "prompt": [1.5]}.items():
+            refused = await client.post("/v1/completions", json=TEXT | {field: value})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"].startswith(field)
+    asked = router.requests[0]
+    assert list(asked.prompt_token_ids) == [40, 41]
+    assert (asked.stopping.max_new_tokens, asked.sampling.top_k, asked.sampling.seed) == (2, 5, 7)
+    assert {8, 9} <= set(asked.stopping.stop_token_ids)
+    assert dict(zip(asked.logits.bias_token_ids, asked.logits.biases, strict=True)) == {40: 1, 41: 2}
+    assert sorted(asked.logits.allowed_token_ids) == [2, 40, 41]
+    assert [each.stopping.max_new_tokens for each in router.requests[1:]] == [2, 2]
+    assert tokens.json()["prompt"]
+
+
+def _bodies(kind: type[Body]) -> list[type[Body]]:
+    return [kind, *(below for each in kind.__subclasses__() for below in _bodies(each))]
+
+
+@pytest.mark.parametrize("kind", _bodies(Body))
+def test_no_field_of_a_body_takes_only_integers_without_a_point(kind: type[Body]) -> None:
+    plain = {name for name, hint in kind.__annotations__.items() if str(hint).startswith(("int", "list[int]"))}
+    assert not plain, f"to be {Int} or {Ints}"
+
+
+async def test_a_limit_of_minus_one_is_what_the_context_holds(serve: Any) -> None:
+    async with serve() as (client, router):
+        await answered(client, TEXT | {"max_tokens": -1})
+        await answered(client, CHAT | {"max_completion_tokens": -1}, "/v1/chat/completions")
+        await answered(client, {"model": MODEL, "input": "a", "max_output_tokens": -1}, "/v1/responses")
+        assert (await client.post("/v1/completions", json=TEXT | {"max_tokens": -2})).status_code == 400
+    for asked in router.requests:
+        assert asked.stopping.max_new_tokens == CONTEXT - len(asked.prompt_token_ids)
+
+
+# Fields
+
+
+async def test_what_other_servers_have_and_changes_nothing_is_taken(serve: Any) -> None:
+    ollama = {"num_ctx": 4096, "num_gpu": 1}
+    async with serve() as (client, _):
+        for fields in (
+            dict.fromkeys(HARMLESS_NAMES, "x"),
+            {"repeat_penalty": 1.0, "mirostat": 0, "enable_search": False, "top_a": 0, "options": ollama},
+        ):
+            answer = await answered(client, CHAT | fields, "/v1/chat/completions")
+            assert IGNORED not in answer.headers
+            await answered(client, TEXT | fields)
+            await answered(client, {"model": MODEL, "input": "a"} | fields, "/v1/responses")
+
+
+@pytest.mark.parametrize("unknown", UnknownFields)
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"repeat_penalty": 1.1}, "repeat_penalty"),
+        ({"enable_search": True}, "enable_search"),
+        ({"n_predict": 5}, "n_predict"),
+        ({"options": {"temperature": 0}}, "options.temperature"),
+        ({"temprature": 0}, "temprature"),
+        ({"suffix": "x"}, "suffix"),
+    ],
+)
+async def test_what_would_change_the_text_is_never_ignored(
+    serve: Any, unknown: UnknownFields, fields: dict[str, Any], param: str
+) -> None:
+    async with serve(unknown_fields=unknown) as (client, _):
+        answer = await client.post("/v1/completions", json=TEXT | fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_the_answer_says_what_was_ignored(serve: Any) -> None:
+    strange = {"my_field": 1, "zwei\r\nx: y,": [2]}
+    async with serve(unknown_fields=UnknownFields.IGNORE) as (client, _):
+        whole = await answered(client, TEXT | strange)
+        streamed = await answered(client, TEXT | strange | {"stream": True})
+        tokens = await answered(client, {"prompt": "a", "my_field": 1}, "/tokenize")
+        refused = await client.post("/v1/completions", json=TEXT | strange | {"model": "nobody"})
+        many = await client.post("/v1/completions", json=TEXT | {f"field{i}": 1 for i in range(100)})
+    for answer in (whole, streamed, refused):
+        assert answer.headers[IGNORED] == "my_field, zwei%0D%0Ax%3A%20y%2C"
+    assert tokens.headers[IGNORED] == "my_field"
+    assert many.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"enable_thinking": False}, "False "),
+        ({"thinking": {"type": "disabled"}}, "False "),
+        ({"thinking": {"type": "enabled", "budget_tokens": 64}}, "True "),
+        ({"think": True}, "True "),
+        ({"think": "high"}, " high"),
+        ({"reasoning": {"enabled": False}}, "False "),
+        ({"reasoning": {"effort": "low", "enabled": True}}, "True low"),
+    ],
+)
+async def test_the_switches_of_reasoning_reach_the_template(
+    serve: Any, tokenizer: ModelTokenizer, fields: dict[str, Any], shown: str
+) -> None:
+    async with serve(template=SHOWS) as (client, router):
+        await answered(client, CHAT | fields, "/v1/chat/completions")
+    assert prompt_of(router.requests[0], tokenizer) == f"Hm? {shown}"
+
+
+async def test_a_budget_of_reasoning_is_not_kept_and_the_answer_says_so(serve: Any) -> None:
+    async with serve() as (client, _):
+        thinking = await answered(
+            client, CHAT | {"thinking": {"type": "enabled", "budget_tokens": 64}}, "/v1/chat/completions"
+        )
+        reasoning = await answered(client, CHAT | {"reasoning": {"max_tokens": 64}}, "/v1/chat/completions")
+    assert (thinking.headers[IGNORED], reasoning.headers[IGNORED]) == ("thinking.budget_tokens", "reasoning.max_tokens")
+
+
+async def test_do_sample_false_is_greedy(serve: Any) -> None:
+    async with serve() as (client, router):
+        await answered(client, TEXT | {"do_sample": False, "temperature": 0.7})
+    assert router.requests[0].sampling.temperature == 0
+
+
+async def test_stream_options_without_a_stream_have_no_effect(serve: Any) -> None:
+    async with serve() as (client, _):
+        for stream in ({}, {"stream": False}):
+            options = {"include_usage": True, "include_obfuscation": True}
+            answer = await answered(client, TEXT | {"stream_options": options} | stream)
+            assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+# Packed bodies
+
+PACKED = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "GZIP": gzip.compress,
+    "identity": bytes,
+    "": bytes,
+}
+
+
+@pytest.mark.parametrize("coding", PACKED)
+async def test_a_packed_body_is_unpacked(serve: Any, coding: str) -> None:
+    body = PACKED[coding](json.dumps(TEXT | {"max_tokens": 2}).encode())
+    headers = {"content-type": "application/json", "content-encoding": coding}
+    async with serve() as (client, router):
+        answer = await client.post("/v1/completions", content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert router.requests[0].stopping.max_new_tokens == 2
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "gzip, gzip", "compress"])
+async def test_another_coding_is_refused_with_those_that_are_read(serve: Any, coding: str) -> None:
+    headers = {"content-type": "application/json", "content-encoding": coding}
+    async with serve() as (client, _):
+        answer = await client.post("/v1/completions", content=b"x", headers=headers)
+    assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip, deflate")
+    assert answer.json()["error"]["param"] == "Content-Encoding"
+
+
+async def test_a_body_that_unpacks_without_end_is_a_413_that_takes_no_memory(serve: Any) -> None:
+    packing = zlib.compressobj(wbits=31)
+    bomb = b"".join(packing.compress(bytes(1 << 20)) for _ in range(128)) + packing.flush()
+    assert len(bomb) < 1 << 18
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    async with serve(limits=GatewayLimits(max_body_bytes=1 << 20)) as (client, _):
+        tracemalloc.start()
+        answer = await client.post("/v1/completions", content=bomb, headers=headers)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert answer.status_code == 413
+    assert most < 16 << 20
+
+
+@pytest.mark.parametrize("cut", [b"\x1f\x8b", gzip.compress(b"{}")[:-3], gzip.compress(b"{}") * 2, b"{}"])
+async def test_a_body_that_is_not_what_it_says_is_a_400(serve: Any, cut: bytes) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    async with serve() as (client, _):
+        answer = await client.post("/v1/completions", content=cut, headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Encoding")
