@@ -83,7 +83,7 @@ async def test_text_chat_and_tokens_all_reach_the_router(
     prompts = [list(request.prompt_token_ids) for request in router.requests]
     assert prompts == [
         tokenizer.encode("hi"),
-        tokenizer.encode_chat([{"role": "user", "content": "hi"}]),
+        tokenizer.encode_plain(tokenizer.rendering("", [{"role": "user", "content": "hi"}]).result()),
         [9, 8],
     ]
 

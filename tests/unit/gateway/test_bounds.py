@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens, max_bytes_per_token
-from outrider.gateway.tokenizer.template import ChatTemplate
+from outrider.gateway.tokenizer.rendering import BoundedTemplate
 from outrider.testing.tiny import tiny_tokenizer
 from outrider.token_bytes import TokenBytes
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -109,7 +109,7 @@ def test_a_text_is_refused_by_its_length_only_when_that_is_certain() -> None:
     tokens = TokenBytes.of_tokenizer(tiny.backend_tokenizer)
     most = bound(tiny.backend_tokenizer)
     assert most is not None
-    tokenizer = ModelTokenizer((), tokens, tiny.backend_tokenizer, ChatTemplate({}, {}), most)
+    tokenizer = ModelTokenizer((), tokens, tiny.backend_tokenizer, BoundedTemplate({}, {}), most)
     tokenizer.check_len("a" * 5 * most, 5)
     with pytest.raises(TooManyTokens) as caught:
         tokenizer.check_len("a" * 5 * most + "a", 5)

@@ -82,6 +82,10 @@ def outcome(render: Any, *arguments: Any, **more: Any) -> str:
         return f"refused: {str(error).rpartition(': ')[2]}"
 
 
+def bounded(ours: ModelTokenizer, chat: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+    return ours.template.submit("", lambda render: render(chat, tools)).result()
+
+
 @cache
 def shipped() -> Path:
     return resolve("smollm2-135m-instruct")
@@ -107,10 +111,10 @@ def test_200_random_chats_are_the_same_text_and_tokens_as_with_transformers(sour
         draw = random.Random(seed)
         chat, tools = random_chat(draw), draw.choice([None, [TOOL]])
         want = outcome(theirs.apply_chat_template, chat, tools=tools, tokenize=False, add_generation_prompt=True)
-        assert outcome(ours.template.render, chat, tools) == want
+        assert outcome(bounded, ours, chat, tools) == want
         refused += want.startswith("refused")
         if tools is None and not want.startswith("refused"):
-            assert ours.encode_chat(chat) == theirs(want, add_special_tokens=False).input_ids
+            assert ours.encode_plain(bounded(ours, chat, None)) == theirs(want, add_special_tokens=False).input_ids
     assert refused < 100
 
 

@@ -505,9 +505,11 @@ async def _tokenise(model: Model, generation: Generation, threads: TenantThreads
                 # Checked here too, and not only in the thread, so that a refusal need not wait for its turn.
                 tokenizer.check_len(text, room)
                 ids = await threads.run(len(text), lambda: tokenizer.encode(text, room))
-            case ChatPrompt(messages, tools=use, variables=variables) as chat:
+            case ChatPrompt(messages, tools=use, variables=variables):
                 tools = () if use is None else use.definitions
-                ids = await threads.run(chat.num_chars, lambda: tokenizer.encode_chat(messages, room, tools, variables))
+                text = await threads.rendered(tokenizer.rendering, messages, tools, variables)
+                tokenizer.check_len(text, room)
+                ids = await threads.run(len(text), lambda: tokenizer.encode_plain(text, room))
     except TemplateError as error:
         raise InvalidRequest(where, str(error)) from error
     except TooManyTokens as error:

@@ -129,19 +129,19 @@ class TokenEndpoints:
         prompt, tokenizer, most = body.to_prompt(), model.tokenizer, model.max_context_len
 
         def encoded() -> tuple[list[int], list[str] | None]:
-            if isinstance(prompt, TextPrompt):
-                encode = tokenizer.encode if body.add_special_tokens else tokenizer.encode_plain
-                ids = encode(prompt.text, most)
-            else:
-                tools = () if prompt.tools is None else prompt.tools.definitions
-                opens = body.add_generation_prompt
-                ids = tokenizer.encode_chat(prompt.messages, most, tools, prompt.variables, opens=opens)
+            ids = encode(text, most)
             check_len(model, prompt.field, len(ids))
             return ids, [tokenizer.spell(token_id) for token_id in ids] if body.return_token_strs else None
 
-        num_chars = len(prompt.text) if isinstance(prompt, TextPrompt) else prompt.num_chars
         try:
-            ids, spelled = await threads.run(num_chars, encoded)
+            if isinstance(prompt, TextPrompt):
+                text, encode = prompt.text, tokenizer.encode if body.add_special_tokens else tokenizer.encode_plain
+            else:
+                tools = () if prompt.tools is None else prompt.tools.definitions
+                rendering, opens = tokenizer.rendering, body.add_generation_prompt
+                text = await threads.rendered(rendering, prompt.messages, tools, prompt.variables, opens=opens)
+                encode = tokenizer.encode_plain
+            ids, spelled = await threads.run(len(text), encoded)
         except TemplateError as error:
             raise InvalidRequest("messages", str(error)) from error
         except TooManyTokens as error:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer
 
-from outrider.gateway.tokenizer.template import ChatTemplate, TemplateError
+from outrider.gateway.tokenizer.rendering import BoundedTemplate, Render, TemplateOutOfBounds, shared
+from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
 from outrider.gateway.tools.parsers.tool_calls import MARKERS, format_of
 from outrider.rpc.v1 import tokenizer_pb2
@@ -108,7 +110,7 @@ class ModelTokenizer:
     eos_token_ids: tuple[int, ...]
     token_bytes: TokenBytes
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: BoundedTemplate
     max_bytes_per_token: int | None = None
     """The most bytes of a prompt that become one token; None if unbounded."""
     marked_bytes: TokenBytes = field(default_factory=lambda: TokenBytes(()))
@@ -129,7 +131,7 @@ class ModelTokenizer:
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"tokenizer.json: {error}") from error
         token_bytes = TokenBytes.of_tokenizer(tokenizer)
-        template = ChatTemplate(dict(sent.chat_templates), json.loads(sent.template_variables or "{}"))
+        template = shared(dict(sent.chat_templates), json.loads(sent.template_variables or "{}"))
         return cls(
             eos_token_ids=tuple(sent.eos_token_ids),
             token_bytes=token_bytes,
@@ -183,40 +185,32 @@ class ModelTokenizer:
         """Token ids of a text without special tokens around it. Raises TooManyTokens."""
         return self._encode(text, max_tokens, add_special_tokens=False)
 
-    def encode_chat(
+    def rendering(
         self,
+        tenant: str,
         messages: Sequence[Mapping[str, Any]],
-        max_tokens: int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
         *,
         opens: bool = True,
-    ) -> list[int]:
-        """Token ids of a conversation, up to the opening of the assistant's turn unless that is not wanted (`opens`).
-        Raises TemplateError or TooManyTokens.
+    ) -> Future[str]:
+        """The text of a conversation, for `encode_plain`: up to the opening of the assistant's turn unless that is not
+        wanted (`opens`). For a template without tools, they become text. Its errors: TemplateError.
         """
-        # The template writes the special tokens itself.
-        text = self.render(messages, tools, variables, opens=opens)
-        return self._encode(text, max_tokens, add_special_tokens=False)
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] | None = None,
-        *,
-        opens: bool = True,
-    ) -> str:
-        """The text that `encode_chat` encodes. For a template without tools, they become text. Raises TemplateError."""
-        if "tools" not in self.template.text:
-            messages, tools = in_text(messages, tools), ()
-        try:
-            return self.template.render(messages, tools or None, variables, opens=opens)
-        except TemplateError:
-            whole = with_objects(messages)
-            if whole == list(messages):
+        def rendered(render: Render) -> str:
+            shown, tools_shown = (messages, tools) if "tools" in self.template.text else (in_text(messages, tools), ())
+            try:
+                return render(shown, tools_shown or None, variables, opens=opens)
+            except TemplateOutOfBounds:
                 raise
-            return self.template.render(whole, tools or None, variables, opens=opens)
+            except TemplateError:
+                whole = with_objects(shown)
+                if whole == list(shown):
+                    raise
+                return render(whole, tools_shown or None, variables, opens=opens)
+
+        return self.template.submit(tenant, rendered)
 
     def check_len(self, text: str, max_tokens: int) -> None:
         """Raises TooManyTokens if the length of `text` proves it. A text with a few tokens too many passes."""

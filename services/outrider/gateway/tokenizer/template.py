@@ -1,7 +1,7 @@
 """A model's chat template, rendered as transformers renders it, but without transformers.
 
 Templates have the same functions as in `transformers.utils.chat_template_utils`. They come from checkpoints, so they
-run in Jinja's sandbox.
+run in Jinja's sandbox, and in a gateway in a process of their own (`rendering`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from jinja2.utils import Namespace
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of a message's reasoning; templates read the first, some of them the second."""
+_MAX_ERROR_CHARS = 1000
 OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
 """Variables that no client may set."""
 
@@ -65,9 +66,11 @@ class ChatTemplate:
             )
         except TemplateError:
             raise
-        # A client's variable may be of any type, or hide one of the environment's functions.
-        except (JinjaError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            raise TemplateError(f"refused by the model's chat template: {error}") from error
+        except MemoryError:
+            raise
+        # A template may raise anything; so may a client's variable, which may be of any type.
+        except Exception as error:
+            raise TemplateError(f"refused by the model's chat template: {str(error)[:_MAX_ERROR_CHARS]}") from error
 
     def _template(self, wanted: str) -> Template:
         name = wanted if wanted in self.sources else "default"

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from outrider.runtime.turns import TenantTurns
 
@@ -17,6 +18,7 @@ SHORT_CHARS = 16_384
 """Longest short prompt: it takes some 10 ms."""
 
 Result = TypeVar("Result")
+P = ParamSpec("P")
 
 
 class TokenizerThreads:
@@ -47,3 +49,9 @@ class TenantThreads:
         """The result of `work` on a text of `num_chars`. If cancelled while it waits, `work` never runs."""
         turns = self.short if num_chars <= SHORT_CHARS else self.long
         return await asyncio.wrap_future(turns.submit(self.tenant, work))
+
+    async def rendered(
+        self, rendering: Callable[Concatenate[str, P], Future[str]], *what: P.args, **how: P.kwargs
+    ) -> str:
+        """What a model's `rendering` gives, in the tenant's turn at its template."""
+        return await asyncio.wrap_future(rendering(self.tenant, *what, **how))
