@@ -34,18 +34,25 @@ def digest(token_ids: Sequence[int]) -> str:
 
 
 def receipt_of(
-    request: router_pb2.RouteRequest, stop: Sequence[str], revisions: Sequence[str], draft_kinds: Sequence[str]
+    request: router_pb2.RouteRequest,
+    stop: Sequence[str],
+    revisions: Sequence[tuple[str, int]],
+    draft_kinds: Sequence[str],
 ) -> receipt_pb2.Receipt:
-    """`request`: the one that would continue the answer after its end, with all of its tokens."""
+    """`request`: the one that would continue the answer after its end, with all of its tokens. `revisions`: each with
+    the number of output tokens before its first.
+    """
     return receipt_pb2.Receipt(
         id=request.request_id,
         model=request.model,
-        model_revisions=revisions,
+        model_revisions=[revision for revision, _ in revisions],
+        revision_starts=[start for _, start in revisions],
         prompt_sha256=digest(request.prompt_token_ids),
         prompt_tokens=len(request.prompt_token_ids),
         output_sha256=digest(request.resume_token_ids),
         output_tokens=len(request.resume_token_ids),
-        resumed_tokens=request.num_resumed_by_client,
+        # The answer may have ended before the last of those that came.
+        resumed_tokens=min(request.num_resumed_by_client, len(request.resume_token_ids)),
         sampling=request.sampling,
         stopping=request.stopping,
         stop=stop,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -22,6 +22,8 @@ SPECULATION_MODES = {
     "off": router_pb2.SPECULATION_MODE_OFF,
 }
 
+MAX_DETOKENIZED = 65_536
+"""Tokens in one request."""
 OnChunk = Callable[[generation_pb2.StreamGenerateResponse], None]
 
 
@@ -93,6 +95,18 @@ class Gateway:
             return (await self._stub.GetReceiptKey(generation_pb2.GetReceiptKeyRequest())).pem
         except grpc.RpcError as error:
             raise self._refused(from_rpc_error(error)) from error
+
+    async def token_bytes(self, model: str, token_ids: Sequence[int], *, chat: bool) -> list[bytes]:
+        """The text of each token; `chat`: of an answer to one. Raises CommandError."""
+        found: list[bytes] = []
+        try:
+            for start in range(0, len(token_ids), MAX_DETOKENIZED):
+                some = token_ids[start : start + MAX_DETOKENIZED]
+                asked = generation_pb2.DetokenizeRequest(model=model, token_ids=some, chat=chat)
+                found += (await self._stub.Detokenize(asked, metadata=self._credential)).tokens
+        except grpc.RpcError as error:
+            raise self._refused(from_rpc_error(error)) from error
+        return found
 
     def _refused(self, error: OutriderError) -> CommandError:
         refused = CommandError.of(error, f"gateway at {self.address}")

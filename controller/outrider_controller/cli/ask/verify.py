@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import click
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from outrider.protocol.receipts import BadReceipt, checked, digest, public_key
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider.rpc.v1 import receipt_pb2, router_pb2
+from outrider.rpc.v1 import receipt_pb2, router_pb2, sequence_pb2
 
 from outrider_controller.cli.ask.client import Gateway, GatewayAnswer, apply_prompt
 from outrider_controller.cli.asking import NumberRange
@@ -23,6 +24,8 @@ from outrider_controller.cli.exits import CommandError
 _PIECE = 16
 """Tokens of the output that one request says again. All pieces of a text run together, each after those before it."""
 _AT_ONCE = 8
+_SHOWN = 24
+"""Bytes of the output that are quoted where it differs."""
 
 
 @click.command("verify")
@@ -49,29 +52,34 @@ def verify(
 
     A target of the receipt's revision generates the answer again with the receipt's sampling and seed, without
     drafts.
-    Every argument that is @FILE is read from that file. Without --output, the receipt's digest stands for the answer.
-    With token ids as --output, pieces of the answer are checked together, which takes less time.
+    Every argument that is @FILE is read from that file, byte for byte. Without --output, the receipt's digest stands
+    for the answer. With token ids as --output, pieces of the answer are checked together, which takes less time.
 
     Exit code 0 if all is equal. Exit code 1, and one line that names what differs, if the signature, a digest or a
     token differs, or if no target has the receipt's revision.
     """
-    asked = generation.GenerateRequest()
-    _apply(asked, _read(prompt), raw=raw, system=system)
-    said = None if output is None else _read(output)
+    said = None if output is None else _read("--output", output)
     pem = None if key is None else Path(key).read_bytes()
+    given_prompt = _Prompt(_read("--prompt", prompt), raw, system)
     try:
-        found = asyncio.run(_verify(grpc, _read(receipt), asked, said, pem, timeout))
+        found = asyncio.run(_verify(grpc, _read("RECEIPT", receipt), given_prompt, said, pem, timeout))
     except BadReceipt as error:
         raise CommandError(str(error), reason="BAD_RECEIPT") from None
-    [revision] = found.model_revisions
+    revision = ", then ".join(found.model_revisions) or "that is unknown"
     given = f" after {found.resumed_tokens} that came with the request" if found.resumed_tokens else ""
     drafts = ", ".join(found.draft_kinds) or "none"
     click.echo(f"equal: {found.output_tokens - found.resumed_tokens} tokens{given}")
     click.echo(f"{found.model} of revision {revision}; drafts in the answer: {drafts}, in the replay: none")
 
 
-def _read(argument: str) -> str:
-    return Path(argument[1:]).read_text() if argument.startswith("@") else argument
+def _read(name: str, argument: str) -> str:
+    if not argument.startswith("@"):
+        return argument
+    try:
+        # Not read_text: a model's carriage returns are part of its text.
+        return Path(argument[1:]).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{name}: {argument[1:]} is not UTF-8: {error}") from None
 
 
 def _ids(text: str) -> list[int] | None:
@@ -88,21 +96,33 @@ def _list(text: str) -> list[Any] | None:
     return found if isinstance(found, list) else None
 
 
-def _apply(request: generation.GenerateRequest, prompt: str, *, raw: bool, system: str) -> None:
-    messages = _list(prompt) or []
-    if (ids := _ids(prompt)) is not None:
-        request.tokens.token_ids.extend(ids)
-    elif messages and all(isinstance(each, dict) and isinstance(each.get("content"), str) for each in messages):
-        for each in messages:
-            request.chat.messages.add(role=str(each.get("role")), content=each["content"])
-    else:
-        apply_prompt(request, prompt, raw=raw, system=system)
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    text: str
+    raw: bool
+    system: str
+
+    def asked(self, sha256: str) -> generation.GenerateRequest:
+        """`sha256`: of its tokens. A text may look like a list of token ids, and then has another one."""
+        request, messages = generation.GenerateRequest(), _list(self.text) or []
+        if (ids := _ids(self.text)) is not None and digest(ids) == sha256:
+            request.tokens.token_ids.extend(ids)
+        elif not self.raw and messages and all(map(_is_message, messages)):
+            for each in messages:
+                request.chat.messages.add(role=str(each.get("role")), content=each["content"])
+        else:
+            apply_prompt(request, self.text, raw=self.raw, system=self.system)
+        return request
+
+
+def _is_message(given: Any) -> bool:
+    return isinstance(given, dict) and isinstance(given.get("content"), str)
 
 
 async def _verify(
     address: str,
     receipt: str,
-    asked: generation.GenerateRequest,
+    prompt: _Prompt,
     output: str | None,
     pem: bytes | None,
     timeout_s: float,
@@ -110,15 +130,18 @@ async def _verify(
     async with Gateway(address) as gateway:
         own = public_key((await gateway.receipt_key()).encode())
         found = checked(receipt, own if pem is None else public_key(pem))
-        if len(found.model_revisions) != 1:
-            revisions = ", ".join(found.model_revisions) or "none"
-            raise BadReceipt(f"the answer is not of one revision, so no target can generate it again: {revisions}")
-        replay = _Replay(gateway, found, asked, own, timeout_s)
+        if len(found.revision_starts) != len(found.model_revisions):
+            if len(found.model_revisions) != 1:
+                revisions = ", ".join(found.model_revisions) or "none"
+                raise BadReceipt(f"the answer is not of one revision, nor does the receipt name its parts: {revisions}")
+            # An older release signed it.
+            found.revision_starts[:] = [found.resumed_tokens]
+        replay = _Replay(gateway, found, prompt.asked(found.prompt_sha256), own, timeout_s)
         ids = None if output is None else _ids(output)
-        if ids is not None:
+        if ids is not None and digest(ids) == found.output_sha256:
             await replay.compare_ids(ids)
         else:
-            await replay.compare_text(output)
+            await replay.compare_text(output, ids)
         return found
 
 
@@ -137,16 +160,24 @@ class _Replay:
 
     async def compare_ids(self, output: Sequence[int]) -> None:
         """Every token after the output's own tokens before it."""
-        first, end = self.receipt.resumed_tokens, len(output)
+        end = len(output)
         room = asyncio.Semaphore(_AT_ONCE)
+        parts = [
+            (revision, start, min(start + _PIECE, until))
+            for revision, begin, until in self._parts(end)
+            for start in range(begin, until, _PIECE)
+        ]
+        if not parts:
+            # It ended with what came with its request. The prompt is compared all the same.
+            parts = [("", end, end)]
 
-        async def piece(start: int) -> list[int]:
+        async def piece(revision: str, start: int, until: int) -> list[int]:
             async with room:
-                return (await self._say(output[:start], min(start + _PIECE, end))).token_ids
+                return (await self._say(revision, output[:start], until)).token_ids
 
-        pieces = await asyncio.gather(*map(piece, range(first, end, _PIECE)))
-        for start, said in zip(range(first, end, _PIECE), pieces, strict=True):
-            claimed = output[start : start + _PIECE]
+        pieces = await asyncio.gather(*(piece(*part) for part in parts))
+        for (_, start, until), said in zip(parts, pieces, strict=True):
+            claimed = output[start:until]
             for place, token in enumerate(claimed):
                 if place >= len(said) or said[place] != token:
                     other = said[place] if place < len(said) else "no more"
@@ -156,37 +187,76 @@ class _Replay:
                 f"the target generates these {end} tokens too, but the receipt has {self.receipt.output_tokens}"
             )
 
-    async def compare_text(self, output: str | None) -> None:
-        """The whole answer in one request, because a text may be split into tokens in several ways."""
-        if self.receipt.resumed_tokens:
+    async def compare_text(self, output: str | None, ids: Sequence[int] | None) -> None:
+        """The whole answer in one request, because a text may be split into tokens in several ways. `ids`: of a text
+        that is a list of such.
+        """
+        if self.receipt.resumed_tokens and ids is None:
             raise BadReceipt("the answer continues tokens that came with its request: give --output as token ids")
-        texts: list[str] = []
-        answer = await self._say((), self.receipt.output_tokens, lambda chunk: texts.append(chunk.text))
-        if output is not None and answer.text != output:
-            at = next((i for i in range(len(texts)) if not output.startswith("".join(texts[: i + 1]))), len(texts))
-            raise _differs(at, "the output's text differs from the target's")
-        if digest(answer.token_ids) != self.receipt.output_sha256:
+        if output is not None and ids is None and len(self.receipt.model_revisions) > 1:
+            raise BadReceipt("the answer is of several revisions: give --output as token ids, or leave it out")
+        if self.receipt.resumed_tokens and ids is not None:
+            await self.compare_ids(ids)
+            return
+        said, text = await self._say_all(stops=True)
+        if len(said) < self.receipt.output_tokens and self.receipt.stop:
+            # Of an answer with reasoning or calls, stop strings end the content alone.
+            said, text = await self._say_all(stops=False)
+        if ids is not None and text != output:
+            await self.compare_ids(ids)
+        elif output is not None and text != output:
+            raise await self._text_differs(output, said)
+        if digest(said) != self.receipt.output_sha256:
             raise BadReceipt("not equal: the target generates other tokens than those of the receipt")
 
-    async def _say(self, before: Sequence[int], end: int, show: Any = lambda chunk: None) -> GatewayAnswer:
+    async def _say_all(self, *, stops: bool) -> tuple[list[int], str]:
+        said, text = list[int](), ""
+        for revision, _, end in self._parts(self.receipt.output_tokens):
+            answer = await self._say(revision, said, end, stops=stops)
+            said, text = said + answer.token_ids, text + answer.text
+        return said, text
+
+    async def _text_differs(self, output: str, said: Sequence[int]) -> BadReceipt:
+        """Names the first token whose text is not the output's."""
+        pieces = await self.gateway.token_bytes(
+            self.receipt.model, said, chat=self.asked.WhichOneof("prompt") == "chat"
+        )
+        place, at = first_difference(output, pieces)
+        there = (
+            repr(output.encode()[at : at + _SHOWN].decode(errors="replace")) if at < len(output.encode()) else "no more"
+        )
+        ours = "no more" if place == len(said) else f"{said[place]}, {pieces[place].decode(errors='replace')!r}"
+        return _differs(place, f"the text differs: the output has {there}, the target generates {ours}")
+
+    def _parts(self, end: int) -> list[tuple[str, int, int]]:
+        """Each revision, with the places of its first token and of the one after its last."""
+        starts = list(self.receipt.revision_starts)
+        ends = [min(start, end) for start in [*starts[1:], end]]
+        return list(zip(self.receipt.model_revisions, starts, ends, strict=False))
+
+    async def _say(self, revision: str, before: Sequence[int], end: int, *, stops: bool = False) -> GatewayAnswer:
         """The tokens from those `before` to the `end`, with proof that a target of this revision said them plainly."""
-        answer = await self.gateway.answer(self._request(before, end), self.timeout_s, show)
+        answer = await self.gateway.answer(self._request(revision, before, end, stops=stops), self.timeout_s)
         said = checked(answer.receipt, self.own)
         if said.prompt_sha256 != self.receipt.prompt_sha256:
             ours, theirs = f"{said.prompt_tokens} tokens, {said.prompt_sha256}", self.receipt.prompt_sha256
             raise BadReceipt(f"the prompt is not that of the receipt: it has {ours}, the receipt {theirs}")
-        if list(said.model_revisions) != list(self.receipt.model_revisions):
-            [wanted], others = self.receipt.model_revisions, ", ".join(said.model_revisions)
-            raise BadReceipt(f"the receipt is of revision {wanted}; there is only {others}")
+        if len(before) < end and list(said.model_revisions) != [revision]:
+            others = ", ".join(said.model_revisions)
+            raise BadReceipt(f"the receipt is of revision {revision}; there is only {others}")
         if said.draft_kinds:
             raise BadReceipt(f"the replay was not plain: {', '.join(said.draft_kinds)} drafted for it")
         return answer
 
-    def _request(self, before: Sequence[int], end: int) -> generation.GenerateRequest:
+    def _request(self, revision: str, before: Sequence[int], end: int, *, stops: bool) -> generation.GenerateRequest:
         receipt, sampling = self.receipt, self.receipt.sampling
-        request = generation.GenerateRequest(
-            model=receipt.model, resume_token_ids=before, resume_revision=receipt.model_revisions[0]
-        )
+        request = generation.GenerateRequest(model=receipt.model, resume_token_ids=before, resume_revision=revision)
+        logits = None
+        if receipt.HasField("logits"):
+            logits = sequence_pb2.LogitsOptions()
+            logits.CopyFrom(receipt.logits)
+            # No token before the end is chosen otherwise by it.
+            logits.min_tokens = min(logits.min_tokens, end)
         request.MergeFrom(self.asked)
         request.options.MergeFrom(
             generation.GenerationOptions(
@@ -196,13 +266,13 @@ class _Replay:
                 min_p=sampling.min_p,
                 seed=sampling.seed,
                 max_tokens=end,
-                stop=receipt.stop,
+                stop=receipt.stop if stops else (),
                 stop_token_ids=receipt.stopping.stop_token_ids,
                 # Those of the model are among the receipt's stop tokens, if they ended the answer.
                 ignore_eos=True,
                 speculation=router_pb2.SPECULATION_MODE_OFF,
                 receipt=True,
-                logits=receipt.logits if receipt.HasField("logits") else None,
+                logits=logits,
             )
         )
         return request
@@ -210,3 +280,17 @@ class _Replay:
 
 def _differs(place: int, how: str) -> BadReceipt:
     return BadReceipt(f"not equal: token {place} of the output (from 0): {how}")
+
+
+def first_difference(text: str, tokens: Sequence[bytes]) -> tuple[int, int]:
+    """The first of the tokens that `text` does not have, and the byte of the text at which it should begin."""
+    whole, at, began = text.encode(), 0, 0
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for place, token in enumerate(tokens):
+        certain = decoder.decode(token).encode()
+        # The beginning of a character, which shows as U+FFFD if the rest of it never comes.
+        held = decoder.getstate()[0]
+        began, at = at, at + len(certain)
+        if not (whole.startswith(certain, began) and whole.startswith((held, "\ufffd".encode()), at)):
+            return place, began
+    return len(tokens), at

@@ -143,7 +143,7 @@ class _Job:
             model=self.prepared.model.name,
             prompt_token_ids=self.prepared.prompt_token_ids,
             resume_token_ids=self.output.token_ids,
-            resume_revision=self.stats.revisions[-1] if self.stats.revisions else self.generation.resume_revision,
+            resume_revision=self.stats.revisions[-1][0] if self.stats.revisions else self.generation.resume_revision,
             sampling=sequence_pb2.Sampling(
                 temperature=options.temperature,
                 top_k=options.top_k,
@@ -184,6 +184,7 @@ class _Job:
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """Adds one round's tokens, up to the end of the answer."""
+        self.stats.generated_by(response.model_revision, len(self.output.token_ids))
         self.stats.add_round(response)
         piece = self.output.push(response.token_ids)
         if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:

@@ -16,7 +16,13 @@ from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.tokenizer.template import OWN_VARIABLES
 from outrider.gateway.tools.tools import ToolUse
 from outrider.options.logprobs import MAX_TOP_LOGPROBS, LogprobsOptions
-from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS, MAX_DRAFT_TOKENS, MAX_REVISION_CHARS, MAX_UINT32
+from outrider.protocol.limits import (
+    MAX_CLIENT_STOP_TOKENS,
+    MAX_DRAFT_TOKENS,
+    MAX_REVISION_CHARS,
+    MAX_STOP_TOKENS,
+    MAX_UINT32,
+)
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -163,8 +169,10 @@ class Options:
                 message = f"{len(stop)} characters; a stop string has 1 to {MAX_STOP_CHARS}"
                 raise InvalidRequest(f"stop[{i}]", message)
             _check_text(f"stop[{i}]", stop)
-        if len(self.stop_token_ids) > MAX_CLIENT_STOP_TOKENS:
-            message = f"{len(self.stop_token_ids)} ids; at most {MAX_CLIENT_STOP_TOKENS} are allowed"
+        # With ignore_eos none of the model's are added: a receipt's list may have both.
+        most = MAX_STOP_TOKENS if self.ignore_eos else MAX_CLIENT_STOP_TOKENS
+        if len(self.stop_token_ids) > most:
+            message = f"{len(self.stop_token_ids)} ids; at most {most} are allowed"
             raise InvalidRequest("stop_token_ids", message)
 
 
@@ -188,9 +196,11 @@ class Generation:
             raise InvalidRequest("resume_revision", f"has to have at most {MAX_REVISION_CHARS} characters")
 
     def with_receipt(self) -> Generation:
-        """The same request with a receipt. If it samples it gets a seed, because in ratio mode the text also depends on
-        the drafts. A drawn seed is below 2^53, so that it is exact in JavaScript.
+        """The same request with a receipt, unless there is no answer to sign. If it samples it gets a seed, because in
+        ratio mode the text also depends on the drafts. A drawn seed is below 2^53, so that it is exact in JavaScript.
         """
+        if self.options.prompt_only:
+            return self
         seed = self.options.seed if self.options.seed is not None or not self.options.temperature else randbits(53)
         return replace(self, options=replace(self.options, receipt=True, seed=seed))
 

@@ -40,8 +40,8 @@ class RunningStats:
     """When the target that gave the first token received the request, if a router reported it."""
     queue_us_first: int = 0
     num_router_failovers: int = 0
-    revisions: list[str] = field(default_factory=list)
-    """Model revisions that produced the answer so far, as reported by routers."""
+    revisions: list[tuple[str, int]] = field(default_factory=list)
+    """Model revisions that produced the answer so far, as reported by routers, with the output tokens before each."""
     draft_kinds: set[str] = field(default_factory=set)
     sums: RequestStats = field(default_factory=RequestStats)
 
@@ -50,10 +50,17 @@ class RunningStats:
         if self.sums.num_steps == 0:
             self.opened_s = now_s
 
+    def generated_by(self, revision: str, num_before: int) -> None:
+        """`revision`: of the next token, after `num_before` of the output; empty for that of the token before."""
+        if not revision or (self.revisions and self.revisions[-1][0] == revision):
+            return
+        if self.revisions and self.revisions[-1][1] == num_before:
+            # It generated no token.
+            self.revisions.pop()
+        self.revisions.append((revision, num_before))
+
     def add_round(self, response: router_pb2.RouteResponse) -> None:
         """Adds one round as the router reported it, before the answer's end trims it."""
-        if response.model_revision not in ("", *self.revisions[-1:]):
-            self.revisions.append(response.model_revision)
         self.draft_kinds.update(response.draft_kinds)
         if response.token_ids:
             if self.sums.num_steps == 0:

@@ -128,7 +128,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         async with self._core.reading(tenant, len(request.token_ids)) as charge:
             model = await self._core.catalog.get(request.model)
             check_token_ids("token_ids", request.token_ids, model.vocab_size)
-            table = model.tokenizer.token_bytes
+            table = model.tokenizer.marked_bytes if request.chat else model.tokenizer.token_bytes
             tokens = await self._core.threads.of(tenant.name).run(
                 len(request.token_ids), lambda: [table.of(token_id) for token_id in request.token_ids]
             )

@@ -12,6 +12,7 @@ from outrider.rpc.v1 import control_pb2, generation_pb2_grpc
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import trace_pb2 as trace
 
+from outrider_controller.cli.ask.client import MAX_DETOKENIZED
 from outrider_controller.cli.clusters.contexts import api_key
 from outrider_controller.cli.clusters.control import call_control, gateway_channel
 from outrider_controller.cli.output import note
@@ -19,7 +20,6 @@ from outrider_controller.cli.show.trace.tokens import TokenBytes
 
 _TIMEOUT_S = 5.0
 _PREFIXES = ("chatcmpl-", "cmpl-")
-_AT_ONCE = 65_536
 
 
 def request_id_of(given: str) -> str:
@@ -48,8 +48,8 @@ class Dictionary:
         if unknown and not self._gave_up:
             try:
                 async with gateway_channel(self.gateway) as channel:
-                    for start in range(0, len(unknown), _AT_ONCE):
-                        await self._ask(channel, model, unknown[start : start + _AT_ONCE])
+                    for start in range(0, len(unknown), MAX_DETOKENIZED):
+                        await self._ask(channel, model, unknown[start : start + MAX_DETOKENIZED])
             except grpc.RpcError as error:
                 self._gave_up = True
                 note(f"gateway at {self.gateway}: {from_rpc_error(error)}; tokens are shown by their ids")

@@ -324,6 +324,8 @@ class CompletionRequest(GenerationBody):
         if not (self.echo and self.max_tokens == 0):
             hide = self.logprobs is None
             return replace(super()._options(), echo=bool(self.echo), hide_logprobs=hide)
+        if self.receipt:
+            raise InvalidRequest("receipt", "is not allowed with max_tokens: 0, as there is no answer to sign")
         # The prompt's logprobs arrive with the first output token, so one has to be generated.
         asked = self.model_copy(update={"max_tokens": 1})
         return replace(super(CompletionRequest, asked)._options(), echo=True, prompt_only=True)
