@@ -11,7 +11,6 @@ from outrider.address import AUTO, check_address, is_loopback, takes_all_interfa
 from outrider.configuration import Nested, Option, load
 from outrider.telemetry.ops import ANY_LOOPBACK_PORT
 
-from outrider_controller.control.alerts.webhook import WebhookConfig
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.router.config import RouterConfig
 
@@ -65,7 +64,6 @@ class ControllerConfig:
     """HOST:PORT under which others reach the first control plane, or auto. Empty: the address that it listens on."""
     control_ops_listen: str = ANY_LOOPBACK_PORT
     """HOST:PORT for operators' tools of the first control plane; of further ones a free loopback port. Empty: none."""
-    webhook: Annotated[WebhookConfig, Nested("alert_")] = field(default_factory=WebhookConfig)
     ray: Annotated[RayConfig, Nested("ray_")] = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
@@ -123,7 +121,6 @@ class ControllerConfig:
             tls_dir=self.router.tls_dir,
             insecure=self.router.insecure,
             secret=self.router.secret,
-            webhook=self.webhook,
             log_format=self.router.log_format,
         )
 

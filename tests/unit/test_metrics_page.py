@@ -21,7 +21,7 @@ from outrider.telemetry.ops import Ops
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.worker.gpus import NO_GPUS, GpuCollector
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.control.alerts.report import AlertMetrics, WebhookMetrics
+from outrider_controller.control.alerts.report import AlertMetrics
 from outrider_controller.control.plan.demand import Demand, TenantMetrics
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry, generate_latest
@@ -55,7 +55,7 @@ def port(registry: CollectorRegistry) -> None:
 PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "gateway": (GatewayMetrics, store, port),
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store, port),
-    "control": (Demand, store, port, lambda registry: AlertMetrics(registry, list), WebhookMetrics, plan),
+    "control": (Demand, store, port, lambda registry: AlertMetrics(registry, list), plan),
     "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats(), "native"), store, port, gpus("outrider_")),
     "draft": (
         lambda registry: DraftMetrics(registry, INFO, DraftStats()),

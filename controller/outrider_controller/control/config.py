@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from outrider.configuration import Nested, Option, load
+from outrider.configuration import Option, load
 from outrider.process_config import ProcessConfig
 from outrider.rpc.access.roles import ClusterSecret, Role
-
-from outrider_controller.control.alerts.webhook import WebhookConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +22,6 @@ class ControlConfig(ProcessConfig):
     the port may operate the cluster."""
     drain_timeout_s: float = 1.0
     """Seconds after SIGTERM in which running calls may finish. Those that are left are then cut off."""
-    webhook: Annotated[WebhookConfig, Nested("alert_")] = field(default_factory=WebhookConfig)
 
     role: ClassVar[Role] = Role.CONTROL
 

@@ -142,16 +142,6 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Of the process that tells of alerts. */}}
-{{- define "outrider.alertEnv" -}}
-{{- with .root.Values.alerts.webhookSecret -}}
-- name: OUTRIDER_ALERT_WEBHOOK
-  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: url}}
-- name: OUTRIDER_ALERT_WEBHOOK_SECRET_FILE
-  value: /run/secrets/alerts/secret
-{{- end }}
-{{- end -}}
-
 {{/* The secret with a role's certificate, or with that of the gateway's public ports: named, or made by cert-manager; empty: none. Takes a dict: root, role. */}}
 {{- define "outrider.tlsSecret" -}}
 {{- $made := and .root.Values.certManager.enabled (or (ne .role "public") (gt (len .root.Values.certManager.publicNames) 0)) -}}
@@ -205,7 +195,6 @@ spec:
 {{- if and $all.clusterSecret (has .role (list "gateway" "controller" "target" "draft")) }}{{ $_ := set $found "cluster" (dict "secretName" $all.clusterSecret) }}{{ end -}}
 {{- if eq .role "controller" -}}
 {{- $_ := set $found "salt" (dict "secretName" (include "outrider.drawnSecret" (dict "context" . "given" $all.controller.cacheSaltSecret "suffix" "salt"))) -}}
-{{- with $all.alerts.webhookSecret }}{{ $_ := set $found "alerts" (dict "secretName" . "items" (list (dict "key" "secret" "path" "secret"))) }}{{ end -}}
 {{- end -}}
 {{- $secrets := .root.Values.tlsSecrets -}}
 {{- $cluster := list $secrets.gateway $secrets.controller $secrets.target $secrets.draft -}}
@@ -298,7 +287,7 @@ readinessProbe:
   "outrider_fallback_total" "outrider_late_replies_total" "outrider_low_acceptance_total"
   "outrider_round_duration_seconds" "outrider_router_requests_running" "outrider_routers_wanted"
   "outrider_speculation_acceptance" "outrider_speculation_enabled" "outrider_speculation_price"
-  "outrider_speculation_saving" "outrider_webhook_messages_total" "component=\"router\"" "component=\"control\""
+  "outrider_speculation_saving" "component=\"router\"" "component=\"control\""
 ) -}}
 {{- end -}}
 
@@ -351,9 +340,6 @@ readinessProbe:
     {{- end }}
   env:
     {{- include "outrider.env" .context | nindent 4 }}
-    {{- if eq .module "control" }}
-    {{- include "outrider.alertEnv" .context | nindent 4 }}
-    {{- end }}
   ports:
     - {name: {{ .portName }}, containerPort: {{ .port }}}
     - {name: {{ .opsName }}, containerPort: {{ .opsPort }}}
@@ -410,7 +396,6 @@ readinessProbe:
     {{- end }}
   env:
     {{- include "outrider.env" . | nindent 4 }}
-    {{- include "outrider.alertEnv" . | nindent 4 }}
     {{- if ne $values.mode "ray" }}
     {{- include "outrider.rayEnv" . | nindent 4 }}
     {{- end }}

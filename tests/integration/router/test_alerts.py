@@ -26,7 +26,7 @@ async def test_what_routers_tell_becomes_an_event_and_a_metric_and_ends_with_the
         EvidenceKey("acme", "m", DRAFT), Evidence(rounds=20, tokens=120, verified=100, accepted=100)
     )
     async with EventWriter(fleet.store).running() as events:
-        store, report = fleet.store, AlertReport(events, None)
+        store, report = fleet.store, AlertReport(events)
         parts = (store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
         leader = PlanLeader("a", *parts, report, lambda: now_s[0])
         AlertMetrics(registry, lambda: leader.announcements.alerts.active)

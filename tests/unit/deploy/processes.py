@@ -41,7 +41,6 @@ SECRETS: dict[str, dict[str, bytes]] = {
     "outrider-redis": {"url": b"rediss://outrider:p@redis.example:6380"},
     "outrider-salt": {"salt": b"s" * 32},
     "outrider-cluster": {"secret": b"c" * 32},
-    "outrider-alerts": {"url": b"https://hooks.example/1", "secret": b"a" * 32},
     "outrider-ray": {"token": b"t" * 32},
     "outrider-key": {"key": b"sk-1"},
 }

@@ -172,18 +172,6 @@ def _is_head(labels: Object) -> bool:
     return labels.get("outrider/ray-node") == "head"
 
 
-@pytest.mark.parametrize("mode", ["ray", *MODES])
-def test_who_is_told_of_alerts_comes_from_a_secret_to_the_process_that_tells(mode: str, tmp_path: Path) -> None:
-    values = {"controller": {"mode": mode}, "alerts": {"webhookSecret": "outrider-alerts", "webhookPort": 8443}}
-    objects = rendered(values)
-    told = [one for one in processes(objects, tmp_path) if "OUTRIDER_ALERT_WEBHOOK" in one.environment]
-    assert [one.container for one in told] == ["control" if mode == "plain" else "controller"]
-    webhook, secret = parsed(told[0]).webhook, SECRETS["outrider-alerts"]
-    assert (webhook.url, webhook.secret) == (secret["url"].decode(), secret["secret"])
-    outside = Peer(address="203.0.113.7")
-    assert ("TCP", 8443, 8443) in let_out(objects, pods(objects)["controller"], outside)
-
-
 def test_with_a_cluster_secret_every_process_asks_for_a_role(tmp_path: Path) -> None:
     for mode in ("ray", *MODES):
         objects = rendered({"clusterSecret": "outrider-cluster", "controller": {"mode": mode}})

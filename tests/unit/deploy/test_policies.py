@@ -172,7 +172,7 @@ def _parts(name: str, peer: Peer, settings: dict[str, Any]) -> set[str]:
 
 
 def _outward(role: str, peer: Peer, values: dict[str, Any]) -> Ports:
-    """What a pod may call wherever it is: DNS, models, whom alerts are sent to, a Redis elsewhere, collectors."""
+    """What a pod may call wherever it is: DNS, models, a Redis elsewhere, collectors."""
     if role == "redis":
         return Ports()
     found = Ports.range("UDP", 53, 53) | _tcp(53)
@@ -181,8 +181,6 @@ def _outward(role: str, peer: Peer, values: dict[str, Any]) -> Ports:
     settings = values.get("networkPolicy", {})
     if role in ("target", "draft") and settings.get("allowDownload", True):
         found |= _tcp(443)
-    if role == "controller" and values.get("alerts", {}).get("webhookSecret"):
-        found |= _tcp(values["alerts"]["webhookPort"])
     if not values.get("redis", {}).get("enabled", True):
         found |= _tcp(6379, 26379)
     if settings.get("egress") and peer.namespace == "tracing":

@@ -30,7 +30,7 @@ class Config:
     metadata_url: str = "redis://user:pass@h:1/0?password=x"
     api_keys: tuple[str, ...] = ("sk-1",)
     cache_salt_key_file: str = "/etc/key"
-    webhook: str = "https://h/hook"
+    collector: str = "https://h/traces"
     paths: dict[str, str] = field(default_factory=lambda: {"m": "/models/m"})
     inner: Inner = field(default_factory=Inner)
 
@@ -52,7 +52,7 @@ async def test_every_page_is_served_until_the_block_is_left() -> None:
     async with serving_ops(Ops("target", Config()), ANY_LOOPBACK_PORT) as address:
         assert await ask(address, "/livez") == await ask(address, "/readyz") == (200, "ok\n")
         assert 'component="target"' in (await ask(address, "/metrics"))[1]
-        assert json.loads((await ask(address, "/configz"))[1])["webhook"] == "https://h/hook"
+        assert json.loads((await ask(address, "/configz"))[1])["collector"] == "https://h/traces"
         assert (await ask(address, "/metrics?x=1"))[0] == 200
         assert await ask(address, "/livez", "HEAD") == (200, "")
         assert (await ask(address, "/nothing"))[0] == 404
@@ -133,7 +133,7 @@ def test_secrets_are_masked_and_options_are_shown() -> None:
         "metadata_url": "redis://***@h:1/0?***",
         "api_keys": "***",
         "cache_salt_key_file": "/etc/key",
-        "webhook": "https://h/hook",
+        "collector": "https://h/traces",
         "paths": {"m": "/models/m"},
         "inner": {"cache_salt_key": "***", "max_draft_tokens": 5},
     }

@@ -1,4 +1,4 @@
-"""Alerts: which are active (`active`), and where they are sent (`report`, `webhook`).
+"""Alerts: which are active (`active`), and where they are sent (`report`).
 
 Not here: the rules of Prometheus, which are in `deploy/`. Begin with `active`.
 """

@@ -1,4 +1,4 @@
-"""Sends alerts to the log, the events stream, Prometheus and the webhook, if there is one."""
+"""Sends alerts to the log, the events stream and Prometheus."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.telemetry.metrics import LabelCap
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider_controller.control.alerts.active import Alert, Change
-from outrider_controller.control.alerts.webhook import Webhook
 
 log = logging.getLogger(__name__)
 
@@ -38,22 +37,11 @@ class AlertMetrics(Collector):
         yield family
 
 
-class WebhookMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._messages = Counter(
-            "outrider_webhook_messages", "Alert messages to the webhook, by result.", ["result"], registry=registry
-        )
-
-    def count(self, result: str) -> None:
-        self._messages.labels(result).inc()
-
-
 class AlertReport:
     """Sends alerts. Never waits, and never raises."""
 
-    def __init__(self, events: EventWriter, webhook: Webhook | None) -> None:
+    def __init__(self, events: EventWriter) -> None:
         self._events = events
-        self._webhook = webhook
 
     def __call__(self, changes: Iterable[Change]) -> None:
         for change in changes:
@@ -66,8 +54,6 @@ class AlertReport:
             log.log(
                 level, "%s %s: %s", alert.kind, "is up" if change.raised else "is over", change.reason, extra=_of(alert)
             )
-            if self._webhook is not None:
-                self._webhook.send(kind.replace("_", "."), data)
 
 
 def _of(alert: Alert) -> dict[str, str]:

@@ -30,8 +30,7 @@ from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 
-from outrider_controller.control.alerts.report import AlertMetrics, AlertReport, WebhookMetrics
-from outrider_controller.control.alerts.webhook import Webhook
+from outrider_controller.control.alerts.report import AlertMetrics, AlertReport
 from outrider_controller.control.api.events import EventFeed
 from outrider_controller.control.api.history import Histories
 from outrider_controller.control.api.releases import Releases
@@ -138,11 +137,7 @@ async def running_control(
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         events = await stack.enter_async_context(EventWriter(store).running())
-        webhook_metrics = WebhookMetrics(ops.registry)
-        webhook = Webhook(config.webhook, webhook_metrics.count) if config.webhook.url else None
-        if webhook is not None:
-            await stack.enter_async_context(background(webhook.run(), "webhook"))
-        report = AlertReport(events, webhook)
+        report = AlertReport(events)
         demand = Demand(ops.registry)
         leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, store.drafts, report)
         TenantMetrics(ops.registry, lambda: leader.planner)
