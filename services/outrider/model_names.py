@@ -13,9 +13,9 @@ from pathlib import Path
 from outrider.user_cache import cache_directory
 
 HUB_SCHEME = "hf://"
-CONVERSION = "v3"
-"""The form in which GGUF files are converted. Copies of another form are made anew, and removed: `v2` had no scales and
-zeros of what is in 4 bits in the file."""
+CONVERSION = "v4"
+"""The form in which GGUF files are converted. Copies of another form are made anew, and removed: `v3` lacked settings
+that the file has, such as its rotary factors."""
 _HUB_NAME = re.compile(r"hf://([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w.-]*))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

@@ -268,39 +268,21 @@ def _read_gguf(file: Path) -> GGUFReader:
 def _convert_gguf(file: Path, made: Path, report: Report) -> None:
     # Once: reading a large vocabulary takes seconds.
     reader = _read_gguf(file)
+    from outrider.engine.checkpoints import gguf_settings, gguf_weights
     from outrider.engine.checkpoints.gguf_fours import what_widens, write_grids
     from outrider.engine.checkpoints.gguf_tokenizer import GgufTokenizer
 
     report(f"converting {file.name} to safetensors, once{what_widens(reader)}")
+    # Before the weights are read, as they may be refused.
+    model = gguf_settings.read(file, reader)
     tokenizer = GgufTokenizer.read(file, reader)
-    # Before the weights are read, as it may be refused.
     tokenizer.build()
     try:
-        _widen(file, made)
+        gguf_weights.convert(file, reader, model, made)
         write_grids(reader, made)
         tokenizer.write(made)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise CheckpointError(str(file), f"transformers cannot convert it: {error}") from error
-
-
-def _widen(file: Path, made: Path) -> None:
-    """Its weights in bfloat16, in a checkpoint. The model's memory is free afterwards."""
-    import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
-
-    from outrider.engine.models.architectures import tensors_problem
-
-    model, report = AutoModelForCausalLM.from_pretrained(
-        str(file.parent),
-        gguf_file=file.name,
-        quantization_config=GgufConfig(dequantize=True),
-        dtype=torch.bfloat16,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
-    if problem := tensors_problem(report):
-        raise CheckpointError(str(file), problem)
-    model.save_pretrained(made)
+        raise CheckpointError(str(file), f"cannot be converted: {error}") from error
 
 
 def _make_directory(path: Path) -> None:
