@@ -22,6 +22,7 @@ from outrider.engine.checkpoints.draft_checkpoint import load_draft_model
 from outrider.engine.engine import Engine
 from outrider.engine.models.architectures import architecture_problem, model_problem, tensors_problem, text_part
 from outrider.engine.models.assembly import assemble, kv_shape, working_bytes
+from outrider.engine.models.comparison import answers_problem
 from outrider.engine.models.context import context_len
 from outrider.engine.models.decoder import register_attention
 from outrider.engine.models.fused import keep_to_vector_code
@@ -61,7 +62,7 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, host_bytes
         blocks=config.num_blocks,
         kv_bytes=config.kv_cache_bytes,
     )
-    model, token_map = _load_model(path, config)
+    model, token_map = _load_model(path, config, context)
     engine = assemble(
         model,
         config,
@@ -179,7 +180,7 @@ def _in_float32(config: EngineConfig, reason: str) -> EngineConfig:
     return replace(config, dtype="float32")
 
 
-def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tensor | None]:
+def _load_model(path: Path, config: EngineConfig, context: int) -> tuple[PreTrainedModel, Tensor | None]:
     dtype = getattr(torch, config.dtype)
     if "outrider_draft" in checkpoints.read_config(path):
         # The kernels take the weights in int8, as they are stored: half the bytes to read.
@@ -187,7 +188,7 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
         return draft.to(config.device), token_map.to(config.device)
     from_pretrained, kept = _loading(path, config)
     try:
-        loaded, report = from_pretrained(
+        whole, report = from_pretrained(
             output_loading_info=True,
             # The report names them; transformers' own refusal does not.
             ignore_mismatched_sizes=True,
@@ -201,12 +202,9 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
         raise CheckpointError(str(path), f"transformers cannot load it: {error}") from error
     if problem := tensors_problem(report):
         raise CheckpointError(str(path), problem)
-    loaded = text_part(loaded)
-    problem = model_problem(loaded)
-    if problem is None:
-        problem = attention_problem(loaded, kv_shape(loaded.config.get_text_config()))
-    if problem is not None:
-        raise CheckpointError(f"{path}/config.json", f"model_type {loaded.config.model_type}: {problem}")
+    loaded = text_part(whole)
+    problem = model_problem(loaded) or attention_problem(loaded, kv_shape(loaded.config.get_text_config()))
+    _refuse(path, loaded, problem)
     modules = dict(loaded.named_modules())
     if cpu.why_not_native(config, loaded.config) is None:
         kept |= gguf_fours.read(path, modules)
@@ -215,7 +213,14 @@ def _load_model(path: Path, config: EngineConfig) -> tuple[PreTrainedModel, Tens
         if isinstance(linear := modules.get(name), nn.Linear):
             layer.bias = linear.bias
             loaded.set_submodule(name, layer)
-    return loaded.to(config.device), None
+    loaded = loaded.to(config.device)
+    _refuse(path, loaded, answers_problem(loaded, whole, config, context))
+    return loaded, None
+
+
+def _refuse(path: Path, model: PreTrainedModel, problem: str | None) -> None:
+    if problem is not None:
+        raise CheckpointError(f"{path}/config.json", f"model_type {model.config.model_type}: {problem}")
 
 
 def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict[str, packed_weights.Kept]]:
