@@ -41,6 +41,8 @@ class SourceOpening:
     """Nothing that is learnt from the sequence is used under another salt."""
     tenant: str = ""
     """Whose sequence it is: what is learnt from it is erased by this name."""
+    learns: bool = True
+    """Whether anything may be learnt from it."""
     prediction: Sequence[int] = ()
     """The output that the client expects, in large part."""
     log_fields: Mapping[str, str] = field(default_factory=dict)

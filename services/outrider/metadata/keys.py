@@ -46,6 +46,12 @@ class Keys:
         self.deleted_tenants = f"{namespace}:deletedtenants"
         """Set of names, until the leading control plane has dropped its evidence about them."""
         self.ledgers = f"{namespace}:ledgers"
+        self.erasures = f"{namespace}:erasures"
+        """Kind/tenant → when it was ordered to be erased."""
+        self.erased = f"{namespace}:erased"
+        """Holder/kind/tenant → the order that it has obeyed."""
+        self.sample_volumes = f"{namespace}:samplevolumes"
+        """Id → where it is."""
         """Sorted set of HOUR:ROUTER of every ledger, each with its hour since 1970 as score."""
 
         self.drafts = f"{namespace}:drafts"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S, StoreCounters
 from outrider.metadata.drafts import DraftStore
+from outrider.metadata.erasures import ErasureStore
 from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_id, decode_event, encode_event
 from outrider.metadata.keys import ROLES, Keys
 from outrider.metadata.plans import PlanStore
@@ -100,6 +101,7 @@ class MetadataStore:
         self.ledger = LedgerStore(link, keys)
         self.plans = PlanStore(link, keys)
         self.drafts = DraftStore(link, keys)
+        self.erasures = ErasureStore(link, keys)
         self._link = link
         self._keys = keys
         self._directory = WorkerDirectory()

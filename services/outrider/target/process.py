@@ -42,7 +42,7 @@ from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
-from outrider.target.samples import recorder_of
+from outrider.target.samples import obedient, recorder_of
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker import process
@@ -151,7 +151,7 @@ def _servicer(
     registry: CollectorRegistry,
     publisher: PrefixPublisher,
     store: MetadataStore | None,
-) -> TargetServicer:
+) -> AbstractAsyncContextManager[TargetServicer]:
     limits = Limits(
         vocab_size=info.vocab_size,
         max_context_len=info.max_context_len,
@@ -168,7 +168,7 @@ def _servicer(
     sources: list[DraftSource] = [*_head(config, engine), *make_sources(config.lookup_names)]
     samples = recorder_of(config.sample_store, info.model_revision)
     worker = TargetWorker(engine, limits, batching, time.monotonic, sources=sources, samples=samples)
-    return TargetServicer(
+    servicer = TargetServicer(
         worker,
         info,
         limits,
@@ -178,4 +178,6 @@ def _servicer(
         tokenizer=read_tokenizer(resolve(config.model)),
         credential=credential(config.secret, Role.TARGET),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
+        samples=config.sample_store,
     )
+    return obedient(servicer, samples, store)

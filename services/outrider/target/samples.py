@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
+import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from outrider.errors import Unavailable
+from outrider.metadata.erasures import Order
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.runtime.supervision import background
 from outrider.samples import SampleStore
 from outrider.target.requests.opening import Opening, SampleConsent
 from outrider.target.requests.report import Committed, TargetReport
 
+if TYPE_CHECKING:
+    from outrider.metadata.store import MetadataStore
+
 log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+Servicer = TypeVar("Servicer", bound=AbstractAsyncContextManager[Any])
 
 
 @dataclass(slots=True)
@@ -73,7 +84,9 @@ class SampleRecorder:
 
     def __init__(self, store: SampleStore, revision: str) -> None:
         """`revision`: of the model, for the records."""
-        self._store = store
+        self.store = store
+        self.paused = False
+        """Nothing is recorded."""
         self._revision = revision
         self._samples: dict[SequenceKey, _Sample] = {}
         self._work = SimpleQueue[Callable[[], None] | None]()
@@ -82,7 +95,7 @@ class SampleRecorder:
         atexit.register(self.close)
 
     def open(self, key: SequenceKey, opening: Opening) -> None:
-        if opening.samples is not SampleConsent.OFF:
+        if opening.samples is not SampleConsent.OFF and not self.paused:
             self._samples[key] = _Sample(opening)
 
     def note(self, report: TargetReport) -> None:
@@ -93,15 +106,18 @@ class SampleRecorder:
         for key, _ in report.removed:
             if (sample := self._samples.pop(key, None)) is not None and sample.verified:
                 record = sample.record(self._revision)
-                self._work.put(partial(self._store.write, sample.opening.tenant, sample.acceptance, record))
+                of = sample.opening
+                self._work.put(partial(self.store.write, of.tenant, sample.acceptance, record, of.consent_us))
 
-    def erase(self, tenant: str, done: Callable[[int], None]) -> None:
-        """Nothing of a sequence that runs now is recorded either. `done` is called with the number of records."""
-        running = [key for key, sample in self._samples.items() if sample.opening.tenant == tenant]
-        for key in running:
-            del self._samples[key]
+    def erase(self, tenant: str, ordered_us: int, done: Callable[[int], None]) -> None:
+        """As SampleStore.erase. Nothing of a sequence that it concerns and that runs now is recorded either. `done` is
+        called with the number of records.
+        """
+        for key, sample in list(self._samples.items()):
+            if sample.opening.tenant == tenant and (not ordered_us or sample.opening.consent_us < ordered_us):
+                del self._samples[key]
         # After all that was put before.
-        self._work.put(lambda: done(self._store.erase(tenant)))
+        self._work.put(lambda: done(self.store.erase(tenant, ordered_us)))
 
     def close(self) -> None:
         """Returns once everything is written."""
@@ -115,3 +131,43 @@ class SampleRecorder:
             except Exception as error:
                 # Its traceback may have a record.
                 log.error("samples could not be written or erased: %s", type(error).__name__)
+
+
+@asynccontextmanager
+async def obedient(
+    servicer: Servicer, samples: SampleRecorder | None, store: MetadataStore | None
+) -> AsyncIterator[Servicer]:
+    """Within the block the servicer runs. What was ordered to be erased while it was away is erased before, and if the
+    metadata store does not answer, nothing is recorded until it does.
+    """
+    async with servicer, AsyncExitStack() as stack:
+        if samples is not None and store is not None:
+            samples.paused = not await _obeyed(samples.store, store)
+            if samples.paused:
+                await stack.enter_async_context(background(_obey_later(samples, store), "erase what was ordered"))
+        yield servicer
+
+
+async def _obey_later(samples: SampleRecorder, store: MetadataStore) -> None:
+    while samples.paused:
+        await asyncio.sleep(_RETRY_S)
+        samples.paused = not await _obeyed(samples.store, store)
+
+
+async def _obeyed(samples: SampleStore, store: MetadataStore) -> bool:
+    """False while the metadata store does not answer, or the volume fails."""
+    try:
+        # First: an order that comes meanwhile waits for this volume.
+        where = f"{socket.gethostname()}:{samples.directory.absolute()}"
+        await store.erasures.add_volume(await asyncio.to_thread(samples.volume_id), where)
+        own = await asyncio.to_thread(samples.orders)
+        await store.erasures.known(Order(tenant, True, at_us) for tenant, at_us in own)
+        for order in await store.erasures.orders():
+            if order.samples:
+                await asyncio.to_thread(samples.erase, order.tenant, order.at_us)
+        return True
+    except Unavailable:
+        return False
+    except OSError as error:
+        log.error("samples that were ordered to be erased could not be: %s", error)
+        return False

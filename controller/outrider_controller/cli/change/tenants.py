@@ -163,9 +163,10 @@ def delete_tenant(name: str, yes: bool, control: str, output: str) -> None:
 @yes_option
 @control_options("text", "json", "yaml")
 def delete_history(tenant: str, yes: bool, control: str, output: str) -> int:
-    """Make every target forget TENANT's texts, which its suffix lookup drafts from.
+    """Make targets and routers forget TENANT's texts: what suffix lookups draft from, and traces.
 
-    Running requests are not remembered either. Exit code 5 when a target did not answer: repeat it then.
+    Running requests are not remembered either. Exit code 5 while somebody has not answered: they are asked until they
+    do, and `outrider get erasures` names them.
     """
     confirm(f"Erase what targets remember of the texts of {tenant}?", yes)
     return _erase(control, control_pb2.DeleteHistoryRequest(tenant=tenant), "texts", output)
@@ -178,18 +179,33 @@ def delete_history(tenant: str, yes: bool, control: str, output: str) -> int:
 def delete_samples(tenant: str, yes: bool, control: str, output: str) -> int:
     """Erase the samples of TENANT on every target's volume, with what `outrider distill` keeps beside them.
 
-    Running requests are not recorded either. Later ones are, unless the tenant's record says `samples: off`.
-    Exit code 5 when a target did not answer: repeat it then.
+    The order stands: nothing of a request from before is recorded later, and a volume that is away now is erased when
+    a target has it again. Later requests are recorded, unless the tenant's record says `samples: off`.
+    Exit code 5 while not all have erased: `outrider get erasures` names them, and they are asked until they do.
     """
     confirm(f"Erase all samples of {tenant}?", yes)
     return _erase(control, control_pb2.DeleteHistoryRequest(tenant=tenant, samples=True), "samples", output)
 
 
+@delete.command("volume")
+@click.argument("volume")
+@yes_option
+@control_options("text", "json", "yaml")
+def delete_volume(volume: str, yes: bool, control: str, output: str) -> None:
+    """Wait no longer for a VOLUME of samples that does not exist any more, as `outrider get erasures` names it.
+
+    If a target has it again, it is known again, and all orders hold.
+    """
+    confirm(f"Does {volume} exist no more?", yes)
+    ask_control(control, lambda stub: stub.DeleteVolume(control_pb2.DeleteVolumeRequest(volume_id=volume)))
+    emit("deleted", {"volume": volume}, output, f"{volume} is not waited for")
+
+
 def _erase(control: str, request: control_pb2.DeleteHistoryRequest, what: str, output: str) -> int:
     erased = ask_control(control, lambda stub: stub.DeleteHistory(request))
-    away = list(erased.unreachable_targets)
-    row = {"tenant": request.tenant, f"num_{what}": erased.num_texts, "unreachable_targets": away}
-    left = f"; did not answer, and may have more: {', '.join(away)}" if away else ""
+    away, named = list(erased.pending), list(erased.unreachable_targets)
+    row = {"tenant": request.tenant, f"num_{what}": erased.num_texts, "unreachable_targets": named, "pending": away}
+    left = f"; not yet by {', '.join(away)}: see outrider get erasures" if away else ""
     kind = "deleted_history" if what == "texts" else f"deleted_{what}"
     emit(kind, row, output, f"{request.tenant}: {erased.num_texts} {what} erased{left}")
     return ExitCode.UNAVAILABLE if away else ExitCode.OK

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from outrider.training.texts import AnsweredText, Sampled
 
 
+_WATCH_S = 1.0
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
@@ -95,13 +98,14 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
     from outrider.training.distill import run
 
     try:
-        config = _config(out, **given)
-        note(_plan(config))
-        try:
-            with TimeLeft() as progress:
-                result = run(config, progress)
-        except KeyboardInterrupt:
-            raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
+        with _reading(given["samples_dir"], given["tenant"]):
+            config = _config(out, **given)
+            note(_plan(config))
+            try:
+                with TimeLeft() as progress:
+                    result = run(config, progress)
+            except KeyboardInterrupt:
+                raise CommandError(_kept(config), ExitCode.INTERRUPTED) from None
     except (CheckpointError, ValueError) as error:
         raise CommandError(str(error)) from error
     click.echo(measured(config, result))
@@ -110,6 +114,36 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
     click.echo(f"\n{out} holds the draft: outrider up {target}{use}")
     write_json(json_file, "distill", asdict(result))
     return ExitCode.OK
+
+
+@contextmanager
+def _reading(samples: Path | None, tenant: str) -> Iterator[None]:
+    """Ends the block when the tenant's samples are ordered to be erased. The erasure is complete only after that."""
+    if samples is None or not tenant:
+        yield
+        return
+    store, ended = SampleStore(samples), threading.Event()
+    before_us = store.erased_us(tenant)
+
+    def watch() -> None:
+        while not ended.wait(_WATCH_S):
+            if store.erased_us(tenant) > before_us:
+                _thread.interrupt_main()
+                return
+
+    watching = threading.Thread(target=watch, name="erasures", daemon=True)
+    with store.reading(tenant):
+        watching.start()
+        try:
+            yield
+        except (CommandError, OSError, ValueError):
+            if store.erased_us(tenant) > before_us:
+                message = f"the samples of {tenant} are erased, and the corpus that was made of them"
+                raise CommandError(message, ExitCode.NOT_FOUND, reason="ERASED") from None
+            raise
+        finally:
+            ended.set()
+            watching.join()
 
 
 def measured(config: DistillConfig, result: DistillReport) -> str:
@@ -161,7 +195,10 @@ def _config(
     learnt: Sequence[AnsweredText | Sampled] = read_samples(samples) if samples else ()
     if samples_dir is not None:
         store = SampleStore(samples_dir, read_cipher(samples_key_file) if samples_key_file else None)
-        learnt, work_dir = read_recorded(store, tenant), work_dir or store.of(tenant) / f"distill{states or f'-{kind}'}"
+        learnt, work_dir = (
+            read_recorded(store, tenant),
+            work_dir or store.work(tenant, f"distill{states or f'-{kind}'}"),
+        )
     config = DistillConfig(
         out=out,
         work=work_dir or _work(target_model, states, prompts or samples),

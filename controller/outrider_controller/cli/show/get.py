@@ -106,6 +106,26 @@ def get_audit(name: str, limit: int, control: str, output: str) -> None:
     print_rows("audit", "audit", rows, (*_AUDIT, "id") if output == "wide" else _AUDIT, output)
 
 
+_ERASURES = ("tenant", "what", "ordered", "pending")
+
+
+@click.command("erasures")
+@control_options("table", "json", "yaml")
+def get_erasures(control: str, output: str) -> None:
+    """What was ordered to be erased, and which workers and volumes have not erased it yet."""
+    found = ask_control(control, lambda stub: stub.ListErasures(control_pb2.ListErasuresRequest()))
+    rows = [
+        {
+            "tenant": one.tenant,
+            "what": "samples" if one.samples else "history",
+            "ordered": moment(one.ordered_unix_us / 1e6),
+            "pending": list(one.pending),
+        }
+        for one in found.erasures
+    ]
+    print_rows("erasures", "erasures", rows, _ERASURES, output)
+
+
 def audit_row(entry: control_pb2.AuditEntry) -> dict[str, Any]:
     return {
         "at": moment(entry.at_unix_ms / 1000),
@@ -149,3 +169,4 @@ get.add_command(get_drafts)
 get.add_command(get_keys)
 get.add_command(get_usage)
 get.add_command(get_audit)
+get.add_command(get_erasures)

@@ -117,6 +117,11 @@ class Recorder:
         done.batch_sequences, done.batch_tokens = batch
         self._rounds.append(done)
 
+    def forget_tokens(self) -> None:
+        self._record_tokens = False
+        for done in self._rounds:
+            done.token_ids = done.rejected = []
+
     def kept(self, now_us: int, ended: str | None = None) -> KeptTrace:
         """The trace as of now. `ended`: the call has ended for this reason, unused when the request is finished."""
         self.trace.duration_us = max(0, now_us - self._started_us)
@@ -191,6 +196,8 @@ class Traces:
         self._activity = Activity()
         self._ended: deque[KeptTrace] = deque()
         self._num_rounds = 0
+        self._erased_us: dict[str, int] = {}
+        """When a tenant's traces were last ordered to be erased."""
 
     def __len__(self) -> int:
         """Requests that have ended and are remembered."""
@@ -208,10 +215,23 @@ class Traces:
         kept = recorder.kept(now_us, error)
         if self._on_end is not None:
             self._on_end(kept, recorder.request)
+        if recorder.request.consent_unix_us < self._erased_us.get(recorder.request.tenant, 0):
+            return
         self._ended.append(kept)
         self._num_rounds += len(kept.rounds)
         while len(self._ended) > self._config.max_requests or self._num_rounds > self._config.max_total_rounds:
             self._num_rounds -= len(self._ended.popleft().rounds)
+
+    def erase(self, tenant: str, ordered_us: int) -> int:
+        """Those of running requests are forgotten when they end. Returns the number of the others."""
+        self._erased_us[tenant] = max(ordered_us, self._erased_us.get(tenant, 0))
+        for recorder in self._running:
+            if recorder.request.tenant == tenant:
+                recorder.forget_tokens()
+        before, kept = len(self._ended), [one for one in self._ended if one.message().tenant != tenant]
+        self._ended = deque(kept)
+        self._num_rounds = sum(len(one.rounds) for one in kept)
+        return before - len(kept)
 
     def find(self, request_id: str, now_us: int) -> list[trace.RequestTrace]:
         """Oldest first; several when the gateway submitted the request again. Empty when none is known."""
@@ -244,7 +264,7 @@ def _without_tokens(message: trace.RequestTrace) -> trace.RequestTrace:
 
 
 class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
-    """Reads; changes nothing."""
+    """Reads, and erases."""
 
     def __init__(self, traces: Traces) -> None:
         self._traces = traces
@@ -274,3 +294,8 @@ class TraceServicer(trace_pb2_grpc.TraceServiceServicer):
         if request.max_sequences > MAX_LISTED:
             raise InvalidRequest("max_sequences", f"{request.max_sequences}; at most {MAX_LISTED}")
         return self._traces.running(request, now_us())
+
+    async def EraseTraces(
+        self, request: trace.EraseTracesRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> trace.EraseTracesResponse:
+        return trace.EraseTracesResponse(num_traces=self._traces.erase(request.tenant, request.ordered_unix_us))

@@ -52,6 +52,7 @@ class Request:
     billed: int | None = None
     """Tokens billed as prompt; None: the prompt's."""
     samples: sequence.SampleConsent.ValueType = sequence.SAMPLE_CONSENT_UNSPECIFIED
+    consent_unix_us: int = 0
 
     @property
     def begins_at(self) -> int:
@@ -128,6 +129,7 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
         num_resumed_by_client=message.num_resumed_by_client,
         billed=message.billed_prompt_tokens if message.HasField("billed_prompt_tokens") else None,
         samples=message.samples,
+        consent_unix_us=message.consent_unix_us,
     )
 
 

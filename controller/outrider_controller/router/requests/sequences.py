@@ -323,6 +323,7 @@ def open_message(
         request_id=request.request_id,
         tenant=request.tenant,
         samples=request.samples,
+        consent_unix_us=request.consent_unix_us,
     )
 
 

@@ -160,7 +160,7 @@ class SuffixLookup:
 
     def __init__(self, opening: SourceOpening, history: History) -> None:
         self.tenant = opening.tenant
-        self.forgotten = False
+        self.forgotten = not opening.learns
         """Whether the text is not to be remembered."""
         self._history = history
         self._salt = opening.salt

@@ -167,6 +167,7 @@ class _Job:
             billed_prompt_tokens=self.prompt_tokens,
             num_resumed_by_client=len(self.generation.resume_token_ids),
             samples=self.tenant.samples,
+            consent_unix_us=self.tenant.read_unix_us,
         )
 
     @property

@@ -33,9 +33,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def default_tenant() -> tenants_pb2.Tenant:
+def default_tenant(read_unix_us: int = 0) -> tenants_pb2.Tenant:
     """The tenant where none is recorded: every model, no quota."""
-    return tenants_pb2.Tenant(name=DEFAULT_TENANT)
+    return tenants_pb2.Tenant(name=DEFAULT_TENANT, read_unix_us=read_unix_us)
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class KeyGuard:
             return Caller("", default_tenant())
         nobody = await self._find(None)
         if not self.required:
-            return Caller("", nobody.tenant or default_tenant())
+            return Caller("", nobody.tenant or default_tenant(nobody.read_unix_us))
         if not token:
             message = "no API key: send it as the header `Authorization: Bearer KEY`"
             raise Unauthenticated(message, reason="API_KEY_MISSING")
@@ -90,7 +90,9 @@ class KeyGuard:
             raise PermissionDenied(f"the API key {key.id} permits only: {opened}", reason="WRONG_SCOPE")
         if found.tenant is None and key.tenant != DEFAULT_TENANT:
             raise Unauthenticated("the API key is not valid")
-        return Caller(key.id, found.tenant or default_tenant(), partial(self._check_again, digest, access))
+        return Caller(
+            key.id, found.tenant or default_tenant(found.read_unix_us), partial(self._check_again, digest, access)
+        )
 
     async def _find(self, digest: bytes | None) -> FoundKey:
         """From the cache while that is fresh. Else a request with a known answer waits at most 50 ms."""

@@ -28,7 +28,7 @@ def _leases_of(role: str) -> tuple[str, ...]:
 
 KEYS: Mapping[str, tuple[str, ...]] = {
     "draft": _own("draft"),
-    "target": (*_own("target"), *_leases_of("draft")),
+    "target": (*_own("target"), *_leases_of("draft"), "erasures", "samplevolumes"),
     "gateway": (
         *_own("gateway"),
         *_leases_of("gateway"),

@@ -31,16 +31,17 @@ local required = redis.call('EXISTS', KEYS[3])
 local key = redis.call('HMGET', KEYS[1], 'tenant', 'record')
 local tenant = key[1] or ARGV[1]
 local record = redis.call('HMGET', KEYS[2] .. tenant, 'record', 'version')
-return {required, key[2] or '', record[1] or '', record[2] or '0'}
+local now = redis.call('TIME')
+return {required, key[2] or '', record[1] or '', record[2] or '0', now[1] * 1000000 + now[2]}
 """
-_AUDIT = f"""
+AUDIT = f"""
 local function audit(stream, ...)
   redis.call('XADD', stream, 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*', ...)
 end
 """
 # Checks all versions first, so that a refused change has no effect.
 _PUT = (
-    _AUDIT
+    AUDIT
     + """
 for i = 1, #ARGV - 2, 3 do
   local expected = ARGV[i + 1]
@@ -69,7 +70,7 @@ return changes
 """
 )
 _DELETE = (
-    _AUDIT
+    AUDIT
     + """
 local record = redis.call('HMGET', KEYS[2] .. ARGV[1], 'record')[1]
 if redis.call('DEL', KEYS[2] .. ARGV[1]) == 0 then return -1 end
@@ -94,7 +95,7 @@ return #members
 """
 )
 _ADD_KEY = (
-    _AUDIT
+    AUDIT
     + """
 local tenant, id, digest, record, expire_s, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
 if tenant ~= ARGV[7] and redis.call('EXISTS', KEYS[2] .. tenant) == 0 then return -1 end
@@ -120,7 +121,7 @@ return 1
 """
 )
 _REVOKE = (
-    _AUDIT
+    AUDIT
     + """
 local digest = redis.call('HGET', KEYS[3], ARGV[1])
 if not digest then return '' end
@@ -144,6 +145,8 @@ class FoundKey:
     """None if the key does not exist."""
     tenant: tenants_pb2.Tenant | None
     """The key's tenant, or without a key the default one. None if it has no record."""
+    read_unix_us: int = 0
+    """When, by the store's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +168,11 @@ class TenantStore(StorePart):
         answer = await self._link.call_in_background(lambda redis: redis.eval(_FIND, len(keys), *keys, default))
         if answer is None:
             return None
-        required, key, tenant, version = answer
-        return FoundKey(bool(required), _parse_key(key) if key else None, _parse(tenant, version) if tenant else None)
+        required, key, record, version, read_us = answer
+        tenant = _parse(record, version) if record else None
+        if tenant is not None:
+            tenant.read_unix_us = read_us
+        return FoundKey(bool(required), _parse_key(key) if key else None, tenant, read_us)
 
     async def get(self, name: str) -> tenants_pb2.Tenant:
         """Raises NotFound."""
@@ -298,10 +304,10 @@ class TenantStore(StorePart):
 
 def _serialize(message: tenants_pb2.Tenant | tenants_pb2.ApiKey) -> bytes:
     """Equal for equal records, as the version is left out."""
-    if isinstance(message, tenants_pb2.Tenant) and message.version:
+    if isinstance(message, tenants_pb2.Tenant) and (message.version or message.read_unix_us):
         copy = tenants_pb2.Tenant()
         copy.CopyFrom(message)
-        copy.version = 0
+        copy.version = copy.read_unix_us = 0
         message = copy
     return message.SerializeToString(deterministic=True)
 

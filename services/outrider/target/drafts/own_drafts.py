@@ -32,12 +32,15 @@ class OwnDrafts:
         self.taps = () if self._reader is None else self._reader.taps or (HEAD_INPUT,)
         """The layers whose states a step has to give."""
         self._stats = stats
+        self._erased_us: dict[str, int] = {}
         self._committed: list[tuple[SequenceKey, int, Sequence[int]]] = []
         """What the sources are still to be told: together, because a call of each costs as much as an n-gram's."""
 
     def open(self, key: SequenceKey, opening: Opening) -> None:
+        learns = opening.consent_us >= self._erased_us.get(opening.tenant, 0)
         if self._sources:
-            self._tell(lambda source: source.open(key, opening.for_drafts(_limits(source, opening.speculation))))
+            setting = opening.speculation
+            self._tell(lambda source: source.open(key, opening.for_drafts(_limits(source, setting), learns=learns)))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if self._sources:
@@ -60,8 +63,11 @@ class OwnDrafts:
         self._hand_on()
         self._tell(lambda source: source.close(key, CloseReason.FINISHED))
 
-    def erase(self, tenant: str) -> int:
-        """Sources forget the texts of a tenant; returns how many there were."""
+    def erase(self, tenant: str, ordered_us: int = 0) -> int:
+        """Sources forget the texts of a tenant; returns how many there were. One that was asked for before the order
+        and comes here later, from a target that was lost, is not learnt either.
+        """
+        self._erased_us[tenant] = max(ordered_us, self._erased_us.get(tenant, 0))
         return sum(source.erase(tenant) for source in self._sources if learns(source))
 
     def offer(self, put: Put) -> None:

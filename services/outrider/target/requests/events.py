@@ -66,6 +66,8 @@ class Erased:
 
     tenant: str
     samples: bool
+    ordered_us: int
+    """When it was ordered; 0: all that is here now."""
     done: Callable[[int], None]
     """Called on a thread of the worker with the number of texts that were forgotten."""
 

@@ -76,6 +76,9 @@ class Opening:
     request_id: str = ""
     tenant: str = ""
     samples: SampleConsent = SampleConsent.OFF
+    consent_us: int = 0
+    """When a gateway has read it, by the metadata store's clock; 0: it has none. What was ordered to be erased later
+    is not remembered."""
 
     @property
     def num_top(self) -> int | None:
@@ -102,7 +105,7 @@ class Opening:
         """Whether the sequence may not run yet because its grammar is not compiled."""
         return self.grammar is None and self.logits is not None and bool(self.logits.grammar)
 
-    def for_drafts(self, limits: DraftLimits) -> drafting.SourceOpening:
+    def for_drafts(self, limits: DraftLimits, *, learns: bool = True) -> drafting.SourceOpening:
         """What a source of drafts needs of it."""
         return drafting.SourceOpening(
             prompt=self.prompt,
@@ -114,6 +117,7 @@ class Opening:
             stop_token_ids=self.stopping.stop_token_ids,
             salt=self.salt,
             tenant=self.tenant,
+            learns=learns,
             prediction=self.prediction,
             log_fields=self.log_fields,
         )

@@ -12,6 +12,7 @@ from outrider.errors import NotFound
 from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
+from outrider.samples import SampleStore
 from outrider.target.drafts.pool import PooledDrafts
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.events import Compiled, Erased, Event, GrammarWork, Opened, TargetEvent
@@ -51,6 +52,7 @@ class TargetServicer(
         read_leases: ReadLeases = no_leases,
         tokenizer: bytes = b"",
         credential: tuple[tuple[str, str], ...] = (),
+        samples: SampleStore | None = None,
     ) -> None:
         """`connect`: to the drafts that routers name, with `credential` as metadata of each call; `read_leases`: the
         leases of drafts; `tokenizer`: what gateways need, serialised. A stream that was sent nothing for
@@ -60,6 +62,7 @@ class TargetServicer(
         self._pace = worker.pace
         self._limits = limits
         self._tokenizer = tokenizer
+        self._samples = samples
         self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
         leases = DraftLeases(read_leases, clock)
@@ -98,8 +101,13 @@ class TargetServicer(
         def done(count: int) -> None:
             self._event_loop.call_soon_threadsafe(erased.set_result, count)
 
-        self.post(Erased(request.tenant, request.samples, done))
-        return target_pb2.EraseHistoryResponse(num_texts=await erased)
+        self.post(Erased(request.tenant, request.samples, request.ordered_unix_us, done))
+        answer = target_pb2.EraseHistoryResponse(num_texts=await erased)
+        if request.samples and self._samples is not None:
+            answer.volume_id, answer.held = await asyncio.to_thread(
+                lambda of: (of.volume_id(), of.held(request.tenant)), self._samples
+            )
+        return answer
 
     # The generated type knows generators only.
     async def Verify(  # type: ignore[override]

@@ -62,6 +62,7 @@ def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
         request_id=message.request_id,
         tenant=message.tenant,
         samples=_consent(message) if limits.samples else SampleConsent.OFF,
+        consent_us=message.consent_unix_us,
     )
     opening.check(limits)
     if opening.compiling and limits.grammars is None:

@@ -193,11 +193,11 @@ class TargetCore(ABC, Generic[S]):
 
     def _erase(self, event: events.Erased) -> None:
         if not event.samples:
-            event.done(self._own_drafts.erase(event.tenant))
+            event.done(self._own_drafts.erase(event.tenant, event.ordered_us))
         elif self._samples is None:
             event.done(0)
         else:
-            self._samples.erase(event.tenant, event.done)
+            self._samples.erase(event.tenant, event.ordered_us, event.done)
 
     def _offer(self, event: events.Offered | events.DraftRefused) -> None:
         if (sequence := self._sequences.find(event.key)) is None:

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
-from outrider.target.samples import recorder_of
+from outrider.target.samples import obedient, recorder_of
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.vllm import versions
 from outrider.vllm.target.engine import engine_args, info_of, make_core
@@ -124,7 +125,7 @@ def _servicer(
     registry: CollectorRegistry,
     publisher: PrefixPublisher,
     store: MetadataStore | None,
-) -> TargetServicer:
+) -> AbstractAsyncContextManager[TargetServicer]:
     path = resolve(config.model)
     limits = Limits(
         vocab_size=info.vocab_size,
@@ -142,7 +143,7 @@ def _servicer(
     sources, samples = make_sources(config.lookup_names), recorder_of(config.sample_store, info.model_revision)
     machine = VllmMachine(core, limits, time.monotonic, end_soon, sources, samples)
     registry.register(VllmMetrics(core.vllm_config, machine))
-    return VllmServicer(
+    servicer = VllmServicer(
         machine,
         info,
         limits,
@@ -152,7 +153,9 @@ def _servicer(
         tokenizer=read_tokenizer(path),
         credential=credential(config.secret, Role.TARGET),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
+        samples=config.sample_store,
     )
+    return obedient(servicer, samples, store)
 
 
 _PREFIX = "vllm:"

@@ -152,3 +152,21 @@ def test_a_request_submitted_twice_has_two_traces_in_order() -> None:
     traces.end(traces.start(request(), 0), "CANCELLED", 1)
     traces.start(request(resume=(5, 6)), 2)
     assert [found.resumed_tokens for found in traces.find("r", 3)] == [0, 2]
+
+
+def test_after_an_erasure_nothing_of_the_tenants_earlier_requests_is_remembered() -> None:
+    traces = Traces(TraceConfig(record_tokens=True))
+    ended, other, running, later = (
+        begun(traces, request(name, tenant=tenant, consent_unix_us=at_us))
+        for name, tenant, at_us in (("r1", "a", 100), ("r2", "b", 100), ("r3", "a", 100), ("r4", "a", 300))
+    )
+    for recorder, active in (ended, other, running, later):
+        add_round(recorder, active, [20], 500)
+    for recorder, _ in (ended, other):
+        traces.end(recorder, "", 600)
+    assert traces.erase("a", 200) == 1
+    assert not traces.find("r1", 700) and [round.token_ids for round in traces.find("r2", 700)[0].rounds] == [[20]]
+    assert not traces.find("r3", 700)[0].rounds[0].token_ids
+    for recorder, _ in (running, later):
+        traces.end(recorder, "", 800)
+    assert not traces.find("r3", 900) and traces.find("r4", 900)
