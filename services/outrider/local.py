@@ -81,16 +81,19 @@ class Speculator:
         draft: str | Path | None = None,
         *,
         dtype: str = "bfloat16",
+        device: str = "cpu",
         max_sequences: int = 32,
         max_draft_tokens: int = 4,
     ) -> None:
-        """Without a draft model, tokens are drafted from the text so far (n-grams) alone.
+        """Without a draft model, tokens are drafted from the text so far (n-grams) alone. `device`: a torch device,
+        such as cuda, of both models.
 
         Raises CheckpointError for a model that does not exist or cannot be read.
         """
         path = resolve(str(target))
-        drafter = None if draft is None else load_drafter(resolve(str(draft)), target=path)
-        engine = load_engine(path, EngineConfig(dtype=dtype))
+        # First the target: on a GPU it takes nine tenths of what is free, and the draft of what it leaves.
+        engine = load_engine(path, EngineConfig(dtype=dtype, device=device))
+        drafter = None if draft is None else _drafter(resolve(str(draft)), path, device)
         self._tokenizer: Any = load_tokenizer(path)
         self._pair = Pair(engine, drafter, max_sequences=max_sequences, max_draft_tokens=max_draft_tokens)
 
@@ -126,6 +129,10 @@ class Speculator:
             prompt = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         # The template already has the model's special tokens.
         return list(self._tokenizer.encode(prompt, add_special_tokens=not templated))
+
+
+def _drafter(path: Path, target: Path, device: str) -> Drafter:
+    return load_drafter(path, engine=EngineConfig(device=device), target=target)
 
 
 class Pair:

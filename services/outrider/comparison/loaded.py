@@ -107,7 +107,8 @@ def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: i
         head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
         its = engine_of(engine, head, prefix_cache=False)
         return lambda: HeadDrafts(head, most, its)
-    drafter = load_drafter(resolve(name), engine=EngineConfig(prefix_cache=False), target=target)
+    config = EngineConfig(prefix_cache=False, device=engine.info.device)
+    drafter = load_drafter(resolve(name), engine=config, target=target)
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences), most)
 
 

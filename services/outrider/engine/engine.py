@@ -111,6 +111,11 @@ class Engine:
         self._advance(rows)
         return found
 
+    def wait(self) -> None:
+        """Until the device has done all that it was given. Raises DeviceLost."""
+        if self._device.type == "cuda":
+            self._synchronize()
+
     def check(self) -> None:
         """Runs one token for itself. Raises what the model raises, whatever it is given."""
         sequence = self.kv.open([])

@@ -149,7 +149,7 @@ class Changes:
             if self._kept.spans:
                 _, rows, (ids,) = self._kept.spread(sent)
                 held = logits[rows, ids]
-                logits[sent["kept.rows"][0]] = -torch.inf
+                logits.index_fill_(0, sent["kept.rows"][0], -torch.inf)
                 logits[rows, ids] = held
             if self._masks:
                 forbidden = ~_unpacked(sent["masks"], logits.shape[1])
@@ -199,6 +199,7 @@ def _ban(logits: Tensor, with_bans: Tensor, which: Tensor, rows: Tensor, ids: Te
     """Bans these tokens, unless none would be left in a row: masks then take precedence over bans, and a token can
     still be chosen."""
     held = logits[rows, ids]
-    logits[rows, ids] = -torch.inf
+    # Not the number itself: to a GPU that is one more copy, and a wait.
+    logits[rows, ids] = torch.full_like(held, -torch.inf)
     dead = logits[with_bans].amax(-1) == -torch.inf
     logits[rows, ids] = torch.where(dead[which], held, -torch.inf)

@@ -49,6 +49,8 @@ class Shortlist:
     """float32 [rows, vocab]: scaled logit + G, if the tokens are those with the greatest. Without the tokens of q."""
     beyond: Tensor | None = None
     """float32 [rows, 1]: no other token has a score of more. None: no other token is kept."""
+    least_mass: Tensor | None = None
+    """float64 [rows, 1]: what all that is kept weighs at least, though not all of it is listed."""
 
     def kept(self, floor: Tensor) -> Tensor:
         """float64 [rows, n]: the weights of the tokens; 0 below the floor."""
@@ -58,7 +60,9 @@ class Shortlist:
         """Each floor with the weight of all that it keeps, float64 [rows, 1]. Where that is summed in float32, at
         the least and at the greatest that it may be, if no token is near the floor."""
         if self.scores is None:
-            return [(floor, self.kept(floor).sum(-1, keepdim=True)) for floor in self.floors]
+            sums = [(floor, self.kept(floor).sum(-1, keepdim=True)) for floor in self.floors]
+            least = self.least_mass
+            return sums if least is None else [(floor, torch.maximum(mass, least)) for floor, mass in sums]
         [floor] = self.floors
         scaled = (logits[settings.rows] - tops[settings.rows, None]) / settings.temperature[:, None].float()
         mass = _kept(scaled, floor.float()).sum(-1, keepdim=True).double()
@@ -145,8 +149,11 @@ def likeliest(logits: Tensor, settings: Settings, count: int = LIKELIEST) -> Sho
         masses = [mass * (1 - error), mass * (1 + error)]
     top_p = [_top_p_floor(scaled, top_k, kept, mass, settings) for mass in masses]
     floors = [torch.maximum(settings.log_min_p[:, None], floor) for floor in top_p]
+    # Where min-p does not cut more, top-p keeps at least its share, which may be more than the likeliest weigh.
+    least = torch.where(top_p[0] < settings.log_min_p[:, None], 0.0, settings.top_p[:, None] * masses[0])
     # The last floor is the lowest.
-    return Shortlist(top.indices, scaled, floors, certain & _holds_all(scaled, floors[-1], settings, width))
+    holds = certain & _holds_all(scaled, floors[-1], settings, width)
+    return Shortlist(top.indices, scaled, floors, holds, least_mass=least)
 
 
 def _top_k_floor(ranked: Tensor, settings: Settings) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, DraftDistribution, SamplingParams, VerificationMode
@@ -38,7 +39,9 @@ def propose(
     token_map [width], ascending: the token id of each logit, if the logits do not cover the vocabulary.
     """
     if logits.is_cuda:
-        return propose_batched(logits, params, modes, positions, token_map, num_others)
+        # Kernels are launched on the current GPU, which may be another.
+        with torch.cuda.device(logits.device):
+            return propose_batched(logits, params, modes, positions, token_map, num_others)
     # Only greedy rows need it, but one batched operation costs less than selecting them.
     best = logits.softmax(-1).topk(min(1 + num_others, logits.shape[-1]))
     confidence = best.values.tolist()

@@ -31,7 +31,11 @@ def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
     On a GPU `batched.py` verifies all rows at once, because every read of a value would wait for the device. On a CPU
     rows are verified one by one up to the first rejection: later rows would be wasted work.
     """
-    return verify_batched(logits, candidates) if logits.is_cuda else verify_rows(logits, candidates)
+    if not logits.is_cuda:
+        return verify_rows(logits, candidates)
+    # Kernels are launched on the current GPU, which may be another.
+    with torch.cuda.device(logits.device):
+        return verify_batched(logits, candidates)
 
 
 def verify_rows(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:

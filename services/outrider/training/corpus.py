@@ -201,7 +201,8 @@ def _step(
     choosing = [w for w, n in running if n == len(w.pending) and not w.conversation.finished]
     rows = [Row(w.sequence, w.pending[:n], int(w in choosing), num_tapped=n) for w, n in running]
     logits, states = engine.forward_tapped(rows, layers)
-    for (w, count), found in zip(running, torch.split(states, [n for _, n in running]), strict=True):
+    # Copied: the next step may overwrite them.
+    for (w, count), found in zip(running, torch.split(states.clone(), [n for _, n in running]), strict=True):
         w.hidden.append(found)
         w.width = found.shape[1] // len(layers)
         del w.pending[:count]

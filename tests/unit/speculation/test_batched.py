@@ -171,6 +171,18 @@ def test_a_wide_vocabulary_is_proposed_from_as_row_by_row(
         assert [chance for _, chance in others] == pytest.approx([chance for _, chance in wanted], abs=2e-3)
 
 
+def test_a_chance_among_more_tokens_than_are_ranked_is_that_of_all_that_is_kept() -> None:
+    logits = torch.randn(4, 32_000, generator=torch.Generator().manual_seed(2)) * 3
+    params = [SamplingParams(top_p=top_p, seed=seed) for top_p in (0.9, 0.99) for seed in (1, 2)]
+    kept = [len(support(row, each).token_ids) for row, each in zip(logits, params, strict=True)]
+    assert min(kept) > choosing.LIKELIEST
+    arguments: Any = logits, params, [VerificationMode.COUPLED] * 4, range(4)
+    for now, want in zip(propose_batched(*arguments), propose(*arguments), strict=True):
+        if now.token_id == want.token_id:
+            assert math.isclose(now.confidence, want.confidence, rel_tol=1e-3)
+    assert any(a.token_id == b.token_id for a, b in zip(propose_batched(*arguments), propose(*arguments), strict=True))
+
+
 class NoneWide(TorchDispatchMode):
     """No sort, and no result in float64 as wide as the vocabulary."""
 

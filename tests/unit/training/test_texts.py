@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.shards import Corpus, Sample, list_shards, read_corpus
 from outrider.training.texts import read_prompts, read_recorded, read_samples
+from torch import Tensor
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -57,6 +59,26 @@ def test_the_target_answers_the_prompts_of_a_file_as_it_would_in_serving(engine:
         assert sample.answers.tolist() == [i >= len(sample.prompt) for i in range(1, len(ids))]
     # One of four passes over the prompts is greedy: a second one would say the same.
     assert greedy >= 3 and len({tuple(sample.token_ids.tolist()) for sample in samples}) == 4 * 3
+
+
+def test_states_are_kept_where_the_next_step_overwrites_them(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As recorded steps do: they have one buffer for the states of all steps."""
+    config = CorpusConfig(prompts=tuple(({"role": "user", "content": text},) for text in ("One.", "Two, and more.")))
+    plain = corpus(engine, tmp_path / "plain", config)
+    tapped, buffers = engine.forward_tapped, list[Tensor]()
+
+    def in_one_buffer(rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        for before in buffers:
+            before.fill_(torch.nan)
+        found = tapped(rows, layers)
+        buffers.append(found[1])
+        return found
+
+    monkeypatch.setattr(engine, "forward_tapped", in_one_buffer)
+    for now, want in zip(corpus(engine, tmp_path / "reused", config), plain, strict=True):
+        assert torch.equal(now.token_ids, want.token_ids) and torch.equal(now.hidden, want.hidden)
 
 
 def test_a_second_run_goes_on_with_the_prompts_that_are_left(engine: Engine, tmp_path: Path) -> None:
