@@ -188,12 +188,20 @@ def _attention_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | No
 
 
 def _rotary_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
-    for field in ("rope_scaling", "rope_parameters"):
-        stated = config.get(field)
-        if isinstance(stated, dict) and "su" in (stated.get("type"), stated.get("rope_type")):
-            return CheckpointFault(
-                f"{path}/config.json", f"{field}: type su is the old name of longrope; write longrope there"
-            )
+    file = f"{path}/config.json"
+    found = {field: config.get(field) for field in ("rope_scaling", "rope_parameters")}
+    old, new = (stated if isinstance(stated, dict) else {} for stated in found.values())
+    for field, stated in (("rope_scaling", old), ("rope_parameters", new)):
+        if "su" in (stated.get("type"), stated.get("rope_type")):
+            return CheckpointFault(file, f"{field}: type su is the old name of longrope; write longrope there")
+    within, outside = (stated.get("rope_theta") for stated in (old or new, config))
+    if within is not None and outside is not None and within != outside:
+        return CheckpointFault(file, f"rope_theta: {outside}, and {within} in the other place; remove one of them")
+    # transformers takes the old one, and nothing of the new.
+    used = {"rope_type": old.get("type"), "type": old.get("rope_type"), "rope_theta": outside, **old}
+    if old and (lost := sorted(name for name, value in new.items() if used.get(name) != value)):
+        message = f"rope_parameters: {', '.join(lost)}: rope_scaling is there too and says something else; remove one"
+        return CheckpointFault(file, message)
     return None
 
 

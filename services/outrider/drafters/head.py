@@ -23,7 +23,7 @@ from outrider.drafting.heads.text import HeadText
 from outrider.drafting.source import Features
 from outrider.drafting.tree import DraftTree
 from outrider.engine import CheckpointError, EngineConfig, ModelInfo
-from outrider.engine.models.loader import read_settings
+from outrider.engine.models.loader import read_settings, served_context
 from outrider.errors import InvalidRequest
 
 
@@ -56,7 +56,7 @@ class HeadDrafter(Drafter):
             loaded, parts = load_head_of(model, head, config.device)
         except HeadError as error:
             raise CheckpointError("head", str(error)) from None
-        context = int(read_settings(model).max_position_embeddings)
+        context = served_context(model, read_settings(model))
         engine = head_engine(loaded, config, context)
         return cls(loaded, len(parts.embedding), context, parts.width, config.device, engine)
 

@@ -52,7 +52,7 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, host_bytes
     _quiet_transformers()
     keep_to_vector_code()
     settings = read_settings(path)
-    context = _context_len(path, settings, config.max_context_len)
+    context = served_context(path, settings, config.max_context_len)
     config = _settle_dtype(config, settings)
     device_type = torch.device(config.device).type
     num_blocks = kv_blocks(
@@ -239,7 +239,8 @@ def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict
     return partial(kind.from_pretrained, None, config=settings, state_dict=plain.state), plain.kept
 
 
-def _context_len(path: Path, settings: Any, configured: int | None) -> int:
+def served_context(path: Path, settings: Any, configured: int | None = None) -> int:
+    """In positions. Raises CheckpointError that names a field of config.json."""
     try:
         return context_len(settings, configured)
     except ValueError as error:

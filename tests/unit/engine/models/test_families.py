@@ -60,9 +60,14 @@ FORMS: dict[str, tuple[str, dict[str, Any], int]] = {
     ),
     "chunks": ("llama4_text", {"attention_chunk_size": WINDOW, "intermediate_size_mlp": 96, **MOE}, WINDOW),
     "learned positions": ("gpt2", {"num_key_value_heads": 4}, 256),
-    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}, 256),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}, 1024),
     "dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}, 256),
     "yarn": ("qwen3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, **ORIGINAL}}, 256),
+    "yarn that lengthens": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "rope_theta": 1e4, **ORIGINAL}},
+        8 * WINDOW,
+    ),
     "llama3": ("llama", {"rope_parameters": {"rope_theta": 1e4, **LLAMA3}}, 256),
     "longrope": ("llama", {"rope_parameters": {"rope_theta": 1e4, **LONGROPE, **ORIGINAL}}, WINDOW),
     "longrope of Phi 3": (
