@@ -1,4 +1,5 @@
-"""Tests on a real GPU. They need PyTorch, Triton, transformers and pytest, and nothing else that may be missing there.
+"""Tests on a real GPU. They need PyTorch, Triton, transformers, pytest with pytest-timeout, and of the package's other
+dependencies protobuf, prometheus-client and psutil; and its generated code, which `make proto` writes anywhere.
 
 PYTHONPATH=services python -m pytest tests/gpu
 """

@@ -27,6 +27,11 @@ _CONCURRENCY = 16
 _BLOCK = 16
 
 
+def num_blocks(prompts: Sequence[Sequence[int]], max_new_tokens: int) -> int:
+    """KV blocks in which an engine answers them as `share` does."""
+    return _CONCURRENCY * -(-(max(map(len, prompts)) + max_new_tokens) // _BLOCK)
+
+
 def share(
     target: Engine,
     draft: Path,
@@ -36,9 +41,7 @@ def share(
 ) -> float:
     """Of the first drafted tokens those that the target accepts: it answers the prompts with this draft, which proposes
     one token in each step. Raises CheckpointError."""
-    longest = max(len(prompt) for prompt in prompts) + max_new_tokens
-    blocks = _CONCURRENCY * -(-longest // _BLOCK)
-    config = EngineConfig(num_blocks=blocks, device=target.info.device)
+    config = EngineConfig(num_blocks=num_blocks(prompts, max_new_tokens), device=target.info.device)
     drafter = load_drafter(draft, engine=config, model=_EVERY_TOKEN)
     pair = Pair(target, drafter, max_sequences=_CONCURRENCY, max_draft_tokens=1, row_price=lambda _: 0.0, lookups=())
     answers = pair.answer(prompts, max_new_tokens, speculate=True, params=params)

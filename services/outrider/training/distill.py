@@ -217,7 +217,9 @@ def _acceptance(
     config: DistillConfig, target: Path, held_out: list[Sample], progress: Progress
 ) -> dict[str, float | None]:
     """Of the draft as it was written, and of the one in use."""
-    engine = load_engine(target, EngineConfig(prefix_cache=False, device=config.device))
+    # No more than it needs: a GPU's other memory is the draft's.
+    blocks = acceptance.num_blocks([sample.prompt for sample in held_out[:_PROMPTS]], _ANSWER_TOKENS)
+    engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False, device=config.device))
     longest = engine.info.max_context_len - _ANSWER_TOKENS
     prompts = [sample.prompt[:longest] for sample in held_out[:_PROMPTS]]
     drafts = {"": config.out} | ({"_in_use": directory(config.in_use)} if config.in_use else {})
