@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -13,98 +13,78 @@ from outrider.gateway.generation.generation import Chunk
 from outrider.gateway.generation.message_reader import MessageReader
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
+from outrider.gateway.http.items import Item, Items, Step
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.sse import one_line
-from outrider.gateway.tools.parsers.tool_calls import Delta
 
 Json = dict[str, Any]
 
 
-@dataclass(slots=True)
-class _Item:
-    """One output item: reasoning, a message, or a call."""
-
-    kind: str
-    id: str
-    index: int
-    head: Json
-    text: str = ""
-
-    def body(self, status: str) -> Json:
-        if self.kind == "function_call":
-            return self.head | {"id": self.id, "type": self.kind, "arguments": self.text, "status": status}
-        content = [] if status == "in_progress" else [self.part]
-        return self.head | {"id": self.id, "type": self.kind, "content": content, "status": status}
-
-    @property
-    def part(self) -> Json:
-        if self.kind == "reasoning":
-            return {"type": "reasoning_text", "text": self.text}
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
-
-    @property
-    def event(self) -> str:
-        """The event name of its deltas."""
-        names = {"reasoning": "reasoning_text", "message": "output_text", "function_call": "function_call_arguments"}
-        return names[self.kind]
-
-    @property
-    def more(self) -> Json:
-        """Further fields in the events of a message's text."""
-        return {"logprobs": []} if self.kind == "message" else {}
-
-    @property
-    def place(self) -> Json:
-        at = {"item_id": self.id, "output_index": self.index}
-        return at if self.kind == "function_call" else at | {"content_index": 0}
+_EVENTS = {"reasoning": "reasoning_text", "text": "output_text", "call": "function_call_arguments"}
+"""Names of the events of an item's text."""
+_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
 @dataclass(slots=True)
 class _Output:
-    """The output items, one after the other; only the last one grows."""
+    """The output items and their events."""
 
     id: str
-    items: list[_Item] = field(default_factory=list)
+    row: Items = field(default_factory=Items)
 
-    def add(self, delta: Delta, reader: MessageReader) -> Iterator[Json]:
-        """Adds a delta. Yields its events."""
-        if delta.reasoning:
-            yield from self._grow("reasoning", "rs", {"summary": []}, delta.reasoning)
-        if delta.content:
-            yield from self._grow("message", "msg", {"role": "assistant"}, delta.content)
-        for each in delta.calls:
-            call = reader.call(each)
-            head = {"call_id": call["id"], "name": each.name} if "id" in call else None
-            yield from self._grow("function_call", "fc", head or self.items[-1].head, each.arguments, new=bool(head))
-
-    def close(self, status: str) -> Iterator[Json]:
-        """Ends the last item, which may be incomplete. Yields its events."""
-        if not self.items:
-            return
-        item = self.items[-1]
-        text = {"arguments" if item.kind == "function_call" else "text": item.text}
-        yield {"type": f"response.{item.event}.done", **item.place, **text, **item.more}
-        if item.kind == "message":
-            yield {"type": "response.content_part.done", **item.place, "part": item.part}
-        yield {"type": "response.output_item.done", "output_index": item.index, "item": item.body(status)}
+    def events(self, steps: Iterable[Step], status: str = "completed") -> Iterator[Json]:
+        """`status`: that of items that end."""
+        for step in steps:
+            item, at = step.item, {"output_index": step.item.index}
+            match step.kind:
+                case "begin":
+                    body = self._body(item, "in_progress")
+                    yield {"type": "response.output_item.added", **at, "item": body}
+                    if item.kind == "text":
+                        yield {"type": "response.content_part.added", **self._place(item), "part": _part(item)}
+                case "grow":
+                    delta = {"delta": step.text, **_more(item)}
+                    yield {"type": f"response.{_EVENTS[item.kind]}.delta", **self._place(item), **delta}
+                case "end":
+                    text = {"arguments" if item.kind == "call" else "text": item.text, **_more(item)}
+                    yield {"type": f"response.{_EVENTS[item.kind]}.done", **self._place(item), **text}
+                    if item.kind == "text":
+                        yield {"type": "response.content_part.done", **self._place(item), "part": _part(item)}
+                    yield {"type": "response.output_item.done", **at, "item": self._body(item, status)}
 
     def bodies(self, status: str) -> list[Json]:
         """The bodies of all items; `status` is that of the last one."""
-        return [item.body(status if item is self.items[-1] else "completed") for item in self.items]
+        items = self.row.items
+        return [self._body(item, status if item is items[-1] else "completed") for item in items]
 
-    def _grow(self, kind: str, prefix: str, head: Json, text: str, *, new: bool = False) -> Iterator[Json]:
-        if new or not self.items or self.items[-1].kind != kind:
-            yield from self.close("completed")
-            item = _Item(kind, f"{prefix}_{self.id}_{len(self.items)}", len(self.items), head)
-            self.items.append(item)
-            yield {"type": "response.output_item.added", "output_index": item.index, "item": item.body("in_progress")}
-            if kind == "message":
-                yield {"type": "response.content_part.added", **item.place, "part": item.part}
-        item = self.items[-1]
-        item.text += text
-        if text:
-            yield {"type": f"response.{item.event}.delta", **item.place, "delta": text, **item.more}
+    def _id(self, item: Item) -> str:
+        return f"{_PREFIXES[item.kind]}_{self.id}_{item.index}"
+
+    def _place(self, item: Item) -> Json:
+        at = {"item_id": self._id(item), "output_index": item.index}
+        return at if item.kind == "call" else at | {"content_index": 0}
+
+    def _body(self, item: Item, status: str) -> Json:
+        head = {"id": self._id(item), "status": status}
+        if item.kind == "call":
+            called = {"call_id": item.call_id, "name": item.name, "arguments": item.text}
+            return {"type": "function_call", **called, **head}
+        content = [] if status == "in_progress" else [_part(item)]
+        if item.kind == "reasoning":
+            return {"type": "reasoning", "summary": [], "content": content, **head}
+        return {"type": "message", "role": "assistant", "content": content, **head}
+
+
+def _part(item: Item) -> Json:
+    if item.kind == "reasoning":
+        return {"type": "reasoning_text", "text": item.text}
+    return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
+
+
+def _more(item: Item) -> Json:
+    """Further fields in the events of a message's text."""
+    return {"logprobs": []} if item.kind == "text" else {}
 
 
 class ResponsesWriter:
@@ -117,7 +97,7 @@ class ResponsesWriter:
         reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id)
         joined = Chunk.join(chunks)
         reader.count(joined)
-        for _ in output.add(joined.delta, reader):
+        for _ in output.row.add(joined.delta, reader):
             pass
         return _response(choices, body, output, int(time.time()), joined, _counted(stats, reader)) | stats.metrics
 
@@ -137,11 +117,11 @@ class ResponsesWriter:
                 yield event({"type": "response.created", "response": nothing})
                 yield event({"type": "response.in_progress", "response": nothing})
             reader.count(chunk)
-            for data in output.add(chunk.delta, reader):
+            for data in output.events(output.row.add(chunk.delta, reader)):
                 yield event(data)
             if chunk.finish is not None:
                 status = _status(chunk)
-                for data in output.close(status):
+                for data in output.events(output.row.end(), status):
                     yield event(data)
                 done = _response(choices, body, output, created_s, chunk, _counted(stats, reader))
                 yield event({"type": f"response.{status}", "response": done | stats.metrics})
