@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outrider.gateway.http.errors import STATUSES
+from outrider.gateway.http.anthropic.request import CountTokensRequest, MessagesRequest
+from outrider.gateway.http.errors import MESSAGES, STATUSES
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import Body, ChatRequest, CompletionRequest
 from outrider.gateway.http.tokens import DetokenizeRequest, TokenizeRequest
@@ -26,6 +27,8 @@ BODIES: dict[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -42,11 +45,19 @@ _ERROR = {
         }
     },
 }
+_MESSAGE_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"enum": ["error"]},
+        "error": {"type": "object", "properties": {name: {"type": "string"} for name in ("type", "message")}},
+    },
+}
 
 
 def openapi() -> dict[str, Any]:
     """As version 3.1 of the specification has it."""
-    schemas: dict[str, Any] = {"Error": _ERROR, **SCHEMAS}
+    schemas: dict[str, Any] = {"Error": _ERROR, "MessageError": _MESSAGE_ERROR, **SCHEMAS}
     for body in BODIES.values():
         schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas |= schema.pop("$defs", {})
@@ -66,7 +77,7 @@ def _path(route: str) -> str:
 
 def _item(route: str) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": _path(route).strip("/").replace("/", "_").replace("{name}", "name")}
-    operation["responses"] = {"200": _answer(route)} | _failures()
+    operation["responses"] = {"200": _answer(route)} | _failures(route)
     if not ROUTES[route].open:
         operation["security"] = [{"key": []}]
     if "{name" in route:
@@ -84,7 +95,7 @@ def _answer(route: str) -> dict[str, Any]:
         return {"description": WHOLE[route], "content": content}
     # OpenAPI 3.1 knows no events: the schema is that of the data of each.
     content |= {"text/event-stream": {"schema": {"$ref": _schema(event)}}}
-    end = "" if route == "/v1/responses" else " and [DONE] after the last"
+    end = "" if route in ("/v1/responses", MESSAGES) else " and [DONE] after the last"
     return {"description": f"{WHOLE[route]}; with stream, a {event} as the data of each event{end}", "content": content}
 
 
@@ -92,10 +103,10 @@ def _schema(name: str) -> str:
     return f"#/components/schemas/{name}"
 
 
-def _failures() -> dict[str, Any]:
+def _failures(route: str = "") -> dict[str, Any]:
     statuses = sorted({status for status, _ in STATUSES.values()})
     kinds = {status: ", ".join(sorted({kind for s, kind in STATUSES.values() if s == status})) for status in statuses}
-    error = _json(_schema("Error"))
+    error = _json(_schema("MessageError" if route.startswith(MESSAGES) else "Error"))
     return {str(status): {"description": kinds[status], "content": error} for status in statuses}
 
 
@@ -132,7 +143,7 @@ def _page() -> Iterator[str]:
         event = _link(STREAMED[route]) if route in STREAMED else ""
         yield f"| `{_path(route)}` | {_link(name)} | {event} |"
     yield from ("", "The last event of completions is `[DONE]`. One that fails after its first token ends with an")
-    yield "event whose data is the body of an error, and of `/v1/responses` with one of type `error`."
+    yield "event whose data is the body of an error; of `/v1/responses` and `/v1/messages` it is one of type `error`."
     for name, schema in SCHEMAS.items():
         yield from ("", f"### {name}", "", "| field | type | always there |", "|---|---|---|")
         yield from _fields(schema)

@@ -143,6 +143,41 @@ _EVENTS = [
     _event("error", {"message": _TEXT, "code": _or_null(_TEXT), "param": _or_null(_TEXT)}),
 ]
 
+_THINKING = _object({"type": _one_of("thinking"), "thinking": _TEXT, "signature": _TEXT})
+_TEXT_BLOCK = _object({"type": _one_of("text"), "text": _TEXT})
+_TOOL_USE = _object({"type": _one_of("tool_use"), "id": _TEXT, "name": _TEXT, "input": {"type": "object"}})
+_MESSAGE_BLOCK: Schema = {"anyOf": [_THINKING, _TEXT_BLOCK, _TOOL_USE]}
+_MESSAGE_END = {
+    "stop_reason": _or_null(
+        _one_of("end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded")
+    ),
+    "stop_sequence": _or_null(_TEXT),
+}
+_MESSAGE_USAGE = {"usage": _ref("MessageUsage")}
+_MESSAGE_DELTAS = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "partial_json"}
+_MESSAGE_DELTA: Schema = {
+    "anyOf": [
+        _object({"type": _one_of(kind), name: _TEXT})
+        for kind, name in {**_MESSAGE_DELTAS, "signature_delta": "signature"}.items()
+    ]
+}
+
+
+def _message_event(name: str, fields: Schema, optional: Schema | None = None) -> Schema:
+    return _object({"type": _one_of(name), **fields}, optional)
+
+
+_MESSAGE_EVENTS = [
+    _message_event("message_start", {"message": _ref("Message")}),
+    _message_event("content_block_start", {"index": _WHOLE, "content_block": _MESSAGE_BLOCK}),
+    _message_event("ping", {}),
+    _message_event("content_block_delta", {"index": _WHOLE, "delta": _MESSAGE_DELTA}),
+    _message_event("content_block_stop", {"index": _WHOLE}),
+    _message_event("message_delta", {"delta": _object(_MESSAGE_END), **_MESSAGE_USAGE}, {**_METRICS, **_RECEIPT}),
+    _message_event("message_stop", {}),
+    _message_event("error", {"error": _object({"type": _TEXT, "message": _TEXT})}),
+]
+
 SCHEMAS: dict[str, Schema] = {
     "Usage": _object(
         {
@@ -261,6 +296,25 @@ SCHEMAS: dict[str, Schema] = {
         }
     ),
     "ResponseEvent": {"anyOf": _EVENTS},
+    "Message": _object(
+        {
+            "id": _TEXT,
+            "type": _one_of("message"),
+            "role": _one_of("assistant"),
+            "model": _TEXT,
+            "content": _array(_MESSAGE_BLOCK),
+            **_MESSAGE_END,
+            **_MESSAGE_USAGE,
+        },
+        {**_METRICS, **_RECEIPT},
+    ),
+    "MessageUsage": _object(
+        dict.fromkeys(
+            ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"), _WHOLE
+        )
+    ),
+    "MessageEvent": {"anyOf": _MESSAGE_EVENTS},
+    "MessageTokens": _object({"input_tokens": _WHOLE}),
     "ReceiptKey": _object({"pem": _TEXT}),
     "Tokenized": _object(
         {
@@ -289,6 +343,8 @@ WHOLE: dict[str, str] = {
     "/v1/completions": "Completion",
     "/v1/chat/completions": "ChatCompletion",
     "/v1/responses": "Response",
+    "/v1/messages": "Message",
+    "/v1/messages/count_tokens": "MessageTokens",
     "/tokenize": "Tokenized",
     "/detokenize": "Detokenized",
     "/version": "Version",
@@ -303,6 +359,7 @@ STREAMED: dict[str, str] = {
     "/v1/completions": "CompletionChunk",
     "/v1/chat/completions": "ChatCompletionChunk",
     "/v1/responses": "ResponseEvent",
+    "/v1/messages": "MessageEvent",
 }
-"""With `stream`: that of the data of one server-sent event. An error in mid-stream is an Error, or of /v1/responses an
-event of its own."""
+"""With `stream`: that of the data of one server-sent event. An error in mid-stream is an Error, or of /v1/responses
+and /v1/messages an event of its own."""

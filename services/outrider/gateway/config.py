@@ -55,7 +55,7 @@ class GatewayLimits:
                 raise ConfigError(f"{limit.name}: has to be above 0, and finite")
 
 
-class UnknownFields(enum.Enum):
+class UnknownFields(enum.StrEnum):
     REFUSE = "refuse"
     IGNORE = "ignore"
 

@@ -128,6 +128,25 @@ async def test_the_stock_client_works_with_its_key_and_says_which_is_wrong(
             await client.models.retrieve(MODEL)
 
 
+@pytest.mark.parametrize("header", ["x-api-key", "authorization"])
+async def test_a_key_opens_anthropics_api_under_both_of_its_names(
+    served: Served, store: MetadataStore, header: str
+) -> None:
+    await fill(store)
+    asked = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "a"}]}
+    base_url = f"http://{served.gateway.http_address}/v1"
+    async with httpx.AsyncClient(base_url=base_url, timeout=60) as client:
+        for key, (status, _, reason) in MATRIX.items():
+            headers = {header: f"Bearer {key}" if header == "authorization" else key} if key else {}
+            for path in ("/messages", "/messages/count_tokens"):
+                answer = await client.post(path, json=asked, headers=headers)
+                assert answer.status_code == status, (key, answer.text)
+                if reason is not None:
+                    kind = {401: "authentication_error", 403: "permission_error"}[status]
+                    assert (answer.json()["type"], answer.json()["error"]["type"]) == ("error", kind)
+    assert {request.tenant for request in served.router.requests} == {"acme"}
+
+
 async def test_health_wants_no_key(served: Served, store: MetadataStore) -> None:
     await fill(store)
     # Until then it is not ready.

@@ -23,7 +23,8 @@ CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 ASKED: Any = {"messages": [{"role": "user", "content": "Hm?"}]}
 TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
-CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+LIMITED: Any = {**ASKED, "max_tokens": 400}
 
 
 def wrong_with(name: str, data: Any) -> list[str]:
@@ -52,7 +53,7 @@ async def events(client: httpx.AsyncClient, path: str, body: Any) -> list[Any]:
     answer = await client.post(path, json={"model": MODEL, "stream": True, **body})
     assert answer.status_code == 200, answer.text
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert ("[DONE]" in lines) is (path != RESPONSES)
+    assert ("[DONE]" in lines) is (path not in (RESPONSES, MESSAGES))
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
@@ -74,6 +75,9 @@ ASKING = [
     (RESPONSES, {"input": "a"}, "plain"),
     (RESPONSES, {"input": "a", "max_output_tokens": 16, "include_metrics": True}, "plain"),
     (RESPONSES, {"input": "a"}, "<think>Hm.</think>\nWell."),
+    (MESSAGES, LIMITED, "plain"),
+    (MESSAGES, {**LIMITED, "receipt": True, "include_metrics": True}, "<think>Hm.</think>\nWell."),
+    (MESSAGES, {**LIMITED, "tools": [{"name": "weather", "input_schema": PARAMETERS}]}, f"So.\n{CALL}"),
     (RESPONSES, {"input": "a", "tools": [{"type": "function", **TOOL["function"], "strict": False}]}, f"So.\n{CALL}"),
 ]
 
@@ -86,7 +90,7 @@ async def test_an_answer_and_each_event_of_a_stream_are_as_described(
         whole = await client.post(path, json={"model": MODEL, **body})
         assert whole.status_code == 200, whole.text
         streamed = await events(client, path, body)
-        if path != RESPONSES:
+        if path in (CHAT, TEXT):
             streamed += await events(client, path, body | {"stream_options": {"include_usage": True}})
     assert wrong_with(WHOLE[path], whole.json()) == []
     assert len(streamed) > 1
@@ -96,6 +100,7 @@ async def test_an_answer_and_each_event_of_a_stream_are_as_described(
 
 async def test_what_is_not_generated_is_as_described(serve: Any) -> None:
     asked = {"/tokenize": {"prompt": "ab", "return_token_strs": True}, "/detokenize": {"tokens": [5, 6]}}
+    asked["/v1/messages/count_tokens"] = {"model": MODEL, **ASKED}
     async with serve("plain") as (client, _):
         for route in sorted(set(WHOLE) - set(STREAMED)):
             path = route.replace("{name:path}", MODEL)
@@ -112,7 +117,7 @@ async def test_what_is_told_of_a_prompt_is_as_described(serve: Any, path: str, b
     assert wrong_with(WHOLE[path], answer.json()) == []
 
 
-@pytest.mark.parametrize(("path", "body"), [(CHAT, ASKED), (RESPONSES, {"input": "a"})])
+@pytest.mark.parametrize(("path", "body"), [(CHAT, ASKED), (RESPONSES, {"input": "a"}), (MESSAGES, LIMITED)])
 async def test_an_error_in_mid_stream_is_as_described(serve: Any, path: str, body: Any) -> None:
     async def breaking(request: Any) -> AsyncIterator[Any]:
         yield round_of([40, 41])
@@ -123,7 +128,7 @@ async def test_an_error_in_mid_stream_is_as_described(serve: Any, path: str, bod
         answer = await client.post(path, json={"model": MODEL, "stream": True, **body})
     last = json.loads([line for line in answer.text.splitlines() if line.startswith("data: {")][-1][6:])
     assert "all targets are gone" in str(last)
-    assert wrong_with("Error" if path == CHAT else "ResponseEvent", last) == []
+    assert wrong_with("Error" if path == CHAT else STREAMED[path], last) == []
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from outrider.errors import InvalidRequest
+from outrider.gateway.http.anthropic.request import MessagesRequest
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest, GenerationBody, parse
@@ -24,6 +25,7 @@ BASES: dict[type[GenerationBody], dict[str, Any]] = {
     CompletionRequest: {"prompt": "a"},
     ChatRequest: {"messages": [USER]},
     ResponsesRequest: {"input": "a"},
+    MessagesRequest: {"messages": [USER], "max_tokens": 5},
 }
 names = st.sampled_from([name for kind in BASES for name in (*kind.model_fields, *kind.unserved)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import jsonschema
@@ -10,6 +11,7 @@ import pytest
 from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chats
 from openai.types.responses import response_create_params as responses
+from outrider.gateway.http.anthropic.request import CountTokensRequest, MessagesRequest
 from outrider.gateway.http.openai.foreign import HARMLESS, HARMLESS_NAMES
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.openai.schemas import Body, ChatRequest, CompletionRequest, GenerationBody
@@ -19,7 +21,12 @@ from outrider.rpc.v1 import generation_pb2
 from docs import http_reference
 
 PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
-BODIES = {"completions": CompletionRequest, "chat": ChatRequest, "responses": ResponsesRequest}
+BODIES: dict[str, type[GenerationBody]] = {
+    "completions": CompletionRequest,
+    "chat": ChatRequest,
+    "responses": ResponsesRequest,
+    "messages": MessagesRequest,
+}
 CLIENTS = {
     "completions": completions.CompletionCreateParamsBase,
     "chat": chats.CompletionCreateParamsBase,
@@ -35,7 +42,7 @@ def refused_row(endpoint: str) -> set[str]:
 
 @pytest.mark.parametrize("endpoint", BODIES)
 def test_every_field_is_on_the_page(endpoint: str) -> None:
-    body: type[GenerationBody] = BODIES[endpoint]
+    body = BODIES[endpoint]
     served = set(body.model_fields) - set(body.unserved)
     assert not {name for name in served if f"`{name}`" not in PAGE and f"`{name}." not in PAGE} - {"model", "stream"}
     assert set(body.unserved) <= refused_row(endpoint)
@@ -49,10 +56,20 @@ def test_what_is_taken_for_the_sake_of_other_servers_is_on_the_page() -> None:
     assert not HARMLESS_NAMES & {name for body in BODIES.values() for name in (*body.model_fields, *body.unserved)}
 
 
-@pytest.mark.parametrize("endpoint", BODIES)
+@pytest.mark.parametrize("endpoint", CLIENTS)
 def test_every_parameter_of_the_stock_client_is_served_or_refused_by_name(endpoint: str) -> None:
     body = BODIES[endpoint]
     assert set(CLIENTS[endpoint].__annotations__) <= set(body.model_fields) | set(body.unserved)
+
+
+@pytest.mark.parametrize("kind", ["message_create_params", "message_count_tokens_params"])
+def test_every_parameter_of_anthropics_client_is_taken_or_refused_by_name(kind: str) -> None:
+    params = import_module(f"{pytest.importorskip('anthropic').__name__}.types.{kind}")
+    base = getattr(params, "MessageCreateParamsBase", None) or params.MessageCountTokensParams
+    body = MessagesRequest if kind == "message_create_params" else CountTokensRequest
+    fields = {name for name in base.__annotations__ if name not in ("user_profile_id", "workspace_id")}  # Headers.
+    assert fields <= {*body.model_fields, *body.unserved, *body.said}
+    assert {name for name in body.said if f"`{name}`" not in PAGE} == set()
 
 
 def test_openapi_has_every_route_and_takes_what_the_gateway_takes() -> None:

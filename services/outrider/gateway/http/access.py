@@ -49,22 +49,24 @@ class _Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._access.open:
-            token = bearer_token(Request(scope).headers.get("authorization"))
+            headers = Request(scope).headers
+            # As Anthropic's clients send it; with both, this is the one that counts there.
+            token = headers.get("x-api-key", "").strip() or bearer_token(headers.get("authorization"))
             try:
                 scope[_CALLER] = await self._guard.admit(self._access, token)
             except OutriderError as error:
                 # Refused before the body is read, so that the body is dropped as it arrives.
-                await _refusal(error)(scope, receive, send)
+                await _refusal(error, scope["path"])(scope, receive, send)
                 return
             send = with_rate_limits(send, self._quotas, tenant_of(Request(scope)))
         await self._app(scope, receive, send)
 
 
-def _refusal(error: OutriderError) -> ASGIApp:
+def _refusal(error: OutriderError, path: str) -> ASGIApp:
     refused = from_outrider(error)
     if refused.status == 401:
         refused.headers["WWW-Authenticate"] = "Bearer"
-    return refused.response()
+    return refused.response(path)
 
 
 def with_rate_limits(send: Send, quotas: QuotaKeeper, tenant: tenants_pb2.Tenant) -> Send:

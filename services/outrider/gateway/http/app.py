@@ -23,7 +23,10 @@ from outrider.gateway.generation.generation import Answer, Generator
 from outrider.gateway.generation.requests import Generation
 from outrider.gateway.http import sse
 from outrider.gateway.http.access import caller_of, guarded, ignored_header, tenant_of, with_headers
-from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
+from outrider.gateway.http.anthropic.answers import MessagesWriter
+from outrider.gateway.http.anthropic.answers import models as anthropic_models
+from outrider.gateway.http.anthropic.request import MessagesRequest
+from outrider.gateway.http.errors import MESSAGES, HttpError, from_outrider, rename_field
 from outrider.gateway.http.openai import bodies
 from outrider.gateway.http.openai.responses import ResponsesWriter
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
@@ -51,6 +54,8 @@ def create_app(core: Generator, limits: GatewayLimits, guard: Guard, options: Ht
         Route("/v1/completions", _Endpoint(core, reader, CompletionRequest, completions), methods=["POST"]),
         Route("/v1/chat/completions", _Endpoint(core, reader, ChatRequest, chats), methods=["POST"]),
         Route("/v1/responses", _Endpoint(core, reader, ResponsesRequest, ResponsesWriter()), methods=["POST"]),
+        Route(MESSAGES, _Endpoint(core, reader, MessagesRequest, MessagesWriter()), methods=["POST"]),
+        Route(f"{MESSAGES}/count_tokens", tokens.count_tokens, methods=["POST"]),
         Route("/v1/models", listings.models),
         Route("/v1/models/{name:path}", listings.model),
         Route("/health", listings.health),
@@ -110,7 +115,7 @@ class _Endpoint:
         except (sse.ClientLeft, ClientDisconnect):
             return
         except HttpError as error:
-            await error.response()(scope, receive, send)
+            await error.response(scope["path"])(scope, receive, send)
 
     def _answering(self, body: GenerationBody, request: Request) -> Answering:
         generations = _generations(body)
@@ -132,7 +137,7 @@ class _Endpoint:
                 data = await self.writer.whole(choices, body)
         except Exception as error:
             raise _as_http(error, body, about) from error
-        response = JSONResponse(data, headers={"x-request-id": choices.id})
+        response = JSONResponse(data, headers=dict.fromkeys(sse.ID_HEADERS, choices.id))
         await response(scope, _nothing_to_receive, send)
 
     async def _stream(
@@ -169,12 +174,12 @@ def _generations(body: GenerationBody) -> list[list[Generation]]:
     try:
         return body.generations()
     except InvalidRequest as error:
-        raise rename_field(error, body.field_names) from error
+        raise rename_field(error, body.client_name) from error
 
 
 def _as_http(error: Exception, body: GenerationBody, about: dict[str, str]) -> HttpError:
     if isinstance(error, InvalidRequest):
-        return rename_field(error, body.field_names)
+        return rename_field(error, body.client_name)
     if isinstance(error, OutriderError):
         return from_outrider(error)
     # The message is not logged, as it may quote the prompt.
@@ -195,6 +200,8 @@ class _Listings:
         created_s = self.core.catalog.created_s
         tenant = tenant_of(request)
         allowed = [served for served in self.core.catalog.live if may_ask(tenant, served.model)]
+        if "anthropic-version" in request.headers:
+            return JSONResponse(anthropic_models(allowed, created_s))
         data = [bodies.model(served, created_s) for served in allowed]
         return JSONResponse({"object": "list", "data": data})
 
@@ -226,9 +233,9 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     """The answer to an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return HttpError(error.status_code, message, headers=dict(error.headers or {})).response()
+    return HttpError(error.status_code, message, headers=dict(error.headers or {})).response(request.url.path)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
     """The answer to an internal error. Starlette raises the error again, and the server logs it."""
-    return HttpError(500, "internal error", "server_error").response()
+    return HttpError(500, "internal error", "server_error").response(request.url.path)

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form: {"error": {message, type, param, code}}.
+"""Errors in OpenAI's form, {"error": {message, type, param, code}}, and in Anthropic's.
 
 A 429 is a tenant's limit: of places in `runtime/places.py`, of quotas in `gateway/tenants/quota_keeper.py`; or an
 `Overloaded` of the router.
@@ -7,6 +7,7 @@ A 429 is a tenant's limit: of places in `runtime/places.py`, of quotas in `gatew
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.responses import JSONResponse
@@ -14,6 +15,17 @@ from starlette.responses import JSONResponse
 from outrider.errors import MAX_MESSAGE_CHARS, Code, InvalidRequest, OutriderError
 
 _MAX_PARAM_CHARS = 200
+MESSAGES = "/v1/messages"
+"""The path of Anthropic's API, and the beginning of the others that it has."""
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 # gRPC code → HTTP status, error type. The reason becomes the code unless OpenAI has a name for it.
 STATUSES = {
@@ -53,8 +65,15 @@ class HttpError(Exception):
         param = self.param and self.param[:_MAX_PARAM_CHARS]
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+    @property
+    def anthropic_body(self) -> dict[str, object]:
+        kind = _ANTHROPIC.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message[:MAX_MESSAGE_CHARS]}}
+
+    def response(self, path: str = "") -> JSONResponse:
+        """In the form of the API that has this path."""
+        body = self.anthropic_body if path.startswith(MESSAGES) else self.body
+        return JSONResponse(body, status_code=self.status, headers=self.headers)
 
 
 def unsupported(param: str, message: str) -> HttpError:
@@ -80,8 +99,8 @@ def _code(error: OutriderError) -> str:
     return _CODES.get(error.reason or "", (error.reason or error.code.name).lower())
 
 
-def rename_field(error: InvalidRequest, names: dict[str, str]) -> HttpError:
+def rename_field(error: InvalidRequest, client_name: Callable[[str], str]) -> HttpError:
     """The error under the name the client used for the field."""
     plain = from_outrider(error)
-    name = names.get(error.field or "", error.field)
+    name = client_name(error.field or "") or None
     return HttpError(plain.status, f"{name}: {error.message}", plain.type, param=name, code=plain.code)

@@ -25,7 +25,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ItemStep:
     """What happens to an item: it begins, gets more text, or ends."""
 
     kind: Literal["begin", "grow", "end"]
@@ -37,7 +37,7 @@ class Step:
 class Items:
     items: list[Item] = field(default_factory=list)
 
-    def add(self, delta: Delta, reader: MessageReader) -> Iterator[Step]:
+    def add(self, delta: Delta, reader: MessageReader) -> Iterator[ItemStep]:
         if delta.reasoning:
             yield from self._grow("reasoning", delta.reasoning)
         if delta.content:
@@ -45,17 +45,17 @@ class Items:
         for each in delta.calls:
             yield from self._grow("call", each.arguments, reader.call(each).get("id", ""), each.name)
 
-    def end(self) -> Iterator[Step]:
+    def end(self) -> Iterator[ItemStep]:
         """Ends the last item, which may be incomplete."""
         if self.items:
-            yield Step("end", self.items[-1])
+            yield ItemStep("end", self.items[-1])
 
-    def _grow(self, kind: Kind, text: str, call_id: str = "", name: str = "") -> Iterator[Step]:
+    def _grow(self, kind: Kind, text: str, call_id: str = "", name: str = "") -> Iterator[ItemStep]:
         if call_id or not self.items or self.items[-1].kind != kind:
             yield from self.end()
             self.items.append(Item(kind, len(self.items), call_id, name))
-            yield Step("begin", self.items[-1])
+            yield ItemStep("begin", self.items[-1])
         item = self.items[-1]
         item.text += text
         if text:
-            yield Step("grow", item, text)
+            yield ItemStep("grow", item, text)

@@ -28,6 +28,7 @@ class BodyReader:
 
     async def read(self, kind: type[Parsed], request: Request) -> Parsed:
         """Raises HttpError, naming what is at fault."""
+        kind.check_headers(request.headers)
         return parse(kind, await read_body(request, self.limits), ignores=self.ignores_unknown)
 
 

@@ -32,6 +32,8 @@ _HEADERS = [
 ]
 
 
+ID_HEADERS = ("x-request-id", "request-id")
+"""With the answer's id, as OpenAI's and as Anthropic's clients read it."""
 COMMENT = b": waiting\n\n"
 """A line that clients skip, and that keeps what lies between from taking the connection for dead."""
 COMMENT_EVERY_S = 15.0
@@ -126,7 +128,7 @@ class AnswerEvents:
         if self.opened:
             return
         self.opened, self._said_s = True, self.clock()
-        headers = [*_HEADERS, (b"x-request-id", self._id.encode())]
+        headers = [*_HEADERS, *((name.encode(), self._id.encode()) for name in ID_HEADERS)]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _write(self, data: bytes) -> None:

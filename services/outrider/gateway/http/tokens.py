@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/version`, in vLLM's forms."""
+"""`/tokenize`, `/detokenize` and `/version` in vLLM's forms, `/v1/messages/count_tokens` in Anthropic's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from outrider.gateway.generation.context_length import check_len
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.requests import ChatPrompt, TextPrompt
 from outrider.gateway.http.access import ignored_header, tenant_of
-from outrider.gateway.http.errors import HttpError, from_outrider
+from outrider.gateway.http.anthropic.request import CountTokensRequest
+from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
 from outrider.gateway.http.openai.messages import message
 from outrider.gateway.http.openai.schemas import Body, Ints
 from outrider.gateway.http.openai.tools import tool_use
@@ -78,7 +79,7 @@ class DetokenizeRequest(_Body):
         return len(self.tokens)
 
 
-Kind = TypeVar("Kind", bound=_Body)
+Kind = TypeVar("Kind", TokenizeRequest, DetokenizeRequest, CountTokensRequest)
 _Answer = tuple[int, dict[str, Any]]
 
 
@@ -92,6 +93,9 @@ class TokenEndpoints:
 
     async def detokenize(self, request: Request) -> Response:
         return await self._answer(request, DetokenizeRequest, self._detokenized)
+
+    async def count_tokens(self, request: Request) -> Response:
+        return await self._answer(request, CountTokensRequest, self._counted)
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": package_version()})
@@ -111,9 +115,11 @@ class TokenEndpoints:
                 response.raw_headers.extend(ignored_header(body.ignored))
                 return response
         except HttpError as error:
-            return error.response()
+            return error.response(request.url.path)
+        except InvalidRequest as error:
+            return rename_field(error, body.client_name).response(request.url.path)
         except OutriderError as error:
-            return from_outrider(error).response()
+            return from_outrider(error).response(request.url.path)
 
     async def _model(self, request: Request, name: str | None) -> Model:
         if name is None:
@@ -126,31 +132,50 @@ class TokenEndpoints:
         return await self.core.catalog.get(name)
 
     async def _tokenized(self, body: TokenizeRequest, model: Model, threads: TenantThreads) -> _Answer:
-        prompt, tokenizer, most = body.to_prompt(), model.tokenizer, model.max_context_len
+        special, opens = body.add_special_tokens, body.add_generation_prompt
+        spells = model.tokenizer.spell if body.return_token_strs else None
+        ids, spelled = await _encoded(body.to_prompt(), model, threads, special=special, opens=opens, spells=spells)
+        counts = {"count": len(ids), "max_model_len": model.max_context_len}
+        return len(ids), {**counts, "tokens": ids, "token_strs": spelled}
 
-        def encoded() -> tuple[list[int], list[str] | None]:
-            ids = encode(text, most)
-            check_len(model, prompt.field, len(ids))
-            return ids, [tokenizer.spell(token_id) for token_id in ids] if body.return_token_strs else None
-
-        try:
-            if isinstance(prompt, TextPrompt):
-                text, encode = prompt.text, tokenizer.encode if body.add_special_tokens else tokenizer.encode_plain
-            else:
-                tools = () if prompt.tools is None else prompt.tools.definitions
-                rendering, opens = tokenizer.rendering, body.add_generation_prompt
-                text = await threads.rendered(rendering, prompt.messages, tools, prompt.variables, opens=opens)
-                encode = tokenizer.encode_plain
-            ids, spelled = await threads.run(len(text), encoded)
-        except TemplateError as error:
-            raise InvalidRequest("messages", str(error)) from error
-        except TooManyTokens as error:
-            check_len(model, prompt.field, error.at_least)
-            raise
-        return len(ids), {"count": len(ids), "max_model_len": most, "tokens": ids, "token_strs": spelled}
+    async def _counted(self, body: CountTokensRequest, model: Model, threads: TenantThreads) -> _Answer:
+        ids, _ = await _encoded(body.to_chat(), model, threads)
+        return len(ids), {"input_tokens": len(ids)}
 
     async def _detokenized(self, body: DetokenizeRequest, model: Model, threads: TenantThreads) -> _Answer:
         check_len(model, "tokens", len(body.tokens))
         check_token_ids("tokens", body.tokens, model.vocab_size)
         text = await threads.run(len(body.tokens), lambda: model.tokenizer.decode(body.tokens))
         return len(body.tokens), {"prompt": text}
+
+
+async def _encoded(
+    prompt: TextPrompt | ChatPrompt,
+    model: Model,
+    threads: TenantThreads,
+    *,
+    special: bool = True,
+    opens: bool = True,
+    spells: Callable[[int], str] | None = None,
+) -> tuple[list[int], list[str] | None]:
+    """The token ids, and each as text if `spells` is given. `special`: around a text; `opens`: the assistant's turn."""
+    tokenizer, most = model.tokenizer, model.max_context_len
+
+    def encoded() -> tuple[list[int], list[str] | None]:
+        ids = encode(text, most)
+        check_len(model, prompt.field, len(ids))
+        return ids, [spells(token_id) for token_id in ids] if spells else None
+
+    try:
+        if isinstance(prompt, TextPrompt):
+            text, encode = prompt.text, tokenizer.encode if special else tokenizer.encode_plain
+        else:
+            tools = () if prompt.tools is None else prompt.tools.definitions
+            text = await threads.rendered(tokenizer.rendering, prompt.messages, tools, prompt.variables, opens=opens)
+            encode = tokenizer.encode_plain
+        return await threads.run(len(text), encoded)
+    except TemplateError as error:
+        raise InvalidRequest("messages", str(error)) from error
+    except TooManyTokens as error:
+        check_len(model, prompt.field, error.at_least)
+        raise

@@ -131,6 +131,8 @@ ROUTES: dict[str, Access] = {
     "/v1/completions": _INFER,
     "/v1/chat/completions": _INFER,
     "/v1/responses": _INFER,
+    "/v1/messages": _INFER,
+    "/v1/messages/count_tokens": _INFER,
     "/tokenize": _INFER,
     "/detokenize": _INFER,
     "/version": EVERYBODY,

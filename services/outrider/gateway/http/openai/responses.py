@@ -13,7 +13,7 @@ from outrider.gateway.generation.generation import Chunk
 from outrider.gateway.generation.message_reader import MessageReader
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
-from outrider.gateway.http.items import Item, Items, Step
+from outrider.gateway.http.items import Item, Items, ItemStep
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
 from outrider.gateway.http.openai.responses_request import ResponsesRequest
 from outrider.gateway.http.sse import one_line
@@ -33,7 +33,7 @@ class _Output:
     id: str
     row: Items = field(default_factory=Items)
 
-    def events(self, steps: Iterable[Step], status: str = "completed") -> Iterator[Json]:
+    def events(self, steps: Iterable[ItemStep], status: str = "completed") -> Iterator[Json]:
         """`status`: that of items that end."""
         for step in steps:
             item, at = step.item, {"output_index": step.item.index}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -17,9 +16,9 @@ from outrider.gateway.generation.requests import MAX_MESSAGES, ChatPrompt, Promp
 from outrider.gateway.http.errors import unsupported
 from outrider.gateway.http.openai.foreign import UNSERVED
 from outrider.gateway.http.openai.messages import message
-from outrider.gateway.http.openai.schemas import Int, MessageBody
+from outrider.gateway.http.openai.schemas import Int, MessageBody, flat_format
 from outrider.gateway.http.openai.tools import tool_use
-from outrider.gateway.tools.structured import Structured, from_response_format
+from outrider.gateway.tools.structured import Structured
 from outrider.gateway.tools.tools import ToolUse
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -108,18 +107,7 @@ class ResponsesRequest(MessageBody):
             raise InvalidRequest("text", "has to be an object with format")
         # `verbosity` is for OpenAI's own models.
         ignore_unknown("text", self.text, ("format", "verbosity"))
-        asked = self.format
-        if isinstance(asked, dict) and asked.get("type") == "json_schema":
-            asked = {"type": "json_schema", "json_schema": {k: v for k, v in asked.items() if k != "type"}}
-        try:
-            found = from_response_format(asked)
-        except InvalidRequest as error:
-            raise InvalidRequest(_renamed(error.field), error.message) from error
-        return found and replace(found, field=_renamed(found.field))
-
-
-def _renamed(field: str | None) -> str:
-    return (field or "").replace("response_format.json_schema", "text.format").replace("response_format", "text.format")
+        return flat_format("text.format", self.format)
 
 
 def _nested_choice(choice: Any) -> Any:

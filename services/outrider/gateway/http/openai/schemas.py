@@ -8,7 +8,7 @@ ignores those: then the answer says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
@@ -120,12 +120,22 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
     unserved: ClassVar[dict[str, tuple[Any, ...]]] = {}
     """Options of the OpenAI API that are not served, with the values that are accepted: they change nothing."""
+    said: ClassVar[tuple[str, ...]] = ()
+    """Fields that are taken and not looked at, and which the answer names."""
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @property
     def ignored(self) -> list[str]:
         """What was sent and is not looked at, for the header of the answer."""
         return self._ignored
+
+    @classmethod
+    def check_headers(cls, headers: Mapping[str, str]) -> None:
+        """Raises HttpError for a header that asks for another form of the API."""
+
+    def client_name(self, field: str) -> str:
+        """The client's name of a field, which may be a path."""
+        return field
 
 
 class GenerationBody(Body):
@@ -204,6 +214,9 @@ class GenerationBody(Body):
     def field_names(self) -> dict[str, str]:
         """Our name of a field → the client's, where they differ."""
         return {} if self.num_speculative_tokens is None else {"max_draft_tokens": "num_speculative_tokens"}
+
+    def client_name(self, field: str) -> str:
+        return self.field_names.get(field, field)
 
     @property
     def num_choices(self) -> int:
@@ -371,10 +384,10 @@ class MessageBody(GenerationBody):
     def effort(self) -> str | None:
         """How much the model shall reason; None: its default. Raises InvalidRequest."""
         if isinstance(self.think, str):
-            return _effort("think", self.think)
+            return effort_of("think", self.think)
         if self.reasoning is None:
             return None
-        return _effort("reasoning.effort", self.reasoning.get("effort"))
+        return effort_of("reasoning.effort", self.reasoning.get("effort"))
 
     @property
     def thinks(self) -> bool | None:
@@ -437,7 +450,7 @@ class ChatRequest(MessageBody):
 
     @property
     def effort(self) -> str | None:
-        asked = _effort("reasoning_effort", self.reasoning_effort)
+        asked = effort_of("reasoning_effort", self.reasoning_effort)
         return super().effort if asked is None else asked
 
     @property
@@ -500,12 +513,12 @@ def _refuse_unserved(fields: dict[str, Any], unserved: dict[str, tuple[Any, ...]
 
 
 def _unknown_fields(fields: dict[str, Any], kind: type[Body], *, ignores: bool) -> list[str]:
-    known = (*kind.model_fields, *kind.unserved)
+    known = (*kind.model_fields, *kind.unserved, *kind.said)
     unknown = [name for name in fields if name not in known and name not in HARMLESS_NAMES]
     if unknown and not ignores:
         raise _unknown(unknown[0])
     try:
-        return ignored_of("", unknown, known)
+        return [*ignored_of("", unknown, known), *(name for name in kind.said if name in fields)]
     except InvalidRequest as error:
         raise from_outrider(error) from error
 
@@ -550,7 +563,22 @@ def _prompt(where: str, prompt: Any) -> Prompt:
     raise InvalidRequest(where, "has to be a string or a list of token ids")
 
 
-def _effort(where: str, given: str | None) -> str | None:
+def flat_format(where: str, asked: Any) -> Structured | None:
+    """A `response_format` whose schema lies beside its type. Raises InvalidRequest."""
+    if isinstance(asked, dict) and asked.get("type") == "json_schema":
+        asked = {"type": "json_schema", "json_schema": {k: v for k, v in asked.items() if k != "type"}}
+
+    def renamed(field: str | None) -> str:
+        return (field or "").replace("response_format.json_schema", where).replace("response_format", where)
+
+    try:
+        found = from_response_format(asked)
+    except InvalidRequest as error:
+        raise InvalidRequest(renamed(error.field), error.message) from error
+    return found and replace(found, field=renamed(found.field))
+
+
+def effort_of(where: str, given: str | None) -> str | None:
     if given is not None and given not in _EFFORTS:
         raise InvalidRequest(where, f"has to be one of {', '.join(_EFFORTS)}")
     return given

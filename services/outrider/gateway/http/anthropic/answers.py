@@ -1,0 +1,146 @@
+"""`/v1/messages`: writes answers whole and as events (Anthropic API reference, Messages, streaming)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic_core import from_json
+
+from outrider.gateway.generation.choices import Choices
+from outrider.gateway.generation.generation import Chunk
+from outrider.gateway.generation.message_reader import MessageReader
+from outrider.gateway.generation.stats import Usage
+from outrider.gateway.http.anthropic.request import MessagesRequest
+from outrider.gateway.http.errors import HttpError
+from outrider.gateway.http.items import Item, Items, ItemStep
+from outrider.gateway.http.openai.choice_stats import ChoiceStats
+from outrider.gateway.http.sse import one_line
+from outrider.rpc.v1 import router_pb2
+
+Json = dict[str, Any]
+_DELTAS = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "text")}
+
+
+class MessagesWriter:
+    async def whole(self, choices: Choices, body: MessagesRequest) -> Json:
+        stats = ChoiceStats(choices)
+        chunks = []
+        async for number, chunk in choices.chunks():
+            stats.add(number, chunk)
+            chunks.append(chunk)
+        joined, items = Chunk.join(chunks), Items()
+        for _ in items.add(joined.delta, MessageReader.of(choices.answers[0])):
+            pass
+        ended = _ended(joined, items, stats.usage, body) | {"usage": _usage(stats.usage)}
+        return _message(choices, [_block(item) for item in items.items]) | ended | _extras(joined, stats)
+
+    async def events(self, choices: Choices, body: MessagesRequest) -> AsyncGenerator[bytes, None]:
+        """Nothing is yielded before the first token or error."""
+        stats, reader, items, begun = ChoiceStats(choices), MessageReader.of(choices.answers[0]), Items(), False
+        async for number, chunk in choices.chunks():
+            stats.add(number, chunk)
+            if not begun:
+                begun, message = True, _message(choices, [])
+                yield _event({"type": "message_start", "message": message | {"usage": _usage(stats.so_far(number))}})
+            for data in _written(items.add(chunk.delta, reader)):
+                yield _event(data)
+            if chunk.finish is not None:
+                for data in _written(items.end()):
+                    yield _event(data)
+                delta = _ended(chunk, items, stats.usage, body)
+                counted = {"usage": _usage(stats.usage)} | _extras(chunk, stats)
+                yield _event({"type": "message_delta", "delta": delta, **counted})
+                yield _event({"type": "message_stop"})
+
+    def failed(self, error: HttpError, num_events: int) -> bytes:
+        return _event(error.anthropic_body)
+
+
+def models(served: Iterable[router_pb2.ServedModel], created_s: int) -> Json:
+    """The list of models, all on one page."""
+    created = datetime.fromtimestamp(created_s, UTC).isoformat().replace("+00:00", "Z")
+    data = [
+        {
+            "type": "model",
+            "id": each.model,
+            "display_name": each.model,
+            "created_at": created,
+            "lifecycle": "active",
+            "max_input_tokens": each.max_context_len,
+        }
+        for each in served
+    ]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return {"data": data, "has_more": False, **ends}
+
+
+def _event(data: Json) -> bytes:
+    return f"event: {data['type']}\ndata: ".encode() + one_line(data) + b"\n\n"
+
+
+def _written(steps: Iterable[ItemStep]) -> Iterator[Json]:
+    for step in steps:
+        item, at = step.item, {"index": step.item.index}
+        match step.kind:
+            case "begin":
+                yield {"type": "content_block_start", **at, "content_block": _block(item)}
+                if item.index == 0:
+                    yield {"type": "ping"}
+            case "grow":
+                kind, name = _DELTAS.get(item.kind, ("input_json_delta", "partial_json"))
+                yield {"type": "content_block_delta", **at, "delta": {"type": kind, name: step.text}}
+            case "end":
+                if item.kind == "reasoning":
+                    yield {"type": "content_block_delta", **at, "delta": {"type": "signature_delta", "signature": ""}}
+                yield {"type": "content_block_stop", **at}
+
+
+def _block(item: Item) -> Json:
+    match item.kind:
+        case "reasoning":
+            # Nothing is signed: reasoning is taken back as it is.
+            return {"type": "thinking", "thinking": item.text, "signature": ""}
+        case "text":
+            return {"type": "text", "text": item.text}
+    return {"type": "tool_use", "id": item.call_id, "name": item.name, "input": _input(item.text)}
+
+
+def _input(arguments: str) -> Json:
+    """As far as it came, if `max_tokens` has cut it off."""
+    try:
+        read = from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def _message(choices: Choices, content: list[Json]) -> Json:
+    head = {"id": f"msg_{choices.id}", "type": "message", "role": "assistant", "model": choices.model}
+    return head | {"content": content, "stop_reason": None, "stop_sequence": None}
+
+
+def _ended(last: Chunk, items: Items, counts: Usage, body: MessagesRequest) -> Json:
+    """Why the answer ended."""
+    reason, stop = "end_turn", None
+    if last.finish is not None and last.finish.reason == "length":
+        reason = "max_tokens" if counts.completion_tokens >= body.max_tokens else "model_context_window_exceeded"
+    elif any(item.kind == "call" for item in items.items):
+        reason = "tool_use"
+    elif last.finish is not None and isinstance(last.finish.matched_stop, str):
+        reason, stop = "stop_sequence", last.finish.matched_stop
+    return {"stop_reason": reason, "stop_sequence": stop}
+
+
+def _usage(counts: Usage) -> Json:
+    return {
+        "input_tokens": counts.prompt_tokens - counts.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": counts.cached_tokens,
+        "output_tokens": counts.completion_tokens,
+    }
+
+
+def _extras(last: Chunk, stats: ChoiceStats) -> Json:
+    return stats.metrics | ({"receipt": last.receipt} if last.receipt else {})
