@@ -17,6 +17,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from outrider.errors import Overloaded
 from outrider.runtime.spawn import bound_to_us
 
 _NO_MEMORY = 77
@@ -45,7 +46,8 @@ class BoundedProcess:
         self._connection: Connection | None = None
 
     def ask(self, question: bytes) -> bytes:
-        """Raises OutOfBounds."""
+        """Raises OutOfBounds, and Overloaded where something else has killed the process, or a busy machine let it wait
+        too long."""
         if self._child is None or self._child.poll() is not None:
             self._start()
         assert self._connection is not None
@@ -55,7 +57,10 @@ class BoundedProcess:
                 return self._connection.recv_bytes()
         except (EOFError, ConnectionError):
             pass
-        raise OutOfBounds(self._ended())
+        why, killed = self._ended()
+        if killed:
+            raise Overloaded(f"the machine is too busy for it: {why}", retry_after_s=1.0)
+        raise OutOfBounds(why)
 
     def close(self) -> None:
         if self._child is not None:
@@ -73,8 +78,8 @@ class BoundedProcess:
         with suppress(ConnectionError):
             ours.send_bytes(self._setting)
 
-    def _ended(self) -> str:
-        """Ends the process, if it has not, and says why it has."""
+    def _ended(self) -> tuple[str, bool]:
+        """Ends the process, if it has not. Why it has, and whether it was killed."""
         child, connection = self._child, self._connection
         assert child is not None and connection is not None
         self._child = self._connection = None
@@ -84,10 +89,10 @@ class BoundedProcess:
         child.kill()
         status = child.wait()
         if status == -signal.SIGPROF:
-            return f"it takes more than {self._cpu_s:g} s of processor time"
+            return f"it takes more than {self._cpu_s:g} s of processor time", False
         if status == _NO_MEMORY:
-            return f"it takes more than {self._extra_bytes >> 20} MiB of memory"
-        return f"its process ended with status {status}"
+            return f"it takes more than {self._extra_bytes >> 20} MiB of memory", False
+        return f"its process ended with status {status}", status == -signal.SIGKILL
 
 
 def serve(make: Callable[[bytes], Answer]) -> None:

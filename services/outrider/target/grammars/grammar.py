@@ -1,5 +1,7 @@
 """Structured output: compiles grammars for one model's vocabulary, within bounds of time and memory.
 
+Each is tried in a process of its own first (`trial`). What that accepts costs this process as much again, no more.
+
 llguidance is in the extra `structured`. Without it, requests for structured output are refused with that name.
 """
 
@@ -22,24 +24,31 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequest, NotSupported, Overloaded
 from outrider.rpc.v1 import tokenizer_pb2
+from outrider.runtime.bounded import BoundedProcess, OutOfBounds
 from outrider.runtime.turns import TenantTurns
 from outrider.speculation import Grammar
 from outrider.target.config import GRAMMAR_BYTES
+from outrider.target.grammars import trial
 from outrider.target.grammars.matcher import FIELD, GrammarMatcher, ThreadedMatcher, WaitAllowance
 from outrider.target.grammars.memory import TENANT_SHARE, GrammarMemory, footprint
-from outrider.target.grammars.trial import GrammarTrials, TrialSetting, process_bytes
+from outrider.target.grammars.trial import TrialSetting, process_bytes
 from outrider.target.requests.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 log = logging.getLogger(__name__)
-MAX_COMPILE_S = 10.0
-"""The largest grammar that fits a message takes about a second to compile on a slow core."""
-_MAX_CACHED = 64
+MAX_COMPILE_S = 4.0
+"""Processor time. The largest grammar that fits a message takes about a second to compile on a slow core."""
+_MAX_CACHED, _MAX_FAULTS = 64, 1024
 STEP_FUEL = 50_000
-"""What the lexer may spend on one mask: some 4 ms."""
+"""What the lexer may spend on one mask in a trial: some 4 ms."""
+_LEEWAY = 4
+"""What a mask of an answer may spend, in that of a trial. A trial does not see all places of a grammar."""
 _MAX_LEXER_STATES = 50_000
+_MAX_ITEMS, _MAX_ROW_ITEMS = 50_000, 2_000
+"""Of the parser at one mask, and at one place."""
+_MAX_SYMBOLS = 500_000
 _COMPILE_THREADS = 2
 _MAX_MASK_THREADS = 4
 _NICE = 10
@@ -83,10 +92,20 @@ class GrammarCompiler:
         without a mask for a while."""
         self.memory = GrammarMemory(most_bytes)
         self._max_s = max_s
-        self._limits = {"step_lexer_fuel": step_fuel, "max_lexer_states": _MAX_LEXER_STATES}
+        self._trial_limits = {
+            "step_lexer_fuel": step_fuel,
+            "max_lexer_states": _MAX_LEXER_STATES,
+            "step_max_items": _MAX_ITEMS,
+            "max_items_in_row": _MAX_ROW_ITEMS,
+            "max_grammar_size": _MAX_SYMBOLS,
+        }
+        self._limits = self._trial_limits | {"step_lexer_fuel": _LEEWAY * step_fuel}
         self._masks_on_threads = masks_on_threads
         self._cached: OrderedDict[bytes, _Compiled] = OrderedDict()
         """By the grammar's hash; the last used is last."""
+        self._faults: OrderedDict[bytes, str] = OrderedDict()
+        """Of what was tried, empty for none. By the grammar's hash."""
+        self._trials = threading.local()
         self._checkpoint = checkpoint
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
@@ -103,30 +122,16 @@ class GrammarCompiler:
         worked: Callable[[float], None] = lambda seconds: None,
     ) -> Grammar:
         """As `compile`, on a thread: the library releases the GIL. The masks are then made on threads too. `worked` is
-        called on them with the seconds of each piece of work.
-
-        Also raises InvalidRequest when compiling takes too long, not counting the wait for a thread and a process.
-        """
-        loop, began = asyncio.get_running_loop(), asyncio.Event()
+        called on them with the seconds of each piece of work."""
         charged = (tenant,) if tenant else ()
 
         def work() -> GrammarMatcher:
             with _timed(worked):
-                try:
-                    self._prepare(grammar)
-                finally:
-                    loop.call_soon_threadsafe(began.set)
                 return self.compile(grammar, committed, *charged)
 
         compiling = self._compile_turns.submit(tenant, work)
         try:
-            await began.wait()
-            async with asyncio.timeout(self._max_s):
-                found = await asyncio.wrap_future(compiling)
-        except TimeoutError:
-            # Nobody waits for what the thread says later.
-            worked(self._max_s)
-            raise self._too_slow() from None
+            found = await asyncio.wrap_future(compiling)
         finally:
             compiling.cancel()
         if not self._masks_on_threads:
@@ -139,11 +144,10 @@ class GrammarCompiler:
         Overloaded when the grammars of others leave no memory."""
         compiled = self._begin(grammar, tenant)
         # A copy: a sequence's commits must not change the cached one.
-        found = self._matcher(compiled, tenant)
+        found = self._matcher(grammar, compiled, tenant)
         found.advance(committed)
         # The first mask costs most, and copies share its work. Computed here, it delays no step.
         found.allowed(())
-        self._look_ahead(compiled, committed)
         return found
 
     @cached_property
@@ -156,12 +160,6 @@ class GrammarCompiler:
         num_threads = max(2, min(_MAX_MASK_THREADS, len(os.sched_getaffinity(0)) // 2))
         return TenantTurns(num_threads, "grammar masks", most_per_tenant=num_threads - 1, nice=_NICE)
 
-    def _prepare(self, grammar: str) -> None:
-        with self._reading:
-            vocabulary = self._vocabulary
-        if vocabulary is not None:
-            vocabulary[1].prepare(grammar)
-
     def _begin(self, grammar: str, tenant: str) -> _Compiled:
         """Two threads may compile the same: the second result is then kept."""
         digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
@@ -169,21 +167,17 @@ class GrammarCompiler:
             if compiled := self._cached.get(digest):
                 self._cached.move_to_end(digest)
                 return compiled
-        with self._reading:
-            vocabulary = self._vocabulary
-        if vocabulary is None:
-            raise NotSupported(FIELD, "needs the extra `structured` and tokenizer.json at the target")
-        tokenizer, trials = vocabulary
-        if not trials.passes(grammar):
-            raise self._too_slow()
-        from llguidance import LLMatcher, LLParserLimits
+        compiled = self._compiled(digest, grammar, tenant)
+        with self._lock:
+            self._cached[digest] = compiled
+            while len(self._cached) > _MAX_CACHED:
+                self._cached.popitem(last=False)
+        return compiled
 
-        # Errors with the counts that `footprint` reads.
-        limits = LLParserLimits(**self._limits, verbose_errors=True)
-        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
-        if matcher.is_error():
-            # The rest of the library's message is its internal state.
-            raise InvalidRequest(FIELD, matcher.get_error().partition("\n")[0])
+    def _compiled(self, digest: bytes, grammar: str, tenant: str) -> _Compiled:
+        if fault := self._fault(digest, grammar):
+            raise InvalidRequest(FIELD, fault)
+        matcher = self._built(grammar)
         compiled = _Compiled(matcher, len(grammar))
         weakref.finalize(compiled, self.memory.release, id(compiled))
         held = footprint(matcher, len(grammar), self._vocab_size).shared
@@ -191,27 +185,75 @@ class GrammarCompiler:
             raise InvalidRequest(FIELD, "is too complex: it needs more memory than a tenant's grammars may have")
         if not self._hold(id(compiled), tenant, held):
             raise Overloaded("running requests use all memory for grammars", retry_after_s=1.0)
-        with self._lock:
-            self._cached[digest] = compiled
-            while len(self._cached) > _MAX_CACHED:
-                self._cached.popitem(last=False)
         return compiled
 
-    def _matcher(self, compiled: _Compiled, tenant: str) -> GrammarMatcher:
+    def _read_vocabulary(self) -> tuple[LLTokenizer, TrialSetting]:
+        with self._reading:
+            vocabulary = self._vocabulary
+        if vocabulary is None:
+            raise NotSupported(FIELD, "needs the extra `structured` and tokenizer.json at the target")
+        return vocabulary
+
+    def _built(self, grammar: str) -> LLMatcher:
+        from llguidance import LLMatcher, LLParserLimits
+
+        # Errors with the counts that `footprint` reads.
+        limits = LLParserLimits(**self._limits, verbose_errors=True)
+        return LLMatcher(self._read_vocabulary()[0], grammar, log_level=0, limits=limits)
+
+    def _fault(self, digest: bytes, grammar: str) -> str:
+        """What another process finds, in bounds that the kernel keeps; empty if the grammar can be followed."""
+        with self._lock:
+            if (known := self._faults.get(digest)) is not None:
+                self._faults.move_to_end(digest)
+                return known
+        # One for each thread, because it ends with the thread that starts it.
+        process: BoundedProcess | None = getattr(self._trials, "process", None)
+        if process is None:
+            setting = self._read_vocabulary()[1]
+            # A grammar that needs more memory is refused anyway.
+            most_bytes = int(TENANT_SHARE * self.memory.most_bytes)
+            process = BoundedProcess(trial.__name__, setting.to_bytes(), cpu_s=self._max_s, extra_bytes=most_bytes)
+            self._trials.process = process
+        try:
+            fault = process.ask(grammar.encode()).decode()
+        except OutOfBounds as error:
+            log.info("a grammar was refused: %s", error)
+            fault = "is too complex: it takes too much time or memory to compile"
+        with self._lock:
+            self._faults[digest] = fault
+            while len(self._faults) > _MAX_FAULTS:
+                self._faults.popitem(last=False)
+        return fault
+
+    def _matcher(self, grammar: str, compiled: _Compiled, tenant: str) -> GrammarMatcher:
         """A new user of the grammar, until nobody refers to it."""
         owner = object()
         measured = partial(self._measure, compiled, owner, tenant)
-        found = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids, measured)
+        renewed = partial(self._renewed, grammar, compiled)
+        found = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids, measured, renewed)
         compiled.users.add(owner)
         # Neither takes this object's lock: they may run in any thread, also in one that holds it.
         weakref.finalize(found, compiled.users.discard, owner)
         weakref.finalize(found, self.memory.release, owner)
         return found
 
-    def _measure(self, compiled: _Compiled, owner: object, tenant: str, matcher: LLMatcher) -> None:
-        """Counts what the grammar and this matcher hold now. Raises InvalidRequest where that is too much."""
+    def _renewed(self, grammar: str, spent: _Compiled) -> LLMatcher:
+        """A matcher with a lexer of its own. New sequences get one too, and not that of `spent`."""
+        with self._lock:
+            for digest in [digest for digest, each in self._cached.items() if each is spent]:
+                del self._cached[digest]
+        return self._built(grammar)
+
+    def _measure(self, compiled: _Compiled, owner: object, tenant: str, matcher: LLMatcher, alone: bool) -> None:
+        """Counts what the grammar and this matcher hold now; `alone`: its lexer is its own. Raises InvalidRequest where
+        that is too much."""
         held = footprint(matcher, compiled.num_chars, self._vocab_size)
-        if not (self._hold(id(compiled), tenant, held.shared) and self._hold(owner, tenant, held.own)):
+        if alone:
+            fits = self._hold(owner, tenant, held.shared + held.own)
+        else:
+            fits = self._hold(id(compiled), tenant, held.shared) and self._hold(owner, tenant, held.own)
+        if not fits:
             raise InvalidRequest(FIELD, "is too complex: its states use all memory for grammars")
 
     def _hold(self, part: object, tenant: str, num_bytes: int) -> bool:
@@ -232,30 +274,18 @@ class GrammarCompiler:
         del forgotten
         return True
 
-    def _too_slow(self) -> InvalidRequest:
-        return InvalidRequest(FIELD, f"is too complex: it could not be compiled within {self._max_s:g} s")
-
-    def _look_ahead(self, compiled: _Compiled, committed: Sequence[int]) -> None:
-        """Finds a limit that only the row after the forced tokens meets. Raises InvalidRequest."""
-        ahead = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids)
-        if not committed:
-            ahead.allowed(compiled.matcher.deep_copy().compute_ff_tokens())
-
     def _warm(self) -> None:
         with self._reading:
             _ = self._vocabulary
 
     @cached_property
-    def _vocabulary(self) -> tuple[LLTokenizer, GrammarTrials] | None:
+    def _vocabulary(self) -> tuple[LLTokenizer, TrialSetting] | None:
         try:
             from llguidance import LLTokenizer
 
             text = _vocabulary_of(self._checkpoint)
             tokenizer = LLTokenizer(text, n_vocab=self._vocab_size, eos_token=self._eos_token_ids or None)
-            # One that needs more is refused anyway.
-            most_bytes = int(TENANT_SHARE * self.memory.most_bytes)
-            setting = TrialSetting(text, self._vocab_size, self._eos_token_ids, self._limits, most_bytes)
-            return tokenizer, GrammarTrials(setting, self._max_s)
+            return tokenizer, TrialSetting(text, self._vocab_size, self._eos_token_ids, self._trial_limits)
         except Exception as error:  # a target serves without one; requests that need it are refused
             log.info("no structured output: %s: %s", type(error).__name__, error)
             return None

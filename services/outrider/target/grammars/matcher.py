@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import InvalidRequest
 from outrider.speculation import Grammar, MaskLate
+from outrider.target.grammars.trial import TOO_COMPLEX
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -23,72 +24,114 @@ if TYPE_CHECKING:
 FIELD = "logits.grammar"
 _MEASURE_AFTER_S = 0.002
 _MEASURE_AFTER = 32
-_MASKS_S, _MASKS_S_PER_TOKEN = 2.0, 0.1
-"""Processor time that a sequence's masks may take at once, and for each token that is committed. Usual masks take well
-under a millisecond. The library bounds one by the states of its lexer: where expressions intersect, that was a second.
-"""
 Bits = bytes | None
 """A mask, as Grammar.allowed; None after a prefix that is not allowed itself."""
 
 
 class GrammarMatcher(Grammar):
-    """A token that ends the text also ends the grammar: what follows is not checked."""
+    """A token that ends the text also ends the grammar: what follows is not checked.
+
+    The library's copies share one lexer. Its budget of work is renewed by each mask, and once it is spent, all copies
+    have failed. So a token is consumed only after the mask that allows it, whether it was drafted or committed; and
+    where a limit is reached, the text is followed again with a lexer of its own: only what fails there ends an answer.
+    That depends on grammar and text alone, neither on drafts nor on other sequences, nor on time.
+    """
 
     def __init__(
         self,
         matcher: LLMatcher,
         eos_token_ids: Collection[int],
-        measured: Callable[[LLMatcher], None] = lambda matcher: None,
-        thread_clock: Callable[[], float] = time.thread_time,
+        measured: Callable[[LLMatcher, bool], None] = lambda matcher, alone: None,
+        renewed: Callable[[], LLMatcher] | None = None,
     ) -> None:
-        """`measured`: called as the matcher's memory grows. Raises InvalidRequest where there is no more.
-        `thread_clock`: processor time of this thread, in seconds."""
+        """`measured`: called as the matcher's memory grows, with whether its lexer is its own. Raises InvalidRequest
+        where there is no more memory. `renewed`: makes a matcher at the grammar's start, with a new lexer."""
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
         self._measured = measured
-        self._thread_clock = thread_clock
+        self._renewed = renewed
+        self._alone = False
+        self._committed: list[int] = []
+        self._masks: dict[tuple[int, ...], bytes | None] = {}
+        """After the committed tokens and this prefix; None where a limit is reached."""
+        self._ahead: tuple[tuple[int, ...], LLMatcher] = ((), matcher)
+        """A copy, after the prefix that was looked at last."""
         self._unmeasured_s, self._num_unmeasured = 0.0, 0
-        self._left_s = _MASKS_S
+        self._refused: InvalidRequest | None = None
+        """There is no more memory."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Raises InvalidRequest where they break the grammar."""
-        self._left_s = min(_MASKS_S, self._left_s + _MASKS_S_PER_TOKEN * len(token_ids))
-        ids = self._before_end(token_ids)
-        if self._num_valid(ids) < len(ids):
+        ids = tuple(self._before_end(token_ids))
+        if self.num_allowed(ids) < len(ids):
+            if any(mask is None for mask in self._masks.values()):
+                raise _too_complex()
             raise InvalidRequest(FIELD, "the committed tokens break it")
-        if not self._matcher.consume_tokens(ids):
-            raise _too_complex()
+        if not self._matcher.consume_tokens(list(ids)):
+            self._renew(ids)
+            if self._matcher.is_error():
+                raise _too_complex()
+        self._committed += ids
+        self._masks = {each[len(ids) :]: mask for each, mask in self._masks.items() if each[: len(ids)] == ids}
+        self._ahead = (), self._matcher
 
     def allowed(self, prefix: Sequence[int]) -> Bits:
-        """Raises InvalidRequest where it reaches a limit: no mask can be broken off, but there are no more then."""
-        if self._left_s < 0:
-            raise InvalidRequest(FIELD, "is too complex: its masks take too long")
-        started_s = self._thread_clock()
-        ids, matcher = self._before_end(prefix), self._matcher
-        if len(ids) < len(prefix) or self._num_valid(ids) < len(ids):
+        """Raises InvalidRequest where there is no mask within the limits of work and memory."""
+        ids = tuple(self._before_end(prefix))
+        if len(ids) < len(prefix) or self.num_allowed(ids) < len(ids):
             return None
-        if ids:
-            # On a copy: after the library's rollback, masks were those of another state of the grammar (1.9.1).
-            matcher = matcher.deep_copy()
-            matcher.consume_tokens(ids)
-        found = bytes(matcher.compute_bitmask())
-        if matcher.is_error():
+        if (found := self._mask(ids)) is None:
             raise _too_complex()
-        took_s = self._thread_clock() - started_s
-        self._left_s -= took_s
-        self._measure(took_s)
+        if self._refused is not None:
+            raise self._refused
         return found
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        ids = self._before_end(token_ids)
-        count = int(self._matcher.validate_tokens(ids))
-        return count if count < len(ids) else len(token_ids)
+        """Those up to the place where a limit is reached: `allowed` says so when the text is there."""
+        ids = tuple(self._before_end(token_ids))
+        for length, token_id in enumerate(ids):
+            mask = self._mask(ids[:length])
+            if mask is None or not mask[token_id // 8] >> token_id % 8 & 1:
+                return length
+        return len(token_ids)
 
-    def _num_valid(self, ids: list[int]) -> int:
-        count = int(self._matcher.validate_tokens(ids))
-        if self._matcher.is_error():
-            raise _too_complex()
-        return count
+    def _mask(self, ids: tuple[int, ...]) -> bytes | None:
+        """`ids`: allowed, one after the other. None where a limit is reached."""
+        if ids not in self._masks:
+            started_s = time.thread_time()
+            found = self._computed(ids)
+            if found is None and self._renewed is not None:
+                self._renew(())
+                found = self._computed(ids)
+            self._masks[ids] = found
+            self._measure(time.thread_time() - started_s)
+        return self._masks[ids]
+
+    def _computed(self, ids: tuple[int, ...]) -> bytes | None:
+        matcher = self._at(ids)
+        found = bytes(matcher.compute_bitmask())
+        return None if matcher.is_error() else found
+
+    def _at(self, ids: tuple[int, ...]) -> LLMatcher:
+        if not ids:
+            return self._matcher
+        # Not by the library's rollback: after it, masks were those of another state of the grammar (1.9.1).
+        reached, matcher = self._ahead
+        if not reached or ids[: len(reached)] != reached:
+            reached, matcher = (), self._matcher.deep_copy()
+        matcher.consume_tokens(list(ids[len(reached) :]))
+        self._ahead = ids, matcher
+        return matcher
+
+    def _renew(self, more: tuple[int, ...]) -> None:
+        """Begins again with a new lexer, after the committed tokens and `more`, if there may be one."""
+        if self._renewed is None:
+            return
+        self._matcher, self._alone = self._renewed(), True
+        self._ahead = (), self._matcher
+        for token_id in (*self._committed, *more):
+            self._matcher.compute_bitmask()
+            self._matcher.consume_token(token_id)
 
     def _measure(self, seconds: float) -> None:
         """What takes no time adds no states."""
@@ -96,7 +139,10 @@ class GrammarMatcher(Grammar):
         self._num_unmeasured += 1
         if self._unmeasured_s > _MEASURE_AFTER_S or self._num_unmeasured >= _MEASURE_AFTER:
             self._unmeasured_s, self._num_unmeasured = 0.0, 0
-            self._measured(self._matcher)
+            try:
+                self._measured(self._matcher, self._alone)
+            except InvalidRequest as error:
+                self._refused = error
 
     def _before_end(self, token_ids: Sequence[int]) -> list[int]:
         return list(takewhile(lambda token_id: token_id not in self._eos_token_ids, token_ids))
@@ -242,4 +288,4 @@ class ThreadedMatcher(Grammar):
 
 
 def _too_complex() -> InvalidRequest:
-    return InvalidRequest(FIELD, "is too complex: a limit of the library was reached")
+    return InvalidRequest(FIELD, TOO_COMPLEX)

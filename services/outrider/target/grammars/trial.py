@@ -1,38 +1,34 @@
-"""Grammars whose compilation may take for hours are first compiled in another process, which can be ended.
+"""The program of a process that compiles a grammar and tries it, before its target does: see `runtime.bounded`.
 
-llguidance bounds its work, but for the intersection of expressions, whose cost grows exponentially with their number.
-This file is also that process's program. It reads lines of JSON from its stdin: a `TrialSetting`, then grammars. It
-writes a line when it is done with each.
+llguidance bounds much of its work, but not all: not that of intersections, for one. So what it takes of time and memory
+is bounded by the process. What it then does at each place of a text is tried on a few texts, drawn from the grammar by
+fixed chances: a grammar that reaches a limit there is refused before the first token of any answer.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import resource
-import select
-import subprocess
-import sys
+import random
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from outrider.runtime.spawn import bound_to_us
+from outrider.runtime.bounded import Answer, serve
 from outrider.runtime.turns import deep_stacks
 
-_MAX_START_S = 60.0
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
 _BASE_BYTES, _BYTES_PER_CHAR = 24 << 20, 42
 """Of a process with a vocabulary, by the length of tokenizer.json; measured at 49,152, 151,936 and 262,144 tokens."""
-# In Lark's notation, and in a schema of JSON, which may give one value several patterns and formats.
-_MAY_INTERSECT = re.compile(r"[&~]|pattern|format")
+_TEXTS, _TEXT_TOKENS = 3, 64
+TOO_COMPLEX = "is too complex: a limit of the library was reached"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSetting:
-    """What all grammars of a target are compiled with."""
+    """What all grammars of a target are tried with."""
 
     vocabulary: str
     """The text of tokenizer.json."""
@@ -40,8 +36,9 @@ class TrialSetting:
     eos_token_ids: Sequence[int]
     limits: Mapping[str, int]
     """The library's."""
-    most_bytes: int
-    """That a compilation may take."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
 
 
 def process_bytes(vocabulary_len: int, most_bytes: int) -> int:
@@ -49,98 +46,57 @@ def process_bytes(vocabulary_len: int, most_bytes: int) -> int:
     return _BASE_BYTES + _BYTES_PER_CHAR * vocabulary_len + most_bytes
 
 
-class GrammarTrials:
-    """Keeps a process for the next grammar. Thread-safe."""
-
-    def __init__(self, setting: TrialSetting, max_s: float) -> None:
-        self._setting = setting
-        self._max_s = max_s
-        self._idle: list[subprocess.Popen[bytes]] = []
-
-    def prepare(self, grammar: str) -> None:
-        """Starts a process for the grammar where it needs one. Takes a second, or many on a machine that is busy."""
-        if _MAY_INTERSECT.search(grammar) and not self._idle:
-            self._keep(_started(self._setting))
-
-    def passes(self, grammar: str) -> bool:
-        """Whether the grammar, be it right or wrong, is compiled within the limits of time and memory."""
-        if not _MAY_INTERSECT.search(grammar):
-            return True
-        try:
-            child = self._idle.pop()
-        except IndexError:
-            child = _started(self._setting)
-        _write(child, grammar)
-        if _answers(child, self._max_s):
-            self._keep(child)
-            return True
-        _end(child)
-        return False
-
-    def _keep(self, child: subprocess.Popen[bytes]) -> None:
-        self._idle.append(child)
-        if len(self._idle) > 1:
-            _end(self._idle.pop(0))
-
-
-def _started(setting: TrialSetting) -> subprocess.Popen[bytes]:
-    command = bound_to_us([sys.executable, "-m", "outrider.target.grammars.trial"])
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    _write(child, asdict(setting))
-    _answers(child, _MAX_START_S)
-    return child
-
-
-def _answers(child: subprocess.Popen[bytes], max_s: float) -> bool:
-    assert child.stdout is not None
-    ready, _, _ = select.select([child.stdout], [], [], max_s)
-    return bool(ready) and bool(os.read(child.stdout.fileno(), 1))
-
-
-def _write(child: subprocess.Popen[bytes], value: object) -> None:
-    """A process that has ended answers nothing."""
-    assert child.stdin is not None
-    with suppress(BrokenPipeError):
-        child.stdin.write(json.dumps(value).encode() + b"\n")
-        child.stdin.flush()
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.communicate()
-
-
-def _serve() -> None:
+def make(given: bytes) -> Answer:
+    """Answers a grammar with its fault, or with nothing."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-    setting = TrialSetting(**json.loads(sys.stdin.readline()))
-    tokenizer = LLTokenizer(
-        setting.vocabulary, n_vocab=setting.vocab_size, eos_token=list(setting.eos_token_ids) or None
-    )
-    _bound_memory(setting.most_bytes)
-    _answer()
-    for line in sys.stdin:
-        matcher = LLMatcher(tokenizer, json.loads(line), log_level=0, limits=LLParserLimits(**setting.limits))
-        matcher.deep_copy().compute_ff_tokens()
-        matcher.compute_bitmask()
-        _answer()
+    setting = TrialSetting(**json.loads(given))
+    eos = list(setting.eos_token_ids)
+    tokenizer = LLTokenizer(setting.vocabulary, n_vocab=setting.vocab_size, eos_token=eos or None)
+    limits = LLParserLimits(**setting.limits)
+
+    def answer(grammar: bytes) -> bytes:
+        matcher = LLMatcher(tokenizer, grammar.decode(), log_level=0, limits=limits)
+        if matcher.is_error():
+            # The rest of the library's message is its internal state.
+            return matcher.get_error().partition("\n")[0].encode() or b"is invalid"
+        reached = any(_reaches_limit(matcher.deep_copy(), eos, random.Random(text), text) for text in range(_TEXTS))
+        return TOO_COMPLEX.encode() if reached else b""
+
+    return answer
 
 
-def _answer() -> None:
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+def _reaches_limit(matcher: LLMatcher, eos: Sequence[int], chance: random.Random, again: int) -> bool:
+    """Whether a text reaches a limit. With `again` 0 it repeats each token while it may: repetitions within repetitions
+    reach theirs so."""
+    last = -1
+    for _ in range(_TEXT_TOKENS):
+        mask = bytearray(matcher.compute_bitmask())
+        if matcher.is_error():
+            return True
+        for token_id in eos:
+            mask[token_id // 8] &= ~(1 << token_id % 8)
+        if not any(mask):
+            return False
+        if again or last < 0 or not mask[last // 8] >> last % 8 & 1:
+            last = _drawn(bytes(mask), chance)
+        if not matcher.consume_token(last):
+            return True
+    matcher.compute_bitmask()
+    return bool(matcher.is_error())
 
 
-def _bound_memory(most_bytes: int) -> None:
-    """Beyond what this process has now. Linux only."""
-    if sys.platform == "linux":
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        now_bytes = int(status["VmData"].split()[0]) << 10
-        resource.setrlimit(resource.RLIMIT_DATA, (now_bytes + most_bytes, resource.RLIM_INFINITY))
+def _drawn(mask: bytes, chance: random.Random) -> int:
+    """A token of those in the mask, which has one."""
+    start = chance.randrange(len(mask))
+    turned = mask[start:] + mask[:start]
+    skipped = len(turned) - len(turned.lstrip(b"\0"))
+    place = (start + skipped) % len(mask)
+    return 8 * place + chance.choice([bit for bit in range(8) if mask[place] >> bit & 1])
 
 
 if __name__ == "__main__":
     with deep_stacks():
-        serving = threading.Thread(target=_serve)
+        serving = threading.Thread(target=serve, args=[make])
         serving.start()
     serving.join()
