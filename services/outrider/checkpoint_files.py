@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLED_FAULT = "pickled weights run code when they are read; convert to safetensors"
-_INDEX = "model.safetensors.index.json"
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 READ_HERE = ("awq", "gptq", "compressed-tensors")
 """Schemes of quantized checkpoints that the engine reads itself: engine/checkpoints/packed_weights.py."""
 # Of others, by `quant_method`: the module without which transformers cannot read them, if any.
@@ -72,7 +72,13 @@ def engine_fault(path: Path) -> CheckpointFault | None:
         return config
     text = config.get("text_config")
     text = text if isinstance(text, dict) else config
-    return _scheme_fault(path, config) or _attention_fault(path, text) or _rotary_fault(path, text)
+    faults = (
+        _scheme_fault(path, config),
+        _attention_fault(path, text),
+        _rotary_fault(path, text),
+        _adapter_fault(path),
+    )
+    return next(filter(None, faults), None)
 
 
 def end_tokens(path: Path) -> tuple[int, ...]:
@@ -103,6 +109,23 @@ def _read(file: Path) -> dict[str, Any] | CheckpointFault:
         return CheckpointFault(str(file), str(error))
 
 
+def weight_files(path: Path) -> list[Path]:
+    """The files that have the model's weights: those of the index, else model.safetensors, else all. Others, such as a
+    head's, an adapter's or the weights in their author's form, are none of the model's."""
+    if (path / _INDEX).is_file():
+        return [path / name for name in sorted(set(map(str, _json(path / _INDEX)["weight_map"].values())))]
+    whole = path / _WHOLE
+    return [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
+
+
+def other_weights(path: Path) -> list[str]:
+    """The names of files with weights that are left alone."""
+    used = {file.name for file in weight_files(path)}
+    return sorted(
+        file.name for file in path.iterdir() if file.suffix in (".safetensors", ".gguf") and file.name not in used
+    )
+
+
 def _weights_fault(path: Path) -> CheckpointFault | None:
     found = sorted(file.name for file in path.iterdir())
     weights = [name for name in found if name.endswith(".safetensors")]
@@ -113,7 +136,6 @@ def _weights_fault(path: Path) -> CheckpointFault | None:
             if pickled
             else CheckpointFault(f"{path}/model.safetensors", "missing")
         )
-    used = weights
     if _INDEX in found:
         index = _read(path / _INDEX)
         if isinstance(index, CheckpointFault):
@@ -121,14 +143,12 @@ def _weights_fault(path: Path) -> CheckpointFault | None:
         shards = index.get("weight_map")
         if not isinstance(shards, dict) or not shards:
             return CheckpointFault(f"{path}/{_INDEX}", "weight_map: names no weights")
-        used = sorted(set(map(str, shards.values())))
-        if missing := sorted(set(used) - set(weights)):
+        if missing := sorted(set(map(str, shards.values())) - set(weights)):
             return CheckpointFault(f"{path}/{missing[0]}", f"missing, and {_INDEX} names it")
-    elif "model.safetensors" in weights:
-        used = ["model.safetensors"]
-    others = [name for name in found if name.endswith((".safetensors", ".gguf")) and name not in used]
-    if others:
-        return CheckpointFault(f"{path}/{others[0]}", f"weights twice: {used[0]} has them too; remove one of them")
+        if _WHOLE in weights and _WHOLE not in shards.values():
+            # transformers takes it, and vLLM the shards.
+            first = min(map(str, shards.values()))
+            return CheckpointFault(f"{path}/{_WHOLE}", f"weights twice: {first} has them too; remove one of them")
     return None
 
 
@@ -203,6 +223,13 @@ def _rotary_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
         message = f"rope_parameters: {', '.join(lost)}: rope_scaling is there too and says something else; remove one"
         return CheckpointFault(file, message)
     return None
+
+
+def _adapter_fault(path: Path) -> CheckpointFault | None:
+    file = path / "adapter_config.json"
+    if not file.is_file() or find_spec("peft") is None:
+        return None
+    return CheckpointFault(str(file), "transformers would apply it, as peft is installed here; remove one of them")
 
 
 def _tokenizer_fault(path: Path) -> CheckpointFault | None:

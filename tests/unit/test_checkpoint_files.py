@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from outrider.checkpoint_files import end_tokens, engine_fault, fault
-from outrider.engine import CheckpointError, EngineConfig, resolve
+from outrider.engine import CheckpointError, EngineConfig, Row, resolve, weights_revision
+from outrider.engine.checkpoints.draft_checkpoint import read_embedding
 from outrider.engine.models.loader import load_engine
+from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture
@@ -37,16 +41,60 @@ def test_a_sound_checkpoint_has_no_fault(tiny: Path) -> None:
     assert fault(resolve("smollm2-135m-draft")) is None
 
 
-@pytest.mark.parametrize("other", ["consolidated.safetensors", "tiny-Q4.gguf", "adapter_model.safetensors"])
-def test_weights_twice_name_both_files(copy: Path, other: str) -> None:
-    shutil.copy(copy / "model.safetensors", copy / other)
-    assert f"{other}: weights twice: model.safetensors has them too" in refused(copy)
+OTHERS = [
+    "mtp.safetensors",
+    "adapter_model.safetensors",
+    "medusa_lm_head.safetensors",
+    "consolidated.safetensors",
+    "model-00001-of-00001.safetensors",
+    "tiny-Q4.gguf",
+]
+
+
+def sharded(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
+    names = load_file(path / "model-00001-of-00001.safetensors")
+    shards = dict.fromkeys(names, "model-00001-of-00001.safetensors")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_other_files_with_weights_are_left_alone_with_one_line(
+    copy: Path, tiny: Path, index: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "outrider.engine.models.loader")
+    if index:
+        sharded(copy)
+    revision = weights_revision(copy)
+    embedding = read_embedding(copy)
+    others = sorted(set(OTHERS) - {file.name for file in copy.iterdir()})
+    for name in others[1:]:
+        # A sound file would not show that it was read.
+        (copy / name).write_bytes(b"no weights")
+    save_file({"mtp.embed_tokens.weight": torch.zeros(3, 3)}, copy / others[0])
+    assert fault(copy) is None and engine_fault(copy) is None
+    engine = load_engine(copy, EngineConfig(dtype="float32", num_blocks=8))
+    [line] = [line for line in caplog.messages if "left alone" in line]
+    assert line.endswith(": " + ", ".join(others))
+    prompt = [40, 41, 42]
+    found = engine.forward([Row(engine.kv.open(prompt), prompt, 3)])
+    plain = load_engine(tiny, EngineConfig(dtype="float32", num_blocks=8))
+    assert torch.equal(found, plain.forward([Row(plain.kv.open(prompt), prompt, 3)]))
+    assert weights_revision(copy) == revision
+    assert torch.equal(read_embedding(copy), embedding)
+
+
+def test_an_adapter_that_transformers_would_apply_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (copy / "adapter_config.json").write_text("{}")
+    assert engine_fault(copy) is None
+    monkeypatch.setattr("outrider.checkpoint_files.find_spec", lambda name: name == "peft" or None)
+    assert "adapter_config.json: transformers would apply it, as peft is installed" in str(engine_fault(copy))
 
 
 def test_shards_beside_a_whole_file_are_weights_twice(copy: Path) -> None:
     shard = "model-00001-of-00001.safetensors"
-    shutil.copy(copy / "model.safetensors", copy / shard)
-    (copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    sharded(copy)
+    shutil.copy(copy / shard, copy / "model.safetensors")
     assert f"model.safetensors: weights twice: {shard} has them too" in refused(copy)
     (copy / "model.safetensors").unlink()
     assert fault(copy) is None

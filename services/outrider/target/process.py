@@ -96,7 +96,7 @@ def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         max_draft_tokens=config.max_draft_tokens,
-        features=weights_revision(directory(config.remote_head)) if config.remote_head else "",
+        features=weights_revision(directory(config.remote_head), every=True) if config.remote_head else "",
     )
     return engine, info
 

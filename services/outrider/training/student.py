@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.checkpoint_files import weight_files
 from outrider.engine import CheckpointError
 from outrider.engine.backends.cpu import multiplies_bfloat16
 from outrider.engine.checkpoints.checkpoints import read_config
@@ -90,7 +91,7 @@ def build_student(target: Path, config: StudentConfig, token_map: Tensor) -> Lla
     model = build_draft_model(LlamaConfig(**settings), embedding, token_map, head)
     model.set_attn_implementation("sdpa")
     stored: dict[str, Tensor] = {}
-    for file in sorted(target.glob("*.safetensors")):
+    for file in weight_files(target):
         stored.update(load_file(file))
     weights = {"norm.weight": stored["model.norm.weight"].float()}
     for number, layer in enumerate(picked):
@@ -213,7 +214,7 @@ def read_layers(target: Path, numbers: Sequence[int]) -> tuple[list[dict[str, Te
     """The tensors of each layer, by their names in it, and the final norm. Raises CheckpointError."""
     found: dict[str, Tensor] = {}
     wanted = tuple(f"layers.{number}." for number in numbers)
-    for file in sorted(target.glob("*.safetensors")):
+    for file in weight_files(target):
         with safe_open(file, framework="pt") as stored:
             for name in stored.keys():  # noqa: SIM118 - safe_open is no mapping
                 short = name.removeprefix("model.")

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outrider.checkpoint_files import fault
+from outrider.checkpoint_files import fault, weight_files
 from outrider.engine.checkpoints.digests import file_digest
 
 
@@ -28,7 +28,7 @@ def check(path: Path) -> Path:
     """Refuses a directory without plain weights, or with another fault of its files; returns it otherwise."""
     if (found := fault(path)) is not None:
         raise CheckpointError(found.file, found.message)
-    for file in sorted(path.glob("*.safetensors")):
+    for file in weight_files(path):
         _check_safetensors(file)
     return path
 
@@ -43,10 +43,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def weights_revision(path: Path, quantization: str = "none") -> str:
-    """A hash of config and weights, and of the quantization if there is one, as that makes another model."""
+def weights_revision(path: Path, quantization: str = "none", *, every: bool = False) -> str:
+    """A hash of config and weights, and of the quantization if there is one, as that makes another model.
+
+    every: also of files that are none of the model's, as a head's may be."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
-    for file in sorted(path.glob("*.safetensors")):
+    for file in sorted(path.glob("*.safetensors")) if every else weight_files(path):
         digest.update(file_digest(file))
     found = digest.hexdigest()[:16]
     return found if quantization == "none" else f"{found}-{quantization}"

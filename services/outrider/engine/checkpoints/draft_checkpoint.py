@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from outrider.checkpoint_files import weight_files
 from outrider.engine.checkpoints import checkpoints
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.fetching import resolve
@@ -162,7 +163,7 @@ def read_head(path: Path) -> Tensor:
 
 
 def _read_tensor(path: Path, ending: str) -> Tensor | None:
-    for file in sorted(path.glob("*.safetensors")):
+    for file in weight_files(path):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
                 if name.endswith(ending):

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from outrider.checkpoint_files import weight_files
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.models.quantization import INT4_GROUP, Int4Linear, Int8Linear
 
@@ -141,7 +142,7 @@ def _int8_rows(parts: Parts) -> Int8Linear | None:
 def _layers(path: Path) -> Iterator[tuple[str, Parts]]:
     """Each layer's tensors, wherever its files have them."""
     found: dict[str, dict[str, Path]] = {}
-    for file in sorted(path.glob("*.safetensors")):
+    for file in weight_files(path):
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 layer, _, end = name.rpartition(".")

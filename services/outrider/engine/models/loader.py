@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault
+from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault, other_weights
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import checkpoints, gguf_fours, packed_weights
 from outrider.engine.checkpoints.checkpoints import CheckpointError
@@ -47,6 +47,8 @@ def load_engine(path: Path | str, config: EngineConfig | None = None, host_bytes
     checkpoints.check(path)
     if (found := engine_fault(path)) is not None:
         raise CheckpointError(found.file, found.message)
+    if others := other_weights(path):
+        log.info("left alone, as the model's weights are in other files: %s", ", ".join(others))
     _check_device(config.device)
     check_quantization(config.quantization, config.device)
     _quiet_transformers()

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from outrider.checkpoint_files import weight_files
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 
 _DEFAULT_CONTEXTS = 8
@@ -89,7 +90,7 @@ def count_linear(path: Path) -> LinearWeights:
 
 
 def _shapes(path: Path) -> Iterator[tuple[str, list[int]]]:
-    for file in sorted(path.glob("*.safetensors")):
+    for file in weight_files(path):
         with safe_open(file, framework="np") as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 yield name, tensors.get_slice(name).get_shape()

@@ -96,7 +96,10 @@ def through(layer: Any, rotary: Any, config: Any, x: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(("kind", "names"), [("llama", "deepseek"), ("qwen3", "qwen"), ("qwen3_next", "qwen")])
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("llama", "deepseek"), ("qwen3", "qwen"), ("qwen3", "qwen, in mtp.safetensors"), ("qwen3_next", "qwen")],
+)
 def test_a_layer_of_multi_token_prediction_says_what_transformers_layers_say(
     tmp_path: Path, target: TargetParts, kind: str, names: str
 ) -> None:
@@ -120,6 +123,9 @@ def test_a_layer_of_multi_token_prediction_says_what_transformers_layers_say(
     # What else a whole model has is not the head's.
     tensors["model.layers.0.self_attn.q_proj.weight"] = torch.zeros(3)
     path = written(tmp_path / "model", {**SHAPE, **extra, "model_type": kind}, tensors)
+    if names.endswith("mtp.safetensors"):
+        (path / "model.safetensors").rename(path / "mtp.safetensors")
+        save_file({"model.norm.weight": torch.zeros(WIDTH)}, path / "model.safetensors")
     head = load_head(path, target, torch.float32)
     states = torch.randn(1, TOKENS, WIDTH)
     ids, at_once, stepwise = asked(head, states)
