@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from outrider.token_bytes import TokenBytes, UnsupportedDecoder
+
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLED_FAULT = "pickled weights run code when they are read; convert to safetensors"
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -235,10 +237,21 @@ def _adapter_fault(path: Path) -> CheckpointFault | None:
 def _tokenizer_fault(path: Path) -> CheckpointFault | None:
     file = path / "tokenizer.json"
     if file.is_file():
-        return None
+        return _decoder_fault(file)
     others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path / name).is_file()]
     way = f"; transformers' save_pretrained writes it of {others[0]}" if others else ""
     return CheckpointFault(str(file), f"missing{way}")
+
+
+def _decoder_fault(file: Path) -> CheckpointFault | None:
+    spec = _read(file)
+    if isinstance(spec, CheckpointFault):
+        return spec
+    try:
+        TokenBytes.build((), spec.get("decoder"), ())
+    except UnsupportedDecoder as error:
+        return CheckpointFault(str(file), str(error))
+    return None
 
 
 def _ends_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:

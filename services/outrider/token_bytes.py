@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-_SPACE = ({"String": "\u2581"}, " ")
-"""What the Replace of a SentencePiece decoder replaces, and by what."""
-_SENTENCEPIECE_STEPS = frozenset({"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"})
+# As `tokenizers` cleans up the pieces of a WordPiece.
+_CLEANED_UP = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m")),
+    *((" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
+
+Spelling = Callable[[str], str]
 
 
 class UnsupportedDecoder(ValueError):
@@ -40,17 +44,87 @@ def _byte_level(piece: str) -> bytes:
     return piece.encode()
 
 
-def _sentencepiece(piece: str) -> bytes:
-    byte = _BYTE_PIECE.fullmatch(piece)
-    return bytes([int(byte[1], 16)]) if byte else piece.replace("\u2581", " ").encode()
+@dataclass(slots=True)
+class _Steps:
+    """The decoder of a tokenizer.json, step by step, as far as a text can be streamed through it.
+
+    An answer continues a prompt: what a step does to the first token of a text alone, it does to no token of an answer.
+    """
+
+    before: list[Spelling]
+    """Of each token."""
+    after: list[Spelling]
+    """Of each token, and of each run of bytes."""
+    byte_level: bool = False
+    byte_fallback: bool = False
+    joined: bool = False
+    """The tokens are one text by now: a step may only change single characters."""
+
+    @classmethod
+    def of(cls, decoder: Mapping[str, Any] | None) -> _Steps:
+        """Raises UnsupportedDecoder that names the step."""
+        found = cls([], [])
+        if decoder is None:
+            found.before.append(lambda piece: f" {piece}")
+        for step in _flat(decoder or {}):
+            found._add(step)
+        return found
+
+    def _add(self, step: Mapping[str, Any]) -> None:
+        match step:
+            case {"type": "Fuse"}:
+                self.joined = True
+            case {"type": "ByteLevel"} if not (self.joined or self.byte_fallback):
+                self.byte_level = self.joined = True
+            case {"type": "ByteFallback"} if not (self.joined or self.byte_fallback):
+                self.byte_fallback = True
+            case {"type": "Strip", "stop": 0} if self.joined:
+                pass
+            case {"type": "Strip", "content": char, "start": start, "stop": 0}:
+                self._apply(lambda piece: piece[_leading(piece, char, start) :])
+            case {"type": "Replace", "pattern": {"String": old}, "content": new} if old and self._takes(old):
+                self._apply(lambda piece: piece.replace(old, new))
+            # In a text that is one token already, it would take the spaces for that token's.
+            case {"type": "Metaspace", "replacement": mark} if not self.joined or step.get("prepend_scheme") == "never":
+                self._apply(lambda piece: piece.replace(mark, " "))
+            case {"type": "WordPiece", "prefix": prefix} if not (self.joined or self.byte_fallback):
+                self._apply(lambda piece: _continued(piece, prefix, cleanup=step.get("cleanup", True)))
+            case _:
+                raise UnsupportedDecoder(f"decoder: {_named(step)}, at its place, cannot be streamed")
+
+    def _takes(self, old: str) -> bool:
+        return not self.byte_level and (len(old) == 1 or not self.joined)
+
+    def _apply(self, spelling: Spelling) -> None:
+        (self.after if self.byte_fallback else self.before).append(spelling)
 
 
-def _steps(decoder: dict[str, Any]) -> list[str]:
+def _flat(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if decoder.get("type") == "Sequence":
-        return [step for part in decoder["decoders"] for step in _steps(part)]
-    kind = str(decoder.get("type"))
-    replaced = (decoder.get("pattern"), decoder.get("content"))
-    return [f"Replace of {replaced[0]}" if kind == "Replace" and replaced != _SPACE else kind]
+        return [step for part in decoder["decoders"] for step in _flat(part)]
+    return [decoder]
+
+
+def _named(step: Mapping[str, Any]) -> str:
+    more = f" of {step.get('pattern')}" if step.get("type") == "Replace" else ""
+    return f"{step.get('type')}{more}"
+
+
+def _leading(piece: str, char: str, most: int) -> int:
+    return min(most, len(piece) - len(piece.lstrip(char)))
+
+
+def _continued(piece: str, prefix: str, *, cleanup: bool) -> str:
+    text = piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+    for old, new in _CLEANED_UP if cleanup else ():
+        text = text.replace(old, new)
+    return text
+
+
+def _spelt(piece: str, spellings: Iterable[Spelling]) -> str:
+    for spelling in spellings:
+        piece = spelling(piece)
+    return piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +132,28 @@ class TokenBytes:
     """The bytes of every token of one vocabulary. Tokens that are not text (specials, padding rows) have none."""
 
     table: tuple[bytes, ...]
+    runs: frozenset[int] = frozenset()
+    """Tokens of one byte each. Those that follow one another are characters only if all of them together are."""
+    silent: frozenset[int] = frozenset()
+    """Tokens that are left out of a text, and do not end a run."""
+    _after: tuple[Spelling, ...] = ()
 
     @classmethod
     def build(cls, pieces: Sequence[str | None], decoder: dict[str, Any] | None, specials: Iterable[int]) -> TokenBytes:
-        """From the vocabulary's pieces by id and the `decoder` section of tokenizer.json.
-
-        A `Strip` of the first space is skipped, because an answer continues a prompt and does not begin a text.
-        """
-        steps = set(_steps(decoder or {}))
-        if steps == {"ByteLevel"}:
-            spell = _byte_level
-        elif steps <= _SENTENCEPIECE_STEPS and steps & {"Replace", "Metaspace"}:
-            spell = _sentencepiece
-        else:
-            raise UnsupportedDecoder(f"decoder {sorted(steps)} is neither byte-level nor SentencePiece")
-        silent = frozenset(specials)
-        return cls(tuple(b"" if i in silent or p is None else spell(p) for i, p in enumerate(pieces)))
+        """From the vocabulary's pieces by id and the `decoder` section of tokenizer.json. Raises UnsupportedDecoder."""
+        steps = _Steps.of(decoder)
+        silent = frozenset([*specials, *(i for i, piece in enumerate(pieces) if piece is None)])
+        table, runs = list[bytes](), set[int]()
+        for token_id, piece in enumerate(pieces):
+            text = "" if token_id in silent or piece is None else _spelt(piece, steps.before)
+            if steps.byte_level:
+                table.append(_byte_level(text))
+            elif steps.byte_fallback and (byte := _BYTE_PIECE.fullmatch(text)):
+                runs.add(token_id)
+                table.append(bytes([int(byte[1], 16)]))
+            else:
+                table.append(_spelt(text, steps.after).encode())
+        return cls(tuple(table), frozenset(runs), silent, tuple(steps.after))
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Tokenizer) -> TokenBytes:
@@ -88,7 +168,15 @@ class TokenBytes:
     def with_names(self, names: Mapping[int | None, str]) -> TokenBytes:
         """A copy with names as the text of these tokens. Ids of None are left out."""
         silent = {i: name.encode() for i, name in names.items() if i is not None and not self.of(i)}
-        return TokenBytes(tuple(silent.get(i, piece) for i, piece in enumerate(self.table))) if silent else self
+        table = tuple(silent.get(i, piece) for i, piece in enumerate(self.table))
+        return replace(self, table=table, silent=self.silent - silent.keys()) if silent else self
+
+    def of_run(self, data: bytes) -> str:
+        """The text of a whole run: one wrong byte makes all of them U+FFFD, as in `tokenizers`."""
+        try:
+            return _spelt(data.decode(), self._after)
+        except UnicodeDecodeError:
+            return "\ufffd" * len(data)
 
     def of(self, token_id: int) -> bytes:
         return self.table[token_id] if 0 <= token_id < len(self.table) else b""

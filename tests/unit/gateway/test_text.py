@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider.checkpoint_files import fault
 from outrider.gateway.generation.output import Output
 from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher
-from outrider.testing.tiny import tiny_tokenizer
+from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.token_bytes import TokenBytes, UnsupportedDecoder
-from tokenizers import decoders
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 TOKENIZER = tiny_tokenizer()
 TOKENS = TokenBytes.of_tokenizer(TOKENIZER.backend_tokenizer)
@@ -67,16 +71,134 @@ def test_sentencepiece_pieces_become_spaces_and_bytes() -> None:
     decoder = {"type": "Sequence", "decoders": [spaces, {"type": "ByteFallback"}, {"type": "Fuse"}]}
     tokens = TokenBytes.build(["<s>", "\u2581Hello", "<0xE2>", "<0x82>", "<0xAC>", None], decoder, specials=[0])
     detokeniser = Detokeniser(tokens)
-    assert [detokeniser.push(i) for i in range(6)] == ["", " Hello", "", "", "€", ""]
+    assert [detokeniser.push(i) for i in (0, 1, 2, 3, 4, 5, 1)] == ["", " Hello", "", "", "", "", "€ Hello"]
 
 
-def test_a_decoder_that_cannot_be_streamed_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedDecoder, match="WordPiece"):
-        TokenBytes.build(["a"], {"type": "WordPiece"}, specials=[])
-    steps = [decoders.Replace("\u2581", " "), decoders.Replace("e", "E"), decoders.Fuse()]
+STEPS = {
+    "bytes of a level": decoders.ByteLevel(),
+    "bytes in hexadecimal": decoders.ByteFallback(),
+    "joined": decoders.Fuse(),
+    **{f"spaces, {scheme}": decoders.Metaspace(prepend_scheme=scheme) for scheme in ("always", "first", "never")},
+    "first space": decoders.Strip(" ", 1, 0),
+    "first letters": decoders.Strip("a", 2, 0),
+    "last space": decoders.Strip(" ", 0, 1),
+    "a space": decoders.Replace("\u2581", " "),
+    "a letter": decoders.Replace("a", "zz"),
+    "letters": decoders.Replace("he", "E"),
+    "words": decoders.WordPiece(),
+    "words as they are": decoders.WordPiece(cleanup=False),
+    "ends of words": decoders.BPEDecoder(),
+    "sounds": decoders.CTC(),
+}
+REFUSED = ("last space", "ends of words", "sounds")
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+PIECES = [
+    *("!", "a", "\u2581", "\u2581the", "b\u2581c", "\u2581\u2581x", "##ing", "##s", "do not", "n't", " .", "'s", "a b"),
+    *(
+        "\u0120hello",
+        "\u00c3",
+        "\u00a9",
+        "\u010a",
+        "<0x",
+        "<0x41",
+        "<0x4a>",
+        "café",
+        "日",
+        "\t",
+        "\ufffd",
+        "x</w>",
+        "|",
+    ),
+    *BYTES,
+]
+
+
+def with_decoder(decoder: decoders.Decoder | None) -> Tokenizer:
+    made = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="a"))
+    made.add_special_tokens(["<s>"])
+    made.add_tokens(["<tool>"])
+    if decoder is not None:
+        made.decoder = decoder
+    return made
+
+
+def after_a_token(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """The text of `ids` in a text that one token, `!`, begins."""
+    return tokenizer.decode([0, *ids])[len(tokenizer.decode([0])) :]
+
+
+def streamed(tokens: TokenBytes, ids: list[int]) -> str:
+    detokeniser = Detokeniser(tokens)
+    before = detokeniser.push(0)
+    return "".join([before, *map(detokeniser.push, ids), detokeniser.flush()])[len(before) :]
+
+
+def some_ids(rng: random.Random, size: int) -> list[int]:
+    """Any tokens, and characters in bytes, whole and broken."""
+    ids = [rng.randrange(size) if rng.random() < 0.3 else rng.randrange(len(PIECES) - 256) for _ in range(8)]
+    for char in rng.choices("\té日😀", k=3):
+        data = char.encode()[: rng.randrange(1, 5)]
+        at = rng.randrange(len(ids) + 1)
+        ids[at:at] = [PIECES.index(BYTES[byte]) for byte in data]
+    return ids
+
+
+@pytest.mark.parametrize("length", [0, 1, 2, 3])
+def test_a_decoder_of_any_steps_is_streamed_as_the_library_decodes_or_refused(length: int) -> None:
+    rng = random.Random(length)
+    refused = set()
+    every = list(itertools.product(STEPS, repeat=length))
+    for names in rng.sample(every, min(400, len(every))):
+        steps = [STEPS[name] for name in names]
+        tokenizer = with_decoder(decoders.Sequence(steps) if steps else None)
+        try:
+            tokens = TokenBytes.of_tokenizer(tokenizer)
+        except UnsupportedDecoder:
+            refused.add(names)
+            continue
+        for _ in range(15):
+            ids = some_ids(rng, tokenizer.get_vocab_size())
+            assert streamed(tokens, ids) == after_a_token(tokenizer, ids), (names, ids)
+    if length == 1:
+        assert refused == {(name,) for name in REFUSED}
+
+
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+@pytest.mark.parametrize("form", ["spaces", "bytes and spaces", "as in Llama"])
+def test_texts_of_a_unigram_vocabulary_with_bytes_are_streamed_as_the_library_decodes(scheme: str, form: str) -> None:
+    pieces = [(piece, 0.0) for piece in ("!", "<unk>", *BYTES)]
+    pieces += [(piece, -float(len(piece))) for piece in ("\u2581", *"abcdehlost", "\u2581the", "hello", "\u2581a")]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    spaces = decoders.Metaspace(prepend_scheme=scheme)
+    of_llama = [STEPS["a space"], STEPS["bytes in hexadecimal"], STEPS["joined"], STEPS["first space"]]
+    tokenizer.decoder = {
+        "spaces": spaces,
+        "bytes and spaces": decoders.Sequence([STEPS["bytes in hexadecimal"], spaces]),
+        "as in Llama": decoders.Sequence(of_llama),
+    }[form]
+    tokens, rng = TokenBytes.of_tokenizer(tokenizer), random.Random(scheme)
+    for _ in range(500):
+        text = "".join(rng.choices(["the", " ", "  ", "hello", "\t", "\n", "é", "日本", "😀", "\u2581", "a"], k=12))
+        ids = tokenizer.encode(text).ids
+        assert streamed(tokens, ids) == after_a_token(tokenizer, ids)
+        # Every cut: what is out by then, and held back, is the library's text of these tokens.
+        for cut in range(0, len(ids), 5):
+            assert streamed(tokens, ids[:cut]) == after_a_token(tokenizer, ids[:cut])
+
+
+def test_a_decoder_that_cannot_be_streamed_is_refused_by_name_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedDecoder, match="BPEDecoder"):
+        TokenBytes.build(["a"], {"type": "BPEDecoder"}, specials=[])
+    steps = [decoders.Fuse(), decoders.Replace("ee", "E")]
     other = json.loads(decoders.Sequence(steps).__getstate__())
     with pytest.raises(UnsupportedDecoder, match="Replace of"):
         TokenBytes.build(["a"], other, specials=[])
+    tiny_checkpoint(tmp_path)
+    assert fault(tmp_path) is None
+    spec = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(spec | {"decoder": other}))
+    assert "tokenizer.json: decoder: Replace of {'String': 'ee'}" in str(fault(tmp_path))
 
 
 @given(letters, stop_lists)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from outrider.gateway.tokenizer.rendering import BoundedTemplate, Render, TemplateOutOfBounds, shared
 from outrider.gateway.tokenizer.template import TemplateError
+from outrider.gateway.tokenizer.text import Detokeniser
 from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
 from outrider.gateway.tools.parsers.tool_calls import MARKERS, format_of
 from outrider.rpc.v1 import tokenizer_pb2
@@ -178,8 +179,11 @@ class ModelTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The tokens' text, with special tokens by their names."""
-        pieces = (self.token_bytes.of(i) or str(self.tokenizer.id_to_token(i) or "").encode() for i in token_ids)
-        return b"".join(pieces).decode(errors="replace")
+        detokeniser, texts = Detokeniser(self.token_bytes), list[str]()
+        for token_id in token_ids:
+            name = self.tokenizer.id_to_token(token_id) if token_id in self.token_bytes.silent else None
+            texts.append(detokeniser.push(token_id) if name is None else detokeniser.flush() + name)
+        return "".join(texts) + detokeniser.flush()
 
     def encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
         """Token ids of a text without special tokens around it. Raises TooManyTokens."""

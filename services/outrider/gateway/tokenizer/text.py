@@ -2,7 +2,8 @@
 
 A token is a run of bytes, not of characters. So tokens are looked up as bytes, and one incremental UTF-8 decoder turns
 them into text: it holds back exactly an incomplete character. So does the matcher of stop strings with what could still
-begin one.
+begin one. Tokens that a vocabulary of characters has for single bytes are held back until another token follows: one
+wrong byte makes all of them U+FFFD.
 
 The text after any number of tokens depends only on those tokens, not on how they were grouped. So an interrupted answer
 can continue elsewhere: the tokens already delivered are fed again, and their text is dropped.
@@ -17,21 +18,36 @@ from outrider.token_bytes import TokenBytes
 
 
 class Detokeniser:
-    """The text of a growing sequence of tokens. Bytes that are not UTF-8 become U+FFFD."""
+    """The text of a growing sequence of tokens, as `tokenizers` decodes the whole of it. Bytes that are not UTF-8
+    become U+FFFD."""
 
-    __slots__ = ("_decoder", "_tokens")
+    __slots__ = ("_decoder", "_run", "_tokens")
 
     def __init__(self, tokens: TokenBytes) -> None:
         self._tokens = tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._run = bytearray()
 
     def push(self, token_id: int) -> str:
         """The characters that `token_id` completes."""
-        return self._decoder.decode(self._tokens.of(token_id))
+        data = self._tokens.of(token_id)
+        if token_id in self._tokens.runs:
+            self._run += data
+            return ""
+        if not data and (token_id in self._tokens.silent or token_id >= len(self._tokens.table)):
+            return ""
+        return self._end_run() + self._decoder.decode(data)
 
     def flush(self) -> str:
         """The text for an unfinished last character."""
-        return self._decoder.decode(b"", final=True)
+        return self._end_run() + self._decoder.decode(b"", final=True)
+
+    def _end_run(self) -> str:
+        if not self._run:
+            return ""
+        run = bytes(self._run)
+        self._run.clear()
+        return self._tokens.of_run(run)
 
 
 class StopMatcher:
