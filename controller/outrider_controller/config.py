@@ -64,6 +64,9 @@ class ControllerConfig:
     """HOST:PORT under which others reach the first control plane, or auto. Empty: the address that it listens on."""
     control_ops_listen: str = ANY_LOOPBACK_PORT
     """HOST:PORT for operators' tools of the first control plane; of further ones a free loopback port. Empty: none."""
+    keys_required_file: str = ""
+    """File that is made when the first API key is made, so that keys stay required where the metadata store has lost
+    its data. Empty: the control plane alone remembers it."""
     ray: Annotated[RayConfig, Nested("ray_")] = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:
@@ -121,6 +124,7 @@ class ControllerConfig:
             tls_dir=self.router.tls_dir,
             insecure=self.router.insecure,
             secret=self.router.secret,
+            keys_required_file=self.keys_required_file,
             log_format=self.router.log_format,
         )
 

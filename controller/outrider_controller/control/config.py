@@ -20,6 +20,9 @@ class ControlConfig(ProcessConfig):
     secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
     """File with the secret of the cluster, from which the operator's token is derived. Without it, anybody who reaches
     the port may operate the cluster."""
+    keys_required_file: str = ""
+    """File that is made when the first API key is made, so that keys stay required where the metadata store has lost
+    its data. Empty: this process alone remembers it."""
     drain_timeout_s: float = 1.0
     """Seconds after SIGTERM in which running calls may finish. Those that are left are then cut off."""
 

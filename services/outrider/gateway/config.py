@@ -117,7 +117,10 @@ class GatewayConfig(ProcessConfig):
     secret: Annotated[ClusterSecret | None, Option("cluster_secret_file", read=ClusterSecret.read, secret=True)] = None
     """File with the secret of the cluster, by which routers recognise its gateways."""
     require_api_keys: bool = False
-    """Require an API key even before the first key exists."""
+    """Require an API key even before the first key exists, and where the metadata store has lost its data."""
+    keys_required_file: str = ""
+    """File that is made once an API key exists: while it is there, a key is required, whatever the metadata store has
+    lost. Empty: this process alone remembers it."""
     receipt_key: Annotated[ReceiptKey | None, Option("receipt_key_file", read=ReceiptKey.read, secret=True)] = None
     """A PEM file with the Ed25519 key that signs receipts; gateways of one cluster share it. Without it, each makes a
     key when it starts, and forgets it when it ends."""

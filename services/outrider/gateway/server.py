@@ -72,7 +72,8 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
     async with AsyncExitStack() as stack:
         store, ops = None, Ops("gateway", config)
         if config.metadata_url:
-            opened = store = await stack.enter_async_context(MetadataStore.connect(config.metadata_url))
+            connected = MetadataStore.connect(config.metadata_url, keys_required_file=config.keys_required_file)
+            opened = store = await stack.enter_async_context(connected)
             MetadataCollector(ops.registry, lambda: opened.available, lambda: asdict(opened.counters))
         routers = await stack.enter_async_context(_routers(config, store))
         tracing = open_tracing("outrider-gateway")

@@ -35,6 +35,9 @@ class Keys:
         """Hash: id of an API key → its SHA-256 in hex."""
         self.keys_required = f"{namespace}:keysrequired"
         """Exists from the first API key on, permanently: revoking the last key does not make access free."""
+        self.keys_required_known = self.api_key("")
+        """Hash, once a control plane has used this store: without it, nobody knows whether keys were required before
+        the store lost its data. A gateway's user may read it, as it may read keys."""
         self.leader = f"{namespace}:leader"
         """Id of the control plane that leads. Expires unless it is renewed."""
         self.leader_epoch = f"{namespace}:leaderepoch"

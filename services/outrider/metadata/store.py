@@ -18,6 +18,7 @@ from outrider.metadata.erasures import ErasureStore
 from outrider.metadata.events import MAX_EVENTS, Event, FieldValue, check_event_id, decode_event, encode_event
 from outrider.metadata.keys import ROLES, Keys
 from outrider.metadata.plans import PlanStore
+from outrider.metadata.tenants.key_memory import KeyMemory
 from outrider.metadata.tenants.ledger import LedgerStore
 from outrider.metadata.tenants.quota import QuotaStore
 from outrider.metadata.tenants.tenants import TenantStore
@@ -93,9 +94,9 @@ class MetadataStore:
     Requests wait only for `lookup_prefix`, at most 50 ms; everything else takes at most a second.
     """
 
-    def __init__(self, link: RedisLink, counters: StoreCounters, keys: Keys) -> None:
+    def __init__(self, link: RedisLink, counters: StoreCounters, keys: Keys, memory: KeyMemory) -> None:
         self.counters = counters
-        self.tenants = TenantStore(link, keys)
+        self.tenants = TenantStore(link, keys, memory)
         self.quotas = QuotaStore(link, keys)
         self.cordons = CordonStore(link, keys)
         self.ledger = LedgerStore(link, keys)
@@ -110,7 +111,14 @@ class MetadataStore:
         link.on_recovery.append(self._recovered)
 
     @classmethod
-    def connect(cls, url: str, *, namespace: str = "outrider", call_timeout_s: float = CALL_TIMEOUT_S) -> MetadataStore:
+    def connect(
+        cls,
+        url: str,
+        *,
+        namespace: str = "outrider",
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        keys_required_file: str = "",
+    ) -> MetadataStore:
         """Takes the URLs that `address` lists, and connects when first used. No caller waits longer than the timeout.
 
         Raises ValueError for another kind of URL; never for an unreachable server.
@@ -123,7 +131,7 @@ class MetadataStore:
         except ValueError:
             # The URL is not quoted, as it may contain a password.
             raise ValueError("metadata URL: expected redis://, rediss://, unix:// or redis+sentinel://") from None
-        return cls(link, counters, Keys(namespace))
+        return cls(link, counters, Keys(namespace), KeyMemory(keys_required_file))
 
     async def __aenter__(self) -> MetadataStore:
         return self

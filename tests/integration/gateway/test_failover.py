@@ -255,6 +255,8 @@ async def test_routers_are_found_by_their_leases(
             store.register(info, address, worker_pb2.WorkerLoad),
             running(config) as started,
         ):
+            # As a control plane does.
+            await store.tenants.keep_required()
             assert (await collect(started.grpc_address))[0] == TEXT
             roles = {lease.info.role for lease in await store.workers()}
             assert worker_pb2.WORKER_ROLE_GATEWAY in roles

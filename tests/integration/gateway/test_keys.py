@@ -154,7 +154,9 @@ async def test_health_wants_no_key(served: Served, store: MetadataStore) -> None
     assert (await served.http("", "/health")).status_code == 200
 
 
-async def test_without_keys_everybody_is_the_default_tenant(served: Served) -> None:
+async def test_without_keys_everybody_is_the_default_tenant(served: Served, store: MetadataStore) -> None:
+    # As a control plane does.
+    await store.tenants.keep_required()
     assert (await served.http("")).status_code == 200
     assert await served.grpc("whatever") == ("OK", None)
     assert {request.tenant for request in served.router.requests} == {"default"}

@@ -43,6 +43,7 @@ async def paced(gateway: OpenGateway, router: ScriptedRouter, tmp_path: Path) ->
         async with MetadataStore.connect(server.url, call_timeout_s=2.0) as store:
             record = tenants_pb2.Tenant(name="default", pacing=tenants_pb2.PACING_CONSTANT)
             await store.tenants.put([record], by="test")
+            await store.tenants.keep_required()
             async with routing(router) as address, gateway(address, metadata_url=server.url) as running:
                 yield running
 

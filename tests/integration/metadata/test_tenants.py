@@ -60,6 +60,7 @@ async def test_a_dry_run_says_what_would_be_and_changes_nothing(store: MetadataS
 
 async def test_a_key_is_found_by_its_hash_with_its_tenant(store: MetadataStore, reader: MetadataStore) -> None:
     await store.tenants.put([Tenant(name="a", weight=2)], by="me")
+    await store.tenants.keep_required()
     nobody = await reader.tenants.find(None)
     assert nobody is not None and not nobody.keys_required
     key = key_of("a")

@@ -106,7 +106,8 @@ class StackConfig:
     receipt_key_file: Path | None = None
     """Of the key that signs receipts; not given: the gateway makes one."""
     state_dir: Path | None = None
-    """Where the stack's own Redis keeps tenants, keys and bills over a restart; not given: nowhere."""
+    """Where the stack keeps over a restart that keys are required, and its own Redis tenants, keys and bills; not
+    given: nowhere."""
     start_timeout_s: float = 300.0
     """Longest wait in seconds for a process to be ready."""
     stop_timeout_s: float = 20.0
@@ -239,6 +240,11 @@ class StackPlanner:
         return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores, self._env)
 
     @property
+    def _keys(self) -> tuple[str, ...]:
+        kept = self._config.state_dir
+        return ("--keys-required-file", str(kept / "keys-required")) if kept else ()
+
+    @property
     def _secret(self) -> tuple[str, ...]:
         return ("--cluster-secret-file", str(self._config.secret_file)) if self._config.secret_file else ()
 
@@ -248,7 +254,7 @@ class StackPlanner:
             flags += ["--router-listen", address, "--router-ops-listen", self._ops[f"router-{number}"]]
         flags += ["--control-ops-listen", self._ops["control"]]
         flags += ["--trace-tokens"] if self._config.trace_tokens else []
-        flags += self._secret
+        flags += [*self._secret, *self._keys]
         argv = (sys.executable, "-m", "outrider_controller", *flags)
         return ProcessSpec("controller", argv, control, cores=self.cores.rest, env=self._env)
 
@@ -258,7 +264,8 @@ class StackPlanner:
         ops = self._ops["gateway"]
         kept = self._config.receipt_key_file
         receipts = ("--receipt-key-file", str(kept)) if kept else ()
-        argv = (sys.executable, "-m", "outrider.gateway", *flags, *drain, *self._secret, *receipts, "--ops-listen", ops)
+        flags = (*flags, *drain, *self._secret, *self._keys, *receipts, "--ops-listen", ops)
+        argv = (sys.executable, "-m", "outrider.gateway", *flags)
         endpoints = {"http": http_address, "ops": ops}
         return ProcessSpec("gateway", argv, grpc_address, endpoints, self.cores.rest, self._env)
 

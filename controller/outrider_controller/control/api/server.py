@@ -195,7 +195,7 @@ async def running_control(
 async def control_process(config: ControlConfig, signals: Sequence[Signals] = ()) -> AsyncIterator[RunningControl]:
     """Runs a control plane until the end of the block."""
     async with (
-        MetadataStore.connect(config.metadata_url) as store,
+        MetadataStore.connect(config.metadata_url, keys_required_file=config.keys_required_file) as store,
         bound(lambda: running_control(config, store, signals)) as control,
     ):
         yield control

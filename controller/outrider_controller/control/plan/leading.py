@@ -119,6 +119,7 @@ class PlanLeader:
         self._plans = plans
         self._lease = plans.lease(worker_id)
         self._planner = Planner()
+        self._records = records
         self._policies = TenantPolicies(plans, records)
         self._kept = KeptPlan(plans, leases)
         self._versions = DraftVersions(releases, clock)
@@ -210,6 +211,7 @@ class PlanLeader:
 
     async def tick(self) -> None:
         """Keeps leading, takes over, or stands by; plans when a plan is due."""
+        await self._records.keep_required()
         epoch = await self._lease.hold()
         if self.epoch and (epoch == 0 or (epoch is None and self._cut_off)):
             self._step_down("another control plane leads" if epoch == 0 else "cut off from the metadata store")

@@ -2,7 +2,7 @@
 
 Keys are looked up by their SHA-256. A valid key is cached for 5 s, an invalid one for 1 s. While the store is
 unreachable, the last known answer is used for up to an hour. Until the first key is created, every client is the tenant
-`default`.
+`default`. A store without data answers as if it were unreachable, until a control plane has told what it knows.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _keep(kept: OrderedDict[K, V], key: K, value: V) -> None:
 
 
 def _away() -> Unavailable:
-    message = "API keys cannot be checked: the metadata store does not answer"
+    message = "API keys cannot be checked: the metadata store does not answer, or no control plane has used it yet"
     return Unavailable(message, reason="NO_METADATA", retry_after_s=1.0)
 
 

@@ -7,6 +7,7 @@ never stored, only its SHA-256, by which it is found.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.errors import Conflict, NotFound
 from outrider.metadata.connection.part import StorePart
+from outrider.metadata.tenants.key_memory import KeyMemory
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
+
+    from outrider.metadata.connection.link import RedisLink
+    from outrider.metadata.keys import Keys
+
+log = logging.getLogger(__name__)
 
 MAX_AUDIT_ENTRIES = 100_000
 MAX_KEYS_PER_TENANT = 16
@@ -28,11 +35,21 @@ _KEPT_AFTER_EXPIRY_S = 86_400
 
 _FIND = """
 local required = redis.call('EXISTS', KEYS[3])
+local known = redis.call('EXISTS', KEYS[4])
 local key = redis.call('HMGET', KEYS[1], 'tenant', 'record')
 local tenant = key[1] or ARGV[1]
 local record = redis.call('HMGET', KEYS[2] .. tenant, 'record', 'version')
 local now = redis.call('TIME')
-return {required, key[2] or '', record[1] or '', record[2] or '0', now[1] * 1000000 + now[2]}
+return {required, known, key[2] or '', record[1] or '', record[2] or '0', now[1] * 1000000 + now[2]}
+"""
+_KEEP_REQUIRED = """
+local required = redis.call('EXISTS', KEYS[1])
+if required == 0 and ARGV[1] == '1' then
+  redis.call('SET', KEYS[1], 1)
+  required = 2
+end
+if redis.call('EXISTS', KEYS[2]) == 0 then redis.call('HSET', KEYS[2], 'known', 1) end
+return required
 """
 AUDIT = f"""
 local function audit(stream, ...)
@@ -161,18 +178,47 @@ class AuditEntry:
 class TenantStore(StorePart):
     """While Redis is unreachable, `find` returns None and the others raise Unavailable."""
 
+    def __init__(self, link: RedisLink, keys: Keys, memory: KeyMemory) -> None:
+        super().__init__(link, keys)
+        self._memory = memory
+
     async def find(self, digest: bytes | None) -> FoundKey | None:
-        """The key with this SHA-256; with None, the answer for a request without one. None: Redis is unreachable."""
-        keys = (self._keys.api_key((digest or b"").hex()), self._keys.tenant(""), self._keys.keys_required)
+        """The key with this SHA-256; with None, the answer for a request without one.
+
+        None: Redis is unreachable, or has no data: then no control plane has told yet whether keys are required.
+        """
+        names = self._keys
+        keys = (names.api_key((digest or b"").hex()), names.tenant(""), names.keys_required, names.keys_required_known)
         default = DEFAULT_TENANT if digest is None else ""
         answer = await self._link.call_in_background(lambda redis: redis.eval(_FIND, len(keys), *keys, default))
         if answer is None:
             return None
-        required, key, record, version, read_us = answer
+        required, known, key, record, version, read_us = answer
+        if required:
+            self._memory.remember()
+        elif self._memory.required:
+            await self.keep_required()
+        elif not known:
+            return None
         tenant = _parse(record, version) if record else None
         if tenant is not None:
             tenant.read_unix_us = read_us
-        return FoundKey(bool(required), _parse_key(key) if key else None, tenant, read_us)
+        return FoundKey(self._memory.required, _parse_key(key) if key else None, tenant, read_us)
+
+    async def keep_required(self) -> None:
+        """Tells gateways whether keys are required. To be called by control planes again and again: where this process
+        knows that they are and the store has lost it, it is written again."""
+        keys, known = (self._keys.keys_required, self._keys.keys_required_known), int(self._memory.required)
+        required = await self._link.call_in_background(
+            lambda redis: redis.eval(_KEEP_REQUIRED, len(keys), *keys, known)
+        )
+        if required:
+            self._memory.remember()
+        if required == 2:
+            log.error(
+                "the metadata store has lost its data: API keys stay required. Apply the tenants and make keys again,"
+                " or restore the store"
+            )
 
     async def get(self, name: str) -> tenants_pb2.Tenant:
         """Raises NotFound."""
@@ -273,6 +319,8 @@ class TenantStore(StorePart):
         expire_s = key.not_after_unix_s and key.not_after_unix_s + _KEPT_AFTER_EXPIRY_S
         fields = (key.tenant, key.id, key.digest.hex(), _serialize(key), expire_s, MAX_KEYS_PER_TENANT, DEFAULT_TENANT)
         answer = int(await self._link.require(lambda redis: redis.eval(_ADD_KEY, len(keys), *keys, *fields, by)))
+        if answer > 0:
+            self._memory.remember()
         if answer == -1:
             raise unknown_tenant(key.tenant, "tenant")
         if answer == -2:
