@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from outrider.local import Speculator
 from outrider.protocol.identity import ProtocolRange
 from outrider.rpc.v1 import control_pb2, generation_pb2, router_pb2, trace_pb2, worker_pb2
 from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
@@ -26,10 +27,11 @@ from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig, StackPlan
 
-from tests.soak.namespaces import expected_texts
 from tests.soak.rolling import in_twos
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow, pytest.mark.timeout(400)]
+
+_MAX_TOKENS = 32
 
 NEXT, AFTER_NEXT = ProtocolRange(1, 2), ProtocolRange(2, 2)
 # Of each role the first process speaks today's version alone.
@@ -127,6 +129,13 @@ class Fleet:
             while words not in self.stack.processes[name].log_path.read_text():
                 # Some is only said when a request needs it.
                 await self.ask("gateway")
+
+
+def expected_texts(model: Path, count: int) -> dict[tuple[int, ...], str]:
+    """What the model says by itself, in this process: no network, no draft."""
+    prompts = [tuple(b"Tell me a story about number %d." % number) for number in range(count)]
+    alone = Speculator(str(model), dtype="float32").generate(prompts, max_new_tokens=_MAX_TOKENS, speculate=False)
+    return {prompt: completion.text for prompt, completion in zip(prompts, alone, strict=True)}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -9,7 +9,7 @@ from outrider_controller.autoscaler.estimator import SavingEstimator
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, Plan, plan
 
-from benchmarks.support.virtual_plan import FLEET, KEY, planned, swinging
+from tests.unit.controller.autoscaler.virtual_plan import FLEET, KEY, planned, swinging
 
 _QUICK = {(1, 20), (8, 150), (32, 600)}
 
