@@ -55,7 +55,7 @@ def sharded(path: Path) -> None:
     (path / "model.safetensors").rename(path / "model-00001-of-00001.safetensors")
     names = load_file(path / "model-00001-of-00001.safetensors")
     shards = dict.fromkeys(names, "model-00001-of-00001.safetensors")
-    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
 
 
 @pytest.mark.parametrize("index", [False, True])
