@@ -6,6 +6,8 @@ Reads no weights. Also for supervisors, which have neither torch nor transformer
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +44,28 @@ _SCHEMES = {
 
 OTHER_ENGINE = "use --engine vllm"
 """The way to models that run, but not in the engine of this package."""
+_ELSEWHERE = f"take plain weights, or {OTHER_ENGINE}"
+_KV_SCALE = re.compile(r"\.(k_scale|v_scale|kv_scale|[kv]_zero_point|[kv]_proj\.output_scale)$")
+_PACKED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2", ".SCB", ".absmax")
+"""Names of tensors that only quantized weights have."""
+_OTHER_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+"""Where older tools and others write of it."""
+_MAX_HEADER = 100 << 20
+"""In bytes, as safetensors has it."""
+_GPTQ_FORMS: dict[str, tuple[Any, ...]] = {
+    "checkpoint_format": ("gptq", "gptq_v2"),
+    "format": ("gptq", "gptq_v2"),
+    "pack_dtype": ("int32",),
+    "is_marlin_format": (False,),
+    "rotation": (),
+    "adapter": (),
+}
+_COMPRESSED_FORMS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_COMPRESSED_WEIGHTS: dict[str, tuple[Any, ...]] = {
+    "num_bits": (4, 8),
+    "type": ("int", "float", None),
+    "strategy": ("tensor", "channel", "group", "block", None),
+}
 
 
 class CheckpointFault(NamedTuple):
@@ -154,16 +178,29 @@ def _weights_fault(path: Path) -> CheckpointFault | None:
     return None
 
 
-def _scheme_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
+def quantization_of(config: dict[str, Any]) -> Any:
+    """What a config.json says of quantized weights, of a model that also takes images within its text part."""
     text = config.get("text_config")
-    stated = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    return config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+
+
+def _scheme_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
+    file, names = f"{path}/config.json", list(_tensor_names(path))
+    if scaled := next((name for name in names if _KV_SCALE.search(name)), None):
+        return CheckpointFault(str(path), f"{scaled}: scales of keys and values are not read; {_ELSEWHERE}")
+    if "compression_config" in config:
+        return CheckpointFault(file, "compression_config: the old name of quantization_config; write that there")
+    stated = quantization_of(config)
     if stated is None:
-        return None
-    file = f"{path}/config.json"
+        if (packed := next((name for name in names if name.endswith(_PACKED)), None)) is None:
+            return None
+        stated_in = next((name for name in _OTHER_CONFIGS if (path / name).is_file()), "")
+        way = f"; {stated_in} may say it: write that there, with a quant_method" if stated_in else ""
+        return CheckpointFault(file, f"quantization_config: missing, though {packed} is of quantized weights{way}")
     method = stated.get("quant_method") if isinstance(stated, dict) else None
     if method in READ_HERE:
         problem = _packing_problem(stated)
-        return CheckpointFault(file, f"quantization_config: {problem}") if problem else None
+        return CheckpointFault(file, f"quantization_config: {problem}; {_ELSEWHERE}") if problem else None
     if method not in _SCHEMES:
         return CheckpointFault(
             file, f"quantization_config: quant_method {method!r} is not known; convert it, or take plain weights"
@@ -177,23 +214,72 @@ def _scheme_fault(path: Path, config: dict[str, Any]) -> CheckpointFault | None:
     return None
 
 
+def _tensor_names(path: Path) -> Iterator[str]:
+    """Of the model's weights, from the headers alone; a file that is not sound has none."""
+    for file in weight_files(path):
+        try:
+            with file.open("rb") as stream:
+                size = int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(size)) if size <= _MAX_HEADER else {}
+        except (OSError, ValueError):
+            continue
+        yield from header if isinstance(header, dict) else ()
+
+
 def _packing_problem(scheme: dict[str, Any]) -> str | None:
     """Why weights of this `quantization_config` cannot be read; None if there is no reason."""
-    method, bits = scheme["quant_method"], scheme.get("bits", 4)
-    if method == "awq":
-        version = scheme.get("version", "gemm")
-        fits = version == "gemm" and bits == 4
-        return None if fits else f"awq of version {version} with {bits} bits is not read, only gemm with 4"
-    if method == "gptq":
-        return None if bits in (2, 4, 8) else f"bits: gptq with {bits} is not read, only with 2, 4 or 8"
-    known = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+    read = {"awq": _awq_problem, "gptq": _gptq_problem, "compressed-tensors": _compressed_problem}
+    try:
+        return read[scheme["quant_method"]](scheme)
+    except (AttributeError, TypeError) as error:
+        return f"is not in the form of {scheme['quant_method']}: {error}"
+
+
+def _awq_problem(scheme: dict[str, Any]) -> str | None:
+    version, bits = scheme.get("version", scheme.get("format", "gemm")), scheme.get("bits", scheme.get("w_bit", 4))
+    if str(version).lower() != "gemm" or bits != 4:
+        return f"awq of version {version} with {bits} bits is not read, only gemm with 4"
+    if scheme.get("zero_point") is False:
+        return "zero_point: awq without zeros is not read"
+    if (backend := scheme.get("backend")) == "llm-awq":
+        return f"backend: awq of {backend} is not read, only autoawq"
+    return None
+
+
+def _gptq_problem(scheme: dict[str, Any]) -> str | None:
+    bits = scheme.get("bits")
+    if bits not in (2, 4, 8):
+        return f"bits: gptq with {bits} is not read, only with 2, 4 or 8"
+    for name, known in _GPTQ_FORMS.items():
+        if (value := scheme.get(name)) not in (None, *known):
+            return f"{name}: {value} of gptq is not read, only {' or '.join(map(str, known))}"
+    for field in ("dynamic", "extra_config"):
+        for layers, rule in (scheme.get(field) or {}).items():
+            # Layers that stay as they were have no packed tensors.
+            other = rule.get("bits", bits) if isinstance(rule, dict) and not layers.startswith("-:") else bits
+            if other not in (bits, 16, 32):
+                return f"{field}: {layers}: bits: {other} is not read where the others have {bits}"
+    return None
+
+
+def _compressed_problem(scheme: dict[str, Any]) -> str | None:
+    for name, part in (("kv_cache_scheme", None), ("transform_config", None), ("sparsity_config", "format")):
+        stated = scheme.get(name)
+        if stated and (part is None or stated.get(part) not in (None, "dense")):
+            return f"{name}: is not read"
     for name, group in (scheme.get("config_groups") or {}).items():
-        form = group.get("format") or scheme.get("format")
-        if form not in known:
-            return f"config_groups: {name}: format {form} of compressed-tensors is not read, only {', '.join(known)}"
-        bits = (group.get("weights") or {}).get("num_bits")
-        if bits not in (4, 8):
-            return f"config_groups: {name}: num_bits: {bits} is not read, only 4 and 8"
+        if not isinstance(group, dict):
+            return f"config_groups: {name}: says no more than {group!r}"
+        form, weights = group.get("format") or scheme.get("format"), group.get("weights") or {}
+        if form not in _COMPRESSED_FORMS:
+            known = ", ".join(_COMPRESSED_FORMS)
+            return f"config_groups: {name}: format {form} of compressed-tensors is not read, only {known}"
+        for field, known_values in _COMPRESSED_WEIGHTS.items():
+            if (value := weights.get(field)) not in known_values:
+                allowed = " and ".join(str(known) for known in known_values if known is not None)
+                return f"config_groups: {name}: {field}: {value} is not read, only {allowed}"
+        if weights.get("type") == "float" and weights["num_bits"] != 8:
+            return f"config_groups: {name}: num_bits: floats of {weights['num_bits']} bits are not read, only of 8"
     return None
 
 

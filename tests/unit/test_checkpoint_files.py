@@ -7,6 +7,7 @@ import logging
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,16 @@ from outrider.engine import CheckpointError, EngineConfig, Row, resolve, weights
 from outrider.engine.checkpoints.draft_checkpoint import read_embedding
 from outrider.engine.models.loader import load_engine
 from safetensors.torch import load_file, save_file
+
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+
+
+def grouped(**weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "int", "strategy": "channel", **weights}}
+    return {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
+
+
+INT8 = grouped()
 
 
 @pytest.fixture
@@ -133,16 +144,67 @@ def test_without_tokenizer_json_the_way_to_one_is_told(copy: Path) -> None:
             {"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {"group_0": {}}},
             "config_groups: group_0: format marlin-24 of compressed-tensors is not read",
         ),
+        (GPTQ | {"dynamic": {r"+:.*down.*": {"bits": 8}}}, "dynamic: +:.*down.*: bits: 8 is not read where the others"),
+        (GPTQ | {"dynamic": {".*": {"bits": 2, "group_size": 32}}}, "dynamic: .*: bits: 2 is not read"),
+        (
+            GPTQ | {"extra_config": {"model.layers.0.mlp.up_proj": {"bits": 8}}},
+            "extra_config: model.layers.0.mlp.up_proj",
+        ),
+        (GPTQ | {"dynamic": ["a"]}, "is not in the form of gptq"),
+        ({"quant_method": "gptq"}, "bits: gptq with None is not read"),
+        (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: marlin of gptq is not read"),
+        (GPTQ | {"format": "bitblas"}, "format: bitblas of gptq is not read"),
+        (GPTQ | {"is_marlin_format": True}, "is_marlin_format: True"),
+        (GPTQ | {"pack_dtype": "int16"}, "pack_dtype: int16 of gptq is not read"),
+        (GPTQ | {"rotation": "hadamard"}, "rotation: hadamard"),
+        ({"quant_method": "awq", "w_bit": 3}, "awq of version gemm with 3 bits is not read"),
+        ({"quant_method": "awq", "zero_point": False}, "zero_point: awq without zeros is not read"),
+        ({"quant_method": "awq", "backend": "llm-awq"}, "backend: awq of llm-awq is not read"),
+        ({"quant_method": "awq", "format": "gemv_fast"}, "awq of version gemv_fast"),
+        (
+            INT8 | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+            "kv_cache_scheme: is not read; take plain weights",
+        ),
+        (INT8 | {"transform_config": {"config_groups": {"u": {}}}}, "transform_config: is not read"),
+        (INT8 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: is not read"),
+        (INT8 | {"config_groups": {"W8A8": ["Linear"]}}, "config_groups: W8A8: says no more than ['Linear']"),
+        (grouped(num_bits=3), "config_groups: group_0: num_bits: 3 is not read, only 4 and 8"),
+        (grouped(num_bits=4, type="float"), "config_groups: group_0: num_bits: floats of 4 bits"),
+        (grouped(num_bits=8, strategy="tensor_group"), "config_groups: group_0: strategy: tensor_group is not read"),
         ({"quant_method": "exl3"}, "quant_method 'exl3' is not known"),
         ({"bits": 4}, "quant_method None is not known"),
         ("int4", "quant_method None is not known"),
     ],
 )
-def test_quantized_weights_that_cannot_be_read_are_named(copy: Path, stated: Any, complaint: str) -> None:
+def test_quantized_weights_that_cannot_be_read_are_named(
+    copy: Path, stated: Any, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     change(copy / "config.json", quantization_config=stated)
+    for reader in ("packed_weights.read", "AutoModelForCausalLM.from_pretrained"):
+        monkeypatch.setattr(f"outrider.engine.models.loader.{reader}", Mock(side_effect=AssertionError("weights read")))
     assert f"config.json: quantization_config: {complaint}" in refused(copy)
     # vLLM reads what it knows.
     assert resolve(copy) == copy
+
+
+@pytest.mark.parametrize("name", ["k_scale", "v_scale", "k_proj.output_scale", "attn.kv_scale"])
+def test_scales_of_keys_and_values_are_named_whatever_the_config_says(copy: Path, name: str) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    named = f"model.layers.0.self_attn.{name}"
+    save_file({**tensors, named: torch.ones(1)}, copy / "model.safetensors", metadata={"format": "pt"})
+    assert f"{named}: scales of keys and values are not read; take plain weights, or use --engine vllm" in refused(copy)
+
+
+def test_quantized_weights_of_which_the_config_says_nothing_are_named(copy: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.qweight"] = tensors.pop("model.layers.0.mlp.up_proj.weight")
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    line = "quantization_config: missing, though model.layers.0.mlp.up_proj.qweight is of quantized weights"
+    assert line in refused(copy)
+    (copy / "quantize_config.json").write_text("{}")
+    assert "quantize_config.json may say it: write that there" in refused(copy)
+    change(copy / "config.json", compression_config={"quant_method": "compressed-tensors"})
+    assert "compression_config: the old name of quantization_config" in refused(copy)
 
 
 @pytest.mark.parametrize(

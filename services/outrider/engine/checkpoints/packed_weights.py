@@ -173,7 +173,7 @@ def _gptq(parts: Parts, scheme: Mapping[str, Any]) -> _Levels:
     bits = scheme["bits"]
     numbers, scales = _unpacked(parts["qweight"], bits, 0), parts["scales"].float()
     zeros = _unpacked(parts["qzeros"], bits, 1)[:, : scales.shape[1]]
-    if scheme.get("checkpoint_format", "gptq") == "gptq":
+    if scheme.get("checkpoint_format", scheme.get("format")) != "gptq_v2":
         # The first version of the format stores one less.
         zeros = zeros + 1
     return _Levels(numbers.t(), scales.t(), zeros.t(), parts.get("g_idx"))

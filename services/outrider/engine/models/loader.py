@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault, other_weights
+from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault, other_weights, quantization_of
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import checkpoints, gguf_fours, packed_weights
 from outrider.engine.checkpoints.checkpoints import CheckpointError
@@ -227,11 +227,13 @@ def _refuse(path: Path, model: PreTrainedModel, problem: str | None) -> None:
 
 def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict[str, packed_weights.Kept]]:
     """transformers' loading of the checkpoint, and the layers that stay as they are."""
-    stated = checkpoints.read_config(path).get("quantization_config") or {}
+    stated = quantization_of(checkpoints.read_config(path)) or {}
     if stated.get("quant_method") not in READ_HERE:
         return partial(AutoModelForCausalLM.from_pretrained, path), {}
     settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-    del settings.quantization_config
+    for part in {id(part): part for part in (settings, settings.get_text_config())}.values():
+        if hasattr(part, "quantization_config"):
+            del part.quantization_config
     dtype: torch.dtype = getattr(torch, config.dtype)
     keep: tuple[type[packed_weights.Kept], ...] = (Int8Linear,) if config.device == "cpu" else ()
     if cpu.why_not_native(config, settings.get_text_config()) is None:

@@ -176,6 +176,29 @@ def test_it_is_served_as_the_weights_that_its_format_means(
     assert json.loads(config)["quantization_config"]["quant_method"] in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("scheme", "more"),
+    [
+        ("gptq", {"dynamic": {"-:.*up_proj.*": {}, "+:.*": {"bits": 4, "group_size": 16}}, "lm_head": False}),
+        ("gptq", {"checkpoint_format": "gptq", "pack_dtype": "int32", "meta": {"quantizer": ["some:1.0"]}}),
+        ("awq", {"version": "GEMM", "modules_to_not_convert": ["up_proj"], "backend": "autoawq"}),
+        ("int8", {"kv_cache_scheme": None, "sparsity_config": {"format": "dense"}, "transform_config": {}}),
+    ],
+)
+def test_so_are_they_with_more_in_their_config_and_layers_left_plain(
+    scheme: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    path, plain = written(tmp_path, scheme)
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] |= more
+    (path / "config.json").write_text(json.dumps(config))
+    whole, tensors = load_file(plain / "model.safetensors"), load_file(path / "model.safetensors")
+    left = {name: value for name, value in tensors.items() if ".up_proj." not in name}
+    left |= {name: value for name, value in whole.items() if ".up_proj." in name}
+    save_file(left, path / "model.safetensors", metadata={"format": "pt"})
+    have_the_same_logits(path, plain)
+
+
 @pytest.mark.parametrize("scheme", ["gptq", "int8"])
 def test_so_are_experts(scheme: str, tmp_path: Path) -> None:
     have_the_same_logits(*written(tmp_path, scheme, "qwen3_moe"))
