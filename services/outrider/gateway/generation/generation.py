@@ -41,6 +41,7 @@ from outrider.gateway.tokenizer.catalog import Catalog, Model
 from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads, TokenizerThreads
+from outrider.gateway.tools.grammars import GrammarMaker
 from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.parsers.tool_calls import Delta
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
@@ -284,6 +285,7 @@ class Generator:
     tracing: Tracing | None = None
     quotas: QuotaKeeper = field(default_factory=QuotaKeeper)
     threads: TokenizerThreads = field(default_factory=TokenizerThreads)
+    grammars: GrammarMaker = field(default_factory=GrammarMaker)
     receipt_key: ReceiptKey = field(default_factory=ReceiptKey.make)
     beat: Beat = field(default_factory=Beat)
 
@@ -416,7 +418,10 @@ class Generator:
         choice, chat = generation.options.logits, generation.prompt
         reasons = isinstance(chat, ChatPrompt) and chat.reads_reasoning
         thought = model.tokenizer.thought_after(prompt) if reasons else Thought.NONE
-        work = lambda: choice.to_proto(model.tokenizer, model.vocab_size, thought)  # noqa: E731
+        grammar = ""
+        if choice.structured is not None:
+            grammar = await self.grammars.make(choice.structured, model.tokenizer, thought, threads.tenant)
+        work = lambda: choice.to_proto(model.tokenizer, model.vocab_size, grammar)  # noqa: E731
         return await threads.run(choice.num_chars, work)
 
     async def _run(self, job: _Job, observer: RequestObserver) -> AsyncGenerator[Chunk, None]:

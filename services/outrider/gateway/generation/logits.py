@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.structured import Grammatical
-from outrider.gateway.tools.tool_grammar import after_thought
 from outrider.options.logits import MAX_BAD_WORDS, LogitsOptions
 from outrider.protocol import convert
 from outrider.protocol.limits import MAX_UINT32
@@ -54,12 +52,12 @@ class LogitsChoice:
     @property
     def num_chars(self) -> int:
         """Characters to tokenise."""
-        return sum(map(len, self.bad_words)) + (self.structured.num_chars if self.structured is not None else 0)
+        return sum(map(len, self.bad_words))
 
     def to_proto(
-        self, tokenizer: ModelTokenizer, vocab_size: int, thought: Thought = Thought.NONE
+        self, tokenizer: ModelTokenizer, vocab_size: int, grammar: str = ""
     ) -> sequence_pb2.LogitsOptions | None:
-        """None if no option is set. `thought`: the reasoning that may come before the text that the grammar is for.
+        """None if no option is set. `grammar`: of `structured`.
 
         Raises InvalidRequest for an id that the model does not have.
         """
@@ -70,8 +68,7 @@ class LogitsChoice:
             return self.exact
         options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
         options.check_vocabulary(vocab_size)
-        if self.structured is not None:
-            grammar = after_thought(self.structured.to_grammar(tokenizer), tokenizer, thought)
+        if grammar:
             options = replace(options, grammar=grammar)
         return convert.logits_to_proto(options)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest, NotSupported
 from outrider.gateway.fields import check_names
-from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools.json_schema import BOUNDED_WHITESPACE, COMPACT, JsonStyle, prepare
 from outrider.options.logits import MAX_GRAMMAR_BYTES
 
@@ -33,6 +32,30 @@ GUIDED: dict[str, Kind] = {
 }
 
 
+class Marks(Protocol):
+    """What a grammar needs to know of a model's answers. A ModelTokenizer knows it."""
+
+    @property
+    def tool_format(self) -> str: ...
+
+    def mark(self, name: str) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class NamedMarks:
+    """The same without a tokenizer."""
+
+    tool_format: str
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(cls, marks: Marks, names: Iterable[str]) -> NamedMarks:
+        return cls(marks.tool_format, {name: marks.mark(name) for name in names})
+
+    def mark(self, name: str) -> str:
+        return self.names[name]
+
+
 class Grammatical(ABC):
     """The form that the whole answer must have, from any of the options."""
 
@@ -46,7 +69,7 @@ class Grammatical(ABC):
         """About as many characters as the grammar has."""
 
     @abstractmethod
-    def to_grammar(self, tokenizer: ModelTokenizer) -> str:
+    def to_grammar(self, marks: Marks) -> str:
         """The grammar in llguidance's notation. Raises InvalidRequest or NotSupported."""
 
 
@@ -79,8 +102,8 @@ class Structured(Grammatical):
     def num_chars(self) -> int:
         return len(self.value) if isinstance(self.value, str) else len(json.dumps(self.value))
 
-    def to_grammar(self, tokenizer: ModelTokenizer | None = None) -> str:
-        """The grammar, which does not depend on the tokenizer."""
+    def to_grammar(self, marks: Marks | None = None) -> str:
+        """The grammar, which has no marks."""
         try:
             from llguidance import LLMatcher, grammar_from
         except ImportError as error:

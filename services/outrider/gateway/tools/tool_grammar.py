@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from outrider.errors import NotSupported
-from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools.json_schema import AS_TRAINED, JsonStyle, prepare
 from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
 from outrider.gateway.tools.parsers.tool_calls import HERMES_MARKS, MARKERS
-from outrider.gateway.tools.structured import Grammatical, Structured, check_enforceable, checked_grammar
+from outrider.gateway.tools.structured import Grammatical, Marks, Structured, check_enforceable, checked_grammar
 from outrider.gateway.tools.tools import ToolUse, call_schema
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -38,14 +37,14 @@ class FreeCalls(Grammatical):
         answer = 0 if self.answer is None else self.answer.num_chars
         return answer + len(json.dumps(self.use.definitions))
 
-    def to_grammar(self, tokenizer: ModelTokenizer) -> str:
+    def to_grammar(self, marks: Marks) -> str:
         """Raises InvalidRequest with the fault, or NotSupported, as for other formats."""
-        if tokenizer.tool_format != "hermes":
+        if marks.tool_format != "hermes":
             what = "strict functions need" if self.answer is None else "together with tools it needs"
-            message = f"{what} a model that writes calls as hermes, not {tokenizer.tool_format}"
+            message = f"{what} a model that writes calls as hermes, not {marks.tool_format}"
             raise NotSupported(self.field, message)
         check_strict(self.use)
-        begin, end = map(tokenizer.mark, HERMES_MARKS)
+        begin, end = map(marks.mark, HERMES_MARKS)
         lines = [f"call: GAP body GAP {end} GAP", f"body: %json {json.dumps(self._body())}", r"GAP: /[\n ]{0,4}/"]
         if self.answer is not None:
             number = "+" if self.use.parallel else ""
@@ -97,23 +96,23 @@ def of_tools(use: ToolUse, answer: Structured | None) -> Grammatical | None:
 _GAP = r"GAP: /[\n ]{0,4}/"
 
 
-def after_thought(grammar: str, tokenizer: ModelTokenizer, thought: Thought) -> str:
+def after_thought(grammar: str, marks: Marks, thought: Thought) -> str:
     """A grammar, in llguidance's notation, with `grammar` after the reasoning. `grammar` itself without reasoning."""
     if thought is Thought.NONE:
         return grammar
-    start = "thought GAP @answer" if thought is Thought.OPEN else f"({tokenizer.mark(OPEN)} thought GAP)? @answer"
-    lark = "\n".join([f"start: {start}", *_thought(tokenizer), _GAP])
+    start = "thought GAP @answer" if thought is Thought.OPEN else f"({marks.mark(OPEN)} thought GAP)? @answer"
+    lark = "\n".join([f"start: {start}", *_thought(marks), _GAP])
     return json.dumps({"grammars": [{"name": "main", "lark_grammar": lark}, {**_parsed(grammar), "name": "answer"}]})
 
 
-def _thought(tokenizer: ModelTokenizer) -> list[str]:
+def _thought(marks: Marks) -> list[str]:
     """The rules of the reasoning, up to its end."""
-    close = tokenizer.mark(CLOSE)
+    close = marks.mark(CLOSE)
     if close.startswith('"'):
         # Lazy: the first `</think>` ends it.
         return [rf"thought[lazy]: /(.|\n)*{CLOSE.replace('/', chr(92) + '/')}/"]
     # Reasoning may mention tool calls, whose marks are tokens and not text.
-    others = [tokenizer.mark(name) for name in MARKERS if name != CLOSE and name.startswith("<")]
+    others = [marks.mark(name) for name in MARKERS if name != CLOSE and name.startswith("<")]
     mentioned = " | ".join(name for name in others if not name.startswith('"'))
     text = f"TEXT (({mentioned}) TEXT)*" if mentioned else "TEXT"
     return [f"thought: {text} {close}", r"TEXT: /(.|\n)*/"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.schema_references import moved
 from outrider.gateway.tools.structured import Structured
+from outrider.options.logits import MAX_GRAMMAR_BYTES
 from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
 
 MAX_TOOLS = 128
@@ -64,6 +66,10 @@ class ToolUse:
         """
         if self.choice == "auto":
             return None
+        # Before they are walked through, here and as a schema.
+        if (num_chars := len(json.dumps(self.definitions))) > MAX_GRAMMAR_BYTES:
+            message = f"{num_chars} characters; at most {MAX_GRAMMAR_BYTES} are allowed where a call is required"
+            raise InvalidRequest(self.field, message)
         if self.choice == "named":
             [function] = [each["function"] for each in self.definitions if each["function"]["name"] == self.name]
             strict = self.name in self.strict
