@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 from outrider.address import check_address, check_listen, is_loopback
 from outrider.configuration import NO_OPTION, ConfigError, Nested, Option, load
 from outrider.gateway.tokenizer.model import Parsers
-from outrider.gateway.tools.parsers.tool_calls import FORMATS
+from outrider.gateway.tools.parsers.formats import FORMATS
 from outrider.process_config import ProcessConfig
 from outrider.protocol.receipts import ReceiptKey
 from outrider.rpc.access.certificates import TlsFiles, check_plain, public_tls
@@ -125,8 +125,8 @@ class GatewayConfig(ProcessConfig):
     """A PEM file with the Ed25519 key that signs receipts; gateways of one cluster share it. Without it, each makes a
     key when it starts, and forgets it when it ends."""
     tool_call_parsers: Annotated[tuple[str, ...], Option("tool_call_parser")] = ()
-    """How a model writes tool calls, if its chat template does not show it: `FORMAT` or `MODEL=FORMAT`, of hermes,
-    llama3_json, mistral and pythonic."""
+    """How a model writes tool calls, if its chat template does not show it: `FORMAT` or `MODEL=FORMAT`. The page of the
+    HTTP API lists the formats."""
     reasoning_parsers: Annotated[tuple[str, ...], Option("reasoning_parser")] = ()
     """Whether a model reasons between <think> and </think>, if its chat template does not show it: `think`, `none`, or
     `MODEL=think`."""

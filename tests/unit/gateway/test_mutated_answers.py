@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 from outrider.gateway.generation.output import MessageParser
+from outrider.gateway.tools.parsers.blocks import MarkedCalls
+from outrider.gateway.tools.parsers.formats import FORMATS
+from outrider.gateway.tools.parsers.json_calls import JsonCalls
 from outrider.gateway.tools.parsers.reasoning import ReasoningParser
-from outrider.gateway.tools.parsers.tool_calls import FORMATS, Delta, MarkedCalls, NoTools
+from outrider.gateway.tools.parsers.tool_calls import Delta, NoTools, Tools
 
 NUM_ANSWERS = 5_000
-TOOLS = ("sun", "rain")
+TOOLS: Tools = {"sun": {}, "rain": {}}
 SUN = '{"name": "sun", "arguments": {"city": "Z\\u00fcrich \\"}]<tool_call>", "days": [1, {"a": 2.5e1}]}}'
 RAIN = '{"arguments": {}, "name": "rain"}'
 ANSWERS = {
@@ -39,6 +42,41 @@ ANSWERS = {
         f"So:\n<|python_tag|>{SUN}",
     ],
     "pythonic": ["[sun(city='Bern', days=[1, {'a': None}]), rain()]", "[1, 2]", "Say [sun()]"],
+    "lfm2": ["So: <|tool_call_start|>[sun(city='Bern', days=(1, 2,)), rain()]<|tool_call_end|>Wait."],
+    "olmo3": ["So:\n<function_calls>\nsun(city='Bern', days=[1, {'a': null}])\nrain()\n</function_calls>"],
+    "qwen3_coder": [
+        "So:\n<tool_call>\n<function=sun>\n<parameter=city>\nBern </parameter> or\n</parameter>\n<parameter=days>\n"
+        "[1]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=rain>\n</function>\n</tool_call>",
+    ],
+    "seed_oss": ["<seed:tool_call><function=sun><parameter=city>Bern</parameter></function></seed:tool_call>"],
+    "minimax_m2": [
+        '<minimax:tool_call>\n<invoke name="sun">\n<parameter name="city">Bern</parameter>\n</invoke>\n'
+        '<invoke name="rain">\n</invoke>\n</minimax:tool_call>'
+    ],
+    "glm45": [
+        "So:\n<tool_call>sun\n<arg_key>city</arg_key>\n<arg_value>Bern</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>[1]</arg_value>\n</tool_call>\n<tool_call>rain\n</tool_call>"
+    ],
+    "granite": [f"<|tool_call|>[{SUN}, {RAIN}]", f"<tool_call>[{RAIN}]"],
+    "phi4_mini_json": [f"functools[{SUN}, {RAIN}]", f"<|tool_call|>[{SUN}]<|/tool_call|>"],
+    "nemotron_json": [f"So:<TOOLCALL>[{SUN}, {RAIN}]</TOOLCALL>"],
+    "jamba": [f"So: <tool_calls>[{SUN}, {RAIN}]</tool_calls>"],
+    "cohere_command": [
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "sun", "parameters": {"a": 1}}\n]<|END_ACTION|>'
+    ],
+    "deepseek_v3": [
+        "So:<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>sun\n```json\n"
+        '{"city": "```"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>rain\n```json\n'
+        "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ],
+    "deepseek_v31": [
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>sun<｜tool▁sep｜>{"a": "<｜tool▁call▁end｜>"}<｜tool▁call▁end｜>'
+        "<｜tool▁call▁begin｜>rain<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ],
+    "kimi_k2": [
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.sun:0<|tool_call_argument_begin|>"
+        '{"a": 1}<|tool_call_end|><|tool_calls_section_end|>'
+    ],
 }
 PIECES = [
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>"),
@@ -160,7 +198,7 @@ def test_a_streamed_answer_is_read_as_the_whole_text_is(written_in: str) -> None
     rng, num_calls = random.Random(written_in), 0
     for _ in range(NUM_ANSWERS):
         text = mutated(rng, ANSWERS[written_in])
-        found = read(MessageParser(None, FORMATS[written_in](TOOLS)), pieces_of(rng, text))
+        found = read(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces_of(rng, text))
         calls = [(call.name, json.loads(call.arguments)) for call in found.calls]
         if not calls:
             assert found.content == text
@@ -174,7 +212,7 @@ def test_pythonic_answers_are_calls_as_a_whole_or_content() -> None:
     rng, num_calls = random.Random(0), 0
     for _ in range(NUM_ANSWERS):
         text = mutated(rng, ANSWERS["pythonic"])
-        found = read(MessageParser(None, FORMATS["pythonic"](TOOLS)), pieces_of(rng, text))
+        found = read(MessageParser(None, FORMATS["pythonic"].parser(TOOLS)), pieces_of(rng, text))
         assert found.content == ("" if found.calls else text)
         for call, node in zip(found.calls, python_calls(text) if found.calls else (), strict=True):
             assert (call.name, call.name in TOOLS) == (ast.unparse(node.func), True)
@@ -196,7 +234,7 @@ def test_an_answer_cut_off_loses_no_character_either(written_in: str) -> None:
     rng = random.Random(written_in)
     for _ in range(NUM_ANSWERS):
         text = mutated(rng, ANSWERS[written_in])
-        found = read(MessageParser(None, FORMATS[written_in](TOOLS)), pieces_of(rng, text), cut=True)
+        found = read(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces_of(rng, text), cut=True)
         if not found.calls:
             assert found.content == text
         for call in found.calls:
@@ -205,11 +243,24 @@ def test_an_answer_cut_off_loses_no_character_either(written_in: str) -> None:
             json.loads(call.arguments) if call is not found.calls[-1] else None
 
 
+@pytest.mark.parametrize("written_in", sorted(FORMATS))
+def test_an_answer_is_read_in_the_same_way_however_it_is_cut(written_in: str) -> None:
+    rng, num_calls = random.Random(written_in), 0
+    for _ in range(NUM_ANSWERS // 5):
+        text, cut = mutated(rng, ANSWERS[written_in]), rng.random() < 0.5
+        ways = [[text], list(text), pieces_of(rng, text)]
+        found = [read(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces, cut=cut) for pieces in ways]
+        assert found[1:] == found[:1] * 2, text
+        assert found[0].calls or found[0].content == text
+        num_calls += len(found[0].calls)
+    assert num_calls > 5
+
+
 def test_an_answer_that_a_grammar_makes_a_list_of_calls_loses_none_if_it_is_none() -> None:
     rng = random.Random(0)
     for _ in range(NUM_ANSWERS):
         text = mutated(rng, [f"[{SUN}, {RAIN}]", f"\n [ {RAIN}]"])
-        found = read(MessageParser(None, MarkedCalls(TOOLS, at_start="[")), pieces_of(rng, text))
+        found = read(MessageParser(None, MarkedCalls(lambda: JsonCalls(TOOLS), at_start="[")), pieces_of(rng, text))
         assert found.content == ("" if found.calls else text)
 
 
@@ -236,7 +287,7 @@ def test_reasoning_before_calls_changes_neither() -> None:
     rng = random.Random(0)
     for _ in range(NUM_ANSWERS):
         text = "<think>Hm <tool_call></think>" + mutated(rng, ANSWERS["hermes"])
-        parser = MessageParser(ReasoningParser(inside=False), FORMATS["hermes"](TOOLS))
+        parser = MessageParser(ReasoningParser(inside=False), FORMATS["hermes"].parser(TOOLS))
         found = read(parser, pieces_of(rng, text))
         assert found.reasoning == "Hm <tool_call>"
         if not found.calls:

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider.gateway.generation.output import MessageParser, is_bound
+from outrider.gateway.tools.parsers.blocks import MarkedCalls
+from outrider.gateway.tools.parsers.formats import FORMATS
+from outrider.gateway.tools.parsers.json_calls import JsonCalls
 from outrider.gateway.tools.parsers.reasoning import ReasoningParser
-from outrider.gateway.tools.parsers.tool_calls import (
-    FORMATS,
-    Delta,
-    MarkedCalls,
-    NamedCall,
-    NoTools,
-    ToolParser,
-    format_of,
-)
+from outrider.gateway.tools.parsers.tool_calls import Delta, NamedCall, NoTools, ToolParser, Tools
 from outrider.gateway.tools.structured import Structured
 from outrider.gateway.tools.tool_grammar import FreeCalls
 from outrider.gateway.tools.tools import ToolUse
@@ -28,7 +22,7 @@ Calls = list[tuple[str, str]]
 SUN = '{"city": "Z\\u00fcrich \\"}]<", "days": [1, {"a": 2}]}'
 
 
-TOOLS = ("sun", "rain", "x", "f", "a.rain")
+TOOLS: Tools = {name: {} for name in ("sun", "rain", "x", "f", "a.rain")}
 
 
 def parsed(parser: MessageParser, pieces: list[str], *, cut: bool = False) -> tuple[str, str, Calls]:
@@ -45,7 +39,9 @@ def cuts(text: str) -> Iterator[list[str]]:
 
 
 def tools_in(written_in: str, text: str, *, cut: bool = False) -> tuple[str, Calls]:
-    results = [parsed(MessageParser(None, FORMATS[written_in](TOOLS)), pieces, cut=cut)[1:] for pieces in cuts(text)]
+    results = [
+        parsed(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces, cut=cut)[1:] for pieces in cuts(text)
+    ]
     assert all(result == results[0] for result in results), "however it is cut"
     return results[0]
 
@@ -195,29 +191,13 @@ def test_a_call_cut_off_before_its_arguments_is_content(text: str) -> None:
 
 
 def test_an_answer_in_json_that_is_no_call_is_not_held_back_to_its_end() -> None:
-    parser = FORMATS["llama3_json"](TOOLS)
+    parser = FORMATS["llama3_json"].parser(TOOLS)
     assert parser.push('{"answer": "a long text') == Delta('{"answer": "a long text')
-
-
-def test_marks_that_come_to_nothing_cost_linear_time() -> None:
-    """Counts the characters that are read."""
-    read = 0
-
-    class Counting(MarkedCalls):
-        def _read(self, block: str) -> Any:
-            nonlocal read
-            read += len(block)
-            return super()._read(block)
-
-    text = '<tool_call>{"a": [' * 2000
-    parser = Counting(TOOLS, "<tool_call>", "</tool_call>")
-    assert Delta.join([*map(parser.push, text), parser.finish(cut=True)]) == Delta(text)
-    assert read < 20 * len(text)
 
 
 def test_a_list_that_a_grammar_forces_and_a_named_tool() -> None:
     for pieces in cuts(f"[{ONE}, {TWO}]"):
-        assert parsed(MessageParser(None, MarkedCalls(TOOLS, at_start="[")), pieces) == (
+        assert parsed(MessageParser(None, MarkedCalls(lambda: JsonCalls(TOOLS), at_start="[")), pieces) == (
             "",
             "",
             [("sun", SUN), ("rain", "{}")],
@@ -227,7 +207,7 @@ def test_a_list_that_a_grammar_forces_and_a_named_tool() -> None:
 
 
 def test_one_call_is_all_where_only_one_is_wanted() -> None:
-    parser = MessageParser(None, FORMATS["mistral"](TOOLS), max_calls=1)
+    parser = MessageParser(None, FORMATS["mistral"].parser(TOOLS), max_calls=1)
     assert parsed(parser, [f"[TOOL_CALLS][{ONE}, {TWO}]"])[2] == [("sun", SUN)]
 
 
@@ -274,7 +254,7 @@ def test_content_is_bound_by_a_form_but_not_by_that_of_calls_beside_text() -> No
 def test_calls_come_after_reasoning() -> None:
     text = f"<think>I need <tool_call></think>\n<tool_call>{ONE}</tool_call>"
     for pieces in cuts(text):
-        parser = MessageParser(ReasoningParser(inside=False), FORMATS["hermes"](TOOLS))
+        parser = MessageParser(ReasoningParser(inside=False), FORMATS["hermes"].parser(TOOLS))
         assert parsed(parser, pieces) == ("I need <tool_call>", "", [("sun", SUN)])
 
 
@@ -292,19 +272,11 @@ def test_any_arguments_are_passed_on_letter_by_letter(
     written = json.dumps(arguments, ensure_ascii=ascii_only)
     text = f'<tool_call>\n{{"name": "f", "arguments": {written}}}\n</tool_call>'
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert parsed(MessageParser(None, FORMATS["hermes"](TOOLS)), pieces) == ("", "", [("f", written)])
+    assert parsed(MessageParser(None, FORMATS["hermes"].parser(TOOLS)), pieces) == ("", "", [("f", written)])
 
 
 @given(st.sampled_from(sorted(FORMATS)), st.lists(st.text('<>tol_ca[]{}":,f()=1TOLCAS/ \n', max_size=12), min_size=1))
 def test_no_text_breaks_a_parser(written_in: str, pieces: list[str]) -> None:
-    parser: ToolParser = FORMATS[written_in](TOOLS)
+    parser: ToolParser = FORMATS[written_in].parser(TOOLS)
     content, reasoning, _ = parsed(MessageParser(ReasoningParser(inside=False), parser), pieces)
     assert len(content) + len(reasoning) <= len("".join(pieces)), "a parser makes up no text"
-
-
-def test_the_format_is_that_of_the_chat_template() -> None:
-    assert format_of("... <tool_call> ...") == "hermes"
-    assert format_of("[TOOL_CALLS] [") == "mistral"
-    assert format_of("{{ '<|python_tag|>' }} Environment: ipython") == "llama3_json"
-    assert format_of("[func_name1(params_name1=params_value1)] ipython") == "pythonic"
-    assert format_of("") == "hermes"

@@ -389,6 +389,7 @@ class Generator:
         first = prompts[0][0]
         model, options = await self.catalog.get(first.model), first.options
         check_token_ids("stop_token_ids", options.stop_token_ids, model.vocab_size)
+        _check_tools(model, first.prompt)
         if len(first.resume_token_ids) > model.max_context_len:
             message = f"{len(first.resume_token_ids)} tokens exceed the model's context of {model.max_context_len}"
             raise InvalidRequest("resume_token_ids", message)
@@ -525,6 +526,18 @@ async def _tokenise(model: Model, generation: Generation, threads: TenantThreads
         raise InvalidRequest(where, "has no tokens")
     check_room(model, where, len(ids))
     return ids
+
+
+def _check_tools(model: Model, prompt: Prompt) -> None:
+    """Raises InvalidRequest for tools that the model would not see, or whose calls could not be read."""
+    if not isinstance(prompt, ChatPrompt) or prompt.tools is None:
+        return
+    if not model.tokenizer.view.shows_tools:
+        raise InvalidRequest(prompt.tools.field, f"the chat template of {model.name!r} shows the model no tools")
+    if not model.tokenizer.tool_format:
+        where = "function_call" if prompt.tools.legacy else "tool_choice"
+        message = f"has to be none: how {model.name!r} writes calls is not known"
+        raise InvalidRequest(where, f"{message}, and the gateway's --tool-call-parser does not say it")
 
 
 async def _predicted(model: Model, text: str, threads: TenantThreads) -> list[int]:

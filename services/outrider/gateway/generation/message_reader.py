@@ -10,6 +10,7 @@ from typing import Any
 from outrider.gateway.generation.generation import Answer, Chunk
 from outrider.gateway.generation.requests import ChatPrompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tools.parsers.formats import FORMATS
 from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
 from outrider.gateway.tools.parsers.tool_calls import CallDelta
 from outrider.gateway.tools.tools import ToolUse
@@ -29,8 +30,7 @@ class MessageReader:
     def of(cls, answer: Answer) -> MessageReader:
         tokenizer = answer.tokenizer
         use = answer.prompt.tools if isinstance(answer.prompt, ChatPrompt) else None
-        # Mistral's templates accept only ids of nine characters.
-        reader = cls(use, 9 if tokenizer.tool_format == "mistral" else 24)
+        reader = cls(use, FORMATS[tokenizer.tool_format].call_id_chars if tokenizer.tool_format else 24)
         if tokenizer.reasons:
             inside = tokenizer.thought_after(answer.prompt_token_ids) is Thought.OPEN
             reader._thought = _ThoughtTokens.of(tokenizer, inside=inside)

@@ -12,8 +12,11 @@ from typing import Literal
 from outrider.gateway.generation.requests import ChatPrompt, Prompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import Detokeniser, StopMatcher
+from outrider.gateway.tools.parsers.blocks import MarkedCalls
+from outrider.gateway.tools.parsers.formats import FORMATS
+from outrider.gateway.tools.parsers.json_calls import JsonCalls
 from outrider.gateway.tools.parsers.reasoning import PairedMarks, ReasoningParser, Thought
-from outrider.gateway.tools.parsers.tool_calls import FORMATS, Delta, MarkedCalls, NamedCall, NoTools, ToolParser
+from outrider.gateway.tools.parsers.tool_calls import Delta, NamedCall, NoTools, ToolParser
 from outrider.gateway.tools.structured import Grammatical
 from outrider.gateway.tools.tool_grammar import FreeCalls
 from outrider.gateway.tools.tools import ToolUse
@@ -150,9 +153,9 @@ def _tools(use: ToolUse | None, written_in: str) -> ToolParser:
         return NoTools()
     match use.choice:
         case "auto":
-            return FORMATS[written_in](use.names)
+            return FORMATS[written_in].parser(use.schemas)
         case "required":
-            return MarkedCalls(use.names, at_start="[")
+            return MarkedCalls(lambda: JsonCalls(use.schemas), at_start="[")
         case "named":
             return NamedCall(use.name)
 

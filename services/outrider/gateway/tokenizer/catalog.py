@@ -234,7 +234,10 @@ class Catalog:
 
     async def _fetched(self, model: str, sha256: str) -> ModelTokenizer:
         data = await self._store.get(model, sha256)
-        return await asyncio.to_thread(ModelTokenizer.parse, data, self.parsers(model))
+        tokenizer = await asyncio.to_thread(ModelTokenizer.parse, data, self.parsers(model))
+        for remark in tokenizer.view.remarks:
+            log.warning("chat template of %s: %s", model, remark)
+        return tokenizer
 
     def _forget(self) -> None:
         """Tokenizers that no target has any more."""

@@ -6,81 +6,22 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from tokenizers import Tokenizer
 
-from outrider.gateway.tokenizer.rendering import BoundedTemplate, Render, TemplateOutOfBounds, shared
-from outrider.gateway.tokenizer.template import TemplateError
+from outrider.gateway.tokenizer.rendering import BoundedTemplate, shared
 from outrider.gateway.tokenizer.text import Detokeniser
+from outrider.gateway.tokenizer.tool_view import ToolView, find_view
+from outrider.gateway.tools.parsers.formats import MARKERS
 from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
-from outrider.gateway.tools.parsers.tool_calls import MARKERS, format_of
 from outrider.rpc.v1 import tokenizer_pb2
 from outrider.token_bytes import TokenBytes
 
 # A template opens the reasoning with its last tokens and a line end, so it is enough to check so many.
 _LAST_TOKENS = 16
-
-# As Hermes and Qwen 2.5 were trained: NousResearch/Hermes-Function-Calling.
-_TOOLS = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-<tool_call>
-{{"name": <function-name>, "arguments": <args-json-object>}}
-</tool_call>"""
-
-
-def in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with only roles and texts."""
-    plain = [_plain(message) for message in messages]
-    if not tools:
-        return plain
-    described = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-    if plain[0]["role"] == "system":
-        return [{**plain[0], "content": f"{plain[0]['content']}\n\n{described}"}, *plain[1:]]
-    return [{"role": "system", "content": described}, *plain]
-
-
-def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-    if "tool_calls" not in message:
-        return dict(message)
-    written = [_written(call["function"]) for call in message["tool_calls"]]
-    parts = [message["content"], *(f"<tool_call>\n{each}\n</tool_call>" for each in written)]
-    return {"role": "assistant", "content": "\n".join(filter(None, parts))}
-
-
-def _written(function: Mapping[str, Any]) -> str:
-    """The call as the model wrote it; arguments that are no JSON object are a text."""
-    name, arguments = function["name"], function["arguments"]
-    if isinstance(arguments, str):
-        return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": {arguments}}}'
-    return json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-
-
-def with_objects(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with an object as the arguments of every call, for templates that read their members."""
-    return [
-        {**message, "tool_calls": [{**call, "function": _object(call["function"])} for call in message["tool_calls"]]}
-        if "tool_calls" in message
-        else dict(message)
-        for message in messages
-    ]
-
-
-def _object(function: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = function["arguments"]
-    return {**function, "arguments": {"arguments": arguments} if isinstance(arguments, str) else arguments}
 
 
 class TooManyTokens(ValueError):
@@ -96,7 +37,7 @@ class Parsers:
     """How to parse a model's answers into messages, if its chat template does not show it, or wrongly."""
 
     tool_call: str = ""
-    """One of `tool_calls.FORMATS`; empty: found from the template."""
+    """One of `formats.FORMATS`; empty: found from the template."""
     reasoning: bool | None = None
     """None: found from the template."""
 
@@ -116,8 +57,7 @@ class ModelTokenizer:
     """The most bytes of a prompt that become one token; None if unbounded."""
     marked_bytes: TokenBytes = field(default_factory=lambda: TokenBytes(()))
     """Like `token_bytes`, but special tokens that mark reasoning and tool calls have their names as text."""
-    tool_format: str = "hermes"
-    """The model's format of tool calls, one of `tool_calls.FORMATS`."""
+    view: ToolView = field(default_factory=ToolView)
     reasons: bool = False
     """Whether text between <think> and </think> is reasoning and not part of the answer."""
 
@@ -140,9 +80,14 @@ class ModelTokenizer:
             template=template,
             max_bytes_per_token=max_bytes_per_token(json.loads(tokenizer.to_str()), token_bytes.table),
             marked_bytes=token_bytes.with_names({tokenizer.token_to_id(name): name for name in MARKERS}),
-            tool_format=parsers.tool_call or format_of(template.text),
+            view=_view(template, parsers),
             reasons="</think>" in template.text if parsers.reasoning is None else parsers.reasoning,
         )
+
+    @property
+    def tool_format(self) -> str:
+        """How the model writes calls, one of `formats.FORMATS`. Empty: it is not known."""
+        return self.view.written_in
 
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
         """Token ids of a plain prompt with the model's special tokens around it. Raises TooManyTokens."""
@@ -199,22 +144,12 @@ class ModelTokenizer:
         opens: bool = True,
     ) -> Future[str]:
         """The text of a conversation, for `encode_plain`: up to the opening of the assistant's turn unless that is not
-        wanted (`opens`). For a template without tools, they become text. Its errors: TemplateError.
+        wanted (`opens`). Its errors: TemplateError.
         """
 
-        def rendered(render: Render) -> str:
-            shown, tools_shown = (messages, tools) if "tools" in self.template.text else (in_text(messages, tools), ())
-            try:
-                return render(shown, tools_shown or None, variables, opens=opens)
-            except TemplateOutOfBounds:
-                raise
-            except TemplateError:
-                whole = with_objects(shown)
-                if whole == list(shown):
-                    raise
-                return render(whole, tools_shown or None, variables, opens=opens)
-
-        return self.template.submit(tenant, rendered)
+        return self.template.submit(
+            tenant, lambda render: self.view.render(render, messages, tools, variables, opens=opens)
+        )
 
     def check_len(self, text: str, max_tokens: int) -> None:
         """Raises TooManyTokens if the length of `text` proves it. A text with a few tokens too many passes."""
@@ -230,6 +165,13 @@ class ModelTokenizer:
         # A batch of one, because unlike `encode` it releases the GIL.
         [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
+
+
+def _view(template: BoundedTemplate, parsers: Parsers) -> ToolView:
+    if not template.sources:
+        return ToolView(written_in=parsers.tool_call or "hermes")
+    found = template.submit("", lambda render: find_view(render, template.text)).result()
+    return replace(found, written_in=parsers.tool_call, remarks=()) if parsers.tool_call else found
 
 
 # Factors by which a step may shrink a text in UTF-8. Normal forms: UAX 15, "Maximum Expansion Factors". SentencePiece

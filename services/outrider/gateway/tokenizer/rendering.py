@@ -22,7 +22,7 @@ _EXTRA_BYTES = 512 << 20
 _MAX_CHARS = 32 << 20
 """Of a prompt: JSON in JSON may be six times as long as the body that it came in."""
 _TEXT, _FAULT = b"+", b"-"
-_MOST_SHARED = 8
+_MAX_SHARED = 8
 Result = TypeVar("Result")
 
 
@@ -72,7 +72,7 @@ def shared(sources: Mapping[str, str], variables: Mapping[str, Any]) -> BoundedT
     return _shared(json.dumps([sources, variables]))
 
 
-@lru_cache(maxsize=_MOST_SHARED)
+@lru_cache(maxsize=_MAX_SHARED)
 def _shared(setting: str) -> BoundedTemplate:
     return BoundedTemplate(*json.loads(setting))
 

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from functools import cached_property
 
 from outrider.errors import InvalidRequest, NotSupported
+from outrider.gateway.tools.parsers.formats import MARKERS
 from outrider.gateway.tools.parsers.reasoning import Thought
-from outrider.gateway.tools.parsers.tool_calls import MARKERS
 from outrider.gateway.tools.structured import Grammatical, Marks, NamedMarks
 from outrider.gateway.tools.tool_grammar import after_thought
 from outrider.runtime.bounded import Answer, BoundedProcess, OutOfBounds, serve

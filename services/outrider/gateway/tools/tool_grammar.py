@@ -12,8 +12,9 @@ from typing import Any
 
 from outrider.errors import NotSupported
 from outrider.gateway.tools.json_schema import AS_TRAINED, JsonStyle, prepare
+from outrider.gateway.tools.parsers.formats import MARKERS
+from outrider.gateway.tools.parsers.json_calls import HERMES_MARKS
 from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
-from outrider.gateway.tools.parsers.tool_calls import HERMES_MARKS, MARKERS
 from outrider.gateway.tools.structured import Grammatical, Marks, Structured, check_enforceable, checked_grammar
 from outrider.gateway.tools.tools import ToolUse, call_schema
 
@@ -41,7 +42,7 @@ class FreeCalls(Grammatical):
         """Raises InvalidRequest with the fault, or NotSupported, as for other formats."""
         if marks.tool_format != "hermes":
             what = "strict functions need" if self.answer is None else "together with tools it needs"
-            message = f"{what} a model that writes calls as hermes, not {marks.tool_format}"
+            message = f"{what} a model that writes calls as hermes, not {marks.tool_format or 'in an unknown way'}"
             raise NotSupported(self.field, message)
         check_strict(self.use)
         begin, end = map(marks.mark, HERMES_MARKS)

@@ -59,6 +59,12 @@ class ToolUse:
     def names(self) -> tuple[str, ...]:
         return tuple(each["function"]["name"] for each in self.definitions)
 
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Those of the arguments, by name."""
+        functions = [each["function"] for each in self.definitions]
+        return {each["name"]: each.get("parameters") or NO_PARAMETERS for each in functions}
+
     def structured(self) -> Structured | None:
         """The form of the answer: a list of `{"name", "arguments"}`, or, for a named tool, its arguments alone.
 

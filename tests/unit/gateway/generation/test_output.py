@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider.gateway.generation.output import MessageParser, Output, Piece
+from outrider.gateway.tools.parsers.formats import FORMATS
 from outrider.gateway.tools.parsers.reasoning import ReasoningParser
-from outrider.gateway.tools.parsers.tool_calls import FORMATS, Delta, NamedCall, ToolParser
+from outrider.gateway.tools.parsers.tool_calls import Delta, NamedCall, ToolParser
 from outrider.testing.tiny import tiny_tokenizer
 from outrider.token_bytes import TokenBytes
 
@@ -84,7 +85,7 @@ def message(tools: ToolParser, stop: tuple[str, ...], *, inside: bool = False) -
 
 
 def hermes() -> ToolParser:
-    return FORMATS["hermes"](("weather",))
+    return FORMATS["hermes"].parser({"weather": {}})
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic_core import from_json
-
 from outrider.errors import InvalidRequest
 from outrider.gateway.fields import check_names, ignore_unknown
 from outrider.gateway.http.errors import unsupported
@@ -194,13 +192,9 @@ def _function(where: str, function: Any) -> dict[str, Any]:
 
 
 def _arguments(where: str, arguments: Any) -> dict[str, Any] | str:
-    """The arguments as an object for the template. Those that are none stay the text that the model has written."""
+    """As they came: JSON that the model wrote, which its template is given as an object or as this text."""
     if arguments is None or isinstance(arguments, dict):
         return arguments or {}
     if not isinstance(arguments, str):
         raise InvalidRequest(where, "has to be a string of JSON")
-    try:
-        read = from_json(arguments or "{}")
-    except ValueError:
-        return arguments
-    return read if isinstance(read, dict) else arguments
+    return arguments or "{}"

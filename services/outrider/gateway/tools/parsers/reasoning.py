@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from outrider.gateway.tools.parsers.tool_calls import held_back
+from outrider.gateway.tools.parsers.tool_calls import SPACE, held_back
 
 OPEN, CLOSE = "<think>", "</think>"
-_SPACE = " \t\r\n"
 
 
 class Thought(Enum):
@@ -26,8 +25,10 @@ class ReasoningParser:
     def __init__(self, *, inside: bool) -> None:
         self.inside = inside
         """The next text is part of the reasoning."""
+        self._space: list[str] = []
+        """White space held back: before the first text, or before what may end the reasoning."""
         self._text = ""
-        """Text held back."""
+        """What may become a mark."""
         self._begun = False
         """Whether it is known how the answer begins."""
         self._after = False
@@ -45,16 +46,18 @@ class ReasoningParser:
         return reasoning, self._content() if self._after else ""
 
     def finish(self) -> tuple[str, str]:
-        rest, self._text = self._text, ""
+        rest, self._text, self._space = "".join([*self._space, self._text]), "", []
         return (rest, "") if self.inside else ("", rest)
 
     def _begin(self) -> None:
         """Reasoning is at the beginning of an answer or absent. A model may repeat the mark that the template wrote."""
-        text = self._text.lstrip(_SPACE)
+        text = self._text.lstrip(SPACE)
+        self._space.append(self._text[: len(self._text) - len(text)])
+        self._text = text
         if text.startswith(OPEN):
-            self._begun, self.inside, self._text = True, True, text[len(OPEN) :]
+            self._begun, self.inside, self._text, self._space = True, True, text[len(OPEN) :], []
         elif text.startswith(CLOSE) and not self.inside:
-            self._begun, self._after, self._text = True, True, text[len(CLOSE) :]
+            self._begun, self._after, self._text, self._space = True, True, text[len(CLOSE) :], []
         elif text and held_back(text, (OPEN, CLOSE)) < len(text):
             self._begun, self._after = True, not self.inside
             self._blank = self.inside
@@ -62,22 +65,32 @@ class ReasoningParser:
     def _reason(self) -> str:
         found, mark, rest = self._text.partition(CLOSE)
         if mark:
+            thought = self._passed(found).rstrip(SPACE)
             self._text, self.inside, self._after = rest, False, True
-            thought, self._blank = self._stripped(found), True
-            return thought.rstrip(_SPACE)
+            self._space, self._blank = [], True
+            return thought
         kept = len(self._text) - held_back(self._text, (CLOSE,))
-        # White space before the end mark does not belong to the reasoning.
-        certain = self._text[:kept].rstrip(_SPACE)
-        self._text = self._text[len(certain) :]
-        return self._stripped(certain)
+        certain, self._text = self._text[:kept], self._text[kept:]
+        return self._passed(certain)
+
+    def _passed(self, text: str) -> str:
+        """White space before the end mark does not belong to the reasoning, and none before its text."""
+        certain = text.rstrip(SPACE)
+        if not certain:
+            self._space.append(text)
+            return ""
+        passed = "".join([*self._space, certain])
+        self._space = [text[len(certain) :]]
+        return self._stripped(passed)
 
     def _content(self) -> str:
-        content, self._text = self._stripped(self._text), ""
-        return content
+        content, self._text = "".join([*self._space, self._text]), ""
+        self._space = []
+        return self._stripped(content)
 
     def _stripped(self, text: str) -> str:
         if self._blank:
-            text = text.lstrip(_SPACE)
+            text = text.lstrip(SPACE)
             self._blank = not text
         return text
 
@@ -86,22 +99,39 @@ class PairedMarks:
     """Removes marks of reasoning from content, except those in pairs, which belong to the text."""
 
     def __init__(self) -> None:
+        self._earlier: list[str] = []
+        """Text after an opening mark, held back until it is known whether the mark has its pair."""
+        self._opened = False
         self._text = ""
-        """Held back: text after an opening mark, or what may become a mark."""
+        """What may become a mark."""
 
     def push(self, text: str) -> str:
+        passed = list[str]()
         self._text += text
-        passed = ""
-        while (closing := self._text.find(CLOSE)) >= 0:
-            end = closing + len(CLOSE)
-            before, mark, self._text = self._text[:closing], self._text[closing:end], self._text[end:]
-            unpaired, opening_mark, thought = before.rpartition(OPEN)
-            passed += unpaired.replace(OPEN, "") + opening_mark + thought + (mark if opening_mark else "")
-        opening = self._text.find(OPEN)
-        kept = len(self._text) - held_back(self._text, (OPEN, CLOSE)) if opening < 0 else opening
-        passed, self._text = passed + self._text[:kept], self._text[kept:]
-        return passed
+        at = 0
+        while True:
+            found = [(place, mark) for mark in (OPEN, CLOSE) if (place := self._text.find(mark, at)) >= 0]
+            if not found:
+                break
+            place, mark = min(found)
+            self._add(self._text[at:place], passed)
+            at = place + len(mark)
+            if mark == OPEN:
+                # Of several, only the last may have its pair.
+                passed += self._earlier
+                self._earlier, self._opened = [], True
+            elif self._opened:
+                passed += [OPEN, *self._earlier, CLOSE]
+                self._earlier, self._opened = [], False
+        kept = max(at, len(self._text) - held_back(self._text[at:], (OPEN, CLOSE)))
+        self._add(self._text[at:kept], passed)
+        self._text = self._text[kept:]
+        return "".join(passed)
+
+    def _add(self, text: str, passed: list[str]) -> None:
+        (self._earlier if self._opened else passed).append(text)
 
     def finish(self) -> str:
-        rest, self._text = self._text.replace(OPEN, ""), ""
+        rest = "".join([*self._earlier, self._text])
+        self._earlier, self._opened, self._text = [], False, ""
         return rest
