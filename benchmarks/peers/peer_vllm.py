@@ -102,9 +102,7 @@ def speculative_config(kind: str, tokens: int, draft: str) -> dict[str, Any]:
         lookup = {"prompt_lookup_max": 8, "prompt_lookup_min": 2}
         return {"method": "ngram", "num_speculative_tokens": tokens, **lookup}
     if kind in _OUTRIDER:
-        every = [[1, _MAX_SEQUENCES, tokens]]
-        method = {"method": "custom_class", "model": "outrider.vllm.proposer.NoProposer"}
-        return {**method, "num_speculative_tokens": tokens, "num_speculative_tokens_per_batch_size": every}
+        return {"method": "ngram_gpu", "num_speculative_tokens": tokens}
     return {"method": "draft_model", "model": draft, "num_speculative_tokens": tokens}
 
 

@@ -18,8 +18,6 @@ else:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    # tests/conftest.py sets it for our own kernels; vLLM looks at how its kernels are compiled.
-    os.environ.pop("TRITON_INTERPRET", None)
 
 
 @pytest.fixture(scope="session")

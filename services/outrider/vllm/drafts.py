@@ -33,6 +33,8 @@ class Decoding:
     """Committed tokens, the prompt included."""
     room: int
     """Most drafted tokens, by the request's own limits."""
+    num_ahead: int = 0
+    """Tokens that a running step may commit: a draft begins before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +86,25 @@ class OpenRequest:
     num_possible: Callable[[list[int]], int]
     """How many of some drafted tokens a grammar lets through."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
-    placed: DraftTree | None = None
-    """The chain of the step at hand."""
 
-    def best_path(self, calibration: Calibration, room: int) -> tuple[DraftTree | None, list[float]]:
+    def best_path(
+        self, calibration: Calibration, room: int, num_ahead: int = 0
+    ) -> tuple[DraftTree | None, list[float]]:
         """Of all that is buffered the chain of which most tokens are expected to be accepted, and what each is worth:
-        weight times the chance that it and all before it are accepted."""
+        weight times the chance that it and all before it are accepted. The first `num_ahead` tokens count for nothing:
+        they are what a running step should commit."""
         tree = self.buffer.merged()
         if tree is None:
             return None, []
-        limit = min(room, max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens))
+        limit = num_ahead + min(room, max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens))
         joint, expected = {ROOT: 1.0}, {ROOT: 0.0}
         for node, depth in enumerate(tree.depths()):
             if depth <= limit:
                 parent = tree.parent(node)
                 joint[node] = joint[parent] * calibration.own(bin_at(tree, node, depth), self.fit)
-                expected[node] = expected[parent] + joint[node]
+                expected[node] = expected[parent] + (joint[node] if depth > num_ahead else 0.0)
         path = tree.path(max(expected, key=expected.__getitem__))
-        return tree.take(path), [self.speculation.weight * joint[node] for node in path]
+        return tree.take(path), [self.speculation.weight * joint[node] for node in path[num_ahead:]]
 
     def cut_impossible(self) -> None:
         if self.buffer.trees:
@@ -112,6 +115,17 @@ class OpenRequest:
         for path in tree.paths():
             kept.update(path[: self.num_possible([tree.token_ids[node] for node in path])])
         return tree if len(kept) == len(tree) else tree.take(sorted(kept))
+
+
+_NOTHING = VerifiedDraft()
+
+
+def _verified(chain: DraftTree, tokens: Sequence[int], committed: Sequence[int], count: int) -> DraftTree:
+    """What a step that committed the last of `tokens` has verified of the chain: its tokens after those that the steps
+    before committed. Empty if these are not in it: the rows were of no use."""
+    before = len(tokens) - len(committed)
+    left = chain.after(tokens[chain.base_len : before]) if chain.base_len <= before else None
+    return DraftTree(before) if left is None else left.upto(count)
 
 
 def _all(token_ids: list[int]) -> int:
@@ -194,20 +208,20 @@ class DraftBook:
         value = found.speculation.weight * self.calibration.best(found.fit)
         return value >= self.row_price and value > max(looked_up, default=0.0)
 
-    def choose(self, decoding: Iterable[Decoding], room: StepRoom) -> dict[str, list[int]]:
-        """The drafted tokens that the next step verifies: the most valuable first, as long as one is worth its row."""
+    def choose(self, decoding: Iterable[Decoding], room: StepRoom) -> list[tuple[Decoding, DraftTree]]:
+        """The chains of which the next step verifies the tokens after those that a running one commits: the most
+        valuable first, as long as one is worth its row."""
         price, tokens, blocks = self.row_price, room.tokens, room.blocks
-        chains: dict[str, DraftTree] = {}
-        values: dict[str, list[float]] = {}
+        chains: dict[str, tuple[Decoding, DraftTree, list[float]]] = {}
         counts: dict[str, int] = {}
         queue: list[tuple[float, str, int]] = []
         for one in decoding:
             if (found := self._open.get(one.request_id)) is None:
                 continue
-            chain, chain_values = found.best_path(self.calibration, one.room)
-            if chain is not None and chain_values:
-                chains[one.request_id], values[one.request_id] = chain, chain_values
-                heapq.heappush(queue, (-chain_values[0], one.request_id, one.num_tokens))
+            chain, values = found.best_path(self.calibration, one.room, one.num_ahead)
+            if chain is not None and values:
+                chains[one.request_id] = one, chain, values
+                heapq.heappush(queue, (-values[0], one.request_id, one.num_tokens + one.num_ahead))
         while queue and tokens:
             value, request_id, position = heapq.heappop(queue)
             # Written so that NaN is worth nothing.
@@ -219,30 +233,32 @@ class DraftBook:
                 continue
             tokens, blocks = tokens - 1, blocks - needs
             count = counts[request_id] = counts.get(request_id, 0) + 1
-            if count < len(values[request_id]):
-                heapq.heappush(queue, (-values[request_id][count], request_id, position + 1))
+            if count < len(values := chains[request_id][2]):
+                heapq.heappush(queue, (-values[count], request_id, position + 1))
+        found_: list[tuple[Decoding, DraftTree]] = []
         for request_id, count in counts.items():
-            self._open[request_id].placed = chains[request_id].upto(count)
-        return {request_id: list(chains[request_id].token_ids[:count]) for request_id, count in counts.items()}
+            one, chain, _ = chains[request_id]
+            found_.append((one, chain.upto(one.num_ahead + count)))
+        return found_
 
     def committed(
-        self, request_id: str, token_ids: Sequence[int], drafted: Sequence[int], *, finished: bool
+        self, request_id: str, token_ids: Sequence[int], chain: DraftTree | None, num_drafted: int, *, finished: bool
     ) -> VerifiedDraft:
-        """Follows a commit, in a step that verified these drafted tokens."""
-        num_accepted = common_len(token_ids, drafted)
+        """Follows a commit, in a step that verified so many tokens of this chain."""
+        found = self._open.get(request_id)
+        if chain is None and (found is None or not found.buffer.trees):
+            return _NOTHING if found is None else VerifiedDraft(num_dropped=found.buffer.take_num_dropped())
+        draft = (
+            DraftTree(0) if chain is None or found is None else _verified(chain, found.tokens, token_ids, num_drafted)
+        )
+        num_accepted = common_len(token_ids, draft.token_ids)
         ended = finished and num_accepted == len(token_ids)
-        num_verified = num_accepted + (num_accepted < len(drafted) and not ended)
-        if (found := self._open.get(request_id)) is None or found.placed is None:
-            draft = DraftTree(0, tuple(drafted))
-        else:
-            # What the engine could not take of it is not in `drafted`.
-            draft = found.placed.upto(len(drafted))
+        num_verified = num_accepted + (num_accepted < len(draft) and not ended)
         if found is None:
             return VerifiedDraft(draft, num_verified, num_accepted)
-        found.placed = None
         verdicts = [(each, node < num_accepted) for node, each in enumerate(bins_of(draft)[:num_verified])]
         self.calibration.observe(verdicts, found.fit)
-        found.buffer.advance(token_ids, len(drafted))
+        found.buffer.advance(token_ids, len(draft))
         found.cut_impossible()
         return VerifiedDraft(draft, num_verified, num_accepted, found.buffer.take_num_dropped())
 

@@ -24,8 +24,6 @@ from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetStats
-from outrider.vllm import versions
-from outrider.vllm.coupling import EXTRA, extra_args
 from outrider.vllm.scheduler import Scheduler as BaseScheduler
 from outrider.vllm.server.feed import Feed
 from outrider.vllm.server.fixed_drafts import Reach
@@ -36,16 +34,12 @@ from outrider.vllm.server.server_drafts import ServerDrafts
 
 log = logging.getLogger(__name__)
 
-WORKER = "outrider.vllm.worker.Worker"
-
 
 class Scheduler(BaseScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Raises ValueError for settings under which it cannot draft, and for a configuration that is at fault."""
         super().__init__(*args, **kwargs)
-        versions.check()
         config = PluginConfig.of(self.vllm_config.additional_config)
-        self._check_settings()
         if config.row_price is not None:
             price = config.row_price
             self.book._row_price = lambda cost: price
@@ -57,7 +51,6 @@ class Scheduler(BaseScheduler):
         self.before_step = lambda: self.feed.before_step(() if self.waiting else self.running)
 
     def add_request(self, request: Any) -> None:
-        _forget_ours(request)
         super().add_request(request)
         try:
             self.feed.open(request)
@@ -78,15 +71,6 @@ class Scheduler(BaseScheduler):
     def shutdown(self) -> None:
         self.feed.stop()
         super().shutdown()
-
-    def _check_settings(self) -> None:
-        if self.vllm_config.parallel_config.worker_cls != WORKER:
-            raise ValueError(f"worker_cls: must be {WORKER}: without it seeded texts would depend on drafts")
-        if self.dynamic_sd_lookup is None:
-            raise ValueError(
-                "speculative_config.num_speculative_tokens_per_batch_size: needed, as [[1, MAX_NUM_SEQS, "
-                "NUM_SPECULATIVE_TOKENS]]: without it vLLM pads new requests with drafts of -1"
-            )
 
     def _drafts(
         self, config: PluginConfig, erase: Callable[[str], int], post: Callable[[list[Event]], None]
@@ -143,12 +127,6 @@ def _cached(outputs: Any) -> dict[str, int]:
     """Prompt tokens from the prefix cache, of the requests whose prompt has ended."""
     ended = [one for group in outputs.values() for one in group.outputs if one.prefill_stats is not None]
     return {one.request_id: one.prefill_stats.num_cached_tokens for one in ended}
-
-
-def _forget_ours(request: Any) -> None:
-    """Drops what only a target tells its worker: here it could come from a client."""
-    if EXTRA in (given := extra_args(request.sampling_params)):
-        request.sampling_params.extra_args = {name: value for name, value in given.items() if name != EXTRA}
 
 
 def _fingerprint(tokenizer: Path) -> str:

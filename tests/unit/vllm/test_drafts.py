@@ -8,19 +8,35 @@ from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.rounds import SourceTokens
 from outrider.target.step.by_source import places_of, tokens_by_source
-from outrider.vllm.drafts import Decoding, DraftBook, StepRoom
+from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
 
+TEXT = [1, 2, 3]
 ROOMY = StepRoom(tokens=100, blocks=100, block_size=16)
 
 
 def book(price: float = 0.0, **speculation: float) -> DraftBook:
     made = DraftBook(vocab_size=100, row_price=lambda cost: price)
-    made.open("a", [1, 2, 3], Speculation(**({"max_draft_tokens": 4} | speculation)))
+    made.open("a", TEXT.copy(), Speculation(**({"max_draft_tokens": 4} | speculation)))
     return made
 
 
+def text(drafts: DraftBook) -> list[int]:
+    found = drafts.find("a")
+    assert found is not None and isinstance(found.tokens, list)
+    return found.tokens
+
+
 def chosen(drafts: DraftBook, room: StepRoom = ROOMY, count: int = 100, length: int = 3) -> list[int]:
-    return drafts.choose([Decoding("a", length, count)], room).get("a", [])
+    return [token for _, chain in drafts.choose([Decoding("a", length, count)], room) for token in chain.token_ids]
+
+
+def committed(
+    drafts: DraftBook, tokens: list[int], verified: list[int], fresh: list[int], *, finished: bool = False
+) -> VerifiedDraft:
+    """A step that verified these of the buffered tokens, and committed those."""
+    chain = next((one for _, one in drafts.choose([Decoding("a", len(tokens), 100)], ROOMY)), None)
+    tokens += fresh
+    return drafts.committed("a", fresh, chain, len(verified), finished=finished)
 
 
 def test_a_step_verifies_what_is_buffered_up_to_the_cap_and_the_requests_own_room() -> None:
@@ -55,7 +71,7 @@ def test_what_is_looked_up_and_what_a_draft_worker_sends_are_one_tree() -> None:
     # Their first token is the same, and the own cap is 3.
     verified = chosen(drafts)
     assert verified == [4, 6, 7]
-    result = drafts.committed("a", [4, 6, 9], verified, finished=False)
+    result = committed(drafts, text(drafts), verified, [4, 6, 9])
     accepted = range(result.num_accepted)
     assert tokens_by_source(result.draft, accepted, range(result.num_verified)) == [
         SourceTokens("model", False, 1, 1, 1),
@@ -75,7 +91,7 @@ def test_what_is_looked_up_has_a_cap_of_its_own_and_none_after_a_commit() -> Non
     drafts.put("a", DraftTree(2, (9,), source="ngram", matched=4))
     assert chosen(drafts) == []
     drafts.put("a", found)
-    drafts.committed("a", [4], chosen(drafts), finished=False)
+    committed(drafts, text(drafts), chosen(drafts), [4])
     assert chosen(drafts, length=4) == []
     drafts.put("gone", found)
 
@@ -114,13 +130,11 @@ def test_a_commit_says_what_was_accepted_and_the_rest_stays() -> None:
     drafts.open("a", tokens, Speculation(max_draft_tokens=4))
     drafts.offer("a", DraftTree(3, (4, 5, 6, 7), serial=8))
     verified = chosen(drafts, count=2)
-    tokens += [4, 5, 6]
-    result = drafts.committed("a", [4, 5, 6], verified, finished=False)
+    result = committed(drafts, tokens, verified, [4, 5, 6])
     assert (len(result.draft), result.num_verified, result.num_accepted) == (2, 2, 2)
     assert (result.draft.last_serial, result.num_dropped) == (8, 0)
     assert chosen(drafts, length=6) == [7]
-    tokens += [9]
-    result = drafts.committed("a", [9], [7], finished=False)
+    result = committed(drafts, tokens, [7], [9])
     assert (result.num_verified, result.num_accepted, result.draft.token_ids) == (1, 0, (7,))
     assert chosen(drafts, length=7) == []
 
@@ -128,7 +142,7 @@ def test_a_commit_says_what_was_accepted_and_the_rest_stays() -> None:
 def test_a_stop_inside_accepted_drafts_verifies_nothing_after_it() -> None:
     drafts = book()
     drafts.offer("a", DraftTree(3, (4, 5, 6)))
-    result = drafts.committed("a", [4, 5], chosen(drafts), finished=True)
+    result = committed(drafts, text(drafts), chosen(drafts), [4, 5], finished=True)
     assert (len(result.draft), result.num_verified, result.num_accepted) == (3, 2, 2)
 
 
@@ -146,4 +160,32 @@ def test_requests_that_are_closed_or_forgotten_have_no_drafts() -> None:
     drafts.close("a")
     drafts.offer("a", DraftTree(3, (4,)))
     assert chosen(drafts) == [] and not len(drafts)
-    assert drafts.committed("a", [4], [], finished=False).num_accepted == 0
+    assert drafts.committed("a", [4], None, 0, finished=False).num_accepted == 0
+
+
+def test_while_a_step_runs_a_draft_is_what_follows_the_tokens_that_it_should_commit() -> None:
+    drafts = book()
+    drafts.adjust("a", Speculation(max_draft_tokens=8))
+    drafts.offer("a", DraftTree(3, (4, 5, 6, 7, 8)))
+    running, tokens = DraftTree(3, (4, 5)), text(drafts)
+    [(_, chain)] = drafts.choose([Decoding("a", 3, 2, num_ahead=3)], ROOMY)
+    assert chain.token_ids == (4, 5, 6, 7, 8)
+    tokens += [4, 5, 6]
+    assert drafts.committed("a", [4, 5, 6], running, 2, finished=False).num_accepted == 2
+    tokens += [7, 9]
+    result = drafts.committed("a", [7, 9], chain, 2, finished=False)
+    assert (result.draft.token_ids, result.num_verified, result.num_accepted) == ((7, 8), 2, 1)
+
+
+def test_a_draft_is_dead_when_the_running_step_commits_something_else() -> None:
+    drafts = book()
+    drafts.adjust("a", Speculation(max_draft_tokens=8))
+    drafts.offer("a", DraftTree(3, (4, 5, 6, 7, 8)))
+    [(_, chain)] = drafts.choose([Decoding("a", 3, 2, num_ahead=1)], ROOMY)
+    assert chain.token_ids == (4, 5, 6)
+    tokens = text(drafts)
+    tokens += [9]
+    drafts.committed("a", [9], None, 0, finished=False)
+    tokens += [5]
+    result = drafts.committed("a", [5], chain, 2, finished=False)
+    assert (len(result.draft), result.num_verified, result.num_accepted) == (0, 0, 0)

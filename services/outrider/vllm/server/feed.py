@@ -18,8 +18,6 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from vllm.sampling_params import SamplingType
-
 from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
 from outrider.drafting.speculation import Speculation
@@ -35,7 +33,6 @@ from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.report import TargetReport
 from outrider.target.step.calibration import Fit
 from outrider.target.step.times import Timer
-from outrider.vllm.coupling import coupled_params, extra_args
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.measured_wait import MeasuredWait
@@ -253,14 +250,12 @@ def _has_tokens_alone(request: Any) -> bool:
 
 
 def opening_of(request: Any, speculation: Speculation, tenant: str) -> Opening:
-    """What draft workers are told. Of a text that is sampled without a seed the likeliest tokens are drafted."""
-    params = request.sampling_params
-    coupled = params.sampling_type == SamplingType.RANDOM_SEED
+    """What draft workers are told: the likeliest tokens are drafted, because vLLM's noise is not theirs."""
     return Opening(
         prompt=tuple(request.prompt_token_ids),
-        params=coupled_params(params) if coupled else SamplingParams(temperature=0.0),
-        mode=VerificationMode.COUPLED if coupled else VerificationMode.GREEDY,
-        stopping=Stopping(request.max_tokens, frozenset(params.all_stop_token_ids)),
+        params=SamplingParams(temperature=0.0),
+        mode=VerificationMode.GREEDY,
+        stopping=Stopping(request.max_tokens, frozenset(request.sampling_params.all_stop_token_ids)),
         speculation=speculation,
         salt=hashlib.sha256(f"{tenant}\0{request.cache_salt or ''}".encode(errors="backslashreplace")).digest()[:16],
         request_id=_label(client_id(request.request_id)),
@@ -278,10 +273,17 @@ def announcement_of(key: SequenceKey, opening: Opening, request: Any) -> sequenc
     """What a router is told."""
     limits = opening.speculation.draft_limits(0.0)
     message = open_message(key.sequence_id, opening.for_drafts(limits), limits)
-    if request.sampling_params.sampling_type == SamplingType.RANDOM:
-        message.mode = sequence_pb2.VERIFICATION_MODE_RATIO
-        message.sampling.temperature = request.sampling_params.temperature
+    if (params := request.sampling_params).temperature:
+        seeded = params.seed is not None
+        message.mode = sequence_pb2.VERIFICATION_MODE_COUPLED if seeded else sequence_pb2.VERIFICATION_MODE_RATIO
+        message.sampling.temperature = params.temperature
     return message
+
+
+def extra_args(params: Any) -> Mapping[str, Any]:
+    """A request's own arguments, of its client or of the middleware."""
+    found = None if params is None else params.extra_args
+    return found if isinstance(found, Mapping) else {}
 
 
 def _label(value: str) -> str:

@@ -20,13 +20,13 @@ from vllm.v1.executor.abstract import Executor
 from outrider.engine import CheckpointError, EngineConfig, ModelInfo
 from outrider.prefix import block_hashes
 from outrider.target.config import TargetConfig
+from outrider.vllm.front import WORKER
+from outrider.vllm.scheduler import METHOD
 from outrider.vllm.target.grammar import Bitmasks
 
 log = logging.getLogger(__name__)
 
 SCHEDULER = "outrider.vllm.scheduler.Scheduler"
-WORKER = "outrider.vllm.worker.Worker"
-PROPOSER = "outrider.vllm.proposer.NoProposer"
 
 _TAKEN = ("dtype", "device", "num_blocks", "kv_cache_bytes", "max_batch_tokens", "prefix_cache", "max_context_len")
 """Options of an engine that vLLM has too; others belong to our own engine."""
@@ -94,13 +94,8 @@ def _settings(config: TargetConfig, model: Path) -> dict[str, Any]:
         "scheduler_cls": SCHEDULER,
         "worker_cls": WORKER,
         "logprobs_mode": "raw_logprobs",
-        "speculative_config": {
-            "method": "custom_class",
-            "model": PROPOSER,
-            "num_speculative_tokens": max(1, count),
-            # Switches off the padding of new requests with drafts of -1.
-            "num_speculative_tokens_per_batch_size": [[1, config.max_sequences, max(1, count)]],
-        },
+        "speculative_config": {"method": METHOD, "num_speculative_tokens": max(1, count)},
+        "async_scheduling": False,
         "kv_events_config": KVEventsConfig(enable_kv_cache_events=engine.prefix_cache, publisher="null"),
     }
     if engine.max_context_len is not None:
@@ -129,11 +124,9 @@ def info_of(core: EngineCore, version: str) -> ModelInfo:
     config = core.vllm_config
     model, cache = config.model_config, config.cache_config
     dtype = str(model.dtype).removeprefix("torch.")
-    margin = 1 + config.num_speculative_tokens
     return ModelInfo(
         vocab_size=model.get_vocab_size(),
-        # vLLM's runner for CPUs fails where a step's drafts would reach beyond the context.
-        max_context_len=model.max_model_len - margin,
+        max_context_len=model.max_model_len,
         block_size=core.scheduler.block_size,
         num_blocks=cache.num_gpu_blocks,
         dtype=dtype,

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.request import Request
 
 from outrider.drafting.source import DraftSource
 from outrider.drafting.tree import DraftTree
@@ -94,8 +93,7 @@ class VllmMachine(TargetCore[VllmSequence]):
     def _begin(self, sequence: VllmSequence, grammar: Grammar | None) -> None:
         """From here on vLLM runs it."""
         opening = sequence.opening
-        made = request_of(sequence.request_id, opening, self._limits)
-        sequence.request = Request.from_engine_core_request(made, self._core.request_block_hasher)
+        sequence.request = request_of(sequence.request_id, opening, self._limits, self._core.request_block_hasher)
         possible: dict[str, Any] = {}
         if grammar is not None:
             sequence.grammar = MaskedGrammar(grammar)
@@ -115,7 +113,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         if not self._scheduler.has_requests():
             return None
         try:
-            outputs, ran = self._core.step()
+            outputs, ran = self._core.step_fn()
             self._core.post_step(ran)
         except Exception as error:
             self._on_broken()

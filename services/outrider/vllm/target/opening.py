@@ -5,67 +5,83 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from vllm import envs
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
-from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.request import Request
+from vllm.v1.worker.gpu.sample.logit_bias import (
+    MAX_NUM_ALLOWED_TOKEN_IDS,
+    MAX_NUM_LOGIT_BIAS_TOKENS,
+    MAX_NUM_STOP_TOKEN_IDS,
+)
 
 from outrider.errors import NotSupported
 from outrider.options.logits import LogitsOptions
 from outrider.target.requests.opening import Limits, Opening
-from outrider.vllm.coupling import BIAS, COMMITTED, EXTRA
 
 _MIN_TEMPERATURE = 0.01
 """vLLM raises lower ones to this."""
+_HALF = 1 << 63
 
 
 def check_supported(opening: Opening) -> None:
-    """Raises NotSupported for what another engine would do and vLLM does not."""
-    params = opening.params
+    """Raises NotSupported for what another engine would do and vLLM does not. What is beyond the bounds of vLLM's
+    sampler would end its engine."""
+    params, options = opening.params, opening.logits or LogitsOptions()
     # Rounded, because the 32-bit float nearest to 0.01 is less than 0.01.
     if 0 < round(params.temperature, 6) < _MIN_TEMPERATURE:
         raise NotSupported("sampling.temperature", f"vLLM samples from {_MIN_TEMPERATURE:g} on; 0 is greedy")
+    stops = opening.stopping.stop_token_ids if options.min_tokens else ()
+    words, most_words = options.bad_words, envs.VLLM_MAX_NUM_BAD_WORDS
+    for field, count, most in (
+        ("logits.bias_token_ids", len(options.logit_bias), MAX_NUM_LOGIT_BIAS_TOKENS),
+        ("logits.allowed_token_ids", len(options.allowed_token_ids), MAX_NUM_ALLOWED_TOKEN_IDS),
+        ("stopping.stop_token_ids", len(stops), MAX_NUM_STOP_TOKEN_IDS),
+        ("logits.bad_words", len(words), most_words),
+        ("logits.bad_words", sum(map(len, words)), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS),
+    ):
+        if count > most:
+            raise NotSupported(field, f"{count} are more than vLLM takes, which is {most}")
 
 
-def request_of(request_id: str, opening: Opening, limits: Limits) -> EngineCoreRequest:
-    """The request that continues the opening after its committed tokens."""
-    tokens = [*opening.prompt, *opening.committed]
-    return EngineCoreRequest(
-        request_id=request_id,
-        prompt_token_ids=tokens,
-        mm_features=None,
-        sampling_params=sampling_of(opening, limits),
-        pooling_params=None,
+def request_of(request_id: str, opening: Opening, limits: Limits, block_hasher: Any) -> Request:
+    """The request that continues the opening after its committed tokens, which are output for vLLM too."""
+    request = Request(
+        request_id,
+        list(opening.prompt),
+        sampling_of(opening, limits),
+        None,
         arrival_time=time.time(),
-        lora_request=None,
         cache_salt=opening.salt.hex() or None,
-        data_parallel_rank=None,
+        block_hasher=block_hasher,
     )
+    if opening.committed:
+        request.append_output_token_ids(list(opening.committed))
+    return request
 
 
 def sampling_of(opening: Opening, limits: Limits) -> SamplingParams:
-    params, done = opening.params, len(opening.committed)
-    options = opening.logits or LogitsOptions()
-    left = min(opening.stopping.max_new_tokens - done, limits.max_context_len - len(opening.prompt) - done)
-    asked = opening.logprobs
+    params, options, asked = opening.params, opening.logits or LogitsOptions(), opening.logprobs
+    most = min(opening.stopping.max_new_tokens, limits.max_context_len - len(opening.prompt))
     sampling = SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,
         top_p=params.top_p,
         min_p=params.min_p,
-        seed=None if params.greedy else params.seed,
+        seed=None if params.greedy else _seed(params.seed),
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         repetition_penalty=options.repetition_penalty,
+        logit_bias=dict(options.logit_bias) or None,
         allowed_token_ids=list(options.allowed_token_ids) or None,
-        min_tokens=max(0, min(options.min_tokens - done, left)),
-        max_tokens=left,
+        min_tokens=min(options.min_tokens, most),
+        max_tokens=most,
         stop_token_ids=sorted(opening.stopping.stop_token_ids),
         # The model's own end tokens are among the stop tokens where they should end the text.
         ignore_eos=True,
         logprobs=opening.num_top,
         # With the first commit of the answer only.
-        prompt_logprobs=asked.num_top if asked is not None and asked.prompt and not done else None,
+        prompt_logprobs=asked.num_top if asked is not None and asked.prompt and not opening.committed else None,
         structured_outputs=StructuredOutputsParams(grammar="outrider") if options.grammar else None,
-        extra_args=_extra(options, done),
         detokenize=False,
         skip_clone=True,
     )
@@ -74,10 +90,7 @@ def sampling_of(opening: Opening, limits: Limits) -> SamplingParams:
     return sampling
 
 
-def _extra(options: LogitsOptions, done: int) -> dict[str, Any] | None:
-    extra: dict[str, Any] = {}
-    if done and (options.penalises or options.bad_words):
-        extra[COMMITTED] = done
-    if options.logit_bias:
-        extra[BIAS] = dict(options.logit_bias)
-    return {EXTRA: extra} if extra else None
+def _seed(seed: int) -> int:
+    """vLLM's seeds have a sign, and with -1 it draws one."""
+    signed = (seed + _HALF) % (2 * _HALF) - _HALF
+    return signed if signed != -1 else -2

@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from outrider.drafting.pool import no_leases
 from outrider.drafting.source import make_sources
 from outrider.engine import ModelInfo, resolve, tokenizer_fingerprint, weights_revision
 from outrider.metadata.store import MetadataStore
+from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.channel import connect_to
@@ -32,7 +34,7 @@ from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.metrics import TargetMetrics
 from outrider.target.process import SERVICE
-from outrider.target.requests.events import Event
+from outrider.target.requests.events import Event, Opened
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.service import TargetServicer
 from outrider.target.requests.tokenizer import read_tokenizer
@@ -53,14 +55,22 @@ _REPORT_S = 0.5
 
 
 class VllmServicer(TargetServicer):
-    """A target's service. Every text that is sampled is coupled, with the seed that its router has drawn: vLLM verifies
-    tokens, not distributions, so the ratio rule would accept no more, and the text would depend on the drafts."""
+    """A target's service. vLLM draws by its own noise, with the seed that the router has given: a text never depends on
+    the drafts, as in coupled mode, and draft workers propose the likeliest tokens."""
 
     def _events_of(self, stream: int, request: target_pb2.VerifyRequest) -> Iterable[Event]:
         for opening in request.opens:
             if opening.mode == sequence_pb2.VERIFICATION_MODE_RATIO:
                 opening.mode = sequence_pb2.VERIFICATION_MODE_COUPLED
         return super()._events_of(stream, request)
+
+    def _for_drafts(self, events: Sequence[Event]) -> Sequence[Event]:
+        return [_likeliest(event) if isinstance(event, Opened) else event for event in events]
+
+
+def _likeliest(event: Opened) -> Opened:
+    opening = replace(event.opening, params=SamplingParams(temperature=0.0), mode=VerificationMode.GREEDY)
+    return replace(event, opening=opening)
 
 
 async def run(config: TargetConfig) -> None:

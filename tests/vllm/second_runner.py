@@ -1,0 +1,337 @@
+"""python -m tests.vllm.second_runner: how many texts of vLLM with drafts from outside are those of vLLM alone.
+
+Groups of requests with options drawn at random are answered by vLLM as it is, in a process of its own without anything
+of this package, and then in another with drafts that are right, right with a chance of 0.7, wrong, late, or none. Equal
+are token ids, finish reasons and log probabilities.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Case = dict[str, Any]
+"""One request: its prompt, and vLLM's sampling parameters."""
+
+NUM_DRAFTED = 4
+KINDS = ("right", "some", "wrong", "late", "none")
+_RIGHT = {"right": 1.0, "some": 0.7, "wrong": 0.0, "late": 1.0}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "maximum": 999, "minimum": 0}, "b": {"type": "boolean"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run. `small`: so few KV blocks that requests are preempted."""
+
+    model: str
+    groups: int = 4
+    seed: int = 0
+    dtype: str = "float32"
+    asynchronous: bool = False
+    small: bool = False
+    grammars: bool = True
+    most_requests: int = 16
+    kinds: Sequence[str] = KINDS
+
+
+def cases(plan: Plan, vocab_size: int) -> list[list[Case]]:
+    """Groups of requests that run at once; each group by its own numbers."""
+    return [_group(plan, random.Random(f"{plan.seed} {number}"), vocab_size) for number in range(plan.groups)]
+
+
+def _group(plan: Plan, rng: random.Random, vocab_size: int) -> list[Case]:
+    count = 6 if plan.small else rng.choice((1, 2, 4, 6, plan.most_requests))
+    shared = [rng.randrange(3, 259) for _ in range(64)]
+    return [_request(plan, rng, vocab_size, shared) for _ in range(min(count, plan.most_requests))]
+
+
+def _request(plan: Plan, rng: random.Random, vocab_size: int, shared: list[int]) -> Case:
+    some = lambda count: rng.sample(range(3, vocab_size), count)  # noqa: E731
+    own = [rng.randrange(3, 259) for _ in range(rng.choice((1, 3, 14, 33, 70)))]
+    prompt = shared[: rng.choice((32, 33, 64))] if rng.random() < 0.25 else own
+    options: dict[str, Any] = {
+        "temperature": rng.choice((0, 0, 0.3, 0.8, 1, 1.5)),
+        "seed": rng.choice((rng.randrange(1 << 31), -rng.randrange(1 << 62), 0)),
+        "max_tokens": 30 if plan.small else rng.choice((1, 2, 8, 20, 30)),
+        "ignore_eos": rng.random() < 0.5,
+    }
+    searched: dict[str, Callable[[], Any]] = {
+        "top_p": lambda: rng.choice((0.1, 0.5, 0.9, 0.99)),
+        "top_k": lambda: rng.choice((1, 2, 5, 50)),
+        "min_p": lambda: rng.choice((0.01, 0.1, 0.5)),
+        "repetition_penalty": lambda: rng.choice((0.8, 1.2, 1.7)),
+        "frequency_penalty": lambda: rng.choice((-0.5, 0.4, 1.5)),
+        "presence_penalty": lambda: rng.choice((-0.5, 0.4, 1.5)),
+        "logit_bias": lambda: {each: rng.choice((-100.0, -2.0, 3.0, 8.0)) for each in some(5)},
+        "allowed_token_ids": lambda: some(rng.choice((1, 3, 40))),
+        "bad_words_ids": lambda: [some(1), some(2), some(1)],
+        "stop_token_ids": lambda: some(rng.choice((1, 20, 100))),
+        "logprobs": lambda: rng.choice((0, 1, 3)),
+        "prompt_logprobs": lambda: rng.choice((0, 2)),
+    }
+    for name, draw in searched.items():
+        if rng.random() < 0.2:
+            options[name] = draw()
+    if "stop_token_ids" in options and rng.random() < 0.5:
+        options["min_tokens"] = min(7, options["max_tokens"])
+    if plan.grammars and rng.random() < 0.15 and "allowed_token_ids" not in options:
+        options["json"] = True
+    return {"prompt": prompt, "options": options}
+
+
+def made(options: dict[str, Any]) -> Any:
+    """vLLM's sampling parameters."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    given = dict(options)
+    grammar = StructuredOutputsParams(json=_SCHEMA) if given.pop("json", False) else None
+    words, biases = given.pop("bad_words_ids", None), given.pop("logit_bias", None)
+    biases = biases and {int(name): value for name, value in biases.items()}
+    params = SamplingParams(detokenize=False, structured_outputs=grammar, logit_bias=biases, **given)
+    if words:
+        params._bad_words_token_ids = words
+    return params
+
+
+@contextlib.contextmanager
+def engine(plan: Plan, *, drafts: bool) -> Iterator[Any]:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import LLM
+
+    more: dict[str, Any] = {"async_scheduling": plan.asynchronous}
+    if drafts:
+        more |= {
+            "scheduler_cls": "outrider.vllm.scheduler.Scheduler",
+            "worker_cls": "outrider.vllm.worker.Worker",
+            "speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": NUM_DRAFTED},
+        }
+    llm = LLM(
+        plan.model,
+        dtype=plan.dtype,
+        max_model_len=160,
+        max_num_seqs=4 if plan.small else 8,
+        max_num_batched_tokens=64,
+        block_size=32,
+        num_gpu_blocks_override=7 if plan.small else 80,
+        kv_cache_memory_bytes=100_000_000,
+        enforce_eager=True,
+        disable_log_stats=True,
+        **more,
+    )
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def answers(llm: Any, group: Sequence[Case]) -> list[dict[str, Any]]:
+    prompts = [{"prompt_token_ids": one["prompt"]} for one in group]
+    done = llm.generate(prompts, [made(one["options"]) for one in group], use_tqdm=False)
+    found = []
+    for one in done:
+        rows = [*(one.prompt_logprobs or [])[1:], *(one.outputs[0].logprobs or [])]
+        scores = [{str(token): value.logprob for token, value in row.items()} for row in rows]
+        text = one.outputs[0]
+        found.append({"ids": list(text.token_ids), "why": text.finish_reason, "scores": scores})
+    return found
+
+
+@contextlib.contextmanager
+def recording(llm: Any) -> Iterator[list[str]]:
+    """What the model's process runs meanwhile: each kernel of Triton with its grid, each operation of PyTorch."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from triton.runtime import interpreter
+
+    found: list[str] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # A new request's drafts are emptied: alone it has room for none.
+            shapes = [
+                [size for size in one.shape if size not in (0, NUM_DRAFTED)] for one in args if hasattr(one, "shape")
+            ]
+            found.append(f"{func} {shapes}")
+            return func(*args, **(kwargs or {}))
+
+    launch = interpreter.GridExecutor.__call__
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(self.fn.__name__)
+        return launch(self, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__ = recorded
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    real = {name: getattr(runner, name) for name in ("execute_model", "sample_tokens")}
+
+    def within(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found.append(name)
+            with Recorder():
+                return real[name](*args, **kwargs)
+
+        return call
+
+    for name in real:
+        setattr(runner, name, within(name))
+    try:
+        yield found
+    finally:
+        interpreter.GridExecutor.__call__ = launch
+        for name, method in real.items():
+            setattr(runner, name, method)
+
+
+class Drafts:
+    """Fills a scheduler's book from known texts."""
+
+    def __init__(self, scheduler: Any, vocab_size: int) -> None:
+        self._scheduler, self._vocab_size = scheduler, vocab_size
+        self._texts: dict[str, list[int]] = {}
+        self._known: list[list[int]] = []
+        self._kind = "none"
+        self._rng = random.Random(0)
+        self.num_drafted = self.num_accepted = 0
+        scheduler.book._row_price = lambda cost: 0.0
+        scheduler.before_step = self._fill
+        add, follow = scheduler.add_request, scheduler._follow
+
+        def add_request(request: Any) -> None:
+            from outrider.drafting.speculation import Speculation
+
+            add(request)
+            self._texts[request.request_id] = self._known.pop(0)
+            scheduler.book.open(request.request_id, request.all_token_ids, Speculation(2 * NUM_DRAFTED + 2))
+
+        def followed(*args: Any) -> None:
+            follow(*args)
+            for one in scheduler.verified.values():
+                self.num_drafted += len(one.draft)
+                self.num_accepted += one.num_accepted
+            for name in [name for name in self._texts if name not in scheduler.requests]:
+                scheduler.book.close(name)
+
+        scheduler.add_request, scheduler._follow = add_request, followed
+
+    def begin(self, expected: Sequence[dict[str, Any]], kind: str) -> None:
+        """The texts of the requests that come next, in their order."""
+        self._kind, self._rng = kind, random.Random(kind)
+        self._known = [text["ids"] for text in expected]
+        self._texts.clear()
+
+    def _fill(self) -> None:
+        from outrider.drafting.tree import DraftTree
+
+        if self._kind == "none":
+            return
+        for request in self._scheduler.running:
+            name, at, text = request.request_id, request.num_tokens, self._texts[request.request_id]
+            done, count = request.num_output_tokens, self._rng.choice((0, 1, 2, 4, 7, 10, 10))
+            if self._kind == "late":
+                # What is committed already is cut off when it arrives.
+                at, done = at - min(done, 2), done - min(done, 2)
+            ids = [
+                one if self._rng.random() < _RIGHT[self._kind] else (one + 1) % self._vocab_size
+                for one in text[done : done + count]
+            ]
+            if ids:
+                self._scheduler.book.offer(name, DraftTree(at, tuple(ids), source="test"))
+
+
+def differences(one: dict[str, Any], other: dict[str, Any], tolerance: float) -> str:
+    """Empty when they are equal."""
+    if (one["ids"], one["why"]) != (other["ids"], other["why"]):
+        return f"{one['ids']} {one['why']} != {other['ids']} {other['why']}"
+    for row, same in zip(one["scores"], other["scores"], strict=True):
+        if set(row) != set(same) or any(abs(row[name] - same[name]) > tolerance for name in row):
+            return f"log probabilities {row} != {same}"
+    return ""
+
+
+def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
+    """In a process of its own: writes what vLLM says alone, or compares."""
+    with engine(plan, drafts=drafts) as llm:
+        vocab_size = llm.llm_engine.vllm_config.model_config.get_vocab_size()
+        groups = cases(plan, vocab_size)
+        if not drafts:
+            texts = [answers(llm, group) for group in groups]
+            llm.llm_engine.engine_core.engine_core.scheduler.reset_prefix_cache()
+            with recording(llm) as ran:
+                answers(llm, groups[0])
+            path.write_text(json.dumps([texts, ran]))
+            assert not [name for name in sys.modules if name.partition(".")[0] == "outrider"]
+            return
+        scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+        source, found = Drafts(scheduler, vocab_size), []
+        texts_alone, ran_alone = json.loads(path.read_text())
+        for group, expected in zip(groups, texts_alone, strict=True):
+            for kind in plan.kinds:
+                scheduler.reset_prefix_cache()
+                source.begin(expected, kind)
+                before = source.num_drafted, source.num_accepted
+                texts = answers(llm, group)
+                pairs = zip(texts, expected, strict=True)
+                wrong = [said for one, other in pairs if (said := differences(one, other, 1e-3))]
+                drafted, accepted = source.num_drafted - before[0], source.num_accepted - before[1]
+                found.append([kind, len(group), wrong, drafted, accepted])
+                print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+        scheduler.reset_prefix_cache()
+        source.begin(texts_alone[0], "none")
+        with recording(llm) as ran:
+            answers(llm, groups[0])
+        differs = next(
+            (at for at, pair in enumerate(itertools.zip_longest(ran, ran_alone)) if pair[0] != pair[1]), None
+        )
+        result = {"found": found, "faults": scheduler.num_faults, "preemptions": scheduler.num_preemptions}
+        result["ran"] = len(ran_alone)
+        result["differs"] = [] if differs is None else [ran[:differs][-8:], ran[differs:][:8], ran_alone[differs:][:8]]
+        path.write_text(json.dumps(result))
+
+
+def compare(plan: Plan) -> dict[str, Any]:
+    """What the second process has found: by group and kind the texts that differ, tokens drafted and accepted."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "texts.json"
+        for drafts in (False, True):
+            given = json.dumps({name: getattr(plan, name) for name in Plan.__dataclass_fields__} | {"drafts": drafts})
+            command = [sys.executable, "-m", "tests.vllm.second_runner", "--run", given, str(path)]
+            plugins = {} if drafts else {"VLLM_PLUGINS": ""}
+            subprocess.run(command, check=True, stdout=sys.stderr, env=os.environ | plugins)
+        result: dict[str, Any] = json.loads(path.read_text())
+        return result
+
+
+def main() -> None:
+    if sys.argv[1] == "--run":
+        given = json.loads(sys.argv[2])
+        drafts = given.pop("drafts")
+        _run(Plan(**given), Path(sys.argv[3]), drafts=drafts)
+        return
+    plan = Plan(**json.loads(sys.argv[1]))
+    result = compare(plan)
+    texts = sum(count for _, count, *_ in result["found"])
+    wrong = [one for _, _, said, *_ in result["found"] for one in said]
+    drafted, accepted = (sum(one[at] for one in result["found"]) for at in (3, 4))
+    print(f"{texts - len(wrong)} of {texts} texts equal; {accepted} of {drafted} drafted tokens accepted")
+    print(f"{result['faults']} faults, {result['preemptions']} preemptions")
+    print("without drafts the same is run" if not result["differs"] else f"without drafts: {result['differs']}")
+    print(*wrong[:5], sep="\n")
+
+
+if __name__ == "__main__":
+    main()

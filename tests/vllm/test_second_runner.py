@@ -1,0 +1,89 @@
+"""Texts of vLLM's second runner with drafts from outside are those of vLLM alone, and without drafts it runs the same.
+
+A quick part of `python -m tests.vllm.second_runner`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from tests.vllm.second_runner import Plan, compare
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+PLANS: dict[str, dict[str, Any]] = {
+    "synchronous": {"groups": 2, "most_requests": 4},
+    "bfloat16": {"groups": 1, "most_requests": 4, "dtype": "bfloat16", "seed": 3},
+    "preempted": {"groups": 1, "small": True, "kinds": ("right", "some")},
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_texts_with_drafts_are_those_of_vllm_alone(tiny_vllm: Path, name: str) -> None:
+    result = compare(Plan(str(tiny_vllm), **PLANS[name]))
+    assert not [said for _, _, wrong, *_ in result["found"] for said in wrong]
+    accepted = {kind: 0 for kind, *_ in result["found"]}
+    for kind, _, _, _, count in result["found"]:
+        accepted[kind] += count
+    assert accepted["right"] > 10 and not accepted.get("none")
+    assert not result["faults"] and bool(result["preemptions"]) == (name == "preempted")
+    # What ran in the same requests without drafts, kernel by kernel.
+    assert result["ran"] > 100 and not result["differs"]
+
+
+DRAWS, BATCH, VOCABULARY = 2_000, 200, 48
+
+
+def drawn(logits: torch.Tensor, drafted: int) -> list[list[int]]:
+    """Of a batch of requests without a seed, each with this drafted token: the tokens that are committed."""
+    from outrider.vllm.worker import DrawSampler
+    from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
+
+    # As vLLM draws them for requests without one.
+    seeds = torch.from_numpy(np.random.randint(np.iinfo(np.int64).min, np.iinfo(np.int64).max, BATCH))
+    temperature = torch.ones(BATCH)
+
+    def sample(
+        rows: torch.Tensor, mapping: torch.Tensor, one: Any, two: Any, positions: Any, *rest: Any, **more: Any
+    ) -> Any:
+        noise = {"apply_temperature": False, "is_drafting": False, "use_fp64": False}
+        return gumbel_sample(rows, mapping, temperature, seeds, positions, **noise), rows
+
+    sampler = object.__new__(DrawSampler)
+    sampler.num_speculative_steps = 1
+    sampler.sampler = SimpleNamespace(sample=sample, get_logprobs_dims=lambda *args, **more: None)
+    inputs = torch.tensor([5, drafted] * BATCH, dtype=torch.int32)
+    mapping = torch.arange(BATCH).repeat_interleave(2)
+    starts = torch.arange(0, 2 * BATCH + 1, 2, dtype=torch.int32)
+    rest = torch.arange(BATCH), np.arange(BATCH), mapping, torch.tensor([0, 1] * BATCH), None, inputs
+    positions = torch.tensor([7, 8] * BATCH)
+    _, sampled, counts = sampler._verify(logits.repeat(BATCH, 1), None, inputs, positions, starts, *rest)
+    return [row[:count] for row, count in zip(sampled.tolist(), counts.tolist(), strict=True)]
+
+
+def p_value(tokens: list[int], logits: torch.Tensor) -> float:
+    due = logits.double().softmax(-1) * len(tokens)
+    counts = Counter(tokens)
+    likely = [token for token in range(VOCABULARY) if due[token] >= 5]
+    seen, expected = [counts[token] for token in likely], [float(due[token]) for token in likely]
+    return float(chisquare([*seen, len(tokens) - sum(seen)], [*expected, len(tokens) - sum(expected)]).pvalue)
+
+
+def test_unseeded_texts_are_drawn_as_vllm_draws() -> None:
+    torch.manual_seed(3)
+    logits = 2 * torch.randn(2, VOCABULARY)
+    drafted = int(logits[0].topk(2).indices[1])
+    found = [tokens for _ in range(DRAWS // BATCH) for tokens in drawn(logits, drafted)]
+    second = [tokens[1] for tokens in found if len(tokens) > 1]
+    assert all(len(tokens) == 1 + (tokens[0] == drafted) for tokens in found) and len(second) > 100
+    assert p_value([tokens[0] for tokens in found], logits[0]) > 1e-4 and p_value(second, logits[1]) > 1e-4
+    # The control: the check finds another distribution.
+    assert p_value([tokens[0] for tokens in found], logits[1]) < 1e-4
