@@ -485,7 +485,10 @@ async def test_a_session_of_three_turns_with_tools_as_claude_code_asks(ask: Any)
         '<tool_call>\n{"name": "Bash", "arguments": {"city": "ls"}}\n</tool_call>\n' * 2,
         "It is done.",
     ]
-    history: list[Any] = [{"role": "user", "content": [REMINDER, _text("Mend a.py.") | CACHED]}]
+    history: list[Any] = [
+        {"role": "user", "content": [REMINDER, _text("Mend a.py.") | CACHED]},
+        {"role": "system", "content": "Skills: none."},
+    ]
     async with ask(reasoning_parsers=("think",)) as asking:
         counted = await asking.client.beta.messages.count_tokens(
             **{name: fixed[name] for name in ("model", "system", "tools", "thinking")}, messages=history
@@ -508,4 +511,5 @@ async def test_a_session_of_three_turns_with_tools_as_claude_code_asks(ask: Any)
     assert second.startswith(first) and third.startswith(second)
     assert "did Read" in second and third.count("did Bash") == 2
     assert "billing" not in first and "I look." in second
+    assert "Mend a.py.\n<system-reminder>\nSkills: none.\n</system-reminder>\nassistant\n" in first
     assert [block.text for block in message.content] == ["It is done."]

@@ -160,6 +160,7 @@ class CountTokensRequest(MessageBody):
                 yield "system", {"role": "system", "content": "\n".join(kept)}
         if not 1 <= len(self.messages) <= MAX_MESSAGES:
             raise InvalidRequest("messages", f"{len(self.messages)} messages; 1 to {MAX_MESSAGES} are allowed")
+        begun = False
         for i, given in enumerate(self.messages):
             where = f"messages[{i}]"
             role = given.get("role") if isinstance(given, dict) else None
@@ -167,7 +168,9 @@ class CountTokensRequest(MessageBody):
                 raise InvalidRequest(f"{where}.role", f"has to be one of {', '.join(_OF_ROLE)}")
             self._over(where, given, ("role", "content"))
             blocks = self._blocks(f"{where}.content", given.get("content"), role)
-            yield from ((where, each) for each in (_assistant(blocks) if role == "assistant" else _user(role, blocks)))
+            begun |= role != "system"
+            for said in _assistant(blocks) if role == "assistant" else _user(role, blocks, begun=begun):
+                yield where, said
 
     def _blocks(self, where: str, content: Any, role: str) -> Iterator[tuple[str, Json]]:
         """The blocks with their places, checked."""
@@ -222,11 +225,15 @@ def _checked(place: str, block: Json) -> Json:
     return block
 
 
-def _user(role: str, blocks: Iterable[tuple[str, Json]]) -> Iterator[Json]:
-    """Results of tools are messages of their own."""
+def _user(role: str, blocks: Iterable[tuple[str, Json]], *, begun: bool) -> Iterator[Json]:
+    """Results of tools are messages of their own. Many templates refuse a system message once the conversation has
+    begun: it is then put into the user's turn, as Claude Code marks such texts there.
+    """
     for _, block in blocks:
         if block["type"] == "tool_result":
             yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": block["content"]}
+        elif role == "system" and begun:
+            yield {"role": "user", "content": f"<system-reminder>\n{block['text']}\n</system-reminder>"}
         else:
             yield {"role": role, "content": block["text"]}
 
