@@ -90,6 +90,8 @@ def _item(route: str) -> dict[str, Any]:
 
 
 def _answer(route: str) -> dict[str, Any]:
+    if route not in WHOLE:
+        return {"description": "Prometheus' text format", "content": {"text/plain": {}}}
     content = _json(_schema(WHOLE[route]))
     if (event := STREAMED.get(route)) is None:
         return {"description": WHOLE[route], "content": content}

@@ -99,7 +99,7 @@ def rows() -> list[str]:
 
 def _row(metric: Metric, labels: list[str], processes: list[str]) -> str:
     suffix = "_total" if metric.type == "counter" else ""
-    theirs = f"`{VLLM_NAMES[metric.name]}{suffix}`" if metric.name in VLLM_NAMES else ""
+    theirs = ", ".join(f"`{name}{suffix}`" for name in VLLM_NAMES.get(metric.name, ()))
     by = "all" if {*PROCESSES} == {*processes} else ", ".join(processes)
     named = ", ".join(f"`{label}`" for label in labels)
     return f"| `{metric.name}{suffix}` | {metric.type} | {named} | {by} | {metric.documentation} | {theirs} |"

@@ -70,6 +70,10 @@ class HttpOptions:
     """Unknown fields of HTTP requests. refuse: an error that names the field. ignore: the answer's header
     x-outrider-ignored names them; options that are known and not served stay errors."""
 
+    api_metrics: bool = False
+    """Serve `/metrics` on the port of the HTTP API too, without a key, as if this gateway were one engine of vLLM: for
+    pickers of endpoints and dashboards that look there."""
+
     def __post_init__(self) -> None:
         for origin in self.cors_origins:
             if origin != "*" and not _ORIGIN.fullmatch(origin):

@@ -44,6 +44,7 @@ from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 from outrider.telemetry.tracing import Tracing, open_tracing
+from outrider.telemetry.vllm_names import Cache
 
 log = logging.getLogger(__name__)
 _REFRESH_S = 1.0
@@ -117,7 +118,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         )
         await stack.enter_async_context(background(_say_leaving(core.admission, life), "say leaving"))
         bounds = Bounds(limits, max_connections)
-        app = for_pages(create_app(core, limits, guard, config.http), config.http.cors_origins)
+        app = for_pages(create_app(core, limits, guard, config.http, partial(_caches, store)), config.http.cors_origins)
         http_address = await stack.enter_async_context(_http(closing(app, life.leaving), config, bounds, grace_s=1.0))
         ops.ready["server"] = lambda: core.problem
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
@@ -197,6 +198,17 @@ def _core(
         quotas=quotas,
         receipt_key=config.receipt_key or ReceiptKey.make(),
     )
+
+
+async def _caches(store: MetadataStore | None) -> dict[str, Cache]:
+    """The KV caches of each model's targets, as their leases tell. Without a metadata store none is known."""
+    caches: dict[str, Cache] = {}
+    for lease in await store.workers(worker_pb2.WORKER_ROLE_TARGET) if store is not None else ():
+        info, before = lease.info, caches.get(lease.info.model, Cache(lease.info.block_size, 0, 0))
+        if info.num_blocks:
+            counts = before.num_blocks + info.num_blocks, before.num_free_blocks + lease.load.num_free_blocks
+            caches[info.model] = Cache(before.block_size, *counts)
+    return caches
 
 
 def _load(core: Generator) -> worker_pb2.WorkerLoad:

@@ -39,7 +39,8 @@ class TargetMetrics:
         )
         if report.batch_sequences:
             self._worker.step(report.step_us * 1e-6)
-            self._tokens.committed(sum(len(committed.outcome.token_ids) for committed in report.commits))
+            num_committed = sum(len(committed.outcome.token_ids) for committed in report.commits)
+            self._tokens.step(report.batch_tokens, num_committed)
         for committed in report.commits:
             outcome = committed.outcome
             if committed.num_prompt_tokens:

@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
+ITERATION_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 MAX_POSITIONS = 32
 """Positions of drafted tokens that are counted separately; later ones count as the last."""
 # More than the connections of any of our ports at one time.
@@ -208,14 +209,22 @@ class TokenMetrics:
         self._hits = counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.")
         self._prompt = counter("prompt_tokens", "Prompt tokens of opened sequences.")
         self._generation = counter("generation_tokens", "Tokens committed.")
+        self._iteration = Histogram(
+            "outrider_iteration_tokens",
+            "Tokens in one step: of prompts, the last ones of answers, and drafted ones.",
+            ["model_name"],
+            buckets=ITERATION_BUCKETS,
+            registry=registry,
+        ).labels(model_name)
 
     def opened(self, *, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         self._prompt.inc(num_prompt_tokens)
         self._queries.inc(num_prompt_tokens)
         self._hits.inc(num_cached_tokens)
 
-    def committed(self, num_tokens: int) -> None:
-        self._generation.inc(num_tokens)
+    def step(self, num_tokens: int, num_committed: int) -> None:
+        self._iteration.observe(num_tokens)
+        self._generation.inc(num_committed)
 
 
 @dataclass(slots=True)

@@ -293,3 +293,25 @@ async def test_a_body_that_is_not_what_it_says_is_a_400(serve: Any, cut: bytes) 
     async with serve() as (client, _):
         answer = await client.post("/v1/completions", content=cut, headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Encoding")
+
+
+# Metrics
+
+
+async def test_the_api_port_has_the_metrics_of_vllm_if_asked(serve: Any) -> None:
+    async with serve(api_metrics=True) as (client, _):
+        before = (await client.get("/metrics")).text
+        await answered(client, TEXT)
+        after = (await client.get("/metrics")).text
+    for name in ("running", "waiting"):
+        assert f'vllm:num_requests_{name}{{engine="0",model_name="{MODEL}"}} 0.0' in before
+    assert f'vllm:generation_tokens_total{{engine="0",model_name="{MODEL}"}} 3.0' in after
+    assert "outrider_" not in after
+    families = [line.split()[2] for line in after.splitlines() if line.startswith("# TYPE")]
+    assert len(families) == len(set(families))
+
+
+async def test_the_api_port_has_no_metrics_by_default(serve: Any) -> None:
+    async with serve() as (client, _):
+        answer = await client.get("/metrics")
+    assert answer.status_code == 404 and "--api-metrics" in answer.text

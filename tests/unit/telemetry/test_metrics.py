@@ -58,7 +58,7 @@ def test_a_worker_tells_its_load_cache_and_steps() -> None:
     metrics.step(0.02)
     tokens = TokenMetrics(registry, "m")
     tokens.opened(num_prompt_tokens=64, num_cached_tokens=48)
-    tokens.committed(4)
+    tokens.step(20, 4)
     samples = scrape(registry)
     assert samples["outrider_num_requests_running"] == 3
     assert samples["outrider_num_requests_waiting"] == 2
@@ -66,6 +66,7 @@ def test_a_worker_tells_its_load_cache_and_steps() -> None:
     assert samples["outrider_prefix_cache_queries_total"] == 64
     assert samples["outrider_prefix_cache_hits_total"] == 48
     assert samples["outrider_generation_tokens_total"] == 4
+    assert samples["outrider_iteration_tokens_sum"] == 20
     assert samples["outrider_step_duration_seconds_count"] == 1
     assert samples["outrider_cache_config_info{16,100}"] == 1
 

@@ -149,7 +149,7 @@ def test_vllms_names_carry_the_same_values_on_a_page_of_their_own() -> None:
         for sample in family.samples
         if sample.labels.get("position", "0") == "0"
     }
-    assert samples["vllm:spec_decode_num_draft_tokens_total"] == ({"model_name": "m"}, 5)
+    assert samples["vllm:spec_decode_num_draft_tokens_total"] == ({"model_name": "m", "engine": "0"}, 5)
     assert samples["vllm:spec_decode_num_accepted_tokens_per_pos_total"][1] == 1
     assert all(name.startswith("vllm:") for name in samples)
     assert b"vllm:" not in ops.page("/metrics").body

@@ -29,6 +29,12 @@ class GatewayMetrics:
             ["model_name"],
             registry=self.registry,
         )
+        self.at_targets = Gauge(
+            "outrider_gateway_requests_at_targets",
+            "Requests that a target has been sent.",
+            ["model_name"],
+            registry=self.registry,
+        )
         self.succeeded = self._counter(
             "request_success", "Requests answered to the end.", "model_name", "finished_reason"
         )
@@ -43,6 +49,11 @@ class GatewayMetrics:
         self.queue_time = self._seconds(
             "request_queue_time", "Wait for a target with room, and there for the first step.", _TTFT_BUCKETS_S
         )
+        self.prefill_time = self._seconds(
+            "request_prefill_time", "First step of a request to its first token.", _TTFT_BUCKETS_S
+        )
+        self.decode_time = self._seconds("request_decode_time", "First token to last.", _E2E_BUCKETS_S)
+        self.inference_time = self._seconds("request_inference_time", "First step to last token.", _E2E_BUCKETS_S)
         self.itl = self._seconds(
             "inter_token_latency", "Between two deliveries; one may carry several tokens.", _ITL_BUCKETS_S
         )
@@ -59,6 +70,11 @@ class GatewayMetrics:
 
     def _seconds(self, name: str, meaning: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"outrider_{name}_seconds", meaning, ["model_name"], buckets=buckets, registry=self.registry)
+
+    def show(self, model: str) -> None:
+        """Shows the load of a model that nobody has asked yet: 0."""
+        self.waiting.labels(model)
+        self.at_targets.labels(model)
 
     def over_quota(self, tenant: str, quota: str) -> None:
         self._over_quota.labels(self._tenants(tenant), quota).inc()
@@ -86,6 +102,8 @@ class GatewayMetrics:
         finally:
             self.running.dec()
             observer.opened()
+            if observer.model:
+                self.at_targets.labels(observer.model).dec()
             if observer.num_tokens:
                 self.generation_tokens.labels(observer.model).observe(observer.num_tokens)
 
@@ -111,6 +129,7 @@ class RequestObserver:
         if self.waiting:
             self.waiting = False
             self.metrics.waiting.labels(self.model).dec()
+            self.metrics.at_targets.labels(self.model).inc()
 
     def chunk(self, num_tokens: int, finish: AnswerFinish | None, now_s: float) -> None:
         """To be called before each delivery."""
@@ -128,7 +147,12 @@ class RequestObserver:
     def _finish(self, finish: AnswerFinish, now_s: float) -> None:
         self.finished = True
         self.metrics.succeeded.labels(self.model, finish.reason).inc()
-        self.metrics.queue_time.labels(self.model).observe(finish.summary.queue_time_ms / 1e3)
+        times = finish.summary
+        prefill_ms = max(0.0, times.time_to_first_token_ms - times.queue_time_ms)
+        self.metrics.queue_time.labels(self.model).observe(times.queue_time_ms / 1e3)
+        self.metrics.prefill_time.labels(self.model).observe(prefill_ms / 1e3)
+        self.metrics.decode_time.labels(self.model).observe(times.generation_time_ms / 1e3)
+        self.metrics.inference_time.labels(self.model).observe((prefill_ms + times.generation_time_ms) / 1e3)
         self.metrics.cached_tokens.labels(self.model).observe(finish.usage.cached_tokens)
         self.metrics.e2e.labels(self.model).observe(now_s - self.started_s)
         if finish.usage.completion_tokens > 1:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -39,13 +40,26 @@ from outrider.rpc.access.guard import while_admitted
 from outrider.rpc.access.roles import Caller, Guard
 from outrider.rpc.v1 import tenants_pb2
 from outrider.telemetry.context import TraceContext
+from outrider.telemetry.vllm_names import Cache, EngineNames
 
 log = logging.getLogger(__name__)
 Answering = AbstractAsyncContextManager[Choices]
+Caches = Callable[[], Awaitable[Mapping[str, Cache]]]
+"""Reads the KV caches of each model's targets."""
 _DEFAULTS = HttpOptions()
 
 
-def create_app(core: Generator, limits: GatewayLimits, guard: Guard, options: HttpOptions = _DEFAULTS) -> Starlette:
+async def _no_caches() -> Mapping[str, Cache]:
+    return {}
+
+
+def create_app(
+    core: Generator,
+    limits: GatewayLimits,
+    guard: Guard,
+    options: HttpOptions = _DEFAULTS,
+    caches: Caches = _no_caches,
+) -> Starlette:
     """The application, for uvicorn or any other ASGI server. Raises Undeclared for a route that lacks its access."""
     reader = BodyReader(limits, options.unknown_fields is UnknownFields.IGNORE)
     listings, tokens = _Listings(core), TokenEndpoints(core, reader)
@@ -63,6 +77,7 @@ def create_app(core: Generator, limits: GatewayLimits, guard: Guard, options: Ht
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/version", tokens.version),
         Route("/v1/receipt-key", listings.receipt_key),
+        Route("/metrics", _Scraped(core, caches).page if options.api_metrics else _not_served),
     ]
     return Starlette(
         routes=guarded(routes, guard, core.quotas),
@@ -227,6 +242,25 @@ class _Listings:
         running = self.core.admission.running
         body = {"status": status, "models": catalog.ready, "awaited": catalog.awaited, "running": running}
         return JSONResponse(body, status_code=503 if reason else 200)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scraped:
+    """What pickers of endpoints and dashboards read of an engine of vLLM, at the port where they look."""
+
+    core: Generator
+    caches: Caches
+
+    async def page(self, request: Request) -> Response:
+        await self.core.catalog.refresh()
+        for served in self.core.catalog.live:
+            self.core.metrics.show(served.model)
+        names = EngineNames(self.core.metrics.registry, await self.caches())
+        return Response(generate_latest(names), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _not_served(request: Request) -> Response:
+    return HttpError(404, f"{request.url.path}: is not served without --api-metrics").response()
 
 
 async def _http_exception(request: Request, error: Exception) -> Response:

@@ -140,6 +140,8 @@ ROUTES: dict[str, Access] = {
     "/v1/models": _INFER,
     "/v1/models/{name:path}": _INFER,
     "/health": EVERYBODY,
+    # Only with --api-metrics. Those who scrape vLLM there have no key.
+    "/metrics": EVERYBODY,
 }
 """The routes of the gateway's HTTP port."""
 

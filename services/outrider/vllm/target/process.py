@@ -180,7 +180,7 @@ class VllmMetrics(Collector):
     def __init__(self, config: VllmConfig, machine: VllmMachine) -> None:
         self._logger = PrometheusStatLogger(config)
         self._machine = machine
-        self._taken = frozenset(VLLM_NAMES.values())
+        self._taken = frozenset(name for names in VLLM_NAMES.values() for name in names)
 
     def collect(self) -> Iterator[Metric]:
         if (stats := self._machine.scheduler_stats) is not None:
