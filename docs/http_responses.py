@@ -333,6 +333,7 @@ SCHEMAS: dict[str, Schema] = {
             "created": _WHOLE,
             "owned_by": _one_of("outrider"),
             "max_model_len": _WHOLE,
+            "sampling_defaults": _map({"type": "number"}),
         }
     ),
     "Models": _object({"object": _one_of("list"), "data": _array(_ref("Model"))}),

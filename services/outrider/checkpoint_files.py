@@ -68,6 +68,17 @@ _COMPRESSED_WEIGHTS: dict[str, tuple[Any, ...]] = {
 }
 
 
+_SAMPLING = {
+    "temperature": ("temperature", 0.0, 100.0),
+    "top_k": ("top_k", -1, 2**31 - 1),
+    "top_p": ("top_p", 1e-6, 1.0),
+    "min_p": ("min_p", 0.0, 1.0),
+    "repetition_penalty": ("repetition_penalty", 0.1, 10.0),
+    "max_new_tokens": ("max_tokens", 1, 2**32 - 1),
+}
+"""Of generation_config.json: a field's name in requests, and its bounds."""
+
+
 class CheckpointFault(NamedTuple):
     file: str
     message: str
@@ -88,7 +99,7 @@ def fault(path: Path) -> CheckpointFault | None:
     if found is not None or "outrider_draft" in config:
         # A distilled draft has its target's tokenizer.
         return found
-    return _tokenizer_fault(path) or _ends_fault(path, config)
+    return _tokenizer_fault(path) or _ends_fault(path, config) or _sampling_fault(path)
 
 
 def engine_fault(path: Path) -> CheckpointFault | None:
@@ -117,6 +128,25 @@ def end_tokens(path: Path) -> tuple[int, ...]:
                 raise ValueError(f"{path}/{name}: eos_token_id: {ids!r} is not a token id")
             return tuple(found)
     return ()
+
+
+def sampling_defaults(path: Path) -> dict[str, float]:
+    """What generation_config.json states of a request's own fields, by the names of those, as vLLM takes it.
+
+    Raises ValueError that names the file and the field.
+    """
+    file = path / "generation_config.json"
+    stated = _json(file) if file.is_file() else {}
+    found = dict[str, float]()
+    for name, (ours, least, most) in _SAMPLING.items():
+        if (value := stated.get(name)) is None:
+            continue
+        kinds = (int,) if isinstance(least, int) else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+            raise ValueError(f"{file}: {name}: {value!r} is not a number from {least:g} to {most:g}")
+        # A top_k of -1 means the same as 0: all tokens.
+        found[ours] = max(value, 0)
+    return found
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -327,6 +357,15 @@ def _tokenizer_fault(path: Path) -> CheckpointFault | None:
     others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path / name).is_file()]
     way = f"; transformers' save_pretrained writes it of {others[0]}" if others else ""
     return CheckpointFault(str(file), f"missing{way}")
+
+
+def _sampling_fault(path: Path) -> CheckpointFault | None:
+    file = f"{path}/generation_config.json"
+    try:
+        sampling_defaults(path)
+    except (OSError, ValueError) as error:
+        return CheckpointFault(file, str(error).removeprefix(f"{file}: "))
+    return None
 
 
 def _decoder_fault(file: Path) -> CheckpointFault | None:

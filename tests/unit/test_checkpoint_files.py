@@ -235,6 +235,24 @@ def test_an_end_that_is_no_token_is_named(copy: Path, ends: Any, complaint: str)
     assert complaint in refused(copy)
 
 
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"temperature": -1}, "temperature: -1 is not a number from 0 to 100"),
+        ({"top_p": 0}, "top_p: 0 is not a number"),
+        ({"top_k": 2.5}, "top_k: 2.5 is not a number"),
+        ({"min_p": "0.1"}, "min_p: '0.1' is not a number from 0 to 1"),
+        ({"repetition_penalty": float("nan")}, "repetition_penalty: nan is not a number from 0.1 to 10"),
+        ({"max_new_tokens": True}, "max_new_tokens: True is not a number"),
+    ],
+)
+def test_a_default_of_sampling_that_no_request_may_have_is_named(
+    copy: Path, fields: dict[str, Any], complaint: str
+) -> None:
+    change(copy / "generation_config.json", **fields)
+    assert f"generation_config.json: {complaint}" in refused(copy)
+
+
 @pytest.mark.parametrize(("ends", "found"), [(2, (2,)), ([2, 1], (2, 1)), (None, (7,))])
 def test_ends_come_from_the_first_file_that_has_them(copy: Path, ends: Any, found: tuple[int, ...]) -> None:
     change(copy / "config.json", eos_token_id=7)

@@ -134,6 +134,9 @@ class GatewayConfig(ProcessConfig):
     reasoning_parsers: Annotated[tuple[str, ...], Option("reasoning_parser")] = ()
     """Whether a model reasons between <think> and </think>, if its chat template does not show it: `think`, `none`, or
     `MODEL=think`."""
+    generation_config: str = "auto"
+    """What counts for fields of sampling that a request leaves out. auto: what the model's generation_config.json
+    states of temperature, top_k, top_p, min_p, repetition_penalty and max_new_tokens. none: the API's own defaults."""
     drain_delay_s: float | None = None
     """Seconds after SIGTERM in which the gateway says that it is not ready but still accepts requests, because load
     balancers go on sending for a while. If above 0, gRPC clients have to reconnect after each 0.3 of it, so that none
@@ -159,6 +162,8 @@ class GatewayConfig(ProcessConfig):
             for given in getattr(self, name):
                 if given.rpartition("=")[2] not in known:
                     raise ConfigError(f"{name}: {given!r} does not end in one of {', '.join(known)}")
+        if self.generation_config not in ("auto", "none"):
+            raise ConfigError(f"generation_config: {self.generation_config!r} is not auto or none")
         if not 0 <= self.leaving_s < math.inf:
             raise ConfigError(f"drain_delay_s: must be at least 0, and finite, got {self.leaving_s:g}")
         for address in self.routers:

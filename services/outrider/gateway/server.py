@@ -186,6 +186,7 @@ def _core(
         catalog=Catalog(
             routers,
             config.parsers,
+            config.generation_config == "auto",
             target_wait_s=config.failover.wait_for_restart_s,
             router_wait_s=config.failover.window_s,
         ),

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +19,8 @@ from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
+from outrider.target.requests.tokenizer import read_tokenizer
+from transformers import GenerationConfig
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import (
@@ -190,6 +193,73 @@ async def test_what_a_target_refuses_has_the_clients_name(serve: Any, router: Sc
                 body = {"structured_outputs": {"choice": ["yes", "no"]}}
                 await client.completions.create(model=MODEL, prompt="a", extra_body=body)
             assert refused.value.body["param"] == ours  # type: ignore[index]
+
+
+STATED = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.25}
+"""What a model's generation_config.json states, beside `max_new_tokens`."""
+
+
+@pytest.fixture
+def stated(tiny: Path, tmp_path: Path, router: ScriptedRouter) -> None:
+    for file in tiny.iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    GenerationConfig(**STATED, max_new_tokens=77, do_sample=True, eos_token_id=2).save_pretrained(tmp_path)
+    router.tokenizer = read_tokenizer(tmp_path)
+
+
+async def by_grpc(gateway: RunningGateway, options: generation_pb2.GenerationOptions | None = None) -> None:
+    async with create_channel(gateway.grpc_address) as channel:
+        request = generation_pb2.GenerateRequest(model=MODEL, text="a", options=options)
+        await generation_pb2_grpc.GenerationServiceStub(channel).Generate(request)
+
+
+@pytest.mark.usefixtures("stated")
+async def test_what_a_request_leaves_out_is_as_the_models_generation_config_states(
+    serve: Any, router: ScriptedRouter
+) -> None:
+    async with serve() as (gateway, client):
+        await client.completions.create(model=MODEL, prompt="a")
+        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
+        await by_grpc(gateway)
+        [listed] = (await client.models.list()).data
+        found = await client.models.retrieve(MODEL)
+    for shown in (listed, found):
+        assert shown.model_extra["sampling_defaults"] == {**STATED, "max_tokens": 77}
+    for asked in router.requests:
+        sampling = asked.sampling
+        assert [sampling.temperature, sampling.top_p, sampling.min_p] == pytest.approx([0.6, 0.95, 0.05])
+        assert (sampling.top_k, asked.logits.repetition_penalty) == (20, 1.25)
+    # Where the API itself has a default length, that one counts.
+    assert [asked.stopping.max_new_tokens for asked in router.requests] == [16, 77, 256]
+
+
+@pytest.mark.usefixtures("stated")
+async def test_the_fields_of_a_request_win_over_the_models_even_if_they_change_nothing(
+    serve: Any, router: ScriptedRouter
+) -> None:
+    own: dict[str, Any] = {"top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    all_own: dict[str, Any] = {"temperature": 1, "top_p": 1, "max_tokens": 100, **own}
+    async with serve() as (gateway, client):
+        await client.completions.create(
+            model=MODEL, prompt="a", temperature=1, top_p=1, max_tokens=100, n=2, extra_body=own
+        )
+        await by_grpc(gateway, generation_pb2.GenerationOptions(**all_own))
+        for asked in router.requests:
+            assert asked.sampling == sequence_pb2.Sampling(temperature=1, top_p=1)
+            assert (asked.HasField("logits"), asked.stopping.max_new_tokens) == (False, 100)
+        await client.completions.create(model=MODEL, prompt="a", extra_body={"do_sample": False})
+    assert (router.requests[-1].sampling.temperature, router.requests[-1].sampling.top_k) == (0, 20)
+
+
+@pytest.mark.usefixtures("stated")
+async def test_a_gateway_may_take_no_notice_of_generation_configs(serve: Any, router: ScriptedRouter) -> None:
+    async with serve(generation_config="none") as (_, client):
+        await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "a"}])
+        assert (await client.models.retrieve(MODEL)).sampling_defaults == {}
+    [asked] = router.requests
+    assert (asked.sampling, asked.HasField("logits")) == (sequence_pb2.Sampling(temperature=1, top_p=1), False)
+    assert asked.stopping.max_new_tokens == CONTEXT - len(asked.prompt_token_ids)
 
 
 async def test_no_stop_string_ends_an_answer_before_min_tokens(serve: Any) -> None:

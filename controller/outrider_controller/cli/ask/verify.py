@@ -272,6 +272,8 @@ class _Replay:
                 ignore_eos=True,
                 speculation=router_pb2.SPECULATION_MODE_OFF,
                 receipt=True,
+                # Without logits the receipt says that there is none, whatever the model's default.
+                repetition_penalty=1.0 if logits is None else None,
                 logits=logits,
             )
         )

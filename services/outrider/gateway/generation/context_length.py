@@ -32,6 +32,8 @@ def max_new_tokens(model: Model, prompt_len: int, generation: Generation, defaul
     """Most output tokens of this request. Raises InvalidRequest with all numbers when the context is too small."""
     room = model.max_context_len - prompt_len
     asked = generation.options.max_tokens
+    if default is None:
+        default = model.tokenizer.max_tokens_by_default
     if asked is None:
         most = min(room, default) if default is not None else room
         if (least := generation.options.logits.min_tokens) > most:

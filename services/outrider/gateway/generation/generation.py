@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 
 from outrider.errors import Code, DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.gateway.config import Failover
@@ -332,14 +333,16 @@ class Generator:
             )
             try:
                 async with asyncio.timeout(patience_s):
-                    ready = await self._prepare(prompts, default_max_tokens, self.threads.of(tenant.name))
+                    model = await self.catalog.get(generations[0].model)
+                    prompts = [[each.for_model(model.tokenizer) for each in of_prompt] for of_prompt in prompts]
+                    ready = await self._prepare(model, prompts, default_max_tokens, self.threads.of(tenant.name))
             except TimeoutError as error:
                 raise DeadlineExceeded(_TOO_LATE) from error
             expected_tokens = max(1, round(charge.expected_tokens))
             answers = []
             firsts = [not number for of_prompt in prompts for number in range(len(of_prompt))]
             for one, generation, first, span, observer in zip(
-                ready, generations, firsts, spans, observers, strict=True
+                ready, chain.from_iterable(prompts), firsts, spans, observers, strict=True
             ):
                 until_s, key = started_s + patience_s, self.receipt_key
                 job = one.job(generation, tenant, started_s, until_s, span, expected_tokens, first, key)
@@ -383,11 +386,15 @@ class Generator:
             charge.ended(job.prompt_tokens, len(job.output.token_ids) - len(generation.resume_token_ids))
 
     async def _prepare(
-        self, prompts: Sequence[Sequence[Generation]], default_max_tokens: int | None, threads: TenantThreads
+        self,
+        model: Model,
+        prompts: Sequence[Sequence[Generation]],
+        default_max_tokens: int | None,
+        threads: TenantThreads,
     ) -> list[_Prepared]:
         """Returns one for each answer. Shared parts are computed once, for any number of answers."""
         first = prompts[0][0]
-        model, options = await self.catalog.get(first.model), first.options
+        options = first.options
         check_token_ids("stop_token_ids", options.stop_token_ids, model.vocab_size)
         _check_tools(model, first.prompt)
         if len(first.resume_token_ids) > model.max_context_len:

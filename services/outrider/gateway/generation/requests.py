@@ -13,6 +13,7 @@ from typing import Any
 
 from outrider.errors import InvalidRequest
 from outrider.gateway.generation.logits import LogitsChoice
+from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.template import OWN_VARIABLES
 from outrider.gateway.tools.tools import ToolUse
 from outrider.options.logprobs import MAX_TOP_LOGPROBS, LogprobsOptions
@@ -99,9 +100,13 @@ class TokenPrompt:
 Prompt = TextPrompt | ChatPrompt | TokenPrompt
 
 
+MAY_LEAVE_OUT = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Fields of a request for which a model may have defaults of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to sample and when to end. The defaults are those of the public API."""
+    """How to sample and when to end. The defaults are those of the public API, for models that state no others."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -128,6 +133,15 @@ class Options:
     prompt_only: bool = False
     """With echo: what follows the prompt is left out."""
     receipt: bool = False
+    left_out: frozenset[str] = frozenset()
+    """Fields for which the model may have a default; `repetition_penalty` is one of `logits`."""
+
+    def with_defaults(self, defaults: Mapping[str, float]) -> Options:
+        """With the model's own for the fields that are left out. `max_tokens` is none of them: see `context_length`."""
+        taken: dict[str, Any] = {name: defaults[name] for name in self.left_out & defaults.keys()}
+        if (penalty := taken.pop("repetition_penalty", None)) is not None:
+            taken["logits"] = replace(self.logits, repetition_penalty=penalty)
+        return replace(self, **taken) if taken else self
 
     @property
     def shows_logprobs(self) -> bool:
@@ -194,6 +208,10 @@ class Generation:
         _check_text("prediction", self.prediction)
         if len(self.resume_revision) > MAX_REVISION_CHARS:
             raise InvalidRequest("resume_revision", f"has to have at most {MAX_REVISION_CHARS} characters")
+
+    def for_model(self, tokenizer: ModelTokenizer) -> Generation:
+        """With the model's defaults for what the request leaves out."""
+        return replace(self, options=self.options.with_defaults(tokenizer.sampling_defaults))
 
     def with_receipt(self) -> Generation:
         """The same request with a receipt, unless there is no answer to sign. If it samples it gets a seed, because in

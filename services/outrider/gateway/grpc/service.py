@@ -16,6 +16,7 @@ from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.generation.pacing import FRAME_BYTES, Pacer
 from outrider.gateway.generation.requests import (
     MAX_CHOICES,
+    MAY_LEAVE_OUT,
     ChatPrompt,
     Generation,
     Options,
@@ -302,7 +303,14 @@ def _options(options: generation_pb2.GenerationOptions) -> Options:
         logprobs=options.logprobs if options.HasField("logprobs") else None,
         echo=options.prompt_logprobs,
         receipt=options.receipt,
+        left_out=_left_out(options),
     )
+
+
+def _left_out(options: generation_pb2.GenerationOptions) -> frozenset[str]:
+    # `logits` are whole: they leave nothing out.
+    stated = {field.name for field, _ in options.ListFields()}
+    return frozenset(MAY_LEAVE_OUT) - stated - ({"repetition_penalty"} if "logits" in stated else set())
 
 
 def _logits(options: generation_pb2.GenerationOptions) -> LogitsChoice:

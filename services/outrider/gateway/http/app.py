@@ -217,7 +217,7 @@ class _Listings:
         allowed = [served for served in self.core.catalog.live if may_ask(tenant, served.model)]
         if "anthropic-version" in request.headers:
             return JSONResponse(anthropic_models(allowed, created_s))
-        data = [bodies.model(served, created_s) for served in allowed]
+        data = [bodies.model(served, created_s, self.core.catalog.sampling_defaults(served)) for served in allowed]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
@@ -229,7 +229,8 @@ class _Listings:
         await self.core.catalog.refresh()
         for served in self.core.catalog.live:
             if served.model == name:
-                return JSONResponse(bodies.model(served, self.core.catalog.created_s))
+                catalog = self.core.catalog
+                return JSONResponse(bodies.model(served, catalog.created_s, catalog.sampling_defaults(served)))
         return HttpError(404, f"model {name!r} is not served here", param="model", code="model_not_found").response()
 
     async def receipt_key(self, request: Request) -> Response:

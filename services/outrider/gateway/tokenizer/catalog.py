@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -102,6 +102,8 @@ class Catalog:
 
     routers: RouterPool
     parsers: Callable[[str], Parsers] = lambda model: BY_TEMPLATE
+    takes_defaults: bool = True
+    """Whether models' own sampling defaults count."""
     created_s: int = field(default_factory=lambda: int(time.time()))
     """Wall clock, for listings."""
     target_wait_s: float = 300.0
@@ -144,6 +146,11 @@ class Catalog:
     @property
     def _readable(self) -> set[str]:
         return {model for (model, _), loading in list(self._loading.items()) if _loaded(loading.task)}
+
+    def sampling_defaults(self, served: router_pb2.ServedModel) -> Mapping[str, float]:
+        """Those of a model that is ready; empty of any other."""
+        loading = self._loading.get((served.model, served.tokenizer_sha256))
+        return loading.task.result().sampling_defaults if loading is not None and _loaded(loading.task) else {}
 
     async def refresh(self) -> None:
         """Asks the routers. When none answers, the last known models stay, but none counts as live."""
@@ -237,7 +244,7 @@ class Catalog:
         tokenizer = await asyncio.to_thread(ModelTokenizer.parse, data, self.parsers(model))
         for remark in tokenizer.view.remarks:
             log.warning("chat template of %s: %s", model, remark)
-        return tokenizer
+        return tokenizer if self.takes_defaults else replace(tokenizer, sampling_defaults={})
 
     def _forget(self) -> None:
         """Tokenizers that no target has any more."""

@@ -58,6 +58,8 @@ class ModelTokenizer:
     marked_bytes: TokenBytes = field(default_factory=lambda: TokenBytes(()))
     """Like `token_bytes`, but special tokens that mark reasoning and tool calls have their names as text."""
     view: ToolView = field(default_factory=ToolView)
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """What the model's generation_config.json states for fields that a request leaves out, by their names."""
     reasons: bool = False
     """Whether text between <think> and </think> is reasoning and not part of the answer."""
 
@@ -81,6 +83,7 @@ class ModelTokenizer:
             max_bytes_per_token=max_bytes_per_token(json.loads(tokenizer.to_str()), token_bytes.table),
             marked_bytes=token_bytes.with_names({tokenizer.token_to_id(name): name for name in MARKERS}),
             view=_view(template, parsers),
+            sampling_defaults=json.loads(sent.sampling_defaults or "{}"),
             reasons="</think>" in template.text if parsers.reasoning is None else parsers.reasoning,
         )
 
@@ -88,6 +91,12 @@ class ModelTokenizer:
     def tool_format(self) -> str:
         """How the model writes calls, one of `formats.FORMATS`. Empty: it is not known."""
         return self.view.written_in
+
+    @property
+    def max_tokens_by_default(self) -> int | None:
+        """Of an answer whose request and API say nothing of it."""
+        most = self.sampling_defaults.get("max_tokens")
+        return None if most is None else int(most)
 
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
         """Token ids of a plain prompt with the model's special tokens around it. Raises TooManyTokens."""

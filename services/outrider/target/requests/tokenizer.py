@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from outrider.checkpoint_files import end_tokens
+from outrider.checkpoint_files import end_tokens, sampling_defaults
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.rpc.v1 import tokenizer_pb2
 
@@ -23,6 +23,7 @@ def read_tokenizer(checkpoint: Path) -> bytes:
     """A serialised Tokenizer; empty, with the reason logged, if the checkpoint has none that a gateway could use."""
     try:
         found = describe(load_tokenizer(checkpoint), end_tokens(checkpoint))
+        found.sampling_defaults = json.dumps(sampling_defaults(checkpoint), sort_keys=True)
         return found.SerializeToString(deterministic=True)
     except Exception as error:  # transformers fails in many ways; token ids are served without a tokenizer
         log.warning("no text is served, only tokens: %s", error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from outrider.gateway.generation.stats import Summary, Usage
@@ -65,11 +66,12 @@ def _dense(histogram: dict[int, int], most: int) -> list[int]:
     return [histogram.get(accepted, 0) for accepted in range(most + 1)]
 
 
-def model(served: router_pb2.ServedModel, created_s: int) -> Json:
+def model(served: router_pb2.ServedModel, created_s: int, sampling_defaults: Mapping[str, float]) -> Json:
     return {
         "id": served.model,
         "object": "model",
         "created": created_s,
         "owned_by": "outrider",
         "max_model_len": served.max_context_len,
+        "sampling_defaults": dict(sampling_defaults),
     }

@@ -23,6 +23,7 @@ from outrider.gateway.generation.requests import (
     MAX_CHOICES,
     MAX_MESSAGES,
     MAX_STOPS,
+    MAY_LEAVE_OUT,
     ChatPrompt,
     Generation,
     Options,
@@ -277,7 +278,12 @@ class GenerationBody(Body):
             logprobs=self._num_logprobs(),
             prompt_logprobs=self.prompt_logprobs,
             receipt=bool(self.receipt),
+            left_out=self._left_out(),
         )
+
+    def _left_out(self) -> frozenset[str]:
+        stated = {"temperature"} if self.do_sample is False else set[str]()
+        return frozenset(name for name in MAY_LEAVE_OUT if getattr(self, name) is None) - stated
 
     def _logits(self) -> LogitsChoice:
         if self.allowed_token_ids == []:
