@@ -129,7 +129,7 @@ async def settled(stack: Stack) -> int:
         # Two heartbeats: one may have been sent just before the end.
         await asyncio.sleep(2.2)
         rows = [row for row in worker_rows(await stack.workers()) if row["role"] in ("draft", "target")]
-        held: int = sum(row["num_blocks"] - row["free_blocks"] for row in rows)
+        held: int = sum(row["num_blocks"] - row["free_blocks"] for row in rows if row["num_blocks"])
         idle = not any(row["running"] or row["waiting"] for row in rows)
         if (idle and not held) or time.monotonic() > deadline_s:
             return held

@@ -221,6 +221,10 @@ class Plan:
         for number in np.flatnonzero(changed):
             yield self.cells[number], self._decision(int(number))
 
+    def reason_of(self, number: int) -> Reason:
+        """Of a cell, by its number."""
+        return _REASONS[int(self.reason[number])]
+
     def _decision(self, number: int) -> Decision:
         if self._rows is None:
             rows: list[list[int]] = [[] for _ in self.cells]
@@ -234,7 +238,7 @@ class Plan:
         state = self._fleet.get(self.cells[number].target)
         return Decision(
             mode=Mode(int(self.mode[number])),
-            reason=_REASONS[int(self.reason[number])],
+            reason=self.reason_of(number),
             draft_shares=tuple((self._drafts[r], float(s)) for r in self._rows[number] if (s := self.share[r]) > 0),
             policy=policy,
             saving=saving,

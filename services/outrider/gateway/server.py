@@ -214,7 +214,7 @@ async def _caches(store: MetadataStore | None) -> dict[str, Cache]:
 
 def _load(core: Generator) -> worker_pb2.WorkerLoad:
     admission = core.admission
-    return worker_pb2.WorkerLoad(num_running=admission.running, draining=admission.leaving, beat_ms=1e3 * core.beat.s)
+    return worker_pb2.WorkerLoad(num_running=admission.running, draining=admission.leaving)
 
 
 async def _keep_current(core: Generator, life: ServerLife) -> None:

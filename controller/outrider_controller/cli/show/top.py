@@ -15,11 +15,11 @@ import grpc
 from outrider.rpc.v1 import control_pb2, policy_pb2, trace_pb2, worker_pb2
 
 from outrider_controller.cli.asking import NumberRange
-from outrider_controller.cli.change.speculation import decision_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.output import emit, table_lines
 from outrider_controller.cli.show.sequences import acceptance, note_unreachable
 from outrider_controller.cli.show.watching import repeated
+from outrider_controller.control.api.decisions import decision_row, speed_of
 from outrider_controller.control.api.rows import worker_row
 
 _TENANTS = (
@@ -126,8 +126,8 @@ def page(before: LoadSample, now: LoadSample) -> list[str]:
 
 def _by_decision(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """A tenant's lines: one for each decision, or one without any."""
-    speeds = zip(row["times_plain"], row["times_plain_interval"], strict=True)
-    said = [f"{speed:.2f} ({low:.2f} to {high:.2f})" for speed, (low, high) in speeds]
+    names = ("times_plain", "times_plain_interval")
+    said = [speed_of(dict(zip(names, one, strict=True))) for one in zip(*map(row.get, names), strict=True)]
     decided = zip(row["made_by"], row["mode"], said, row["price"], strict=True)
     lines: Sequence[Sequence[object]] = list(decided) or [(None,) * 4]
     yield from (row | dict(zip(("made_by", "mode", "times_plain", "price"), one, strict=True)) for one in lines)

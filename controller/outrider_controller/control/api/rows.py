@@ -34,8 +34,9 @@ def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
         "running": load.num_running,
         "waiting": load.num_waiting,
         "sequences": load.num_sequences,
-        "free_blocks": load.num_free_blocks,
-        "num_blocks": info.num_blocks,
+        # A worker without a KV cache of its own has none.
+        "free_blocks": load.num_free_blocks if info.num_blocks else None,
+        "num_blocks": info.num_blocks or None,
         "draining": load.draining,
         "age_ms": status.age_ms,
         "device": info.device,

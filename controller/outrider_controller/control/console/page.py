@@ -24,6 +24,7 @@ from outrider.rpc.v1 import trace_pb2
 from outrider.telemetry.ops import Page, PageMaker
 from outrider.token_bytes import TokenBytes
 
+from outrider_controller.control.api.decisions import decision_row, speed_of
 from outrider_controller.control.api.rows import worker_rows
 from outrider_controller.control.console.vocabulary import ConsoleVocabulary
 
@@ -96,7 +97,7 @@ class Console:
             explained = await self._api.Explain(control.ExplainRequest(tenant=tenant), None)
         except Unavailable:
             return []
-        return [_plain(decision) for decision in explained.decisions]
+        return [row | {"speed": speed_of(row)} for row in map(decision_row, explained.decisions)]
 
     async def _rollouts(self) -> list[dict[str, Any]]:
         """None while the metadata store is away."""

@@ -28,7 +28,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.supervision import Backoff, keep_running
 
 from outrider_controller.autoscaler.evidence import Cell, model_of
-from outrider_controller.autoscaler.plan import PLAN_EVERY_S, Decision, Plan, TargetState
+from outrider_controller.autoscaler.plan import PLAN_EVERY_S, Decision, Plan, Reason, TargetState
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.control.alerts.active import Alerts, Change
 from outrider_controller.control.plan.demand import Demand
@@ -45,6 +45,8 @@ from outrider_controller.plan_messages import (
 
 # Most changes of mode in one plan that get an event and a log line each.
 _MAX_ANNOUNCED = 8
+# To these modes and from them an operator changes, and nothing flaps.
+_OPERATOR = frozenset({Reason.OPERATOR_ON, Reason.OPERATOR_OFF})
 
 Report = Callable[[Iterable[Change]], None]
 
@@ -71,7 +73,8 @@ class Announcements:
             known = before.index.get(cell)
             if known is None or before.mode[known] == decision.mode or not cell.tenant:
                 continue
-            self.alerts.mode_changed(cell)
+            if not {decision.reason, before.reason_of(known)} & _OPERATOR:
+                self.alerts.mode_changed(cell)
             if num_announced < _MAX_ANNOUNCED:
                 num_announced += 1
                 self._announce(cell, decision)

@@ -10,7 +10,8 @@ import pytest
 from outrider_controller.autoscaler.estimator import STATE
 from outrider_controller.autoscaler.evidence import Cell, EvidenceKey, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
-from outrider_controller.cli.change.speculation import because, decision_row, explained, would_change
+from outrider_controller.cli.change.speculation import explained
+from outrider_controller.control.api.decisions import because, decision_row, would_change
 from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, sums_from_proto
 
 CELL = Cell("acme", "m")
@@ -36,7 +37,7 @@ def test_a_tenant_that_is_on_reads_why_and_how_far_it_is_from_another_mode() -> 
         "4,000 rounds",
         "50% accepted",
         "d@1",
-        "0.200",
+        "price   0.2:",
     ):
         assert part in lines
 
@@ -53,7 +54,7 @@ def test_the_sources_in_the_target_are_told_apart_each_with_what_it_saves() -> N
     for part in (
         "acme at m, drafts that the target makes itself: on",
         "source  ngram: 1.56 × plain, 50% accepted, 4,000 rounds",
-        "source  suffix: 0.86 × plain, 10% accepted, 10 rounds",
+        "source  suffix: speed not measured yet, 10% accepted, 10 rounds",
     ):
         assert part in lines
     assert [(one["source"], one["saving"]) for one in decision_row(said)["sources"]] == [
@@ -62,6 +63,21 @@ def test_the_sources_in_the_target_are_told_apart_each_with_what_it_saves() -> N
     ]
     unseen = decision_to_proto(cell, Decision(Mode.OFF, Reason.NO_DRAFT), [])
     assert "allowed" in because(unseen) and "lookup" in would_change(unseen)
+
+
+def test_no_speed_is_said_from_a_handful_of_rounds() -> None:
+    few = [EvidenceKey("acme", "m", "d@1"), [1.0, 20.0, 19.0, 20.0, 0.0, 20.0, 20.0, 1.0]]
+    decision = Decision(Mode.ON, Reason.UNKNOWN, (("d@1", 1.0),), saving=19.0, rounds=1, draft="d@1")
+    said = decision_to_proto(CELL, decision, [few])
+    row, lines = decision_row(said), "\n".join(explained("acme", said))
+    assert row["times_plain"] is row["times_plain_interval"] is row["price"] is row["sources"][0]["times_plain"] is None
+    assert "not measured yet: 1 of 50 rounds" in lines and "×" not in lines and "50 rounds of its own" in lines
+
+
+def test_an_interval_on_one_side_is_not_called_unclear() -> None:
+    decision = Decision(Mode.ON, Reason.BETWEEN, saving=-0.2, lower=-0.3, upper=-0.1, rounds=400)
+    assert "seem to cost time" in because(message(decision))
+    assert "not clear" in because(message(replace(decision, upper=0.1)))
 
 
 @pytest.mark.parametrize("reason", list(Reason))

@@ -11,7 +11,6 @@ const byId = (id) => document.getElementById(id);
 const number = (value) => Number(value ?? 0);
 const share = (part, whole) => (whole > 0 ? (part / whole).toFixed(2) : "–");
 const seconds = (microseconds) => `${(number(microseconds) / 1e6).toFixed(1)} s`;
-const mode = (name) => String(name ?? "").replace("PLAN_MODE_", "").toLowerCase();
 
 function element(tag, text, className) {
   const made = document.createElement(tag);
@@ -27,9 +26,11 @@ function fill(table, columns, rows) {
   for (const [heading, , isNumber] of columns) head.append(element("th", heading, isNumber && "number"));
   const lines = rows.map((row) => {
     const line = element("tr");
-    for (const [, of, isNumber] of columns) {
+    for (const [heading, of, isNumber] of columns) {
       const value = of(row);
       const cell = element("td", undefined, isNumber && "number");
+      // Where a screen is narrow, each cell stands on a line with its heading.
+      cell.dataset.heading = heading;
       cell.append(value instanceof Node ? value : String(value ?? ""));
       line.append(cell);
     }
@@ -58,24 +59,21 @@ function rates(data) {
 function tenantRows(data, perSecond) {
   return data.activities.filter((one) => one.tenant).flatMap((one) => {
     const decisions = data.decisions[one.tenant] ?? [];
-    return (decisions.length ? decisions : [null]).map((decision) => ({
-      name: one.tenant, activity: one, decision, rate: perSecond.get(one.tenant),
+    return (decisions.length ? decisions : [null]).map((decision, at) => ({
+      name: one.tenant, activity: one, decision, rate: perSecond.get(one.tenant), first: at === 0,
     }));
   });
 }
 
 function badge(decision) {
   if (!decision) return "–";
-  return element("span", mode(decision.mode), `mode ${mode(decision.mode)}`);
+  return element("span", decision.mode, `mode ${decision.mode}`);
 }
 
 function why(decision) {
   if (!decision) return "";
-  const rounds = number(decision.evidence?.rounds);
-  const tokens = rounds > 0 ? number(decision.evidence.tokens) / rounds : 2;
-  const timesPlain = (saving) => (tokens / Math.max(tokens - number(saving), 0.05)).toFixed(2);
-  const [speed, lower, upper] = [decision.saving, decision.lower, decision.upper].map(timesPlain);
-  return element("span", `${decision.reason}: ${speed} × plain (${lower} to ${upper})`, "why");
+  const speed = decision.times_plain === null ? decision.speed : `${decision.speed} × plain`;
+  return element("span", `${decision.why}. Speed: ${speed}`, "why");
 }
 
 function saving(seen, prefix = "") {
@@ -98,19 +96,20 @@ function draw(data) {
   const running = data.workers.filter((worker) => worker.role === "router").length;
   const tokens = data.activities.filter((one) => one.tenant).reduce((sum, one) => sum + perSecond.get(one.tenant), 0);
   byId("summary").textContent =
-    `${data.workers.length} processes, ${running} of them routers; ${data.num_sequences} requests under way; ${tokens.toFixed(0)} tokens/s`;
+    `${data.workers.length} processes, ${running} of them routers; ${data.num_sequences} ${data.num_sequences === 1 ? "request" : "requests"} under way; ${tokens.toFixed(0)} tokens/s`;
   byId("trouble").textContent = [
     data.metadata_available ? "" : "The metadata store is away: this is the last known list.",
     data.unreachable_routers.length ? `No answer from ${data.unreachable_routers.join(", ")}.` : "",
   ].join(" ").trim();
   fill(byId("tenants"), [
-    ["tenant", (row) => row.name],
+    ["tenant", (row) => (row.first ? row.name : "")],
     ["speculation", (row) => badge(row.decision)],
     ["target", (row) => row.decision?.target],
-    ["running", (row) => number(row.activity.num_running), true],
-    ["tokens/s", (row) => row.rate.toFixed(0), true],
-    ["acceptance", (row) => share(number(row.activity.num_accepted_draft_tokens), number(row.activity.num_verified_tokens)), true],
-    ["row price", (row) => (row.decision ? number(row.decision.price).toFixed(2) : "–"), true],
+    ["drafts of", (row) => (row.decision ? { draft: "draft workers", target: "the target" }[row.decision.made_by] : "")],
+    ["running", (row) => (row.first ? number(row.activity.num_running) : ""), true],
+    ["tokens/s", (row) => (row.first ? row.rate.toFixed(0) : ""), true],
+    ["acceptance", (row) => (row.first ? share(number(row.activity.num_accepted_draft_tokens), number(row.activity.num_verified_tokens)) : ""), true],
+    ["row price", (row) => (row.decision?.price ? row.decision.price.toFixed(2) : "–"), true],
     ["why", (row) => why(row.decision)],
   ], tenantRows(data, perSecond));
   fill(byId("workers"), [

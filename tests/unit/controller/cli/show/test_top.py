@@ -11,7 +11,7 @@ def decision(target: str, saving: float) -> policy_pb2.TenantDecision:
     evidence = policy_pb2.DraftEvidence(rounds=100, tokens=250)
     spread = {"lower": saving - 0.1, "upper": saving + 0.1}
     return policy_pb2.TenantDecision(
-        target=target, mode=policy_pb2.PLAN_MODE_ON, saving=saving, evidence=evidence, **spread
+        target=target, mode=policy_pb2.PLAN_MODE_ON, saving=saving, evidence=evidence, rounds=100, **spread
     )
 
 
@@ -20,6 +20,6 @@ def test_a_tenant_has_a_line_for_drafts_of_workers_and_one_for_the_targets_own()
     decisions = {"acme": [decision("m", 0.4), decision(own_drafts_of("m"), 0.9)]}
     sample = LoadSample(0.0, [], {("acme", ""): busy, ("idle", ""): idle}, [], decisions)
     lines = [" ".join(line.split()) for line in page(sample, sample)]
-    assert "acme 1 0 0 0 - draft on 1.19 (1.14 to 1.25) 0" in lines
-    assert "acme 1 0 0 0 - target on 1.56 (1.47 to 1.67) 0" in lines
+    assert "acme 1 0 0 0 - draft on 1.19 (1.14 to 1.25) -" in lines
+    assert "acme 1 0 0 0 - target on 1.56 (1.47 to 1.67) -" in lines
     assert "idle 1 0 0 0 - - - - -" in lines

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -19,7 +21,7 @@ from outrider.metadata import Event
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import drafts_pb2, policy_pb2, sequence_pb2, trace_pb2, worker_pb2
 from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
-from outrider.telemetry.ops import Ops, serving_ops
+from outrider.telemetry.ops import Ops, Page, PageMaker, serving_ops
 from outrider.token_bytes import TokenBytes
 from outrider_controller.control.api.rows import worker_rows
 from outrider_controller.control.console.page import Console
@@ -60,7 +62,11 @@ class ScriptedControl(ControlServiceServicer):
         decision = policy_pb2.TenantDecision(
             tenant=request.tenant, target="large", mode=policy_pb2.PLAN_MODE_ON, reason="saves", saving=0.5, price=0.25
         )
-        return control.ExplainResponse(decisions=[decision], known=True)
+        decision.lower, decision.upper, decision.rounds = 0.4, 0.6, 900
+        few = policy_pb2.TenantDecision(
+            tenant=request.tenant, target="small", mode=policy_pb2.PLAN_MODE_TRY, reason="unknown", saving=1.9, rounds=1
+        )
+        return control.ExplainResponse(decisions=[decision, few], known=True)
 
     async def ListDrafts(self, request: Any, context: Any) -> control.ListDraftsResponse:
         if not self.leads:
@@ -121,12 +127,27 @@ class ScriptedEvents:
         return [Event("1700000000000-0", "worker_joined", {"worker_id": "target-1", "note": HOSTILE})]
 
 
+# A window of Chromium is never narrower than 500 pixels, so it is the page that is made 390 wide.
+NARROW = b"html { width: 390px; }"
+MEASURE = b"""setTimeout(() => {
+  const all = [...document.querySelectorAll("body *")];
+  document.title = `${Math.max(...all.map((one) => one.getBoundingClientRect().right))}`;
+}, 3000);"""
+
+
 @asynccontextmanager
 async def console(api: ControlServiceServicer, texts: ScriptedTexts | None = None) -> AsyncIterator[str]:
     ops = Ops("control", None)
     ops.pages.update(Console(api, ScriptedEvents(), texts or ScriptedTexts()).pages())
+    added = b"<link rel=stylesheet href=narrow.css><script src=measure.js></script></head>"
+    ops.pages["/narrow"] = _page("text/html", ops.pages["/console"]({}).body.replace(b"</head>", added))
+    ops.pages["/narrow.css"], ops.pages["/measure.js"] = _page("text/css", NARROW), _page("text/javascript", MEASURE)
     async with serving_ops(ops, "127.0.0.1:0") as address:
         yield f"http://{address}"
+
+
+def _page(content_type: str, body: bytes) -> PageMaker:
+    return lambda query: Page(HTTPStatus.OK, content_type, body)
 
 
 async def get(url: str) -> tuple[int, dict[str, Any]]:
@@ -144,7 +165,7 @@ async def test_the_console_shows_the_rows_that_outrider_get_prints() -> None:
     async with console(ScriptedControl()) as url:
         status, data = await get(f"{url}/console/data")
     assert status == 200 and data["workers"] == worker_rows(WORKERS)
-    assert data["decisions"]["shop"][0]["mode"] == "PLAN_MODE_ON"
+    assert data["decisions"]["shop"][0]["mode"] == "on"
     assert data["rollouts"][0]["evidence"]["lower"] == -0.01
     assert [sequence["request_id"] for sequence in data["sequences"]] == ["r-1"]
     assert data["events"][0]["kind"] == "worker_joined"
@@ -184,10 +205,10 @@ async def test_a_vocabulary_that_is_still_to_come_is_asked_for_again_and_one_tha
     assert "texts" not in missing["rounds"][0] and "texts" not in late["rounds"][0]
 
 
-async def shown_by_chromium(url: str, tmp_path: Path) -> tuple[str, str]:
+async def shown_by_chromium(url: str, tmp_path: Path, *options: str) -> tuple[str, str]:
     """The page after four seconds, and what the browser logged."""
     browser = await asyncio.create_subprocess_exec(
-        *("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}"),
+        *("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", *options),
         *("--enable-logging=stderr", "--virtual-time-budget=4000", "--dump-dom", url),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -222,9 +243,9 @@ async def test_a_browser_shows_it_without_an_error_and_reads_nothing_as_html(tmp
         "target-1",
         "cordoned",
         "shop",
-        "saves: 1.33 × plain",
+        "drafts clearly save time. Speed: 1.33 (1.25 to 1.43) × plain",
+        "Speed: not measured yet",
         "0.030 (-0.010 to 0.070)",
-        "0.010 (-0.020 to 0.040)",
         "worker joined",
         "r-1",
         ">é</span>",
@@ -233,3 +254,12 @@ async def test_a_browser_shows_it_without_an_error_and_reads_nothing_as_html(tmp
     assert page.count("token accepted") == 1 + 2 and page.count("token rejected") == 1 + 1
     assert page.count("token accepted ngram") == 1 and "token 12, ngram" in page
     assert "<img" not in page and "&lt;img" in page
+
+
+@pytest.mark.slow
+@needs_chromium
+async def test_nothing_runs_off_a_screen_of_390_pixels(tmp_path: Path) -> None:
+    async with console(ScriptedControl()) as url:
+        page, _ = await shown_by_chromium(f"{url}/narrow", tmp_path, "--window-size=500,900")
+    found = re.search(r"<title>([\d.]+)</title>", page)
+    assert found is not None and float(found[1]) <= 390

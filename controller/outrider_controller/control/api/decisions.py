@@ -1,0 +1,124 @@
+"""What the plan has decided for a tenant, as a flat row with its reasons in words: for `outrider explain`, `outrider
+top` and the console. A speed is only said from enough evidence.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from outrider.rpc.v1 import policy_pb2
+
+from outrider_controller.autoscaler.evidence import model_of
+from outrider_controller.autoscaler.plan import Reason
+from outrider_controller.autoscaler.tuning import FIRST_ROUNDS, NOTICEABLE
+
+# Of a round of which nothing is known; and the least time that a round is said to take, in plain rounds.
+_USUAL_TOKENS, _MIN_TIME = 2.0, 0.05
+
+
+def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
+    """`times_plain`, its interval and `price` are None while they are not measured."""
+    evidence = decision.evidence
+    measured = decision.rounds >= FIRST_ROUNDS
+    return {
+        "target": decision.target,
+        "mode": mode_of(decision),
+        "reason": decision.reason,
+        "draft": evidence.draft,
+        "saving": round(decision.saving, 3),
+        "interval": [round(decision.lower, 3), round(decision.upper, 3)],
+        "times_plain": times_plain(evidence, decision.saving) if measured else None,
+        "times_plain_interval": [times_plain(evidence, end) for end in (decision.lower, decision.upper)]
+        if measured
+        else None,
+        "rounds": round(decision.rounds),
+        "acceptance": round(evidence.accepted / evidence.verified, 3) if evidence.verified else None,
+        "tokens_per_round": round(evidence.tokens / evidence.rounds, 2) if evidence.rounds else None,
+        "late": round(evidence.late / evidence.rounds, 3) if evidence.rounds else None,
+        "price": round(decision.price, 4) or None,
+        "made_by": "target" if model_of(decision.target)[1] else "draft",
+        "sources": [source_row(one) for one in (evidence, *decision.other_evidence) if one.rounds],
+        "drafting_share": round(sum(share.share for share in decision.shares), 4),
+        "why": because(decision),
+        "what_would_change_it": would_change(decision),
+    }
+
+
+def speed_of(row: dict[str, Any]) -> str:
+    """The speed of a row in words."""
+    if row["times_plain"] is None:
+        return "not measured yet"
+    low, high = row["times_plain_interval"]
+    return f"{row['times_plain']:.2f} ({low:.2f} to {high:.2f})"
+
+
+def times_plain(evidence: policy_pb2.DraftEvidence, saving: float) -> float:
+    """How many times as fast as plain decoding rounds are that save so many plain rounds each."""
+    tokens = evidence.tokens / evidence.rounds if evidence.rounds else _USUAL_TOKENS
+    return round(tokens / max(tokens - saving, _MIN_TIME), 2)
+
+
+def source_row(evidence: policy_pb2.DraftEvidence) -> dict[str, Any]:
+    """What one draft version, or one kind of source in the target, saves the tenant."""
+    measured = evidence.seen >= FIRST_ROUNDS
+    return {
+        "source": evidence.draft,
+        "saving": round(evidence.saved / evidence.rounds, 3),
+        "times_plain": times_plain(evidence, evidence.saved / evidence.rounds) if measured else None,
+        "rounds": round(evidence.seen),
+        "acceptance": round(evidence.accepted / evidence.verified, 3) if evidence.verified else None,
+    }
+
+
+def mode_of(decision: policy_pb2.TenantDecision) -> str:
+    return policy_pb2.PlanMode.Name(decision.mode).removeprefix("PLAN_MODE_").lower()
+
+
+def because(decision: policy_pb2.TenantDecision) -> str:
+    """One sentence."""
+    if decision.reason == Reason.NO_DRAFT and model_of(decision.target)[1]:
+        return "no target has made drafts itself yet; targets are allowed to"
+    until = decision.override.until_unix_ms
+    until_text = f" until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if until else ""
+    return {
+        Reason.UNKNOWN: f"not yet {FIRST_ROUNDS:.0f} rounds are known: the mean of all tenants at the target decides",
+        Reason.SAVES: "drafts clearly save time",
+        Reason.COSTS: "drafts clearly cost more time than they save",
+        Reason.BETWEEN: f"{_leaning(decision)}: the mode stays",
+        Reason.DWELL: f"the evidence is for another mode, but this one holds for at least {FIRST_ROUNDS:.0f} rounds",
+        Reason.OPERATOR_ON: f"an operator set it to on{until_text}",
+        Reason.OPERATOR_OFF: f"an operator set it to off{until_text}",
+        Reason.LOAD: "the target is so full that no drafted token is worth its row",
+        Reason.NO_DRAFT: "no live draft fits this target",
+    }.get(Reason(decision.reason) if decision.reason in set(Reason) else Reason.UNKNOWN, decision.reason)
+
+
+def _leaning(decision: policy_pb2.TenantDecision) -> str:
+    if decision.upper < 0:
+        return "drafts seem to cost time, but the mode has changed often of late"
+    if decision.lower > 0:
+        return "drafts seem to save a little time"
+    return "it is not clear whether drafts save or cost time"
+
+
+def would_change(decision: policy_pb2.TenantDecision) -> str:
+    """One sentence."""
+    if decision.reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF):
+        return "outrider set speculation TENANT auto removes that"
+    if decision.reason == Reason.LOAD:
+        return "on again when the price has halved: fewer requests, or more targets"
+    if decision.reason == Reason.NO_DRAFT:
+        own = model_of(decision.target)[1]
+        return "a draft of a lookup or a head" if own else "a draft with the target's tokenizer and vocabulary"
+    if decision.rounds < FIRST_ROUNDS:
+        return f"{FIRST_ROUNDS:.0f} rounds of its own"
+    if decision.mode == policy_pb2.PLAN_MODE_ON:
+        return f"try, once the interval's upper end is below {_speeds(decision, 0.0, decision.upper)}"
+    return f"on, once the interval's lower end is above {_speeds(decision, NOTICEABLE, decision.lower)}"
+
+
+def _speeds(decision: policy_pb2.TenantDecision, bound: float, now: float) -> str:
+    """Both from what a round saves."""
+    evidence = decision.evidence
+    return f"{times_plain(evidence, bound):.2f} × plain: now {times_plain(evidence, now):.2f}"
