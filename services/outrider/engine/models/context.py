@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 from outrider.checkpoint_files import OTHER_ENGINE
@@ -44,6 +44,25 @@ _HARMLESS = {
 """In any rotary embedding. Sections of images and texts rotate by the same positions, where all is text."""
 
 
+_OF_OTHERS = (
+    "sliding_window",
+    "attention_chunk_size",
+    "rope_parameters",
+    "partial_rotary_factor",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "attention_multiplier",
+    "residual_multiplier",
+    "embedding_multiplier",
+    "logits_scaling",
+    "logit_scale",
+    "attention_bias",
+    "mlp_bias",
+)
+"""Fields that change what a model says, in families that have them."""
+
+
 def context_len(settings: Any, configured: int | None = None) -> int:
     """The least of the model's positions, the configured cap, a chunk of its attention, and the positions up to which
     its rotary embedding does not depend on the length of a text. Raises ValueError that names the field at fault."""
@@ -52,6 +71,9 @@ def context_len(settings: Any, configured: int | None = None) -> int:
         raise ValueError("max_position_embeddings: missing")
     layer_windows(settings)
     _check_rotary(settings)
+    if idle := [name for name in _OF_OTHERS if _of_others(name, settings)]:
+        named = ", ".join(f"{name}: {getattr(settings, name)}" for name in idle)
+        log.warning("config.json: %s has no effect: a %s has none", named, settings.model_type)
     positions = _lengthened(settings, int(stated))
     limits = {"its positions": positions}
     if configured is not None:
@@ -184,12 +206,21 @@ def _whole(name: str, parameters: Mapping[str, Any]) -> bool:
     return name == "partial_rotary_factor" and parameters[name] == 1.0
 
 
+def _of_others(name: str, settings: Any) -> bool:
+    """Whether the field is set, and neither the family's config nor its model knows it."""
+    return bool(getattr(settings, name, None)) and not hasattr(type(settings), name) and name not in _code_of(settings)
+
+
 def _code_of(settings: Any) -> str:
     """Of the model in transformers, which may read fields of its own."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
-    return inspect.getsource(sys.modules[model.__module__])
+    if type(settings) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        # Not always of the family's own module.
+        module = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)].__module__
+    else:
+        module = type(settings).__module__.replace(".configuration_", ".modeling_")
+    return inspect.getsource(import_module(module))
 
 
 def rotary_parameters(settings: Any) -> list[dict[str, Any]]:

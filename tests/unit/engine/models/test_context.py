@@ -179,6 +179,35 @@ def test_a_rotary_embedding_that_is_not_what_it_says_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("kind", "settings", "line"),
+    [
+        ("llama", {"sliding_window": 40}, "sliding_window: 40 has no effect: a llama has none"),
+        (
+            "qwen2",
+            {"final_logit_softcapping": 30.0, "mlp_bias": True},
+            "final_logit_softcapping: 30.0, mlp_bias: True has no",
+        ),
+        (
+            "gpt2",
+            {"rope_scaling": YARN, "n_positions": 256},
+            "rope_parameters: {'type': 'yarn'.* has no effect: a gpt2",
+        ),
+        ("mistral", {"sliding_window": 40}, ""),
+        ("granite", {"logits_scaling": 4.0, "attention_bias": True}, ""),
+        ("qwen2", {"sliding_window": 40, "use_sliding_window": False}, ""),
+    ],
+)
+def test_a_field_of_another_family_is_named_in_a_line(
+    kind: str, settings: dict[str, Any], line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = read(tmp_path, kind, **settings)
+    caplog.clear()
+    context_len(config)
+    said = " ".join(caplog.messages)
+    assert re.search(line, said) if line else not said
+
+
+@pytest.mark.parametrize(
     ("settings", "named"),
     [
         (
