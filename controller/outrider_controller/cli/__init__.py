@@ -6,6 +6,9 @@ neither torch nor gRPC.
 Not here: what a command asks of the cluster is answered by `control/api/`. Begin with `app`.
 """
 
-from outrider_controller.cli.app import cli, main
+from outrider.extras import naming_extras
+
+with naming_extras("outrider", "controller"):
+    from outrider_controller.cli.app import cli, main
 
 __all__ = ["cli", "main"]

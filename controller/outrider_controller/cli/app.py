@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
+from outrider.extras import naming_extras
 
 from outrider_controller.cli.exits import HELP, CommandError, ExitCode
 
@@ -91,7 +92,8 @@ def main(arguments: Sequence[str] | None = None, command: click.Command = cli, n
     """Entry point of the `outrider` command, and of others that end as it does."""
     # Read when grpc is imported. Without it, every child process started while a call is open costs a line on stderr.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    sys.exit(run(arguments, command, name))
+    with naming_extras(name, "engine"):
+        sys.exit(run(arguments, command, name))
 
 
 def run(arguments: Sequence[str] | None = None, command: click.Command = cli, name: str = "outrider") -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from outrider.extras import naming_extras
+
 from outrider_controller.control.api.server import control_process
 from outrider_controller.control.config import parse_arguments
 from outrider_controller.process import run
@@ -16,4 +18,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with naming_extras("outrider_controller.control", ""):
+        sys.exit(main())

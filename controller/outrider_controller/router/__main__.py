@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from functools import partial
 
+from outrider.extras import naming_extras
+
 from outrider_controller.process import run
 from outrider_controller.router.config import parse_arguments
 from outrider_controller.router.process import router_process
@@ -16,4 +18,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with naming_extras("outrider_controller.router", ""):
+        sys.exit(main())

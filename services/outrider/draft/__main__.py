@@ -6,6 +6,7 @@ import asyncio
 import sys
 
 from outrider.draft.config import parse_arguments
+from outrider.extras import naming_extras
 from outrider.telemetry.logging import configure_logging
 
 # Switch interval between the step thread and the event loop. The default, 5 ms, exceeds a small draft's forward.
@@ -29,4 +30,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with naming_extras("outrider.draft", "engine"):
+        sys.exit(main())

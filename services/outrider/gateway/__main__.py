@@ -6,13 +6,16 @@ import asyncio
 import os
 import sys
 
-from outrider.gateway.config import parse_arguments
-from outrider.gateway.server import serve
-from outrider.rpc.server import STOP_SIGNALS
-from outrider.telemetry.logging import configure_logging
+from outrider.extras import naming_extras
 
 
 def main() -> int:
+    # Imported here, where a missing package is named.
+    from outrider.gateway.config import parse_arguments
+    from outrider.gateway.server import serve
+    from outrider.rpc.server import STOP_SIGNALS
+    from outrider.telemetry.logging import configure_logging
+
     config = parse_arguments()
     configure_logging("gateway", config.log_format)
     # TokenizerThreads divides the cores among prompts. In the library's own pool a short prompt waits for a long one.
@@ -26,4 +29,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with naming_extras("outrider.gateway", "gateway"):
+        sys.exit(main())

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 
+from outrider.extras import naming_extras
 from outrider.target.config import parse_arguments
 from outrider.telemetry.logging import configure_logging
 
@@ -29,4 +30,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with naming_extras("outrider.target", "engine"):
+        sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from outrider.extras import naming_extras
 from outrider.target.config import parse_arguments
 from outrider.telemetry.logging import configure_logging
 
@@ -27,4 +28,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with naming_extras("outrider.target", "vllm"):
+        sys.exit(main())
