@@ -4,10 +4,12 @@ error. So a head is tried on a text of the target before it serves."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from outrider.drafting.heads.eagle import Eagle3Head
 from outrider.drafting.heads.interface import ChainMemory, DraftHead
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,26 @@ def agreement(head: DraftHead, token_ids: Tensor, states: Tensor) -> float:
     best = guess_logits(head, token_ids, states)[:-1].argmax(-1)
     guesses = best if head.token_map is None else head.token_map.to(best.device)[best]
     return float((guesses == token_ids[2:]).float().mean())
+
+
+def choose_taps(head: Eagle3Head, token_ids: Tensor, states: Mapping[int, Tensor]) -> None:
+    """Takes those of its two choices of taps by which it guesses more. states: of each layer, [n, width]."""
+    if len(head.other_taps) != len(head.taps):
+        return
+    choices = {"inputs": head.taps, "outputs": head.other_taps}
+    found = {
+        name: agreement(head, token_ids, torch.cat([states[tap] for tap in taps], -1)) for name, taps in choices.items()
+    }
+    named, best = head.taps, max(found, key=found.__getitem__)
+    head.taps = choices[best]
+    log.info(
+        "the head reads the %s of layers %s of its target: it guesses %.0f %% of a text, and %.0f %% from the %s",
+        best,
+        ", ".join(map(str, named)),
+        100 * found[best],
+        100 * min(found.values()),
+        "outputs" if best == "inputs" else "inputs",
+    )
 
 
 def self_check(head: DraftHead, token_ids: Tensor, states: Tensor) -> float:

@@ -4,7 +4,7 @@ unread.
 | kind | config.json | tensors |
 |---|---|---|
 | ours | `outrider_head` | those of the module, 8-bit matrices with `.scale`, `token_map` |
-| eagle3 | architectures with Eagle3, or speculators_model_type eagle3 | fc, midlayer.* or layers.i.*, norm, lm_head, d2t, t2d |
+| eagle3 | any: known by its tensors; speculators_model_type eagle3 | fc, midlayer.* or layers.i.*, each with hidden_norm; norm, lm_head, d2t, t2d |
 | medusa | architectures or model_type medusa, or medusa_num_heads | blocks.i.layers.j.*, lm_heads.i.*; or i.j.linear.*, i.n.* |
 | mtp | a whole model's | DeepSeek: model.layers.N.{enorm, hnorm, eh_proj, shared_head.*, …}; Qwen: mtp.* |
 """  # noqa: E501
@@ -12,6 +12,9 @@ unread.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from outrider.drafting.heads.eagle import Eagle3Head, EagleVariant, default_taps
-from outrider.drafting.heads.interface import DraftHead, HeadError, TargetParts
+from outrider.drafting.heads.interface import DraftHead, HeadError, HeadSettings, TargetParts
 from outrider.drafting.heads.medusa import MedusaHead
 from outrider.drafting.heads.mtp import MtpHead
-from outrider.drafting.heads.tensors import fill, read_tensors, settings_of
+from outrider.drafting.heads.tensors import fill, read_tensors, settings_of, tensor_names
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
 
@@ -77,7 +80,8 @@ def head_kind(config: dict[str, Any], path: Path) -> str:
     names = " ".join([*(config.get("architectures") or []), str(config.get("speculators_model_type", ""))]).lower()
     if "outrider_head" in config:
         return "ours"
-    if "eagle3" in names:
+    # Heads are published under the names of many architectures, that of a whole Llama among them.
+    if "eagle3" in names or _is_eagle(tensor_names(path)):
         return "eagle3"
     if "medusa" in names or config.get("model_type") == "medusa" or "medusa_num_heads" in config:
         return "medusa"
@@ -85,21 +89,61 @@ def head_kind(config: dict[str, Any], path: Path) -> str:
     # Qwen3-Next has such a layer and no field that says so.
     if named or config.get("model_type") == "qwen3_next":
         return "mtp"
+    if not tensor_names(path):
+        # Says that they are pickled, or missing.
+        read_tensors(path, lambda name: name)
     raise HeadError(f"{path}/config.json", f"not a known draft head (architectures: {config.get('architectures')})")
 
 
-def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagle3Head:
-    def rename(name: str) -> str | None:
-        name = name.removeprefix("model.").replace("midlayer.", "layers.0.")
-        # Copies of the target's own tensors.
-        return None if name.startswith("verifier_") or name.endswith("inv_freq") else name
+def _is_eagle(names: Collection[str]) -> bool:
+    ours = set(filter(None, map(_eagle_name, names)))
+    return {"fc.weight", "layers.0.hidden_norm.weight"} <= ours
 
-    tensors = read_tensors(path, rename)
+
+_EAGLE_LAYER = re.compile(r"(midlayer|layers|additional_layers)\.(?:(\d+)\.)?")
+
+
+def _eagle_name(name: str) -> str | None:
+    """A tensor's name among those of vLLM's module; None for a copy of the target's own."""
+    name = re.sub(r"^(model|draft_model|eagle_module)\.", "", name)
+    if layer := _EAGLE_LAYER.match(name):
+        # SGLang counts the layers after the first apart.
+        number = int(layer[2] or 0) + (layer[1] == "additional_layers")
+        name = f"layers.{number}.{name[layer.end() :]}"
+    return None if name.startswith("verifier_") or name.endswith("inv_freq") else name
+
+
+def _eagle_tensors(path: Path) -> dict[str, Tensor]:
+    tensors = read_tensors(path, _eagle_name)
+    for name in [name for name in tensors if name.endswith(".hidden_norm.weight") and not name.startswith("layers.0.")]:
+        # After the first layer only the state is read: SGLang's layers have one norm, under this name.
+        tensors.setdefault(name.replace("hidden_norm", "input_layernorm"), tensors.pop(name))
+    return tensors
+
+
+def _eagle_settings(path: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> HeadSettings:
+    """What tensors show is counted: many a config.json has the numbers of the target."""
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise HeadError(f"{path}/config.json", f"hidden_act {activation}: only silu is served in heads")
+    attention = "layers.0.self_attn."
+    if (queries := tensors.get(f"{attention}q_proj.weight")) is not None and config.get("num_attention_heads"):
+        config = {**config, "head_dim": len(queries) // int(config["num_attention_heads"])}
+    layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    return replace(
+        settings_of(config, path, layers=len(layers)),
+        bias=f"{attention}q_proj.bias" in tensors,
+        qk_norm=f"{attention}q_norm.weight" in tensors,
+        gated=False,
+    )
+
+
+def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagle3Head:
+    tensors = _eagle_tensors(path)
     vocab = len(target.embedding)
     token_map = _token_map(tensors.pop("d2t", None), tensors.pop("t2d", None), vocab)
     inner = config.get("eagle_config") or {}
     taps = inner.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
-    settings = settings_of(config, path)
+    settings = _eagle_settings(path, config, tensors)
     variant = EagleVariant(
         taps=tuple(taps or default_taps(target.layers)),
         target_width=int(config.get("target_hidden_size") or target.width),
@@ -112,8 +156,11 @@ def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagl
     )
     _check_eagle(path, variant, settings.width, target)
     head = Eagle3Head(settings, variant, target, token_map)
+    # SGLang and SpecForge name the layers whose outputs are read, vLLM those whose inputs are.
+    head.other_taps = tuple(tap + 1 for tap in variant.taps if tap < target.layers)
     if token_map is None:
-        tensors.setdefault("lm_head.weight", target.head)
+        tied = tensors.get("embed_tokens.weight") if config.get("tie_word_embeddings") else None
+        tensors.setdefault("lm_head.weight", target.head if tied is None else tied)
     tensors.setdefault("embed_tokens.weight", target.embedding)
     fill(head, tensors)
     return head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,15 @@ _UNSERVED = {
     "experts.": "experts are not served in heads",
     "linear_attn": "linear attention is not served in heads",
 }
+
+
+def tensor_names(path: Path) -> set[str]:
+    """Of all safetensors files of a directory; those of a damaged file are left out."""
+    found = set[str]()
+    for file in path.glob("*.safetensors"):
+        with suppress(SafetensorError, OSError), safe_open(file, framework="pt") as stored:
+            found.update(stored.keys())
+    return found
 
 
 def read_tensors(path: Path, rename: Callable[[str], str | None]) -> dict[str, Tensor]:
@@ -94,6 +104,9 @@ def settings_of(config: Mapping[str, Any], path: Path, layers: int | None = None
 def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int) -> LlamaConfig:
     names = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
     stated = {name: config[name] for name in names if config.get(name) is not None}
+    if "mrope_section" in stated.get("rope_scaling", {}):
+        # Of models that take images: texts have the same position in all sections.
+        stated["rope_scaling"] = {"rope_type": "default"}
     share = float(
         config.get("partial_rotary_factor") or (stated.get("rope_parameters") or {}).get("partial_rotary_factor", 1)
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from outrider.drafting.heads import HeadDrafts, HeadError, HeadFeatures
-from outrider.drafting.heads.check import self_check
+from outrider.drafting.heads import Eagle3Head, HeadDrafts, HeadError, HeadFeatures
+from outrider.drafting.heads.check import choose_taps, self_check
 from outrider.drafting.heads.engine import HeadEngine, head_engine, read_natively
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.loading import load_head_of
@@ -57,16 +57,23 @@ def tried_head(engine: Engine, model: Path, head: Path, prompt: list[int]) -> Dr
 
 
 def _check(engine: Engine, head: DraftHead, prompt: list[int]) -> None:
+    taps = head.taps or (HEAD_INPUT,)
+    others = head.other_taps if isinstance(head, Eagle3Head) else ()
+    layers = tuple(dict.fromkeys([*taps, *others]))
     sequence = engine.kv.open([])
     text, found, pending = list(prompt), [], list(prompt)
     for _ in range(_CHECKED_TOKENS):
         row = Row(sequence, pending, 1, num_tapped=len(pending))
-        logits, states = engine.forward_tapped([row], head.taps or (HEAD_INPUT,))
+        logits, states = engine.forward_tapped([row], layers)
         found.append(states.clone())
         pending = [int(logits[-1].argmax())]
         text += pending
     engine.kv.close(sequence)
-    states = torch.cat(found)
     # Prompts are not the model's own words.
     start = len(prompt) - 1
-    self_check(head, torch.tensor(text[start:-1], device=states.device), states[start:])
+    states = torch.cat(found)[start:]
+    ids = torch.tensor(text[start:-1], device=states.device)
+    by_layer = dict(zip(layers, states.chunk(len(layers), -1), strict=True))
+    if isinstance(head, Eagle3Head):
+        choose_taps(head, ids, by_layer)
+    self_check(head, ids, torch.cat([by_layer[tap] for tap in head.taps or taps], -1))

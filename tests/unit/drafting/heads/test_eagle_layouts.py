@@ -1,0 +1,230 @@
+"""EAGLE-3 heads as they are published: their layouts, and what is wrong in their config.json."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from outrider.drafting.heads import Eagle3Head, HeadError, TargetParts, load_head
+from outrider.drafting.heads.check import agreement
+from outrider.drafting.heads.loading import is_head
+from outrider.engine import EngineConfig, Row
+from outrider.engine.models.loader import load_engine
+from outrider.target.drafts.head import tried_head
+from torch import Tensor
+
+from tests.unit.drafting.heads.test_formats import KNOWN, SHAPE, TOKENS, VOCAB, WIDTH, asked, rms, written
+from tests.unit.engine.test_supported_models import made
+
+HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 32, 80
+LAYERS = 8
+
+
+@pytest.fixture
+def target() -> TargetParts:
+    torch.manual_seed(0)
+    return TargetParts(torch.randn(VOCAB, WIDTH), torch.randn(VOCAB, WIDTH), LAYERS)
+
+
+def layer_of(number: int, *, bias: bool = False, qk_norm: bool = False) -> dict[str, Tensor]:
+    """The tensors of one layer, under vLLM's names."""
+    read = 2 * WIDTH if number == 0 else WIDTH
+    widths = {"q_proj": HEADS * HEAD_DIM, "k_proj": KV_HEADS * HEAD_DIM, "v_proj": KV_HEADS * HEAD_DIM}
+    found = {f"self_attn.{name}.weight": torch.randn(width, read) * 0.1 for name, width in widths.items()}
+    if bias:
+        found |= {f"self_attn.{name}.bias": torch.randn(width) for name, width in widths.items()}
+    if qk_norm:
+        found |= {f"self_attn.{name}.weight": torch.rand(HEAD_DIM) + 0.5 for name in ("q_norm", "k_norm")}
+    found["self_attn.o_proj.weight"] = torch.randn(WIDTH, HEADS * HEAD_DIM) * 0.1
+    found |= {f"mlp.{name}.weight": torch.randn(INNER, WIDTH) * 0.1 for name in ("gate_proj", "up_proj")}
+    found["mlp.down_proj.weight"] = torch.randn(WIDTH, INNER) * 0.1
+    norms = ["input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if number == 0 else [])]
+    return found | {f"{name}.weight": torch.rand(WIDTH) + 0.5 for name in norms}
+
+
+def attention(layer: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Causal, with rotary positions, written out. x [tokens, inputs]"""
+
+    def heads(name: str, count: int) -> Tensor:
+        out = x @ layer[f"self_attn.{name}_proj.weight"].T + layer.get(f"self_attn.{name}_proj.bias", torch.zeros(()))
+        out = out.view(len(x), count, HEAD_DIM)
+        if (norm := layer.get(f"self_attn.{name}_norm.weight")) is not None:
+            out = torch.nn.functional.rms_norm(out, (HEAD_DIM,), norm, 1e-5)
+        if name == "v":
+            return out
+        half = HEAD_DIM // 2
+        angles = torch.arange(len(x))[:, None] * SHAPE["rope_theta"] ** (-torch.arange(half) / half)
+        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+        low, high = out[..., :half], out[..., half:]
+        return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+
+    query = heads("q", HEADS)
+    key, value = (heads(name, KV_HEADS).repeat_interleave(HEADS // KV_HEADS, 1) for name in "kv")
+    scores = torch.einsum("qhd,khd->hqk", query, key) / math.sqrt(HEAD_DIM)
+    scores += torch.full((len(x), len(x)), -torch.inf).triu(1)
+    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value).reshape(len(x), -1) @ (
+        layer["self_attn.o_proj.weight"].T
+    )
+
+
+def as_in_vllm(
+    layers: list[dict[str, Tensor]], parts: dict[str, Tensor], embeds: Tensor, states: Tensor, *, normed_residual: bool
+) -> Tensor:
+    """The logits of vLLM's `llama_eagle3.py`, where each norm adds the residual first. embeds, states [tokens, …]"""
+    hidden = states @ parts["fc.weight"].T
+    residual = hidden
+    for number, layer in enumerate(layers):
+        if number == 0:
+            hidden = rms(hidden, layer["hidden_norm.weight"])
+            residual = hidden if normed_residual else residual
+            read = torch.cat([rms(embeds, layer["input_layernorm.weight"]), hidden], -1)
+        else:
+            residual = hidden + residual
+            read = rms(residual, layer["input_layernorm.weight"])
+        residual = attention(layer, read) + residual
+        hidden = rms(residual, layer["post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(hidden @ layer["mlp.gate_proj.weight"].T)
+        hidden = (gate * (hidden @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
+    return rms(hidden + residual, parts["norm.weight"]) @ parts["lm_head.weight"].T
+
+
+def named(layers: list[dict[str, Tensor]], *prefixes: str) -> dict[str, Tensor]:
+    pairs = zip(prefixes, layers, strict=True)
+    return {f"{prefix}{name}": value for prefix, layer in pairs for name, value in layer.items()}
+
+
+IDS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
+LLAMA = {**SHAPE, "model_type": "llama", "draft_vocab_size": len(KNOWN)}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "EAGLE's own, with the name and the layers of a whole model": {
+        "config": {**LLAMA, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 32},
+        "prefixes": ["midlayer."],
+    },
+    "without architectures": {"config": LLAMA, "prefixes": ["midlayer."]},
+    "SpecForge": {
+        "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "eagle_config": IDS},
+        "prefixes": ["midlayer."],
+        "taps": (1, 3, 4),
+    },
+    "AngelSlim, of Qwen, without its norms": {
+        "config": {**LLAMA, "model_type": "qwen3", "architectures": ["Eagle3LlamaForCausalLM"], **IDS},
+        "prefixes": ["midlayer."],
+        "taps": (1, 3, 4),
+    },
+    "a Qwen's norms and biases, which no field states": {
+        "config": {**LLAMA, "architectures": ["Qwen3ForCausalLM"]},
+        "prefixes": ["model.midlayer."],
+        "layer": {"bias": True, "qk_norm": True},
+    },
+    "ModelOpt, of two layers": {
+        "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 2, "eagle_config": IDS},
+        "prefixes": ["midlayer.0.", "midlayer.1."],
+        "taps": (1, 3, 4),
+    },
+    "SGLang, of two layers": {
+        "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 2},
+        "prefixes": ["midlayer.", "additional_layers.0."],
+        "renamed": ("additional_layers.0.input_layernorm", "additional_layers.0.hidden_norm"),
+    },
+    "speculators, of two layers": {
+        "config": {
+            "speculators_model_type": "eagle3",
+            "architectures": ["Eagle3DraftModel"],
+            "transformer_layer_config": {**SHAPE, "num_hidden_layers": 1},
+            "draft_vocab_size": len(KNOWN),
+            **IDS,
+        },
+        "prefixes": ["layers.0.", "layers.1."],
+        "taps": (1, 3, 4),
+        "normed_residual": True,
+    },
+    "of a model that takes images": {
+        "config": {**LLAMA, "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6], "rope_type": "mrope"}},
+        "prefixes": ["midlayer."],
+    },
+    "heads whose width is not stated": {
+        "config": {name: value for name, value in LLAMA.items() if name != "head_dim"},
+        "prefixes": ["midlayer."],
+    },
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_head_as_it_is_published_says_what_vllms_code_says(layout: str, tmp_path: Path, target: TargetParts) -> None:
+    form = LAYOUTS[layout]
+    layers = [layer_of(number, **form.get("layer", {})) for number in range(len(form["prefixes"]))]
+    parts = {
+        "fc.weight": torch.randn(WIDTH, 3 * WIDTH) * 0.1,
+        "norm.weight": torch.rand(WIDTH) + 0.5,
+        "lm_head.weight": torch.randn(len(KNOWN), WIDTH),
+        "d2t": KNOWN - torch.arange(len(KNOWN)),
+        "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, KNOWN, True),
+    }
+    tensors = {**parts, **named(layers, *form["prefixes"])}
+    old, new = form.get("renamed", ("", ""))
+    tensors = {name.replace(old, new) if old else name: value for name, value in tensors.items()}
+    path = written(tmp_path / "head", form["config"], tensors)
+    assert is_head(path)
+    head = load_head(path, target, torch.float32)
+    assert head.kind == "eagle3"
+    assert head.taps == form.get("taps", (2, LAYERS // 2, LAYERS - 3))
+    states = torch.randn(1, TOKENS, 3 * WIDTH)
+    ids, at_once, stepwise = asked(head, states)
+    normed = form.get("normed_residual", False)
+    expected = as_in_vllm(layers, parts, target.embedding[ids[0]], states[0], normed_residual=normed)
+    torch.testing.assert_close(at_once[0], expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(stepwise[0], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_an_activation_that_heads_do_not_have_is_refused(tmp_path: Path, target: TargetParts) -> None:
+    tensors = {"fc.weight": torch.zeros(WIDTH, 3 * WIDTH), **named([layer_of(0)], "midlayer.")}
+    path = written(tmp_path / "head", {**LLAMA, "hidden_act": "gelu"}, tensors)
+    with pytest.raises(HeadError, match="hidden_act gelu"):
+        load_head(path, target)
+
+
+def test_pickled_weights_are_named_whatever_the_architecture_is_called(tmp_path: Path, target: TargetParts) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "architectures": ["LlamaForCausalLM"]}))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
+    with pytest.raises(HeadError, match=r"pytorch_model\.bin: pickled weights run code.*convert to safetensors"):
+        load_head(tmp_path, target)
+
+
+PROMPT = [5, 17, 40, 61]
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_taps_are_inputs_or_outputs_of_layers_whichever_the_text_of_the_target_says(
+    shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = made("llama", {"num_hidden_layers": 6, "vocab_size": 384, "eos_token_id": 383}, tmp_path / "model")
+    engine = load_engine(model, EngineConfig(dtype="float32", num_blocks=32))
+    taps = (1, 2, 3)
+    read = tuple(tap + shift for tap in taps)
+    # A head that says the target's own text by heart, from the states of the layers that it reads.
+    text, found, pending = list(PROMPT), [], list(PROMPT)
+    sequence = engine.kv.open([])
+    for _ in range(48):
+        logits, states = engine.forward_tapped([Row(sequence, pending, 1, num_tapped=len(pending))], read)
+        found.append(states.clone())
+        pending = [int(logits[-1].argmax())]
+        text += pending
+    engine.kv.close(sequence)
+    states = torch.cat(found)
+    rows = torch.randn(384, 64, generator=torch.Generator().manual_seed(1))
+    wanted = rows[torch.tensor(text[2:])]
+    fc = torch.linalg.lstsq(states[: len(wanted)].double(), wanted.double(), driver="gelsd").solution.T.float()
+    shape = {**SHAPE, "vocab_size": 384, "hidden_size": 64, "model_type": "llama"}
+    tensors = named([{name: torch.zeros_like(value) for name, value in layer_of(0).items()}], "midlayer.")
+    tensors |= {"fc.weight": fc, "norm.weight": torch.ones(64), "lm_head.weight": rows}
+    head = written(tmp_path / "head", {**shape, "eagle_aux_hidden_state_layer_ids": list(taps)}, tensors)
+    with caplog.at_level(logging.INFO):
+        loaded = tried_head(engine, model, head, PROMPT)
+    assert isinstance(loaded, Eagle3Head) and loaded.taps == read
+    assert f"reads the {('inputs', 'outputs')[shift]} of layers 1, 2, 3 of its target" in caplog.text
+    assert agreement(loaded, torch.tensor(text[:-1]), states) > 0.8
