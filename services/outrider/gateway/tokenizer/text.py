@@ -12,6 +12,8 @@ can continue elsewhere: the tokens already delivered are fed again, and their te
 from __future__ import annotations
 
 import codecs
+import re
+from collections import deque
 from collections.abc import Sequence
 
 from outrider.token_bytes import TokenBytes
@@ -51,37 +53,78 @@ class Detokeniser:
 
 
 class StopMatcher:
-    """Passes text on up to the first complete stop string; of those that complete together, the longest counts."""
+    """Passes text on up to the first complete stop string; of those that complete together, the longest counts.
 
-    __slots__ = ("_beginnings", "_held", "_longest", "_stops", "stop")
+    The automaton of Aho and Corasick (1975), which looks at each character once or twice, however many stop strings
+    there are. A state is a beginning of one: the longest that the text ends with.
+    """
+
+    __slots__ = ("_depths", "_ends", "_fallbacks", "_first", "_held", "_next", "_state", "stop")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = stops
-        self._beginnings = {stop[:length] for stop in stops for length in range(1, len(stop))}
-        self._longest = max(map(len, stops), default=0)
+        self._next: list[dict[str, int]] = [{}]
+        self._depths, self._ends, self._fallbacks = [0], [""], [0]
+        for stop in filter(None, stops):
+            self._add(stop)
+        self._link()
+        self._first = re.compile(f"[{re.escape(''.join(self._next[0]))}]") if self._next[0] else None
+        self._state = 0
         self._held = ""
         self.stop = ""
         """The stop string that completed."""
 
+    def _add(self, stop: str) -> None:
+        state = 0
+        for char in stop:
+            if char not in self._next[state]:
+                self._next[state][char] = len(self._next)
+                self._next.append({})
+                self._depths.append(self._depths[state] + 1)
+                self._ends.append("")
+                self._fallbacks.append(0)
+            state = self._next[state][char]
+        self._ends[state] = stop
+
+    def _link(self) -> None:
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            for char, child in self._next[state].items():
+                self._fallbacks[child] = self._after(self._fallbacks[state], char)
+                self._ends[child] = self._ends[child] or self._ends[self._fallbacks[child]]
+                waiting.append(child)
+
+    def _after(self, state: int, char: str) -> int:
+        while state and char not in self._next[state]:
+            state = self._fallbacks[state]
+        return self._next[state].get(char, 0)
+
     def push(self, text: str) -> str:
         """The text that now certainly lies before any stop string."""
-        if not self._stops:
-            return text
-        if self.stop:
-            return ""
+        if self._first is None or self.stop:
+            return "" if self.stop else text
+        state, at = self._state, 0
+        while at < len(text):
+            if not state:
+                # Nearly all text begins no stop string.
+                found = self._first.search(text, at)
+                if found is None:
+                    break
+                at = found.start()
+            state = self._after(state, text[at])
+            at += 1
+            if self._ends[state]:
+                self.stop = self._ends[state]
+                return self._passed(text[:at], len(self.stop), "")
+        self._state = state
         pending = self._held + text
-        ends = [(at + len(stop), -len(stop), stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
-        if ends:
-            end, _, self.stop = min(ends)
-            self._held = ""
-            return pending[: end - len(self.stop)]
-        # What could begin a stop string is never longer than that.
-        first = max(0, len(pending) - self._longest + 1)
-        certain = next((at for at in range(first, len(pending)) if pending[at:] in self._beginnings), len(pending))
-        self._held = pending[certain:]
-        return pending[:certain]
+        return self._passed(text, self._depths[state], pending[len(pending) - self._depths[state] :])
+
+    def _passed(self, text: str, num_kept: int, held: str) -> str:
+        pending, self._held = self._held + text, held
+        return pending[: len(pending) - num_kept]
 
     def flush(self) -> str:
         """At the end of the text: what was held back did not become a stop string."""
-        held, self._held = self._held, ""
+        held, self._held, self._state = self._held, "", 0
         return held
