@@ -156,10 +156,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "a", "truncation": "some"}, "truncation"),
     *(
         ({"input": "a", "tools": [FUNCTION, {"type": kind, "name": "a"}]}, "tools[1].type")
-        for kind in ("custom", "web_search", "web_search_preview", "file_search", "mcp", "local_shell", "function2")
+        for kind in ("custom", "local_shell", "function2")
     ),
     ({"input": "a", "tools": [FUNCTION], "tool_choice": {"type": "custom", "name": "a"}}, "tool_choice.type"),
     ({"input": "a", "tools": [FUNCTION], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+    ({"input": "a", "tools": [{"type": "namespace", "tools": []}]}, "tools[0].name"),
+    ({"input": "a", "tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools"),
+    (
+        {"input": "a", "tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]},
+        "tools[0].tools[0].type",
+    ),
     ({"input": "a", "text": {"fromat": {}}}, "text.fromat"),
     ({"input": "a", "text": {"format": {"type": "yaml"}}}, "text.format.type"),
     ({"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}}, "text.format.schema"),

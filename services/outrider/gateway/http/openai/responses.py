@@ -15,7 +15,7 @@ from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.items import Item, Items, ItemStep
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
-from outrider.gateway.http.openai.responses_request import ResponsesRequest
+from outrider.gateway.http.openai.responses_request import Namespaces, ResponsesRequest
 from outrider.gateway.http.sse import one_line
 
 Json = dict[str, Any]
@@ -31,6 +31,7 @@ class _Output:
     """The output items and their events."""
 
     id: str
+    namespaces: Namespaces
     row: Items = field(default_factory=Items)
 
     def events(self, steps: Iterable[ItemStep], status: str = "completed") -> Iterator[Json]:
@@ -68,7 +69,7 @@ class _Output:
     def _body(self, item: Item, status: str) -> Json:
         head = {"id": self._id(item), "status": status}
         if item.kind == "call":
-            called = {"call_id": item.call_id, "name": item.name, "arguments": item.text}
+            called = {"call_id": item.call_id, **self.namespaces.called(item.name), "arguments": item.text}
             return {"type": "function_call", **called, **head}
         content = [] if status == "in_progress" else [_part(item)]
         if item.kind == "reasoning":
@@ -94,7 +95,7 @@ class ResponsesWriter:
         async for number, chunk in choices.chunks():
             stats.add(number, chunk)
             chunks.append(chunk)
-        reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id)
+        reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id, body.namespaces)
         joined = Chunk.join(chunks)
         reader.count(joined)
         for _ in output.row.add(joined.delta, reader):
@@ -104,7 +105,7 @@ class ResponsesWriter:
     async def events(self, choices: Choices, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
         """Nothing is yielded before the first token or error."""
         created_s, numbers, stats = int(time.time()), count(), ChoiceStats(choices)
-        reader, output, begun = MessageReader.of(choices.answers[0]), _Output(choices.id), False
+        reader, output, begun = MessageReader.of(choices.answers[0]), _Output(choices.id, body.namespaces), False
 
         def event(data: Json) -> bytes:
             numbered = data | {"sequence_number": next(numbers)}

@@ -6,7 +6,7 @@ The gateway stores no responses, so a reference to a stored one is refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +22,8 @@ from outrider.gateway.tools.structured import Structured
 from outrider.gateway.tools.tools import ToolUse
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
+# Types of tools that OpenAI's servers run, as they begin: models without them are not told of them.
+_HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "computer", "mcp")
 # Parts of items that no answer has here, so that there is nothing to include.
 _NEVER_INCLUDED = (
     "file_search_call.results",
@@ -92,8 +94,30 @@ class ResponsesRequest(MessageBody):
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
-        tools = [_nested(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
-        return tool_use(tools, _nested_choice(self.tool_choice), self.parallel_tool_calls)
+        tools = {where: _nested(where, tool) for where, tool in self._functions}
+        return tool_use([*tools.values()], _nested_choice(self.tool_choice), self.parallel_tool_calls, [*tools])
+
+    @cached_property
+    def namespaces(self) -> Namespaces:
+        return Namespaces([(where, tool) for where, tool in self._tools if _is_of(tool, "namespace")])
+
+    @property
+    def _functions(self) -> Iterator[tuple[str, Any]]:
+        """The tools, with those of namespaces among them, and the place of each."""
+        for where, tool in self._tools:
+            if not _is_of(tool, "namespace"):
+                yield where, tool
+                continue
+            for i, each in enumerate(_members(where, tool)):
+                yield f"{where}.tools[{i}]", self.namespaces.flat(tool["name"], each)
+
+    @cached_property
+    def _tools(self) -> list[tuple[str, Any]]:
+        """Without those that nobody here can run, which the answer names."""
+        tools = [(f"tools[{i}]", tool) for i, tool in enumerate(self.tools or ())]
+        hosted = [where for where, tool in tools if _is_of(tool, *_HOSTED)]
+        self._ignored.extend(hosted)
+        return [(where, tool) for where, tool in tools if where not in hosted]
 
     def _formats(self) -> Iterator[Structured]:
         if (found := self._of_format()) is not None:
@@ -108,6 +132,48 @@ class ResponsesRequest(MessageBody):
         # `verbosity` is for OpenAI's own models.
         ignore_unknown("text", self.text, ("format", "verbosity"))
         return flat_format("text.format", self.format)
+
+
+class Namespaces:
+    """Groups of functions. To the model they are plain functions, whose names have the group's before them."""
+
+    def __init__(self, groups: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Each with its place."""
+        names = [(str(group["name"]), each) for where, group in groups for each in _members(where, group)]
+        self._of = {flat_name(group, each["name"]): (group, each["name"]) for group, each in names if _is_named(each)}
+        """Namespace and name, by the name that the model knows."""
+
+    @staticmethod
+    def flat(namespace: str, tool: Any) -> Any:
+        return tool | {"name": flat_name(namespace, tool["name"])} if _is_named(tool) else tool
+
+    def called(self, name: str) -> dict[str, str]:
+        """The fields of a call that say what is called."""
+        namespace, own = self._of.get(name, ("", name))
+        return {"name": own, "namespace": namespace} if namespace else {"name": own}
+
+
+def _is_named(tool: Any) -> bool:
+    return isinstance(tool, dict) and isinstance(tool.get("name"), str)
+
+
+def flat_name(namespace: Any, name: Any) -> str:
+    return f"{namespace}{'' if str(namespace).endswith('__') else '__'}{name}" if namespace else str(name)
+
+
+def _is_of(tool: Any, *kinds: str) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and kind.startswith(kinds)
+
+
+def _members(where: str, tool: Mapping[str, Any]) -> list[Any]:
+    ignore_unknown(where, tool, ("type", "name", "description", "tools"))
+    if not isinstance(tool.get("name"), str) or not tool["name"]:
+        raise InvalidRequest(f"{where}.name", "has to be a string")
+    if not isinstance(tool.get("tools"), list):
+        raise InvalidRequest(f"{where}.tools", "has to be a list of functions")
+    members: list[Any] = tool["tools"]
+    return members
 
 
 def _nested_choice(choice: Any) -> Any:
@@ -174,7 +240,7 @@ def _item(where: str, item: dict[str, Any]) -> dict[str, Any]:
             return given
         case "function_call":
             _check(where, given, ("call_id", "name", "arguments", "namespace"))
-            function = {"name": given["name"], "arguments": given["arguments"]}
+            function = {"name": flat_name(given.get("namespace"), given["name"]), "arguments": given["arguments"]}
             return {"role": "assistant", "tool_calls": [{"id": given["call_id"], "function": function}]}
         case "function_call_output":
             _check(where, given, ("call_id", "output"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from outrider.errors import InvalidRequest
@@ -12,9 +13,13 @@ from outrider.gateway.tools.tools import MAX_TOOLS, ToolUse
 _FUNCTION = ("name", "description", "parameters", "strict")
 
 
-def tool_use(tools: list[Any] | None, choice: Any, parallel: bool | None) -> ToolUse | None:
-    """None if no tool may be called. Raises InvalidRequest or HttpError, naming the field."""
-    definitions = tuple(_definition(f"tools[{i}]", tool) for i, tool in enumerate(tools or ()))
+def tool_use(
+    tools: list[Any] | None, choice: Any, parallel: bool | None, places: Sequence[str] | None = None
+) -> ToolUse | None:
+    """None if no tool may be called. `places`: of the tools, if not those of a list. Raises InvalidRequest or
+    HttpError, naming the field."""
+    places = [f"tools[{i}]" for i in range(len(tools or ()))] if places is None else places
+    definitions = tuple(_definition(where, tool) for where, tool in zip(places, tools or (), strict=True))
     choice = _plain(choice)
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         names, choice = _allowed("tool_choice.allowed_tools", choice.get("allowed_tools"))
