@@ -41,6 +41,11 @@ _COMMANDS = {
         "grammars",
         "What does a tenant notice of another that sends hostile grammars?",
     ),
+    "unfinished": (
+        f"{_SCENARIOS}.unfinished",
+        "unfinished",
+        "What do a tenant and the gateway's memory notice of requests that do not end?",
+    ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "host": (f"{_SCENARIOS}.host", "host", "What does a step cost a target's own thread, beside the GPU?"),
 }

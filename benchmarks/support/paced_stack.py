@@ -29,6 +29,8 @@ class PacedStack:
 
     address: str
     """Address of public gRPC."""
+    http: str
+    """Address of public HTTP."""
     places: int
     """Sequences that all targets hold together."""
     processes: Mapping[str, ManagedProcess]
@@ -74,4 +76,4 @@ async def paced_stack(num_targets: int, places: int, queue_timeout_s: float) -> 
         for process in processes.values():
             await process.ready(_START_TIMEOUT_S)
         store = await stack.enter_async_context(MetadataStore.connect(url))
-        yield PacedStack(gateway, num_targets * places, processes, store)
+        yield PacedStack(gateway, http, num_targets * places, processes, store)

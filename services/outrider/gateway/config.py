@@ -32,8 +32,11 @@ class GatewayLimits:
 
     max_body_bytes: int = 4 << 20
     """Most bytes of an HTTP request, and of a gRPC message."""
+    max_unread_bytes: int = 256 << 20
+    """Most bytes of all requests that have not arrived whole, over HTTP and gRPC together. Above it, those are given up
+    that take longest to arrive."""
     body_timeout_s: float = 30.0
-    """Seconds for the whole of an HTTP request body to arrive."""
+    """Seconds for the whole of an HTTP request body, or of a gRPC message, to arrive."""
     max_running: int = 1024
     """Most requests at once."""
     request_timeout_s: float = 600.0
@@ -53,6 +56,18 @@ class GatewayLimits:
         for limit in fields(self):
             if not 0 < getattr(self, limit.name) < math.inf:
                 raise ConfigError(f"{limit.name}: has to be above 0, and finite")
+        if self.max_unread_bytes < 8 * self.max_body_bytes:
+            raise ConfigError(f"max_unread_bytes: has to be at least eight times max_body_bytes, {self.max_body_bytes}")
+
+    @property
+    def max_unread_http_bytes(self) -> int:
+        """Counted once; a body in parts lies in memory up to twice."""
+        return self.max_unread_bytes // 4
+
+    @property
+    def grpc_places(self) -> int:
+        """Messages of gRPC that may arrive at once. A server reads up to twice the limit of each."""
+        return self.max_unread_bytes // 2 // (2 * self.max_body_bytes)
 
 
 class UnknownFields(enum.StrEnum):

@@ -34,6 +34,7 @@ from outrider.protocol.identity import own_info
 from outrider.protocol.receipts import ReceiptKey
 from outrider.rpc.access.credentials import public_port
 from outrider.rpc.access.roles import Role, credential
+from outrider.rpc.arriving import Arriving
 from outrider.rpc.channel import connect_to
 from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, create_server, serving
@@ -96,6 +97,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
             strict=[SERVICE],
             on_refused=RefusedCalls(ops.registry, [SERVICE]).count,
             on_tls_call=handshakes.called,
+            arriving=Arriving(limits.grpc_places, limits.body_timeout_s),
             more=public_options(
                 max_connections=max_connections,
                 max_streams=limits.max_streams,

@@ -37,13 +37,11 @@ _OF_THE_CALLER = (Code.INVALID_ARGUMENT, Code.UNAUTHENTICATED, Code.PERMISSION_D
 
 
 def wrapped(handler: Any, wrap: Callable[[Behaviour], Behaviour], deserialize: Deserializer | None = None) -> Handler:
-    """A handler of the same one of the four kinds. `deserialize`: replaces the handler's own."""
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
+    """A handler that answers as before, and gets its messages one by one, also where there is only one: gRPC reads a
+    single message before it calls a handler, whoever sent it. `deserialize`: replaces the handler's own.
+    """
+    streaming = handler.response_streaming
+    make = grpc.stream_stream_rpc_method_handler if streaming else grpc.stream_unary_rpc_method_handler
     behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     return make(
         wrap(behaviour),
@@ -53,7 +51,7 @@ def wrapped(handler: Any, wrap: Callable[[Behaviour], Behaviour], deserialize: D
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps coroutine handlers of all four kinds. `access`, which runs inside, makes every handler a coroutine."""
+    """Wraps the handlers that `access` has wrapped, which are coroutines that read their messages."""
 
     def __init__(
         self,
@@ -84,12 +82,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
 
 def _guard_handler(handler: Any, method: str, check: Check, on_refused: OnRefused) -> Handler:
     deserialize = functools.partial(check, handler.request_deserializer)
-    return wrapped(
-        handler,
-        lambda behaviour: _guard(behaviour, method, on_refused),
-        # A stream of requests is read inside its handler, whose errors `_guard` catches.
-        deserialize if handler.request_streaming else _returning(deserialize),
-    )
+    # Messages are read inside the handler, whose errors `_guard` catches.
+    return wrapped(handler, lambda behaviour: _guard(behaviour, method, on_refused), deserialize)
 
 
 def _checked(max_bytes: int, strict: bool, deserialize: Deserializer, data: bytes) -> Any:
@@ -106,23 +100,10 @@ def _checked(max_bytes: int, strict: bool, deserialize: Deserializer, data: byte
     return message
 
 
-def _returning(deserialize: Deserializer) -> Deserializer:
-    """Returns errors instead of raising them: gRPC reads a single request before the handler and would send UNKNOWN."""
-
-    def guarded(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except OutriderError as error:
-            return error
-
-    return guarded
-
-
 def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused) -> Behaviour:
     @functools.wraps(behaviour)
     async def guarded(request: Any, context: Context) -> Any:
         try:
-            _check_read(request)
             return await behaviour(request, context)
         except Exception as error:
             if isinstance(error, OutriderError) and (error.code in _OF_THE_CALLER or error.reason == _TOO_LARGE):
@@ -130,12 +111,6 @@ def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused) -> Behaviou
             await _answer(context, error, method)
 
     return guarded
-
-
-def _check_read(request: Any) -> None:
-    """Raises an error that `_returning` returned instead of a message."""
-    if isinstance(request, OutriderError):
-        raise request
 
 
 async def _answer(context: Context, error: Exception, method: str) -> NoReturn:

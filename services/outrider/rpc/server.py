@@ -27,6 +27,7 @@ from grpc_health.v1._async import HealthServicer
 from outrider.address import check_listen
 from outrider.rpc.access.guard import AccessInterceptor
 from outrider.rpc.access.roles import Guard, RoleGuard, check_declared
+from outrider.rpc.arriving import Arriving
 from outrider.rpc.interceptor import ErrorInterceptor, OnRefused
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, Options, server_options
 
@@ -34,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 _OPEN = RoleGuard()
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_OPEN_PLACES = 4
+"""Messages of callers who need not prove anything that are read at once: of health checks and reflection."""
+_OPEN_TIMEOUT_S = 30.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _REFLECTION = "grpc.reflection.v1.ServerReflection"
@@ -149,16 +153,21 @@ def create_server(
     strict: Collection[str] = (),
     on_refused: OnRefused = lambda method, reason: None,
     on_tls_call: Callable[[str], None] = lambda peer: None,
+    arriving: Arriving | None = None,
 ) -> grpc.aio.Server:
     """A server with our limits, keepalive and error handling, and `more` options. Add servicers, then use `serving`.
 
     `guard` checks callers; the default admits all. `strict`: services (full names) for callers from outside the
     cluster, which refuse requests with fields that this release does not know. `on_refused` is called for each
-    invalid or forbidden call, `on_tls_call` for each call over TLS, with its peer.
+    invalid or forbidden call, `on_tls_call` for each call over TLS, with its peer. `arriving` bounds messages that have
+    not arrived whole; None: those of admitted callers are not bounded.
     """
     options = [*server_options(max_message_bytes), *(more or [])]
     return grpc.aio.server(
-        interceptors=[ErrorInterceptor(max_message_bytes, strict, on_refused), AccessInterceptor(guard, on_tls_call)],
+        interceptors=[
+            ErrorInterceptor(max_message_bytes, strict, on_refused),
+            AccessInterceptor(guard, on_tls_call, arriving, Arriving(_OPEN_PLACES, _OPEN_TIMEOUT_S)),
+        ],
         options=options,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -33,6 +34,12 @@ def guarded(routes: Sequence[Route], guard: Guard, quotas: QuotaKeeper) -> list[
 
 def tenant_of(request: Request) -> tenants_pb2.Tenant:
     return caller_of(request).tenant or default_tenant()
+
+
+def tenant_in(scope: Mapping[str, Any]) -> str:
+    """The name of the tenant of a request, as far as it is known."""
+    caller: Caller = scope.get(_CALLER, ANYBODY)
+    return caller.tenant.name if caller.tenant is not None else ""
 
 
 def caller_of(request: Request) -> Caller:

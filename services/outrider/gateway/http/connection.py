@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -22,9 +23,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from outrider.gateway.config import GatewayLimits
+from outrider.gateway.http.access import tenant_in
 from outrider.gateway.http.errors import HttpError
 
 MAX_HEAD_BYTES = 16_384
+_CHUNK_BYTES = 65_536
+_TURN_S = 0.01
+_READ_BYTES = 10 * _CHUNK_BYTES
+"""Of large requests in one turn, over all connections."""
+_DROPPED = 8
+"""So many times slower what follows an answer is read."""
+_CROWDED = "too many requests arrive that do not end"
 
 
 @dataclass(slots=True)
@@ -35,6 +44,13 @@ class Bounds:
     max_connections: int
     waiting: dict[Connection, None] = field(default_factory=dict)
     """Connections without a complete request, longest first."""
+    unread: dict[Connection, int] = field(default_factory=dict)
+    """Bytes of requests that have not arrived whole, those first that began first."""
+    unread_bytes: int = 0
+    reading: list[Connection] = field(default_factory=list)
+    """Connections with large requests that are not read for the moment."""
+    ahead_bytes: float = 0.0
+    """Read of those before it was their time."""
     left: bool = False
 
     def leave(self) -> None:
@@ -44,6 +60,51 @@ class Bounds:
         self.left = True
         for connection in [one for one in self.waiting if one.idle]:
             connection.transport.close()
+
+    def hold(self, connection: Connection, num_bytes: int) -> None:
+        """`connection` has so many bytes of a request that has not arrived whole; 0: it has arrived."""
+        self.unread_bytes += num_bytes - self.unread.get(connection, 0)
+        if num_bytes:
+            self.unread[connection] = num_bytes
+        else:
+            self.unread.pop(connection, None)
+        if self.unread_bytes > self.limits.max_unread_http_bytes:
+            self._give_up()
+
+    def slow_down(self, connection: Connection, num_bytes: int) -> None:
+        """`connection` has read so much of a large request. All of those together are read at a bounded rate, so that
+        they do not keep the others waiting."""
+        self.ahead_bytes += num_bytes
+        if self.ahead_bytes > _READ_BYTES:
+            connection.transport.pause_reading()
+            self.reading.append(connection)
+            if len(self.reading) == 1:
+                connection.loop.call_later(_TURN_S, self._go_on, connection.loop)
+
+    def _go_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.ahead_bytes = max(0.0, self.ahead_bytes - _READ_BYTES)
+        count = max(0, int(_READ_BYTES - self.ahead_bytes)) // _CHUNK_BYTES
+        # The last ones first: they come to their end one after the other, and not all at the same late time.
+        for _ in range(min(count, len(self.reading))):
+            self.reading.pop().go_on()
+        if self.reading:
+            loop.call_later(_TURN_S, self._go_on, loop)
+
+    def _give_up(self) -> None:
+        """Gives up requests of the callers that have most, the oldest first, until an eighth of the room is free: whose
+        requests arrive at once is not among them."""
+        of_callers: dict[str, list[Connection]] = defaultdict(list)
+        held: Counter[str] = Counter()
+        for connection, num_bytes in self.unread.items():
+            of_callers[connection.caller].append(connection)
+            held[connection.caller] += num_bytes
+        enough = self.limits.max_unread_http_bytes * 7 // 8
+        while self.unread_bytes > enough:
+            [(most, _)] = held.most_common(1)
+            connection = of_callers[most].pop(0)
+            held[most] -= self.unread[connection]
+            self.hold(connection, 0)
+            connection.give_up(HttpError(503, _CROWDED, "service_unavailable", headers={"Retry-After": "1"}))
 
     def protocol(self, **of_uvicorn: Any) -> Connection:
         return Connection(self, **of_uvicorn)
@@ -78,14 +139,19 @@ class Connection(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn = StrictConnection(MAX_HEAD_BYTES)
+        self.conn = strict = StrictConnection(MAX_HEAD_BYTES)
+        self._lines = strict.unread
         self._bounds = bounds
         self._limits = bounds.limits
         self._waiting_timer: asyncio.TimerHandle | None = None
         self._sending_timer: asyncio.TimerHandle | None = None
+        self._body_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if hasattr(transport, "max_size"):
+            # Of asyncio: less at once, so that many connections with large requests do not take long.
+            transport.max_size = _CHUNK_BYTES
         if len(self.connections) > self._bounds.max_connections and not self._make_room():
             message = "every connection that this gateway takes has a request under way"
             self._end(HttpError(503, message, "service_unavailable", headers={"Retry-After": "1"}))
@@ -95,11 +161,37 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._bounds.waiting.pop(self, None)
+        self._bounds.hold(self, 0)
         _stop(self._waiting_timer)
         _stop(self._sending_timer)
 
+    @property
+    def caller(self) -> str:
+        """The tenant of a request whose body is read."""
+        return tenant_in(self.cycle.scope) if self._answering else ""
+
+    def data_received(self, data: bytes) -> None:
+        self._body_bytes += len(data)
+        super().data_received(data)
+        if self._more_follows:
+            # What follows an answer is only dropped, which has time.
+            self._bounds.slow_down(self, len(data) * (1 if self._answering else _DROPPED))
+
+    @property
+    def _more_follows(self) -> bool:
+        """Whether a request that has begun has not arrived whole, also one that is answered already."""
+        return self.conn.their_state is h11.SEND_BODY and not self.transport.is_closing()
+
+    def go_on(self) -> None:
+        """Reads again, unless uvicorn waits for the application."""
+        if not (self.transport.is_closing() or self.flow.read_paused):
+            self.transport.resume_reading()
+
     def handle_events(self) -> None:
         super().handle_events()
+        if not (self._answering and self.cycle.more_body):
+            self._body_bytes = 0
+        self._bounds.hold(self, self._body_bytes + len(self._lines))
         if self._answering:
             _stop(self._waiting_timer)
             if not self.cycle.more_body:
@@ -116,6 +208,10 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Handles bytes that are no HTTP, between requests or during one, which is then given up."""
+        self.give_up(HttpError(400, msg))
+
+    def give_up(self, error: HttpError) -> None:
+        """Answers, unless an answer has begun, and closes the connection."""
         begun = self._answering and self.cycle.response_started
         if self._answering:
             self.cycle.disconnected = True
@@ -123,7 +219,7 @@ class Connection(H11Protocol):
         if begun:
             self.transport.abort()
         else:
-            self._end(HttpError(400, msg))
+            self._end(error)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -189,7 +285,7 @@ class StrictConnection(h11.Connection):
 
     def __init__(self, max_head_bytes: int) -> None:
         super().__init__(h11.SERVER, max_head_bytes)
-        self._receive_buffer = _StrictLines()
+        self._receive_buffer = self.unread = _StrictLines()
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         event = super().next_event()

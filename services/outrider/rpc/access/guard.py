@@ -11,21 +11,33 @@ from typing import Any, TypeAlias
 
 import grpc
 
-from outrider.errors import PermissionDenied, Unauthenticated, Unavailable
+from outrider.errors import InvalidRequest, PermissionDenied, Unauthenticated, Unavailable
 from outrider.rpc.access.credentials import roles_of
 from outrider.rpc.access.roles import ANYBODY, AUTHORIZATION, CALLER, Caller, Guard, access_to, bearer_token
+from outrider.rpc.arriving import Arriving
 from outrider.rpc.interceptor import Behaviour, Context, wrapped
 from outrider.runtime.supervision import background
 
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
+Read: TypeAlias = Callable[[AsyncIterator[Any]], Awaitable[Any]]
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
     """Checks every call against the table. Runs inside the interceptor that turns errors into statuses."""
 
-    def __init__(self, guard: Guard, on_tls_call: Callable[[str], None] = lambda peer: None) -> None:
-        """`on_tls_call` is called for each call over TLS, with its peer."""
+    def __init__(
+        self,
+        guard: Guard,
+        on_tls_call: Callable[[str], None] = lambda peer: None,
+        arriving: Arriving | None = None,
+        arriving_open: Arriving | None = None,
+    ) -> None:
+        """`on_tls_call` is called for each call over TLS, with its peer. `arriving`: for the messages of admitted
+        callers, None: not bounded; `arriving_open`: for those of calls that are open to everybody.
+        """
         self._guard = guard
+        self._arriving = arriving
+        self._arriving_open = arriving_open
         self._on_tls_call = on_tls_call
 
     async def intercept_service(
@@ -41,8 +53,10 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         async def admit(context: Context) -> None:
             CALLER.set(await self._caller(method, context))
 
+        access = access_to(method)
+        arriving = self._arriving_open if access is not None and access.open else self._arriving
         # Checked within the call, because only its context has the peer's certificate.
-        return wrapped(handler, functools.partial(_admitted, admit))
+        return wrapped(handler, functools.partial(_admitted, admit, _reader(arriving, handler.request_streaming)))
 
     async def _caller(self, method: str, context: Context) -> Caller:
         if context.auth_context().get("transport_security_type") == [b"ssl"]:
@@ -61,14 +75,39 @@ def token_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
     return next((bearer_token(value) for key, value in metadata or () if key == AUTHORIZATION), "")
 
 
-def _admitted(admit: Admit, behaviour: Behaviour) -> Behaviour:
-    """Wraps a handler so that `admit` runs first."""
+def _reader(arriving: Arriving | None, streaming: bool) -> Read:
+    """Makes of a call's messages, which come when they are asked for, what its handler takes."""
+    take = arriving.take if arriving is not None else _unbounded
+
+    async def messages(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        while (message := await take(lambda: anext(requests, None))) is not None:
+            yield message
+
+    async def stream(requests: AsyncIterator[Any]) -> Any:
+        # What a role streams is bounded by its handler.
+        return requests if arriving is None else messages(requests)
+
+    async def one(requests: AsyncIterator[Any]) -> Any:
+        if (message := await take(lambda: anext(requests, None))) is None:
+            raise InvalidRequest("request", "the call has no message")
+        return message
+
+    return stream if streaming else one
+
+
+async def _unbounded(read: Callable[[], Awaitable[Any]]) -> Any:
+    return await read()
+
+
+def _admitted(admit: Admit, read: Read, behaviour: Behaviour) -> Behaviour:
+    """Wraps a handler so that `admit` runs first, before any message is read."""
     if inspect.isasyncgenfunction(behaviour):
         # Writes the messages instead of yielding them: gRPC does not close a generator when the client disconnects
         # between two messages, so the handler would keep its resources until the garbage collector runs.
         @functools.wraps(behaviour)
-        async def admitted_stream(request: Any, context: Context) -> None:
+        async def admitted_stream(requests: AsyncIterator[Any], context: Context) -> None:
             await admit(context)
+            request = await read(requests)
             async with while_admitted(CALLER.get()), aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     await context.write(response)
@@ -76,8 +115,9 @@ def _admitted(admit: Admit, behaviour: Behaviour) -> Behaviour:
         return admitted_stream
 
     @functools.wraps(behaviour)
-    async def admitted(request: Any, context: Context) -> Any:
+    async def admitted(requests: AsyncIterator[Any], context: Context) -> Any:
         await admit(context)
+        request = await read(requests)
         async with while_admitted(CALLER.get()):
             return await behaviour(request, context)
 
