@@ -42,7 +42,7 @@ _ARMS = ("alone", "beside")
 def unfinished(connections: int, with_key: bool, blocks: int, seconds: float, json_file: Path | None) -> int:
     """What do a tenant and the gateway's memory notice of requests that do not end?
 
-    A tenant asks 8 times a second. Beside it there are many connections, half of HTTP and half of gRPC, with requests of
+    A tenant asks 8 times a second. Beside it there are many connections, half HTTP and half gRPC, with requests of
     4 MiB that lack their last byte, from a process with the least priority. Alone and beside them take turns.
     """
     return run_async(_unfinished(connections, with_key, blocks, seconds, json_file))
