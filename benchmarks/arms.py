@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 import psutil
-from outrider_controller.cli.ask.client import GatewayAnswer
 from outrider_controller.cli.ask.figures import AnswerFigures
+from outrider_controller.cli.client import GatewayAnswer
 
 from benchmarks.support.progress import Progress
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
-from outrider.engine.models.assembly import assemble
+from outrider.engine.loading.assembly import assemble
 from outrider.engine.models.decoder import register_attention
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
+from outrider.tree import DraftTree
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 SHAPES = {

@@ -24,9 +24,9 @@ def read() -> list[tuple[bool, ...]]:
 def record(prompts: Path) -> Iterator[str]:
     import torch
     from outrider.engine import EngineConfig, resolve
-    from outrider.engine.checkpoints.draft_checkpoint import load_draft_model
     from outrider.engine.checkpoints.tokenizer import load_tokenizer
-    from outrider.engine.models.loader import load_engine
+    from outrider.engine.loading.draft_checkpoint import load_draft_model
+    from outrider.engine.loading.loader import load_engine
     from outrider.local import Pair
     from outrider.training.texts import prompt_ids, read_prompts
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import grpc
 from outrider.drafting.pool import DraftLeases, no_leases
-from outrider.drafting.tree import DraftTree
 from outrider.errors import Code
 from outrider.protocol.identity import SPOKEN
 from outrider.protocol.sequence_key import Finish
@@ -36,12 +35,13 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
 from outrider.target.drafts.pool import PooledDrafts
+from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.times import Times
 from outrider.target.requests.wire import events_of
-from outrider.target.step.commit import Outcome
-from outrider.target.step.times import Times
+from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey
 
 TARGET_SERVICE = "outrider.rpc.v1.TargetService"

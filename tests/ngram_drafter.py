@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from outrider.drafters import Drafter, DraftSequence
 from outrider.drafting.lookup.ngram import NgramLookup
-from outrider.drafting.tree import DraftTree
 from outrider.engine import ModelInfo
+from outrider.tree import DraftTree
 
 
 class NgramDrafter(Drafter):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from outrider.engine import resolve
 from outrider.engine.checkpoints import checkpoints
-from outrider.engine.checkpoints.draft_checkpoint import load_draft_model
+from outrider.engine.loading.draft_checkpoint import load_draft_model
 from safetensors.torch import save_file
 from torch import Tensor
 

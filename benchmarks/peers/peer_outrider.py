@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from outrider.engine import EngineConfig, EngineSequence, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 
 from benchmarks.peers.serving import Measures, serve, timed_ms
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 from outrider.engine_config import NATIVE_VARIANTS
-from outrider_controller.cli.ask.client import GatewayAnswer
 from outrider_controller.cli.ask.figures import AnswerFigures
+from outrider_controller.cli.client import GatewayAnswer
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig

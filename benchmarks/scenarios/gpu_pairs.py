@@ -10,8 +10,8 @@ from typing import Any
 import click
 from outrider.drafters import ModelConfig
 from outrider.drafting.source import make_sources
+from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.up.models import DEFAULT_TARGET
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.whatif.stack import RunResult, Setup, Times, VirtualStack
 from outrider_controller.whatif.texts import Texts

@@ -17,7 +17,7 @@ import click
 import psutil
 from outrider.rpc.v1 import generation_pb2
 from outrider.target.config import GRAMMAR_BYTES
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.stack import Stack

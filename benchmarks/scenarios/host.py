@@ -61,9 +61,9 @@ def _measure(name: str, rows: int, steps: int) -> Row:
 
 def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
     """Milliseconds of each turn."""
-    from outrider.drafting.tree import DraftTree
     from outrider.runtime.collector import gc_frozen
     from outrider.target.requests.events import Offered, Opened
+    from outrider.tree import DraftTree
     from outrider.worker.events import SequenceKey
     from outrider.worker.loop import StepLoop
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import click
 import psutil
 from outrider.engine_config import QUANTIZATIONS
+from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option
-from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
 
 from benchmarks.report import finish, show, table
 from benchmarks.support.progress import Progress
@@ -93,7 +93,7 @@ def kernels(
 
 def _times(variant: str, path: Path, draft: Path, prompt_tokens: int, quantization: str | None) -> Times:
     from outrider.engine import EngineConfig
-    from outrider.engine.models.loader import load_engine
+    from outrider.engine.loading.loader import load_engine
 
     config = EngineConfig(execution="native", native_variant=variant, num_blocks=128, prefix_cache=False)
     target, small = load_engine(path, config), load_engine(draft, config)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from outrider.rpc.channel import create_channel
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.output import json_file_option, note
 from outrider_controller.cli.up.stack import Stack, unamended
 from outrider_controller.cli.up.stack_config import StackConfig

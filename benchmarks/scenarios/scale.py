@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 from outrider.engine_config import DTYPES
 from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import max_tokens_option
@@ -193,7 +193,7 @@ def _load(loading: Loading) -> Answering:
     import torch
     from outrider.drafters import load_drafter
     from outrider.engine import CheckpointError, EngineConfig, resolve
-    from outrider.engine.models.loader import load_engine
+    from outrider.engine.loading.loader import load_engine
     from outrider.local import Pair
 
     torch.set_num_threads(loading.threads)

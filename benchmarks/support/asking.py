@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 from outrider.rpc.access.roles import bearer
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, GatewayAnswer, apply_prompt
+from outrider_controller.cli.client import SPECULATION_MODES, Gateway, GatewayAnswer, apply_prompt
 
 from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import Prompt

@@ -19,9 +19,9 @@ from pathlib import Path
 from outrider.draft.config import DraftConfig, parse_arguments
 from outrider.draft.process import load, run
 from outrider.drafters import Drafter, DraftSequence, ModelDrafter
-from outrider.drafting.tree import DraftTree
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.telemetry.logging import configure_logging
+from outrider.tree import DraftTree
 
 from benchmarks.support.recall import RecallingEngine
 

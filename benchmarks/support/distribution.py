@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import (
     Q_TOTAL,
     Candidate,
@@ -30,6 +29,7 @@ from outrider.speculation import (
 )
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.sampling import Support
+from outrider.tree import DraftTree
 from scipy import stats
 
 VOCAB = 24

@@ -12,7 +12,7 @@ from outrider.comparison.texts import Question, make_texts
 from outrider.comparison.texts import Text as Answered
 from outrider.engine import Engine, EngineConfig, Row, resolve, weights_revision
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.user_cache import cache_directory
 from outrider_controller.cli.output import note
 from outrider_controller.whatif.texts import Guess, Text, Texts

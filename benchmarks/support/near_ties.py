@@ -86,7 +86,7 @@ def main() -> None:
     """Reads ties from stdin, writes margins to stdout."""
     from outrider.engine import EngineConfig
     from outrider.engine.checkpoints.tokenizer import load_tokenizer
-    from outrider.engine.models.loader import load_engine
+    from outrider.engine.loading.loader import load_engine
 
     tokenizer = load_tokenizer(sys.argv[1])
     engine = load_engine(Path(sys.argv[1]), EngineConfig(dtype="float32", num_blocks=512, prefix_cache=False))

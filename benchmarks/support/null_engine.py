@@ -11,9 +11,9 @@ import torch
 from outrider.engine import Engine, EngineConfig
 from outrider.engine.attention import KVCache
 from outrider.engine.engine import ModelInfo
+from outrider.engine.kv.step import Step
 from outrider.engine.run.buckets import Bucket, make_buckets
 from outrider.engine.run.graphs import StepInputs
-from outrider.engine.run.step import Step
 from outrider.speculation import verification
 from outrider.speculation.batched import verify_batched
 from torch import Tensor

@@ -45,7 +45,7 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
     from outrider.drafters import load_drafter
     from outrider.engine import EngineConfig, resolve
     from outrider.engine.checkpoints.tokenizer import load_tokenizer
-    from outrider.engine.models.loader import load_engine
+    from outrider.engine.loading.loader import load_engine
     from outrider.local import Pair
 
     torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, LogitsOptions, LogitsProcessor, Verdict, VerificationMode, propose, verify
+from outrider.tree import DraftTree
 
 from benchmarks.support.distribution import (
     DRAFT_TOKENS,

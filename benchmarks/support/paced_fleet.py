@@ -34,7 +34,7 @@ async def _main(url: str, num_targets: int, places: int) -> None:
 def _tokenizer() -> bytes:
     """Any tokenizer: prompts are token ids."""
     # Imported here: users of the model's name do not need transformers.
-    from outrider.target.requests.tokenizer import describe
+    from outrider.target.grammars.tokenizer import describe
     from outrider.testing.tiny import tiny_tokenizer
 
     return describe(tiny_tokenizer()).SerializeToString(deterministic=True)

@@ -27,13 +27,13 @@ from outrider.drafting.lookup.ngram import NgramConfig, NgramLookup
 from outrider.drafting.lookup.prediction import predictions
 from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts
 from outrider.drafting.source import DraftSource
-from outrider.drafting.tree import DraftTree
 from outrider.protocol.convert import sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import VerificationMode
 from outrider.target.step.calibration import Bin, Calibration, Fit
 from outrider.target.step.choice import Pricing
 from outrider.target.step.sequence import TargetSequence
+from outrider.tree import DraftTree
 from torch import Tensor
 
 from benchmarks.support.chain_model import ChainEngine, ChainHead

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 import torch
-from outrider.drafting.tree import common_len
 from outrider.engine import Engine, EngineSequence, Row
-from outrider.engine.run.tree import path_to
+from outrider.engine.attention.tree import path_to
+from outrider.tree import common_len
 from torch import Tensor
 
 _TIMED_TOKENS = 16

@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.opening import Opening, Stopping
+from outrider.target.requests.times import Timer
 from outrider.target.step.calibration import Calibration, bin_at
 from outrider.target.step.choice import Pricing
 from outrider.target.step.scheduler import Batching, PlannedRow, plan
 from outrider.target.step.sequence import TargetSequence
-from outrider.target.step.times import Timer
+from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey
 from outrider.worker.step_cost import StepCost
 

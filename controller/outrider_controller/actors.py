@@ -29,8 +29,8 @@ from outrider.rpc.access.roles import Role
 from outrider.telemetry.logging import configure_logging
 
 from outrider_controller.config import ControllerConfig, RayConfig, on_node
-from outrider_controller.control.api.server import RunningControl, control_process
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import RunningControl, control_process
 from outrider_controller.private import scratch_directory
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.process import RunningRouter, router_process

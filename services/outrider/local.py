@@ -21,10 +21,9 @@ from outrider.drafting import source as drafting
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, DraftSource, make_sources
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, resolve
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.errors import OutriderError
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
@@ -33,6 +32,7 @@ from outrider.target.requests.opening import Limits, Opening, Stopping
 from outrider.target.requests.report import Committed
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
+from outrider.tree import DraftTree
 from outrider.worker.events import Closed
 from outrider.worker.step_cost import StepCost
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.ask.client import Gateway
 from outrider_controller.cli.ask.figures import AnswerFigures
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.up.stack import Stack
 
 from benchmarks.support.asking import make_request

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from outrider.gateway.tools.structured import Structured
 from outrider.target.grammars.grammar import GrammarCompiler
-from outrider_controller.cli.up.models import DEFAULT_TARGET, fetched
+from outrider_controller.cli.models import DEFAULT_TARGET, fetched
 from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.slow

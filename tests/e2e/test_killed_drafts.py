@@ -19,7 +19,7 @@ from outrider.rpc.v1 import generation_pb2
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig
-from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
+from outrider_controller.cli.client import Gateway, GatewayAnswer
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 from outrider_controller.cli.up.stack import Stack, unamended

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.up.stack import Stack
 
 from benchmarks.support.asking import make_request

@@ -20,7 +20,7 @@ import pytest_asyncio
 from outrider.local import Speculator
 from outrider.protocol.identity import ProtocolRange
 from outrider.rpc.v1 import control_pb2, generation_pb2, router_pb2, trace_pb2, worker_pb2
-from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
+from outrider_controller.cli.client import Gateway, GatewayAnswer
 from outrider_controller.cli.clusters.control import call_control
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.fused_gpu import GpuLlama
-from outrider.engine.models.loader import load_engine
 from outrider.engine.run.buckets import make_buckets
 from outrider.engine.run.graphs import GraphRunner
 from outrider.speculation import (
@@ -24,6 +23,7 @@ from outrider.speculation import (
     verify,
 )
 from outrider.testing.tiny import tiny_checkpoint
+from outrider.tree import DraftTree
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -6,11 +6,11 @@ import random
 
 import pytest
 import torch
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose, verify
 from outrider.speculation.noise import gumbel
 from outrider.speculation.proposals import quantize
 from outrider.speculation.sampling import support
+from outrider.tree import DraftTree
 
 VOCAB = 32000
 PARAMS = [

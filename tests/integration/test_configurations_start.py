@@ -16,8 +16,8 @@ from outrider.gateway.config import parse_arguments as parse_gateway
 from outrider.gateway.server import running as running_gateway
 from outrider_controller.config import ControllerConfig, on_node
 from outrider_controller.config import parse_arguments as parse_controller
-from outrider_controller.control.api.server import control_process
 from outrider_controller.control.config import parse_arguments as parse_control
+from outrider_controller.control.server import control_process
 from outrider_controller.router.config import parse_arguments as parse_router
 from outrider_controller.router.process import router_process
 

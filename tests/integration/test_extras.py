@@ -18,7 +18,7 @@ from typing import Any
 import openai
 import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.grammars.tokenizer import read_tokenizer
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying

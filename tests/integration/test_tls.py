@@ -29,12 +29,12 @@ from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.clusters import named as clusters
 from outrider_controller.cli.clusters.control import list_models, list_workers
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.process import running_router
 

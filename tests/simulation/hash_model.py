@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, ModelInfo
 from outrider.engine.attention import KVCache, RowSpan
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
+from outrider.tree import DraftTree
 from torch import Tensor
 
 VOCAB_SIZE = 64

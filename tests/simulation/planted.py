@@ -25,9 +25,9 @@ from outrider.target.step.core import TargetCore
 from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.worker import OpenSequences
 from outrider.worker.events import PeerStreamEnded
+from outrider_controller.router.request.state import RequestState
 from outrider_controller.router.requests import sequences
 from outrider_controller.router.requests.dispatcher import Dispatcher
-from outrider_controller.router.requests.request import RequestState
 from outrider_controller.router.requests.sequences import SequenceEvents
 
 

@@ -16,15 +16,15 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import make_sources
-from outrider.drafting.tree import DraftTree
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits as TargetLimits
-from outrider.target.requests.service import TargetServicer
+from outrider.target.service import TargetServicer
 from outrider.target.step.scheduler import Batching, StepPlan
 from outrider.target.step.worker import TargetWorker
+from outrider.tree import DraftTree
 from outrider.worker.loop import StepLoop
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.observe.telemetry import RouterTelemetry

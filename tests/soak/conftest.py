@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, GatewayAnswer
 from outrider_controller.cli.ask.hardware import hardware
+from outrider_controller.cli.client import SPECULATION_MODES, Gateway, GatewayAnswer
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.up.ports import Ports

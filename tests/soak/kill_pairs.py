@@ -21,12 +21,12 @@ import click
 import psutil
 from outrider.model_names import served_name
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.cli.ask.client import Gateway, OnChunk
 from outrider_controller.cli.ask.hardware import hardware
+from outrider_controller.cli.client import Gateway, OnChunk
 from outrider_controller.cli.clusters.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.models import located
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.up.models import located
 from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.support.asking import make_request, max_tokens_option

@@ -25,8 +25,8 @@ from outrider.target.process import load
 from outrider.target.process import serve as serve_target
 from outrider.telemetry.logging import configure_logging
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 from outrider_controller.router.config import FailoverConfig, RouterConfig
 from outrider_controller.router.process import running_router
 

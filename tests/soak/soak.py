@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outrider.draft.service import DraftServicer
     from outrider.engine import Engine, EngineConfig
     from outrider.rpc.v1 import router_pb2_grpc
-    from outrider.target.requests.service import TargetServicer
+    from outrider.target.service import TargetServicer
     from outrider_controller.router.process import RunningRouter
 
 _MODEL = "tiny"

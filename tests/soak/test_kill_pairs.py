@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.clusters.control import list_workers
 from outrider_controller.control.api.rows import worker_rows
 

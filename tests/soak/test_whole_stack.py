@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway
+from outrider_controller.cli.client import SPECULATION_MODES, Gateway
 from outrider_controller.cli.up.stack import Stack
 
 from benchmarks.support.asking import make_request

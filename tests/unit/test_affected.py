@@ -46,7 +46,7 @@ def test_what_vllm_loads_touches_all_tests_on_vllm_before_others(path: str) -> N
 
 
 def test_a_process_started_by_its_command_line_is_found_by_the_folders_name() -> None:
-    assert "tests/integration/target/test_refusals.py" in touched(["services/outrider/engine/run/step.py"])
+    assert "tests/integration/target/test_refusals.py" in touched(["services/outrider/engine/kv/step.py"])
 
 
 def test_a_test_touches_itself_and_a_helper_those_beside_it() -> None:

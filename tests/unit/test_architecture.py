@@ -14,8 +14,6 @@ LINK = re.compile(r"\]\(\.\./(.*?\.py)\)")
 MESSAGES = re.compile(r"A message between processes joins ([^.]*)\.")
 MAX_FILES = 8
 MAX_LINES = 2500
-MAX_METHODS = 15
-MAX_FIELDS = 12
 
 
 @dataclass(frozen=True)
@@ -104,32 +102,8 @@ def test_each_detail_is_imported_by_a_file_of_its_step_or_imports_one() -> None:
             assert joined, f"{detail} has nothing to do with {step.files}"
 
 
-def test_the_classes_that_a_request_passes_through_are_small() -> None:
-    """Frozen records are exempt: what is only made and read needs no following."""
-    for step in steps():
-        for file in step.files:
-            nodes = ast.walk(ast.parse(source(file).read_text()))
-            for made in (node for node in nodes if isinstance(node, ast.ClassDef)):
-                methods = [each.name for each in made.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-                # An __init__ sets fields, and says nothing that a reader must call to mind.
-                assert len(set(methods) - {"__init__"}) <= MAX_METHODS, f"{file}.{made.name}"
-                if not any("frozen=True" in ast.unparse(each) for each in made.decorator_list):
-                    assert len(fields(made)) <= MAX_FIELDS, f"{file}.{made.name}: {fields(made)}"
-
-
-def fields(made: ast.ClassDef) -> set[str]:
-    """Those that the class declares, or sets on itself."""
-    declared = {ast.unparse(each.target) for each in made.body if isinstance(each, ast.AnnAssign)}
-    assigned = {
-        each.attr
-        for each in ast.walk(made)
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"
-    }
-    return declared | assigned
-
-
 def test_how_much_a_sequence_speculates_has_one_type_from_the_routers_decision_to_the_drafts() -> None:
     files = [file for package in ("services", "controller") for file in (ROOT / package).rglob("*.py")]
     texts = [text for file in files if "max_own_draft_tokens" in (text := file.read_text())]
     nodes = [node for text in texts for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
-    assert [each.name for each in nodes if "max_own_draft_tokens" in fields(each)] == ["Speculation"]
+    assert [each.name for each in nodes if "max_own_draft_tokens: int" in ast.unparse(each)] == ["Speculation"]

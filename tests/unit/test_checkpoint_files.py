@@ -13,8 +13,8 @@ import pytest
 import torch
 from outrider.checkpoint_files import end_tokens, engine_fault, fault
 from outrider.engine import CheckpointError, EngineConfig, Row, resolve, weights_revision
-from outrider.engine.checkpoints.draft_checkpoint import read_embedding
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.draft_checkpoint import read_embedding
+from outrider.engine.loading.loader import load_engine
 from safetensors.torch import load_file, save_file
 
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -73,7 +73,7 @@ def sharded(path: Path) -> None:
 def test_other_files_with_weights_are_left_alone_with_one_line(
     copy: Path, tiny: Path, index: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "outrider.engine.models.loader")
+    caplog.set_level(logging.INFO, "outrider.engine.loading.loader")
     if index:
         sharded(copy)
     revision = weights_revision(copy)
@@ -181,7 +181,9 @@ def test_quantized_weights_that_cannot_be_read_are_named(
 ) -> None:
     change(copy / "config.json", quantization_config=stated)
     for reader in ("packed_weights.read", "AutoModelForCausalLM.from_pretrained"):
-        monkeypatch.setattr(f"outrider.engine.models.loader.{reader}", Mock(side_effect=AssertionError("weights read")))
+        monkeypatch.setattr(
+            f"outrider.engine.loading.loader.{reader}", Mock(side_effect=AssertionError("weights read"))
+        )
     assert f"config.json: quantization_config: {complaint}" in refused(copy)
     # vLLM reads what it knows.
     assert resolve(copy) == copy

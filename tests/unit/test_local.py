@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from outrider.drafters import load_drafter
 from outrider.engine import EngineConfig
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.errors import InvalidRequest
 from outrider.local import Pair, Speculator
 from outrider.speculation import SamplingParams

@@ -235,7 +235,7 @@ class Drafts:
         self._texts.clear()
 
     def _fill(self) -> None:
-        from outrider.drafting.tree import DraftTree
+        from outrider.tree import DraftTree
 
         if self._kind == "none":
             return

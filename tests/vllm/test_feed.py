@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from outrider.drafting.source import make_sources
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
@@ -21,6 +20,7 @@ from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
+from outrider.tree import DraftTree
 from outrider.vllm import plugin
 from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
 from outrider.vllm.front import WORKER

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import click
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.output import json_file_option, note, write_json
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig
@@ -63,11 +63,11 @@ class Walk:
 
 _WALKS = (
     Walk(
-        *("draft to verification", "draft/wire.py:_draft", "target/step/commit.py:apply_stop_conditions"),
+        *("draft to verification", "draft/wire.py:_draft", "target/requests/commit.py:apply_stop_conditions"),
         (_DRAFT, _TARGET),
     ),
     Walk(
-        *("acceptance to decision", "target/step/commit.py:apply_stop_conditions"),
+        *("acceptance to decision", "target/requests/commit.py:apply_stop_conditions"),
         *("router/speculation/controller.py:SpeculationController.committed", (_TARGET, _OTHERS)),
     ),
     Walk("set speculation off", ".SetSpeculation", "target/step/sequence.py:TargetSequence.adjust", (_OTHERS, _TARGET)),

@@ -88,6 +88,11 @@ def moment(unix_s: float) -> str | None:
     return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if unix_s else None
 
 
+def acceptance(num_verified: int, num_accepted: int) -> float | None:
+    """Accepted of the drafted tokens that were verified; None where none were."""
+    return round(num_accepted / num_verified, 3) if num_verified else None
+
+
 def print_rows(kind: str, name: str, rows: Sequence[Mapping[str, Any]], shown: Sequence[str], output: str) -> None:
     """In the format asked for. Names are those of the first column."""
     if output == "name":

@@ -7,8 +7,8 @@ from functools import partial
 
 from outrider.extras import naming_extras
 
-from outrider_controller.control.api.server import control_process
 from outrider_controller.control.config import parse_arguments
+from outrider_controller.control.server import control_process
 from outrider_controller.process import run
 
 

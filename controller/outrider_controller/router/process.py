@@ -35,8 +35,8 @@ from outrider_controller.router.observe.usage import LedgerWriter
 from outrider_controller.router.requests.attaching import SERVICE as ATTACH_SERVICE
 from outrider_controller.router.requests.attaching import AttachServicer
 from outrider_controller.router.requests.dispatcher import Dispatcher
+from outrider_controller.router.requests.plan_follower import PlanFollower
 from outrider_controller.router.requests.service import SERVICE, RouterServicer
-from outrider_controller.router.speculation.plan_follower import PlanFollower
 
 log = logging.getLogger(__name__)
 # How long a starting router waits for the control plane's first decisions.

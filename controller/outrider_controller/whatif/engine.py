@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from outrider.engine import Engine, ModelInfo, Row
+from outrider.engine.attention.tree import depths
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
-from outrider.engine.run.tree import depths
 from torch import Tensor
 
 from outrider_controller.whatif.texts import Guess, Text, Texts

@@ -37,7 +37,7 @@ from outrider_controller.autoscaler.plan import PLAN_EVERY_S, TargetState
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.request.checks import Request
 from outrider_controller.router.speculation.controller import SpeculationController
 from outrider_controller.router.speculation.policy import Policy
 from outrider_controller.whatif.engine import Clock, KnownEngine, StepSeconds, draft_says, target_says

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.tree import DraftTree
 
 Guess = Sequence[tuple[int, float]]
 """A source's likeliest next tokens, each with its chance; nothing: it has none."""

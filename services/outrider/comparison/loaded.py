@@ -22,7 +22,7 @@ from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_sta
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row, resolve, weights_revision
 from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.local import Answered, DrafterSource, Pair
 from outrider.target.drafts.head import engine_of, tried_head
 

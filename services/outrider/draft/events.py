@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.drafting.source import DraftLimits, Features, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import SamplingParams, VerificationMode
+from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey, WorkerEvent, WorkerReport
 
 

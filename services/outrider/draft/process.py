@@ -19,8 +19,8 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter, load_drafter
 from outrider.drafters.model import SOURCE
 from outrider.engine import resolve, tokenizer_fingerprint, weights_revision
-from outrider.engine.checkpoints.draft_checkpoint import read_recipe
 from outrider.engine.checkpoints.fetching import directory
+from outrider.engine.loading.draft_checkpoint import read_recipe
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from outrider.worker import process

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.draft.events import Proposed
 from outrider.drafters import DraftSequence
-from outrider.drafting.tree import DraftTree
+from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey
 
 

@@ -14,9 +14,9 @@ from outrider.draft import events
 from outrider.draft.events import DraftReport, DraftStats, Event
 from outrider.draft.sequences import OpenDraftSequences, OpenSequence
 from outrider.drafters import CommitMismatch, Drafter, DraftSequence
-from outrider.drafting.tree import DraftTree
 from outrider.engine import DeviceLost
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.tree import DraftTree
 from outrider.worker.events import (
     Closed,
     DrainExpired,

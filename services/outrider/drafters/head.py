@@ -21,10 +21,10 @@ from outrider.drafting.heads.remote import read
 from outrider.drafting.heads.runner import HeadRunner
 from outrider.drafting.heads.text import HeadText
 from outrider.drafting.source import Features
-from outrider.drafting.tree import DraftTree
 from outrider.engine import CheckpointError, EngineConfig, ModelInfo
-from outrider.engine.models.loader import read_settings, served_context
+from outrider.engine.loading.loader import read_settings, served_context
 from outrider.errors import InvalidRequest
+from outrider.tree import DraftTree
 
 
 class HeadDrafter(Drafter):

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from outrider.drafters.sequence import DraftSequence
 from outrider.drafting.source import DraftLimits, Features, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.engine import ModelInfo
+from outrider.tree import DraftTree
 
 
 class Drafter(ABC):

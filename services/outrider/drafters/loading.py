@@ -25,7 +25,7 @@ def load_drafter(
     `path`. Raises CheckpointError."""
     # Only here: these bring transformers.
     from outrider.drafters.head import HeadDrafter
-    from outrider.engine.models.loader import load_engine
+    from outrider.engine.loading.loader import load_engine
 
     if head is not None:
         return HeadDrafter.load(head, path, engine or EngineConfig())

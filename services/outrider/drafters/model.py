@@ -15,8 +15,8 @@ from outrider.drafters.rounds import DraftChain, plan_ingestion
 from outrider.drafters.sequence import DraftSequence
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
 from outrider.drafting.config import ModelConfig
-from outrider.drafting.tree import DraftTree, common_len
 from outrider.engine import Engine, EngineSequence, Row
+from outrider.tree import DraftTree, common_len
 
 SOURCE = "model"
 _STAND_IN = 0

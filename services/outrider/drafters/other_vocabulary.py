@@ -18,12 +18,12 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from outrider.drafters.sequence import DraftSequence
-from outrider.drafting.tree import common_len
 from outrider.engine import CheckpointError
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.tokenizer import load_tokenizer, num_tokens, tokenizer_of
 from outrider.speculation import Proposal, SamplingParams, VerificationMode, propose
 from outrider.token_bytes import TokenBytes, UnsupportedDecoder
+from outrider.tree import common_len
 
 # The last ids of a text are read anew with what follows, which may join them. So far back a place to begin is sought.
 _LOOSE, _FAR = 8, 40

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from outrider.drafting.config import ModelConfig
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import Q_TOTAL, DraftDistribution, Proposal
+from outrider.tree import DraftTree
 from outrider.tuning import MIN_CHANCE
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.source import DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree, agree
+from outrider.tree import DraftTree, agree
 
 
 class CommitMismatch(Exception):

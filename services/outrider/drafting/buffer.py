@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
-from outrider.drafting.tree import DraftTree, agree
+from outrider.tree import DraftTree, agree
 
 _MAX_TREE_TOKENS = 256
 """Tokens kept of one source: it may send trees without end."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.tree import DraftTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from outrider.engine.attention import Attention, KVCache, SdpaAttention
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
+from outrider.engine.kv.step import Row, Step
 from outrider.engine.models.decoder import Decoder
 from outrider.engine.models.memory import held_bytes
+from outrider.engine.models.taps import Taps
 from outrider.engine.run.buckets import choose
-from outrider.engine.run.step import Row, Step
-from outrider.engine.run.taps import Taps
 from outrider.engine_config import EngineConfig
 
 if TYPE_CHECKING:

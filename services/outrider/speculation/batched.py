@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.drafting.tree import ROOT, DraftTree
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
 from outrider.speculation.changes import Changes
@@ -24,6 +23,7 @@ from outrider.speculation.columns import Columns
 from outrider.speculation.logprobs import add_logprobs, asked_rows, logprob_table
 from outrider.speculation.noise import gumbel_of
 from outrider.speculation.sampled_rows import Sampled, SampledRows, Settings
+from outrider.tree import ROOT, DraftTree
 
 
 def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.options.logprobs import TokenLogprobs
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.speculation.logits import LogitsProcessor
+from outrider.tree import DraftTree
 
 
 @dataclass(slots=True)

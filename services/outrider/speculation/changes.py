@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.speculation.candidates import Candidate
 from outrider.speculation.columns import Columns
 from outrider.speculation.logits import LogitsProcessor, RowRefused
+from outrider.tree import DraftTree
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.drafting.tree import ROOT
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.speculation.batched import verify_batched
 from outrider.speculation.candidates import Candidate, NotFinite, Verdict
@@ -19,6 +18,7 @@ from outrider.speculation.changes import process
 from outrider.speculation.logprobs import add_logprobs, asked_rows, logprob_table
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.sampling import Support, support
+from outrider.tree import ROOT
 
 
 def verify(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:

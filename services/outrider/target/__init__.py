@@ -2,5 +2,5 @@
 
 Knows the target model, its sequences, verification and its KV cache; not the drafts' workers, Ray or tenants' policy.
 
-Not here: how logits are computed (`outrider.engine`). Begin with `step`.
+Not here: how logits are computed (`outrider.engine`). Begin with `service`.
 """

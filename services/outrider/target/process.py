@@ -29,7 +29,7 @@ from outrider.engine import (
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.access.roles import Role, credential
 from outrider.rpc.channel import connect_to
@@ -38,11 +38,11 @@ from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.drafts.head import head_drafts, head_features, tried_head
 from outrider.target.grammars.grammar import GrammarCompiler, host_bytes
+from outrider.target.grammars.tokenizer import read_tokenizer
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.service import TargetServicer
-from outrider.target.requests.tokenizer import read_tokenizer
 from outrider.target.samples import obedient, recorder_of
+from outrider.target.service import TargetServicer
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker import process

@@ -14,11 +14,11 @@ import torch
 from outrider.drafters import ModelConfig, load_drafter
 from outrider.drafting.heads import DraftHead
 from outrider.drafting.heads.check import guess_logits
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.run.taps import HEAD_INPUT
+from outrider.engine.models.taps import HEAD_INPUT
 from outrider.local import Pair
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose, verify
+from outrider.tree import DraftTree
 
 # Every proposed token is verified, so that the share depends on no clock and on no policy of serving.
 _EVERY_TOKEN = ModelConfig(min_confidence=0.0, num_alternatives=0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine import Engine, EngineSequence, Row
-from outrider.engine.run.taps import HEAD_INPUT
+from outrider.engine.models.taps import HEAD_INPUT
 from outrider.training.conversation import ChatFormat, Conversation
 from outrider.training.shards import Sample, count_samples, list_shards, read_corpus, save_shard, stored_tokens
 from outrider.training.texts import AnsweredText, Message, Sampled, prompt_ids

@@ -24,14 +24,14 @@ from outrider.drafting.heads.loading import FORMAT, is_head
 from outrider.drafting.heads.tensors import settings_of
 from outrider.engine import CheckpointError
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.draft_checkpoint import (
+from outrider.engine.checkpoints.quantization import quantize_rows
+from outrider.engine.loading.draft_checkpoint import (
     load_draft_model,
     read_embedding,
     read_head,
     rounding_noise,
     write_recipe,
 )
-from outrider.engine.models.quantization import quantize_rows
 from outrider.training.shards import Sample
 from outrider.training.student import Scores, StudentConfig, TeacherHead, compare, mixed_precision, read_layers
 

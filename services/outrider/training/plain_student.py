@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outrider.engine import CheckpointError
-from outrider.engine.checkpoints.draft_checkpoint import write_recipe
+from outrider.engine.loading.draft_checkpoint import write_recipe
 from outrider.training.shards import Sample
 from outrider.training.student import Scores, TeacherHead, hidden_states, learn
 

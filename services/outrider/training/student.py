@@ -22,7 +22,7 @@ from outrider.checkpoint_files import weight_files
 from outrider.engine import CheckpointError
 from outrider.engine.backends.cpu import multiplies_bfloat16
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.draft_checkpoint import (
+from outrider.engine.loading.draft_checkpoint import (
     build_draft_model,
     load_draft_model,
     read_embedding,

@@ -13,14 +13,14 @@ from typing import Any
 
 from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import ROOT, DraftTree, common_len
 from outrider.errors import InvalidRequest
 from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.target.requests.by_source import tokens_by_source
+from outrider.target.requests.commit import Outcome
 from outrider.target.requests.report import Committed
-from outrider.target.step.by_source import tokens_by_source
+from outrider.target.requests.times import Times
 from outrider.target.step.calibration import Calibration, Fit, bin_at, bins_of
-from outrider.target.step.commit import Outcome
-from outrider.target.step.times import Times
+from outrider.tree import ROOT, DraftTree, common_len
 from outrider.worker.step_cost import StepCost
 
 

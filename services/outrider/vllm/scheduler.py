@@ -21,7 +21,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as BaseScheduler
 from vllm.v1.outputs import DraftTokenIds
 
-from outrider.drafting.tree import DraftTree
+from outrider.tree import DraftTree
 from outrider.vllm import versions
 from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
 from outrider.vllm.front import WORKER

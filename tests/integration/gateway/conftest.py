@@ -11,7 +11,7 @@ import pytest
 from outrider.gateway.config import Failover, GatewayConfig, GatewayLimits
 from outrider.gateway.server import RunningGateway, running
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.grammars.tokenizer import read_tokenizer
 
 OpenGateway = Callable[..., AbstractAsyncContextManager[RunningGateway]]
 

@@ -36,7 +36,7 @@ SERVICE = "outrider.rpc.v1.RouterService"
 def tiny_tokenizer_bytes(template: str = "", added: tuple[str, ...] = ()) -> bytes:
     """What a target of a tiny checkpoint sends; with a chat template and tokens of its own."""
     # Only here: a router in a process of its own is given the bytes, and starts at once.
-    from outrider.target.requests.tokenizer import describe
+    from outrider.target.grammars.tokenizer import describe
     from outrider.testing.tiny import tiny_tokenizer
 
     tokenizer = tiny_tokenizer(VOCAB - len(added))

@@ -19,7 +19,7 @@ from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2
-from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.grammars.tokenizer import read_tokenizer
 from transformers import GenerationConfig
 
 from tests.integration.gateway.conftest import OpenGateway

@@ -17,8 +17,8 @@ from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, generation_pb2, generation_pb2_grpc, tenants_pb2
-from outrider_controller.control.api.server import control_process
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import control_process
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.conftest import OpenGateway

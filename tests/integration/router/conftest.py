@@ -29,11 +29,11 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
-from outrider.target.requests.service import TargetServicer
+from outrider.target.service import TargetServicer
 from outrider.worker.process import RunningWorker
 from outrider_controller.cli.app import run
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 from outrider_controller.router.config import (
     AdmissionConfig,
     FailoverConfig,

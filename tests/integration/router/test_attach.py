@@ -15,17 +15,17 @@ from outrider.drafting.lookup.suffix import History, SuffixDrafts
 from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.errors import OutriderError
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, target_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
+from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Limits, Opening, Stopping
 from outrider.target.requests.report import Committed, TargetReport
-from outrider.target.step.commit import Outcome
-from outrider.target.step.times import Times
+from outrider.target.requests.times import Times
+from outrider.tree import DraftTree
 from outrider.vllm.server.fixed_drafts import Reach
 from outrider.vllm.server.router_link import RouterReach
 from outrider.vllm.server.server_drafts import ServerDrafts

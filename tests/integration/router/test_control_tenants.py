@@ -16,8 +16,8 @@ from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, tenants_pb2
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 
 SECRET = ClusterSecret(b"0123456789abcdef")
 OPERATOR = bearer(SECRET.token(Role.OPERATOR))

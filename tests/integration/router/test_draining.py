@@ -13,8 +13,8 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 
 from tests.fakes import FakeDraft, FakeTarget, continuation
 from tests.integration.router.conftest import Fleet

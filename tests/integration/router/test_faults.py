@@ -13,7 +13,7 @@ from outrider.rpc.v1 import control_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import FailoverConfig
-from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.request.checks import Request
 
 from tests.fakes import FakeTarget, continuation
 from tests.integration.router.conftest import Fleet

@@ -15,7 +15,7 @@ from outrider.gateway.tools.tool_grammar import FreeCalls
 from outrider.gateway.tools.tools import ToolUse
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.grammars.tokenizer import read_tokenizer
 
 from tests.integration.router.test_real_workers import SAMPLINGS
 

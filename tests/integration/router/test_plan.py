@@ -18,10 +18,10 @@ from outrider.rpc.v1 import control_pb2, control_pb2_grpc, policy_pb2, router_pb
 from outrider.runtime.supervision import stop
 from outrider_controller.autoscaler.evidence import Cell
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.leading import PlanLeader
+from outrider_controller.control.server import running_control
 from outrider_controller.router.process import RunningRouter
 from prometheus_client import CollectorRegistry
 

@@ -16,8 +16,8 @@ from outrider.gateway.config import GatewayConfig
 from outrider.gateway.server import RunningGateway, running
 from outrider.protocol.receipts import ReceiptKey, checked
 from outrider.rpc.v1 import generation_pb2, receipt_pb2, router_pb2
-from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
 from outrider_controller.cli.ask.verify import first_difference, verify
+from outrider_controller.cli.client import Gateway, GatewayAnswer
 
 Json = dict[str, Any]
 KEY = ReceiptKey.make()

@@ -22,8 +22,8 @@ from outrider.gateway.generation.requests import Generation, TokenPrompt
 from outrider.gateway.server import RunningGateway, running
 from outrider.protocol.receipts import ReceiptKey, checked
 from outrider.rpc.v1 import generation_pb2, receipt_pb2, router_pb2, tenants_pb2
-from outrider_controller.cli.ask.client import Gateway, GatewayAnswer
 from outrider_controller.cli.ask.verify import verify
+from outrider_controller.cli.client import Gateway, GatewayAnswer
 
 NUM_TOKENS, VOCAB = 40, 384
 KEY = ReceiptKey.make()

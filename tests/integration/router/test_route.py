@@ -172,7 +172,7 @@ async def test_workers_of_neighbouring_releases_serve_though_they_say_what_is_no
 async def test_a_cached_prefix_decides_between_equal_targets(fleet: Fleet) -> None:
     from outrider.prefix import block_hashes
     from outrider.rpc.v1 import worker_pb2
-    from outrider_controller.router.requests.checks import cache_salt
+    from outrider_controller.router.request.checks import cache_salt
 
     targets = [await fleet.target() for _ in range(3)]
     await fleet.start()

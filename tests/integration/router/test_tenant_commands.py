@@ -20,8 +20,8 @@ from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.app import run
 from outrider_controller.cli.change.tenants_file import read_tenants
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 
 GOOD = """
 tenants:

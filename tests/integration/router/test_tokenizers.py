@@ -10,7 +10,7 @@ import grpc
 import pytest
 from outrider.protocol.tokenizers import sha256_of
 from outrider.rpc.v1 import router_pb2
-from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.grammars.tokenizer import read_tokenizer
 
 from tests.fakes import FakeTarget
 

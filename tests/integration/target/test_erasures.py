@@ -22,8 +22,8 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.samples import SampleStore
 from outrider_controller.cli.drafts import distill
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.scripted_router import until

@@ -14,8 +14,8 @@ from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sp
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.target.test_server import Router, open_sequence, running_target

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc
-from outrider.target.requests.service import TargetServicer
+from outrider.target.service import TargetServicer
 
 from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.target.test_server import Router, open_sequence, running_target, target

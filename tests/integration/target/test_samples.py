@@ -22,8 +22,8 @@ from outrider.rpc.v1 import control_pb2, control_pb2_grpc, target_pb2_grpc, tena
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.samples import SampleStore, read_cipher
 from outrider.telemetry.logging import JsonFormatter
-from outrider_controller.control.api.server import running_control
 from outrider_controller.control.config import ControlConfig
+from outrider_controller.control.server import running_control
 from transformers import AutoModelForCausalLM
 
 from benchmarks.support.redis_server import EmbeddedServer

@@ -32,7 +32,7 @@ from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.process import load, serve
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.service import TargetServicer
+from outrider.target.service import TargetServicer
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.testing.tiny import tiny_tokenizer

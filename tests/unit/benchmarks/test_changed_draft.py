@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from outrider.drafting.source import DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import SamplingParams, VerificationMode
+from outrider.tree import DraftTree
 
 from benchmarks.support import changed_draft
 from benchmarks.support.changed_draft import BadDrafter, stalling, wrong

@@ -10,7 +10,7 @@ import torch
 from outrider.drafters import ModelDrafter
 from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.testing.tiny import tiny_checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 from outrider.comparison.texts import kept_back
 from outrider.engine import EngineConfig, tokenizer_fingerprint
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.shards import Corpus
 from outrider.training.texts import Sampled

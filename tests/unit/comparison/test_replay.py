@@ -15,7 +15,7 @@ from outrider.drafting.heads import HeadDrafts
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.local import Answered, DrafterSource, Pair
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner

@@ -11,11 +11,11 @@ from outrider.draft.events import DraftReport, Proposed
 from outrider.draft.wire import ProposalLimits, events_of, responses_of
 from outrider.drafters.rounds import DraftChain
 from outrider.drafting.source import DraftLimits
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
 from outrider.speculation import DraftDistribution, Proposal, SamplingParams, VerificationMode
+from outrider.tree import DraftTree
 from outrider.worker.events import Closed, Failed, Refused, SequenceKey
 
 LIMITS = ProposalLimits(max_context_len=16, max_draft_tokens=8)

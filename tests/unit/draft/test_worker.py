@@ -9,10 +9,10 @@ from outrider.draft.events import DraftCommitted, DraftOpened, DraftReport, Even
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import DraftSequence
 from outrider.drafting.source import DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.errors import Code, InvalidRequest
 from outrider.protocol.errors import to_sequence_error
 from outrider.speculation import SamplingParams, VerificationMode
+from outrider.tree import DraftTree
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, PeerStreamEnded, Refused, SequenceKey
 from outrider.worker.faults import WholeStepFailed
 

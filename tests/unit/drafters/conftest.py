@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.speculation import SamplingParams, VerificationMode
 
 MakeEngine = Callable[..., Engine]

@@ -8,9 +8,9 @@ import pytest
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafters.rounds import DraftChain
 from outrider.drafting.source import DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine
 from outrider.speculation import Proposal, SamplingParams, VerificationMode
+from outrider.tree import DraftTree
 
 Greedy = Callable[..., SourceOpening]
 MakeEngine = Callable[..., Engine]

@@ -6,8 +6,8 @@ from collections import Counter
 
 import torch
 from outrider.drafters.rounds import DraftChain
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import Candidate, Proposal, SamplingParams, VerificationMode, propose, verify
+from outrider.tree import DraftTree
 from scipy.stats import chisquare
 
 # The fault shows in so few with p < 1e-60.

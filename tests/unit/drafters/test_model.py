@@ -12,9 +12,9 @@ import pytest
 import torch
 from outrider.drafters import Drafter, DraftSequence, ModelConfig, ModelDrafter, load_drafter
 from outrider.drafting.source import DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.speculation import SamplingParams, VerificationMode
+from outrider.tree import DraftTree
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

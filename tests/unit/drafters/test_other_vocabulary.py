@@ -20,13 +20,13 @@ from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import DraftLimits, DraftSource, make_sources
 from outrider.drafting.source import SourceOpening as DraftOpening
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.engine import CheckpointError, EngineConfig
 from outrider.errors import Unavailable
 from outrider.local import DrafterSource
 from outrider.speculation import Proposal, SamplingParams, VerificationMode, propose
 from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
+from outrider.tree import DraftTree
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast

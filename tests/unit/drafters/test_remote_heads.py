@@ -21,7 +21,6 @@ from outrider.drafting.pool.sequence import commit_message
 from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import draft_pb2
@@ -30,6 +29,7 @@ from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
+from outrider.tree import DraftTree
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, one_sampling_each, opening, prompts
 from tests.unit.target.test_head_drafts import LAYERS, knowing, random_head

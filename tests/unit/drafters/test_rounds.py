@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from outrider.drafters import ModelConfig
 from outrider.drafters.rounds import DraftChain, plan_ingestion
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import DraftDistribution, Proposal
+from outrider.tree import DraftTree
 
 CONFIG = ModelConfig(max_batch_tokens=100, catch_up_tokens=40, ready_lag=10)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from outrider.drafters import CommitMismatch, DraftSequence
 from outrider.drafting.source import SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
+from outrider.tree import DraftTree
 
 Greedy = Callable[..., SourceOpening]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from outrider.drafting.buffer import DraftBuffer
-from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import DraftDistribution
+from outrider.tree import DraftTree
 
 TRUTH = [10, 11, 12, 13]
 

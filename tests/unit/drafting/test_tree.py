@@ -7,9 +7,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.options.sampling import DraftDistribution
+from outrider.tree import DraftTree
 
 
 @st.composite

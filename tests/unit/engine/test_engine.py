@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, OutOfBlocks, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 

@@ -18,7 +18,7 @@ from outrider.engine import EngineConfig, Row, resolve
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints import gguf_fours
 from outrider.engine.checkpoints.packed_weights import drop_mixed
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import count_linear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from outrider.engine import CheckpointError, EngineConfig, Row, resolve
 from outrider.engine.checkpoints.gguf_settings import FAMILIES as READ
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 
 from tests.unit.engine.gguf_files import (
     CONTEXT,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, EngineSequence, Row
 from outrider.engine.backends.cpu import runnable_variants
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 

@@ -12,9 +12,9 @@ import torch
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, save_draft_model
-from outrider.engine.models.loader import load_engine
-from outrider.engine.models.quantization import quantize
+from outrider.engine.checkpoints.quantization import quantize
+from outrider.engine.loading.draft_checkpoint import load_draft_model, save_draft_model
+from outrider.engine.loading.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.student import StudentConfig, build_student
 from safetensors.torch import load_file, save_file

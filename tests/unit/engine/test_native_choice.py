@@ -15,7 +15,7 @@ from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.backends import cpu
 from outrider.engine.backends.cpu import build, variants
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.engine_config import NATIVE_VARIANTS
 
 PROMPT = list(range(3, 43))

@@ -12,8 +12,8 @@ import torch
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.models.loader import load_engine
-from outrider.engine.models.quantization import quantize
+from outrider.engine.checkpoints.quantization import quantize
+from outrider.engine.loading.loader import load_engine
 from outrider.local import Speculator
 from torch import Tensor
 from transformers import AutoModelForCausalLM

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from outrider.engine import CheckpointError, EngineConfig
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.architectures import architecture_problem
-from outrider.engine.models.loader import load_engine
 from outrider.local import Speculator
 from outrider.testing.tiny import tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM

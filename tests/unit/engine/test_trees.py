@@ -12,7 +12,7 @@ import pytest
 import torch
 from outrider.engine import MAX_TREE_NODES, Engine, EngineConfig, EngineSequence, OutOfBlocks, Row
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 from transformers import AutoModelForCausalLM

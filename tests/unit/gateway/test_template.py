@@ -11,7 +11,7 @@ import pytest
 from outrider.engine import resolve
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.template import ChatTemplate, TemplateError
-from outrider.target.requests.tokenizer import describe, read_tokenizer
+from outrider.target.grammars.tokenizer import describe, read_tokenizer
 from outrider.testing.tiny import tiny_tokenizer
 from transformers import AutoTokenizer
 

@@ -12,7 +12,7 @@ import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.threads import SHORT_CHARS, TokenizerThreads
 from outrider.gateway.tools.structured import Structured
-from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.grammars.tokenizer import read_tokenizer
 
 LONG = SHORT_CHARS + 1
 

@@ -9,9 +9,9 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import FailoverConfig, PolicyConfig, TraceConfig
 from outrider_controller.router.fleet.placement import verification_mode
 from outrider_controller.router.observe.tracing import Recorder, Traces
-from outrider_controller.router.requests.checks import Request
-from outrider_controller.router.requests.failover import FailoverState
-from outrider_controller.router.requests.request import RequestState
+from outrider_controller.router.request.checks import Request
+from outrider_controller.router.request.failover import FailoverState
+from outrider_controller.router.request.state import RequestState
 from outrider_controller.router.requests.sequences import ActiveRequest, RoundTimer
 from outrider_controller.router.speculation.controller import Allowance, SpeculationController
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import (
     Candidate,
     DraftDistribution,
@@ -27,6 +26,7 @@ from outrider.speculation.batched import verify_batched
 from outrider.speculation.noise import Purpose, gumbel_keys, gumbel_of
 from outrider.speculation.proposals import propose_batched, quantize
 from outrider.speculation.sampling import support
+from outrider.tree import DraftTree
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.speculation import (
     Candidate,
@@ -23,6 +22,7 @@ from outrider.speculation import (
 )
 from outrider.speculation.batched import verify_batched
 from outrider.speculation.changes import process
+from outrider.tree import DraftTree
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.speculation import (
     Candidate,
@@ -21,6 +20,7 @@ from outrider.speculation import (
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.proposals import quantize
 from outrider.speculation.sampling import support
+from outrider.tree import DraftTree
 from torch import Tensor
 
 VOCAB = 40

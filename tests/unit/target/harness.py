@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from outrider.drafting.source import DraftSource
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, EngineConfig
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Event, Offered, Opened
@@ -20,6 +19,7 @@ from outrider.target.requests.opening import Limits, Opening, Stopping
 from outrider.target.requests.report import Committed, TargetReport
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
+from outrider.tree import DraftTree
 from outrider.worker.events import Closed, Failed, PeerStreamEnded, SequenceKey
 from outrider.worker.step_cost import StepCost
 

@@ -22,11 +22,11 @@ from outrider.drafting.source import DraftSource, make_sources
 from outrider.drafting.speculation import Speculation
 from outrider.engine import CheckpointError, EngineConfig, Row
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
 from outrider.engine.checkpoints.fetching import directory, resolve
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
-from outrider.engine.models.loader import load_engine
-from outrider.engine.run.taps import HEAD_INPUT
+from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
+from outrider.engine.loading.loader import load_engine
+from outrider.engine.models.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.head import head_drafts, tried_head

@@ -10,7 +10,7 @@ import pytest
 import torch
 from outrider.engine import EngineConfig, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.speculation import NotFinite, SamplingParams, VerificationMode
 from outrider.testing.tiny import tiny_checkpoint
 

@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
@@ -30,6 +29,7 @@ from outrider.target.process import load
 from outrider.target.requests.events import Compiled, GrammarWork, Offered
 from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_tokenizer
+from outrider.tree import DraftTree
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
 

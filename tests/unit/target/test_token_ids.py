@@ -9,7 +9,7 @@ import pytest
 from outrider.engine import CheckpointError
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.gateway.tokenizer.model import ModelTokenizer
-from outrider.target.requests.tokenizer import read_tokenizer
+from outrider.target.grammars.tokenizer import read_tokenizer
 from tokenizers import Tokenizer
 
 from tests.unit.token_kinds import KINDS, texts, write

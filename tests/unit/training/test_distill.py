@@ -17,9 +17,9 @@ from outrider.drafting.heads.interface import ChainMemory
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import variants
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, read_embedding, read_head
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.draft_checkpoint import load_draft_model, read_embedding, read_head
+from outrider.engine.loading.loader import load_engine
 from outrider.local import Pair
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training import CorpusConfig, DistillConfig, LoopConfig, run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.samples import SampleStore
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training.corpus import CorpusConfig, write_corpus

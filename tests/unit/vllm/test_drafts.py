@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.rounds import SourceTokens
-from outrider.target.step.by_source import places_of, tokens_by_source
+from outrider.target.requests.by_source import places_of, tokens_by_source
+from outrider.tree import DraftTree
 from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
 
 TEXT = [1, 2, 3]

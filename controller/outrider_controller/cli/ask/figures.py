@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from outrider_controller.cli.ask.client import GatewayAnswer
+from outrider_controller.cli.client import GatewayAnswer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import click
 from outrider.protocol.limits import MAX_UINT32
 from outrider.rpc.v1 import generation_pb2 as generation
 
-from outrider_controller.cli.ask.client import SPECULATION_MODES, Gateway, GatewayAnswer, OnChunk, apply_prompt
 from outrider_controller.cli.ask.figures import answer_figures
 from outrider_controller.cli.asking import NumberRange
+from outrider_controller.cli.client import SPECULATION_MODES, Gateway, GatewayAnswer, OnChunk, apply_prompt
 from outrider_controller.cli.clusters.control import context_option, endpoint_option
 from outrider_controller.cli.output import colours, emit, note, output_option
 from outrider_controller.cli.show.trace.command import show

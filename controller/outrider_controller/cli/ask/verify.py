@@ -16,8 +16,8 @@ from outrider.protocol.receipts import BadReceipt, checked, digest, public_key
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import receipt_pb2, router_pb2, sequence_pb2
 
-from outrider_controller.cli.ask.client import Gateway, GatewayAnswer, apply_prompt
 from outrider_controller.cli.asking import NumberRange
+from outrider_controller.cli.client import Gateway, GatewayAnswer, apply_prompt
 from outrider_controller.cli.clusters.control import context_option, endpoint_option
 from outrider_controller.cli.exits import CommandError
 

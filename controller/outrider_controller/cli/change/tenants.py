@@ -19,7 +19,7 @@ from outrider_controller.cli.clusters.control import Control, ask_control, contr
 from outrider_controller.cli.drafts.versions import delete_drafts
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import emit, moment, named, note, print_rows
-from outrider_controller.cli.show.watching import limit_option, list_options, show_rows
+from outrider_controller.cli.watching import limit_option, list_options, show_rows
 
 KEY_COLUMNS = ("id", "tenant", "scopes", "expires", "valid")
 _SCOPES = {name.removeprefix("KEY_SCOPE_").lower(): value for name, value in tenants_pb2.KeyScope.items() if value}

@@ -12,10 +12,33 @@ from outrider.address import check_address
 from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.clusters import named as clusters
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.show.get import list_contexts
+from outrider_controller.cli.output import note, output_option, print_rows
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_CONTEXT = ("name", "default", "pid", "model", "grpc", "http", "control")
 _name = click.argument("name", callback=contexts.check_name)
+
+
+@click.command("get-contexts")
+@output_option("table", "wide", "json", "yaml", "name")
+def list_contexts(output: str) -> None:
+    """List what commands can ask, by name: clusters (`outrider config`) and stacks that `outrider up` runs here.
+
+    First the one that is asked when none is named.
+    """
+    found, current = contexts.known()
+    first = None
+    try:
+        first = contexts.choose("", found, current)
+    except CommandError as error:
+        note(str(error))
+    ordered = sorted(found, key=lambda context: context != first)
+    rows = [
+        {"name": one.name, "default": one == first, "pid": one.pid or None, **one.endpoints, **one.files}
+        for one in ordered
+    ]
+    shown = (*_CONTEXT, *clusters.FILES) if output == "wide" else _CONTEXT
+    print_rows("contexts", "contexts", rows, shown, output)
 
 
 @click.group("config")
@@ -26,7 +49,7 @@ def config() -> None:
     """
 
 
-config.add_command(list_contexts, "get-contexts")
+config.add_command(list_contexts)
 
 
 def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

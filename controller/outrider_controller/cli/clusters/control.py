@@ -26,8 +26,8 @@ from outrider.rpc.v1 import control_pb2, control_pb2_grpc, router_pb2, router_pb
 
 from outrider_controller.cli.clusters import contexts
 from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import output_option
-from outrider_controller.cli.up.models import DEFAULT_TARGET
 
 _DEFAULTS = {"grpc": "127.0.0.1:8001", "control": "127.0.0.1:8002", "model": DEFAULT_TARGET}
 

@@ -11,8 +11,8 @@ from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.drafts.plot import Bar, bars
 from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import columns, emit, note, output_option
-from outrider_controller.cli.up.models import DEFAULT_TARGET
 
 if TYPE_CHECKING:
     from outrider.comparison import Comparison

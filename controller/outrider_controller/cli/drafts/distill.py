@@ -18,8 +18,8 @@ from outrider.samples import SampleStore, read_cipher
 from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.exits import CommandError, ExitCode
+from outrider_controller.cli.models import DEFAULT_TARGET, shipped_draft
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
-from outrider_controller.cli.up.models import DEFAULT_TARGET, shipped_draft
 
 if TYPE_CHECKING:
     from outrider.training.corpus import CorpusConfig

@@ -19,9 +19,8 @@ from outrider_controller.autoscaler.rollout import (
 )
 from outrider_controller.cli.asking import NumberRange, confirm, yes_option
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
-from outrider_controller.cli.output import emit, moment, named
-from outrider_controller.cli.show.sequences import acceptance
-from outrider_controller.cli.show.watching import list_options, show_rows
+from outrider_controller.cli.output import acceptance, emit, moment, named
+from outrider_controller.cli.watching import list_options, show_rows
 
 _TABLE = ("name", "kind", "stage", "workers", "acceptance", "revision", "first_seen")
 _WIDE = (*_TABLE, "verified_tokens", "parent_revision", "version")

@@ -15,9 +15,9 @@ from outrider_controller.cli.asking import Nouns
 from outrider_controller.cli.change.tenants import KEY_COLUMNS, all_keys, key_row, tenant_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.drafts import versions
-from outrider_controller.cli.output import cell, emit, moment, named, table_lines
+from outrider_controller.cli.output import acceptance, cell, emit, moment, named, table_lines
 from outrider_controller.cli.show.events import event_line, event_row
-from outrider_controller.cli.show.sequences import COLUMNS, MOST, acceptance, sequence_row
+from outrider_controller.cli.show.sequences import COLUMNS, MOST, sequence_row
 from outrider_controller.cli.show.trace.asking import request_id_of
 from outrider_controller.cli.show.trace.rows import trace_row
 from outrider_controller.cli.show.usage import BRIEF, shares, since_option, usage_row, usage_rows

@@ -13,7 +13,7 @@ from outrider.rpc.v1 import control_pb2
 
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.output import document, emit, moment
-from outrider_controller.cli.show.watching import repeated
+from outrider_controller.cli.watching import repeated
 
 _PAUSE_S = 1.0
 

@@ -12,20 +12,17 @@ from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.cli.asking import Nouns
 from outrider_controller.cli.change.tenants import get_keys, get_tenants, paged
-from outrider_controller.cli.clusters import contexts
-from outrider_controller.cli.clusters import named as clusters
+from outrider_controller.cli.clusters.config import list_contexts
 from outrider_controller.cli.clusters.control import ask_control, control_options, list_workers
 from outrider_controller.cli.drafts.versions import get_drafts
-from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.output import moment, named, note, output_option, print_rows
+from outrider_controller.cli.output import moment, named, note, print_rows
 from outrider_controller.cli.show.sequences import get_sequences
 from outrider_controller.cli.show.usage import get_usage
-from outrider_controller.cli.show.watching import list_options, show_rows
+from outrider_controller.cli.watching import list_options, show_rows
 from outrider_controller.control.api.rows import worker_rows
 
 _ROLES = [name.removeprefix("WORKER_ROLE_").lower() for name, value in worker_pb2.WorkerRole.items() if value]
 _TABLE = ("id", "role", "status", "model", "address", "running", "waiting")
-_CONTEXT = ("name", "default", "pid", "model", "grpc", "http", "control")
 _LIMITS = ("num_blocks", "max_sequences", "max_context_len")
 _GPU = ("device_name", "gpu_memory_gib", "gpu_used_gib", "gpu_utilization", "gpu_power_watts")
 _KIND = ("engine", "draft_kind")
@@ -64,27 +61,7 @@ def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, o
     show_rows("workers", read, _WIDE if output == "wide" else _TABLE, output, watch=watch)
 
 
-@get.command("contexts")
-@output_option("table", "wide", "json", "yaml", "name")
-def list_contexts(output: str) -> None:
-    """List what commands can ask, by name: clusters (`outrider config`) and stacks that `outrider up` runs here.
-
-    First the one that is asked when none is named.
-    """
-    found, current = contexts.known()
-    first = None
-    try:
-        first = contexts.choose("", found, current)
-    except CommandError as error:
-        note(str(error))
-    ordered = sorted(found, key=lambda context: context != first)
-    rows = [
-        {"name": one.name, "default": one == first, "pid": one.pid or None, **one.endpoints, **one.files}
-        for one in ordered
-    ]
-    shown = (*_CONTEXT, *clusters.FILES) if output == "wide" else _CONTEXT
-    print_rows("contexts", "contexts", rows, shown, output)
-
+get.add_command(list_contexts, "contexts")
 
 _AUDIT = ("at", "by", "action", "name", "change")
 

@@ -9,8 +9,8 @@ import click
 from outrider.rpc.v1 import control_pb2, trace_pb2
 
 from outrider_controller.cli.clusters.control import ask_control
-from outrider_controller.cli.output import moment, named, note
-from outrider_controller.cli.show.watching import limit_option, list_options, show_rows
+from outrider_controller.cli.output import acceptance, moment, named, note
+from outrider_controller.cli.watching import limit_option, list_options, show_rows
 
 COLUMNS = ("id", "tenant", "output_tokens", "draft_tokens", "acceptance", "seconds")
 MOST = 10_000
@@ -65,8 +65,3 @@ def sequence_row(sequence: trace_pb2.RunningSequence) -> dict[str, Any]:
         "draft_tokens": sequence.max_draft_tokens,
         "acceptance": acceptance(sequence.num_verified_tokens, sequence.num_accepted_draft_tokens),
     }
-
-
-def acceptance(num_verified: int, num_accepted: int) -> float | None:
-    """Accepted of the drafted tokens that were verified; None where none were."""
-    return round(num_accepted / num_verified, 3) if num_verified else None

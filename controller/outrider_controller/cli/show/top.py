@@ -16,9 +16,9 @@ from outrider.rpc.v1 import control_pb2, policy_pb2, trace_pb2, worker_pb2
 
 from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
-from outrider_controller.cli.output import emit, table_lines
-from outrider_controller.cli.show.sequences import acceptance, note_unreachable
-from outrider_controller.cli.show.watching import repeated
+from outrider_controller.cli.output import acceptance, emit, table_lines
+from outrider_controller.cli.show.sequences import note_unreachable
+from outrider_controller.cli.watching import repeated
 from outrider_controller.control.api.decisions import decision_row, speed_of
 from outrider_controller.control.api.rows import worker_row
 

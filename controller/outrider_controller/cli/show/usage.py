@@ -12,7 +12,7 @@ from outrider.rpc.v1 import usage_pb2
 from outrider_controller.cli.asking import span_option
 from outrider_controller.cli.clusters.control import Control, ask_control
 from outrider_controller.cli.output import moment
-from outrider_controller.cli.show.watching import list_options, show_rows
+from outrider_controller.cli.watching import list_options, show_rows
 
 _INTERVALS = {"total": 0, "hour": usage_pb2.USAGE_INTERVAL_HOUR, "day": usage_pb2.USAGE_INTERVAL_DAY}
 _TOKENS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 
-from outrider_controller.cli.up.models import HEAD, OUR_ENGINE
+from outrider_controller.cli.models import HEAD, OUR_ENGINE
 
 
 def main() -> int:
@@ -24,7 +24,7 @@ def main() -> int:
     from outrider.drafting.heads.loading import head_kind, read_head_config
     from outrider.engine import CheckpointError, resolve
     from outrider.engine.checkpoints.fetching import directory
-    from outrider.engine.models.loader import read_settings
+    from outrider.engine.loading.loader import read_settings
 
     model, what = sys.argv[1:]
     try:

@@ -26,7 +26,7 @@ from outrider.user_cache import cache_directory, private_directory
 
 from outrider_controller.cli.clusters.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.up.models import HEAD, SHIPPED, asked, fetched
+from outrider_controller.cli.models import HEAD, SHIPPED, asked, fetched
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
 from outrider_controller.cli.up.stack_config import Cores, StackConfig, StackPlan, StackPlanner

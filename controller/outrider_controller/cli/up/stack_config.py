@@ -13,7 +13,7 @@ from typing import Annotated
 from outrider.configuration import Option
 from outrider.model_names import served_name
 
-from outrider_controller.cli.up.models import DEFAULT_TARGET, OUR_ENGINE, default_draft
+from outrider_controller.cli.models import DEFAULT_TARGET, OUR_ENGINE, default_draft
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ProcessSpec
 

@@ -17,8 +17,8 @@ from outrider.masking import holds_password
 
 from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.models import shipped_draft
 from outrider_controller.cli.output import note
-from outrider_controller.cli.up.models import shipped_draft
 from outrider_controller.cli.up.process import ProcessFailed
 from outrider_controller.cli.up.stack_config import ENGINES, StackConfig
 

@@ -20,7 +20,7 @@ from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.fleet.fleet import Fleet, TargetLink
 from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S
 from outrider_controller.router.observe.telemetry import RouterTelemetry
-from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.request.checks import Request
 
 OnAccepted = Callable[[], None]
 

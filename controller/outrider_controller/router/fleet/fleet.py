@@ -26,7 +26,7 @@ from outrider.runtime.supervision import Backoff, background, keep_running, stop
 from outrider_controller.router.config import FailoverConfig, LinkConfig, RouterConfig
 from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S, WorkerLoads
 from outrider_controller.router.fleet.placement import info_problem
-from outrider_controller.router.requests.failover import TargetKey
+from outrider_controller.router.request.failover import TargetKey
 
 log = logging.getLogger(__name__)
 

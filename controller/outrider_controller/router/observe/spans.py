@@ -20,7 +20,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.telemetry.tracing import Tracing, parent_of
 
 from outrider_controller.router.observe.tracing import KeptTrace
-from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.request.checks import Request
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from outrider.protocol.rounds import Round
 from outrider.telemetry.metrics import PHASES, STEP_BUCKETS_S, Durations, LabelCap
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from outrider_controller.router.requests.checks import Request
-from outrider_controller.router.requests.failover import Fault, Loss
+from outrider_controller.router.request.checks import Request
+from outrider_controller.router.request.failover import Fault, Loss
 
 log = logging.getLogger(__name__)
 

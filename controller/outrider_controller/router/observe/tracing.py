@@ -24,8 +24,8 @@ from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.observe.activity import Activity, Work
-from outrider_controller.router.requests.checks import Request
-from outrider_controller.router.requests.request import RequestState
+from outrider_controller.router.request.checks import Request
+from outrider_controller.router.request.state import RequestState
 
 SERVICE = "outrider.rpc.v1.TraceService"
 _MAX_EVENTS = 64

@@ -19,7 +19,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.runtime.supervision import background
 
-from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.request.checks import Request
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,5 @@
-"""Requests from their opening to their finish.
+"""Requests from their opening to their finish: where each is open, what it is sent, what follows when a worker is lost.
 
-Here: what a client may ask, the request itself, where it is open, and what becomes of it when a worker is lost. Not
-here: who may start now (`admission/`), which worker (`fleet/`), with what draft length (`speculation/`). Begin with
-`dispatcher`.
+Not here: the request itself (`request/`), who may start now (`admission/`), which worker (`fleet/`), with what draft
+length (`speculation/`). Begin with `dispatcher`.
 """

@@ -36,9 +36,9 @@ from outrider_controller.router.fleet.placement import (
 )
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import Recorder, now_us
-from outrider_controller.router.requests.checks import Request
-from outrider_controller.router.requests.failover import FailoverState, TargetKey, UnreachablePairs
-from outrider_controller.router.requests.request import RequestState
+from outrider_controller.router.request.checks import Request
+from outrider_controller.router.request.failover import FailoverState, TargetKey, UnreachablePairs
+from outrider_controller.router.request.state import RequestState
 from outrider_controller.router.requests.sequences import ActiveRequest, NewResponse, RoundTimer, SequenceTable
 from outrider_controller.router.speculation.controller import Allowance, SpeculationController
 from outrider_controller.router.speculation.policy import Policy

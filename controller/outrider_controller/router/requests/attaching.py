@@ -27,7 +27,7 @@ from outrider.runtime.supervision import until_first_ends
 from outrider_controller.router.fleet.fleet import TargetLink
 from outrider_controller.router.fleet.placement import info_problem
 from outrider_controller.router.observe.tracing import now_us
-from outrider_controller.router.requests.checks import Request, check_request
+from outrider_controller.router.request.checks import Request, check_request
 from outrider_controller.router.requests.dispatcher import Dispatcher
 from outrider_controller.router.requests.sequences import ActiveRequest
 

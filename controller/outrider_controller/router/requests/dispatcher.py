@@ -26,14 +26,14 @@ from outrider_controller.router.fleet.fleet import Fleet, TargetLink, TargetList
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import TraceBatch, Traces, now_us
 from outrider_controller.router.observe.usage import UsageSums
+from outrider_controller.router.request.checks import Request
+from outrider_controller.router.request.failover import Fault, Loss, fault_of, loss_of
+from outrider_controller.router.request.state import BadReply
 from outrider_controller.router.requests.assignment import Assigner, Directory, WorkerPicker
-from outrider_controller.router.requests.checks import Request
 from outrider_controller.router.requests.draining import hand_over
-from outrider_controller.router.requests.failover import Fault, Loss, fault_of, loss_of
-from outrider_controller.router.requests.request import BadReply
 from outrider_controller.router.requests.sequences import ActiveRequest, NewResponse, SequenceTable
+from outrider_controller.router.requests.settings import SettingsSender
 from outrider_controller.router.speculation.policy import Policy
-from outrider_controller.router.speculation.settings import SettingsSender
 
 
 class Dispatcher:

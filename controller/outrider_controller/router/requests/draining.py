@@ -10,7 +10,7 @@ from collections.abc import Callable
 from outrider_controller.router.fleet.fleet import Fleet
 from outrider_controller.router.fleet.placement import same_weights
 from outrider_controller.router.observe.tracing import now_us
-from outrider_controller.router.requests.failover import Fault
+from outrider_controller.router.request.failover import Fault
 from outrider_controller.router.requests.sequences import ActiveRequest, SequenceTable
 
 LoseTarget = Callable[[ActiveRequest, str, Fault], None]

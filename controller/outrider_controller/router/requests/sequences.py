@@ -25,9 +25,9 @@ from outrider.rpc.v1 import target_pb2
 from outrider_controller.router.fleet.fleet import LeasedDraft, TargetLink
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import Recorder, now_us
-from outrider_controller.router.requests.checks import Request
-from outrider_controller.router.requests.failover import FailoverState
-from outrider_controller.router.requests.request import BadReply, RequestState
+from outrider_controller.router.request.checks import Request
+from outrider_controller.router.request.failover import FailoverState
+from outrider_controller.router.request.state import BadReply, RequestState
 from outrider_controller.router.speculation.controller import SpeculationController
 
 # Closed target sequences whose tenant is remembered.

@@ -28,7 +28,7 @@ from outrider.runtime.supervision import background, until_first_ends
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet
 from outrider_controller.router.observe.telemetry import RouterTelemetry
-from outrider_controller.router.requests.checks import Request, check_model_name, check_request
+from outrider_controller.router.request.checks import Request, check_model_name, check_request
 from outrider_controller.router.requests.dispatcher import Dispatcher
 from outrider_controller.router.requests.sequences import NewResponse
 

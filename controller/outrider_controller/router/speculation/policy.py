@@ -20,7 +20,7 @@ from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetSt
 from outrider_controller.autoscaler.planner import ANYBODY, DecayedSums, Planner
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.request.checks import Request
 from outrider_controller.router.speculation.controller import Allowance
 from outrider_controller.router.speculation.gain import DraftRecord
 

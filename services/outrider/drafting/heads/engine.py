@@ -22,10 +22,10 @@ from outrider.engine import Engine, EngineConfig, ModelInfo, Row
 from outrider.engine.attention import Attention, Batch, KVCache, Shape, make_attention
 from outrider.engine.backends import cpu
 from outrider.engine.backends.cpu.build import Kernels
+from outrider.engine.checkpoints.quantization import Int8Linear, quantize
 from outrider.engine.models.decoder import Decoder
 from outrider.engine.models.memory import Need, available_bytes, kv_blocks
-from outrider.engine.models.quantization import Int8Linear, quantize
-from outrider.engine.run.taps import Taps
+from outrider.engine.models.taps import Taps
 
 
 class HeadDecoder(Decoder, Protocol):

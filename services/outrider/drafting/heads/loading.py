@@ -27,7 +27,7 @@ from outrider.drafting.heads.medusa import MedusaHead
 from outrider.drafting.heads.mtp import MtpHead
 from outrider.drafting.heads.tensors import fill, read_tensors, settings_of, tensor_names
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
+from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 
 FORMAT = 1
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from outrider.drafting.heads.features import FeatureCache, FeatureWriter
 from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.errors import OutriderError
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.tree import DraftTree
 
 _MAX_BYTES = 256 << 10
 """Of one message: the features of a long prompt come in several."""

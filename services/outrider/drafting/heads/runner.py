@@ -11,9 +11,9 @@ from outrider.drafting.heads.engine import HeadEngine
 from outrider.drafting.heads.interface import ChainMemory, DraftHead
 from outrider.drafting.heads.text import GrowingDraft, HeadText, Place
 from outrider.drafting.source import SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence, Row
 from outrider.speculation import propose
+from outrider.tree import DraftTree
 
 _OTHERS = 2
 # Positions of a long text that are read at once; texts with fewer unread than _SHORT are read together.

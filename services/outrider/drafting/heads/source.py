@@ -18,8 +18,8 @@ from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.runner import HeadRunner
 from outrider.drafting.heads.text import HeadText
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.tree import DraftTree
 
 
 class HeadDrafts:

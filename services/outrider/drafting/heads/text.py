@@ -9,10 +9,10 @@ from torch import Tensor
 
 from outrider import tuning
 from outrider.drafting.source import SourceOpening
-from outrider.drafting.tree import ROOT, DraftTree
 from outrider.engine import EngineSequence
 from outrider.options.sampling import Q_TOTAL, DraftDistribution
 from outrider.speculation import Proposal
+from outrider.tree import ROOT, DraftTree
 
 
 @dataclass(frozen=True, slots=True)

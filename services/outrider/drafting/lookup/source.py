@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.tree import DraftTree
 
 REACH = 4
 """Most tokens that are proposed for each matched one (SuffixDecoding's alpha). More are seldom right. How many of these

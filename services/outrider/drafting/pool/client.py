@@ -16,12 +16,12 @@ from outrider.drafting.pool.leases import DraftLeases
 from outrider.drafting.pool.link import UNREACHABLE, DraftLink, Listener
 from outrider.drafting.pool.sequence import DraftVocabulary, PooledSequence
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
+from outrider.tree import DraftTree
 
 
 @dataclass(slots=True)

@@ -10,12 +10,12 @@ from typing import Self
 from outrider.drafting.pool.link import DraftLink
 from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import CloseReason, DraftLimits, Features, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
 from outrider.protocol.limits import MAX_UINT32, clamp_us
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import sequence_pb2
+from outrider.tree import DraftTree
 
 # Drafts not yet verified that are remembered. Between two commits a draft should never send more.
 _MAX_SENT = 256

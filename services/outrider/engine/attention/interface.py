@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from outrider.engine.run.tree import path_to, runs
+from outrider.engine.attention.tree import path_to, runs
 
 
 @dataclass(slots=True, weakref_slot=True)

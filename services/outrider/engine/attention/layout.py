@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.engine.attention.interface import RowSpan
-from outrider.engine.run.tree import ancestor_masks, depths
+from outrider.engine.attention.tree import ancestor_masks, depths
 
 Integers = NDArray[np.int64]
 

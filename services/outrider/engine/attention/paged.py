@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outrider.engine.attention.interface import KVCache, RowSpan, Windows
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, Fields, fill, num_tiles
-from outrider.engine.run.tree import MAX_TREE_NODES
+from outrider.engine.attention.tree import MAX_TREE_NODES
 
 NUM_SPLITS = 16
 """With eight key heads one sequence occupies 128 programs, about the multiprocessors of a large GPU."""

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outrider.engine.checkpoints.packed_weights import drop_mixed
-from outrider.engine.models.quantization import Int4Linear
+from outrider.engine.checkpoints.quantization import Int4Linear
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor

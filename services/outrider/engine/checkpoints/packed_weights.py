@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outrider.checkpoint_files import weight_files
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.models.quantization import INT4_GROUP, Int4Linear, Int8Linear
+from outrider.engine.checkpoints.quantization import INT4_GROUP, Int4Linear, Int8Linear
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from outrider.engine.kv.blocks import BlockPool, PrefixChanges
 from outrider.engine.kv.sequence import DraftedNodes, EngineSequence, OutOfBlocks
-from outrider.engine.run.step import Row
+from outrider.engine.kv.step import Row
 from outrider.prefix import block_hashes
 
 

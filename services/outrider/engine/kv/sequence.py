@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.engine.run.tree import branches, check_parents, depth_first
+from outrider.engine.attention.tree import branches, check_parents, depth_first
 
 
 class OutOfBlocks(Exception):

@@ -1,4 +1,5 @@
-"""From a checkpoint to a model that runs: which execution, which precision, how many positions.
+"""What a model is to the engine: the decoder and its executions, what they need of memory, how many positions.
 
-Not here: files (`checkpoints/`), KV blocks (`kv/`), and a step (`run/`). Begin with `loader`.
+Not here: how they are loaded (`loading/`), files (`checkpoints/`), KV blocks (`kv/`), and a step (`run/`). Begin with
+`decoder`.
 """

@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from outrider.engine.attention import Batch
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.run.taps import HEAD_INPUT, Taps
+from outrider.engine.models.taps import HEAD_INPUT, Taps
 
 _ATTENTION_NAME = "outrider"
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from outrider.engine.attention import Batch
 from outrider.engine.models.families import Family, why_no_relative
 from outrider.engine.models.families import Layer as Parts
-from outrider.engine.run.taps import HEAD_INPUT, Taps
+from outrider.engine.models.taps import HEAD_INPUT, Taps
 
 # The batch size that oneDNN packs for; the layout serves every other size too.
 _PACK_FOR_ROWS = 8

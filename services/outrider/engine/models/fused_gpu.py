@@ -19,7 +19,7 @@ from outrider.engine.attention import Batch
 from outrider.engine.attention.paged import TritonBatch
 from outrider.engine.models.families import Family, why_no_relative
 from outrider.engine.models.families import Layer as Parts
-from outrider.engine.run.taps import HEAD_INPUT, Taps
+from outrider.engine.models.taps import HEAD_INPUT, Taps
 
 _GATE_BLOCK = 1024
 

@@ -1,4 +1,4 @@
-"""One forward: what each sequence runs, the same laid out flat, and CUDA graphs of it.
+"""CUDA graphs of steps.
 
-Not here: what follows from the logits (`outrider.speculation`). Begin with `step`.
+Not here: what a step is (`kv/step`), and what follows from the logits (`outrider.speculation`). Begin with `graphs`.
 """

@@ -17,10 +17,10 @@ from torch import Tensor
 from outrider.engine.attention import KVCache
 from outrider.engine.attention.layout import TILE_FIELDS, Fields, fill
 from outrider.engine.attention.paged import SMALL_SPAN, TritonAttention, TritonBatch
+from outrider.engine.kv.step import Step
 from outrider.engine.models.decoder import Decoder
+from outrider.engine.models.taps import Taps
 from outrider.engine.run.buckets import Bucket, choose
-from outrider.engine.run.step import Step
-from outrider.engine.run.taps import Taps
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.heads.loading import load_head_of
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.backends import cpu
-from outrider.engine.run.taps import HEAD_INPUT
+from outrider.engine.models.taps import HEAD_INPUT
 
 _CHECKED_TOKENS = 48
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from outrider.drafting.heads import HeadFeatures
 from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Features, learns, reads_states
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
-from outrider.engine.run.taps import HEAD_INPUT
+from outrider.engine.models.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats
+from outrider.tree import DraftTree
 
 log = logging.getLogger(__name__)
 

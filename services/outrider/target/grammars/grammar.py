@@ -31,8 +31,8 @@ from outrider.target.config import GRAMMAR_BYTES
 from outrider.target.grammars import trial
 from outrider.target.grammars.matcher import FIELD, GrammarMatcher, ThreadedMatcher, WaitAllowance
 from outrider.target.grammars.memory import TENANT_SHARE, GrammarMemory, footprint
+from outrider.target.grammars.tokenizer import read_tokenizer
 from outrider.target.grammars.trial import TrialSetting, process_bytes
-from outrider.target.requests.tokenizer import read_tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.speculation import Grammar
 from outrider.target.requests.opening import Opening
+from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey, WorkerEvent
 
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.source import KINDS, Features
-from outrider.drafting.tree import DraftTree
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.rounds import SourceTokens
-from outrider.target.step.by_source import chances_of, places_of
-from outrider.target.step.commit import Outcome
-from outrider.target.step.times import Times
+from outrider.target.requests.by_source import chances_of, places_of
+from outrider.target.requests.commit import Outcome
+from outrider.target.requests.times import Times
+from outrider.tree import DraftTree
 from outrider.worker.events import Failed, SequenceKey, WorkerReport
 
 

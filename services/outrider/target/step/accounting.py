@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.tree import DraftTree
+from outrider.target.requests.commit import Outcome
 from outrider.target.requests.report import Committed, TargetStats
+from outrider.target.requests.times import Timer, Times
 from outrider.target.step.calibration import Calibration, bins_of
-from outrider.target.step.commit import Outcome
 from outrider.target.step.scheduler import PlannedRow
-from outrider.target.step.times import Timer, Times
+from outrider.tree import DraftTree
 from outrider.worker.step_cost import StepCost
 
 

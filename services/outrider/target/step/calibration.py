@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from outrider import tuning
-from outrider.drafting.tree import DraftTree, chance_after
+from outrider.tree import DraftTree, chance_after
 
 _EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Edges between the intervals of the draft's probability."""

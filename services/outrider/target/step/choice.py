@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
-from outrider.drafting.tree import ROOT, DraftTree
 from outrider.engine import MAX_TREE_NODES
 from outrider.speculation import VerificationMode
 from outrider.target.step.calibration import Calibration, bin_at, bins_of
 from outrider.target.step.sequence import TargetSequence
+from outrider.tree import ROOT, DraftTree
 
 
 def _none_free(num_rows: int, num_tokens: int) -> int:

@@ -13,7 +13,6 @@ from typing import Generic, Protocol, TypeVar, assert_never
 
 from outrider.drafting.source import DraftSource
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.speculation import Grammar
 from outrider.target.drafts.own_drafts import OwnDrafts
@@ -21,10 +20,11 @@ from outrider.target.requests import events
 from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits, Opening
 from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
 from outrider.target.step.calibration import Fit
-from outrider.target.step.times import Timer
+from outrider.tree import DraftTree
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, PeerStreamEnded, Refused, SequenceKey
 from outrider.worker.watchdog import StepPace
 

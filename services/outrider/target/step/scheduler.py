@@ -14,9 +14,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from outrider.drafting.tree import DraftTree
 from outrider.target.step.choice import DraftChoice, Pricing
 from outrider.target.step.sequence import TargetSequence
+from outrider.tree import DraftTree
 
 _MAX_PROMPT_LOGPROBS = 256
 """Most tokens of prompts in one step whose log probabilities are asked for: all their logits, [tokens, vocab], are held

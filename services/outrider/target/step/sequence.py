@@ -6,13 +6,13 @@ from dataclasses import dataclass, field, replace
 
 from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.options.logprobs import TokenLogprobs
 from outrider.speculation import Grammar, LogitsProcessor, VerificationMode
 from outrider.target.requests.opening import Opening
+from outrider.target.requests.times import Timer
 from outrider.target.step.calibration import Fit
-from outrider.target.step.times import Timer
+from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey
 
 

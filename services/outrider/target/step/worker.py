@@ -10,24 +10,24 @@ import logging
 from collections.abc import Callable, Sequence
 
 from outrider.drafting.source import DraftSource, Features
-from outrider.drafting.tree import DraftTree
 from outrider.engine import Engine, OutOfBlocks
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
 from outrider.target.requests import events
+from outrider.target.requests.by_source import tokens_by_source, verified_nodes
+from outrider.target.requests.commit import apply_stop_conditions
 from outrider.target.requests.opening import Limits, Opening
 from outrider.target.requests.report import Committed, TargetStats
+from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
-from outrider.target.step.by_source import tokens_by_source, verified_nodes
 from outrider.target.step.choice import Pricing
-from outrider.target.step.commit import apply_stop_conditions
 from outrider.target.step.core import Clock, KnownSequences, TargetCore
 from outrider.target.step.scheduler import Batching, PlannedRow, StepPlan, admissible, plan
 from outrider.target.step.sequence import PromptReport, TargetSequence
-from outrider.target.step.times import Timer
 from outrider.target.step.verify import Verified, kv_of, verify_rows
+from outrider.tree import DraftTree
 from outrider.worker.events import Load, SequenceKey
 from outrider.worker.faults import check_engine
 from outrider.worker.step_cost import StepCost

@@ -31,8 +31,8 @@ from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.report import TargetReport
+from outrider.target.requests.times import Timer
 from outrider.target.step.calibration import Fit
-from outrider.target.step.times import Timer
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.measured_wait import MeasuredWait

@@ -14,16 +14,16 @@ from typing import Any
 from vllm.v1.engine.core import EngineCore
 
 from outrider.drafting.source import DraftSource
-from outrider.drafting.tree import DraftTree
 from outrider.errors import Unavailable
 from outrider.speculation import Grammar
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetStats
+from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting, SteppedRow
 from outrider.target.step.core import TargetCore
-from outrider.target.step.times import Timer
+from outrider.tree import DraftTree
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of

@@ -32,13 +32,13 @@ from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
+from outrider.target.grammars.tokenizer import read_tokenizer
 from outrider.target.metrics import TargetMetrics
 from outrider.target.process import SERVICE
 from outrider.target.requests.events import Event, Opened
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.service import TargetServicer
-from outrider.target.requests.tokenizer import read_tokenizer
 from outrider.target.samples import obedient, recorder_of
+from outrider.target.service import TargetServicer
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.vllm import versions
 from outrider.vllm.target.engine import engine_args, info_of, make_core

@@ -11,14 +11,14 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCore
 
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Grammar
 from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats
+from outrider.target.requests.times import Timer
 from outrider.target.step.core import KnownSequences
-from outrider.target.step.times import Timer
+from outrider.tree import DraftTree
 from outrider.vllm.drafts import DraftBook
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.worker.events import SequenceKey

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import resolve
-from outrider.engine.checkpoints.draft_checkpoint import load_draft_model, save_draft_model
+from outrider.engine.loading.draft_checkpoint import load_draft_model, save_draft_model
 from outrider_controller.cli.output import columns
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from outrider_controller.cli.app import run
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.up.models import DEFAULT_TARGET, default_draft
+from outrider_controller.cli.models import DEFAULT_TARGET, default_draft
 
 
 def test_a_target_without_a_shipped_draft_is_told_every_way_to_go_on() -> None:

@@ -14,7 +14,7 @@ from outrider.drafting.heads import Eagle3Head, HeadError, TargetParts, load_hea
 from outrider.drafting.heads.check import agreement
 from outrider.drafting.heads.loading import is_head
 from outrider.engine import EngineConfig, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.target.drafts.head import tried_head
 from torch import Tensor
 

@@ -20,8 +20,8 @@ from outrider.drafting.speculation import Speculation
 from outrider.engine import EngineConfig, EngineSequence, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import read_config
-from outrider.engine.checkpoints.draft_checkpoint import read_embedding, read_head
-from outrider.engine.models.quantization import Int8Linear
+from outrider.engine.checkpoints.quantization import Int8Linear
+from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from torch import Tensor, nn
 
 from tests.unit.engine.variants import slow_but_the_best

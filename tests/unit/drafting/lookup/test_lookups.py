@@ -10,9 +10,9 @@ from outrider.drafting.lookup import NAMES
 from outrider.drafting.lookup.ngram import NgramLookup, ngrams
 from outrider.drafting.lookup.prediction import predictions
 from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, SourceOpening, make_sources, register
-from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.tree import DraftTree
 
 KEY, OTHER = SequenceKey(1, 1), SequenceKey(1, 2)
 

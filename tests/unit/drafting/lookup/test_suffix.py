@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pytest
 from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts, SuffixLookup
 from outrider.drafting.source import CloseReason, DraftLimits, SourceOpening
-from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.tree import DraftTree
 
 GREEDY = SamplingParams(temperature=0)
 

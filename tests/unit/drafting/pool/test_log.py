@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from outrider.drafting.pool.sequence import DraftLog, drafted_us
-from outrider.drafting.tree import DraftTree
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.tree import DraftTree
 
 
 def add(log: DraftLog, base_len: int, count: int, now_us: int = 0, **fields: Any) -> int:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from outrider.drafting.pool.validator import DraftValidator
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest
 from outrider.options.sampling import VerificationMode
 from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.tree import DraftTree
 
 SAMPLING = sequence.Sampling(temperature=0.5, top_p=0.9, seed=3)
 

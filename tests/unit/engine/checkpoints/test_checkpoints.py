@@ -24,13 +24,13 @@ from outrider.engine import (
     weights_revision,
 )
 from outrider.engine.checkpoints.digests import file_digest
-from outrider.engine.checkpoints.draft_checkpoint import (
+from outrider.engine.loading.draft_checkpoint import (
     build_draft_model,
     load_draft_model,
     read_embedding,
     save_draft_model,
 )
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from safetensors.torch import load_file, save_file
 

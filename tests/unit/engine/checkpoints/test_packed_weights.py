@@ -14,7 +14,7 @@ import pytest
 import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import count_linear
 from outrider.local import Speculator
 from safetensors.torch import load_file, save_file

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.testing.tiny import tiny_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider.engine.models.comparison import PROVEN
+from outrider.engine.loading.comparison import PROVEN
 
 from tests.unit.engine.models.every_family import FAMILIES, base, changed, verdict
 from tests.unit.engine.test_supported_models import MODELS

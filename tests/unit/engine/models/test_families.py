@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.context import layer_windows
-from outrider.engine.models.loader import load_engine
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.unit.engine.test_supported_models import COMMON, made

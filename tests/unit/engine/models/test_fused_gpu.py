@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from outrider.engine import EngineConfig, Row
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.fused_gpu import GpuLlama
-from outrider.engine.models.loader import load_engine
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_native_families import FAMILIES, drawn_vectors

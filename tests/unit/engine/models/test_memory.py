@@ -10,9 +10,9 @@ import torch
 from outrider.engine import CheckpointError, EngineConfig
 from outrider.engine.attention import Shape
 from outrider.engine.attention.paged import Workspace
+from outrider.engine.loading.assembly import working_bytes
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.models import memory
-from outrider.engine.models.assembly import working_bytes
-from outrider.engine.models.loader import load_engine
 from outrider.engine.models.memory import DoesNotFit, Need, count_parameters, held_bytes, kv_blocks
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -54,7 +54,7 @@ def test_parameters_are_counted_without_loading_them(tiny: Path) -> None:
 
 
 def test_a_full_machine_refuses_at_start(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outrider.engine.models.loader.available_bytes", lambda device: 10_000)
+    monkeypatch.setattr("outrider.engine.loading.loader.available_bytes", lambda device: 10_000)
     with pytest.raises(DoesNotFit, match=r"this device has 0\.0 MB free"):
         load_engine(tiny, EngineConfig(dtype="float32"))
     assert memory.available_bytes("cpu") > 10**8

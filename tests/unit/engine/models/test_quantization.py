@@ -9,7 +9,8 @@ import pytest
 import torch
 from outrider.drafters import load_drafter
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
-from outrider.engine.models.loader import load_engine
+from outrider.engine.checkpoints.quantization import Int4Linear, Int8Linear, check, quantize
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import (
     DoesNotFit,
     LinearWeights,
@@ -19,7 +20,6 @@ from outrider.engine.models.memory import (
     held_bytes,
     kv_blocks,
 )
-from outrider.engine.models.quantization import Int4Linear, Int8Linear, check, quantize
 from outrider.local import Pair
 from outrider.speculation import SamplingParams
 from torch import nn

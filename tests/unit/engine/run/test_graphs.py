@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, EngineSequence, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.engine.run.buckets import Bucket, make_buckets
 from outrider.engine.run.graphs import GraphRunner, GraphShape, Layers
 from torch import Tensor

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, EngineSequence, Row
-from outrider.engine.models.loader import load_engine
+from outrider.engine.loading.loader import load_engine
 from outrider.testing.tiny import tiny_checkpoint
 from transformers import AutoModelForCausalLM
 

@@ -11,7 +11,7 @@ from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.observe.tracing import Recorder, TraceBatch, Traces
-from outrider_controller.router.requests.checks import Request
+from outrider_controller.router.request.checks import Request
 from outrider_controller.router.requests.sequences import ActiveRequest
 
 from tests.unit.router.made_requests import a_request, under_way

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from outrider.errors import Code
 from outrider_controller.router.config import FailoverConfig
-from outrider_controller.router.requests.failover import FailoverState, Fault, Loss, UnreachablePairs, fault_of, loss_of
+from outrider_controller.router.request.failover import FailoverState, Fault, Loss, UnreachablePairs, fault_of, loss_of
 
 CONFIG = FailoverConfig(max_target_failures=2, max_lost_connections=3, max_draft_failures=4)
 

@@ -8,7 +8,7 @@ import pytest
 from outrider.protocol.limits import MAX_DURATION_US as MAX_US
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider_controller.router.requests.request import BadReply
+from outrider_controller.router.request.state import BadReply
 from outrider_controller.router.requests.sequences import ActiveRequest, open_message
 
 from tests.unit.router.made_requests import a_request, under_way

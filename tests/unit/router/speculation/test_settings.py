@@ -21,8 +21,8 @@ from outrider_controller.router.fleet.fleet import Fleet, LeasedDraft, RowPrice
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import now_us
 from outrider_controller.router.requests.sequences import ActiveRequest, OpenTarget, SequenceTable
+from outrider_controller.router.requests.settings import SettingsSender
 from outrider_controller.router.speculation.policy import Policy
-from outrider_controller.router.speculation.settings import SettingsSender
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import fake_info

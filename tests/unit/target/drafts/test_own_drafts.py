@@ -11,15 +11,15 @@ import pytest
 from outrider.drafting.lookup import ALL_NAMES, NAMES
 from outrider.drafting.source import make_sources
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineConfig
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.opening import Opening
+from outrider.target.requests.times import Timer
 from outrider.target.step.choice import Pricing
 from outrider.target.step.sequence import TargetSequence
-from outrider.target.step.times import Timer
+from outrider.tree import DraftTree
 
 from tests.unit.engine.test_trees import skip_what_cannot_run
 from tests.unit.engine.variants import slow_but_the_best

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from outrider.drafting.pool import DraftLeases
 from outrider.drafting.source import Features
-from outrider.drafting.tree import DraftTree
 from outrider.errors import Code
 from outrider.metadata import LeaseRecord
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.drafts.pool import PooledDrafts
+from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import DraftRefused, Offered
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.times import Times
 from outrider.target.requests.wire import events_of
-from outrider.target.step.commit import Outcome
-from outrider.target.step.times import Times
+from outrider.tree import DraftTree
 from outrider.worker.events import Failed, SequenceKey
 
 from tests.simulation.network import Host, Network

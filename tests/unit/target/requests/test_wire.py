@@ -6,17 +6,17 @@ import random
 from pathlib import Path
 
 import pytest
-from outrider.drafting.tree import DraftTree
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
+from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import Opened
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.times import Times
 from outrider.target.requests.wire import events_of, response_of
-from outrider.target.step.commit import Outcome
-from outrider.target.step.times import Times
+from outrider.tree import DraftTree
 from outrider.worker.events import Failed, Refused
 
 from tests.unit.target.harness import Bench, key, opening

@@ -9,16 +9,16 @@ import pytest
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import KINDS, make_sources
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.protocol.rounds import Round, SourceTokens
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.target.metrics import TargetMetrics
+from outrider.target.requests.by_source import chances_of, places_of, tokens_by_source, verified_nodes
+from outrider.target.requests.commit import Outcome
 from outrider.target.requests.report import Committed, TargetReport, TargetStats
+from outrider.target.requests.times import Times
 from outrider.target.requests.wire import response_of
-from outrider.target.step.by_source import chances_of, places_of, tokens_by_source, verified_nodes
-from outrider.target.step.commit import Outcome
-from outrider.target.step.times import Times
+from outrider.tree import DraftTree
 from prometheus_client import CollectorRegistry
 
 from tests.unit.target.harness import Bench, Liar, key, opening, prompts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
-from outrider.target.step.commit import Outcome, apply_stop_conditions
+from outrider.target.requests.commit import Outcome, apply_stop_conditions
 
 # Three drafts accepted of four, the fourth rejected, then the target's own token.
 VERDICT = Verdict(token_ids=[5, 6, 7, 8], num_accepted=3, num_verified=4, path=[1, 2, 3])

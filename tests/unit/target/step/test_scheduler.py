@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.engine import EngineSequence
 from outrider.speculation import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
+from outrider.target.requests.times import Timer
 from outrider.target.step.calibration import Bin, Calibration, Fit, bin_of
 from outrider.target.step.choice import Pricing
 from outrider.target.step.scheduler import Batching, StepPlan, admissible, plan
 from outrider.target.step.sequence import TargetSequence
-from outrider.target.step.times import Timer
+from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey
 
 from tests.unit.target.harness import FOUR_AHEAD, opening

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.engine import DeviceLost, Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.requests.events import DraftRefused, Offered, Opened
 from outrider.target.requests.opening import Opening
+from outrider.tree import DraftTree
 from outrider.worker.events import DrainExpired, DrainStarted
 from outrider.worker.faults import WholeStepFailed
 from outrider.worker.step_cost import StepCost

@@ -9,17 +9,17 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from outrider.drafting.source import CloseReason
 from outrider.drafting.speculation import Speculation
-from outrider.drafting.tree import DraftTree
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2_grpc
+from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits, Opening, Stopping
 from outrider.target.requests.report import Committed, TargetReport
-from outrider.target.step.commit import Outcome
-from outrider.target.step.times import Times
+from outrider.target.requests.times import Times
+from outrider.tree import DraftTree
 from outrider.vllm.server import fixed_drafts
 from outrider.vllm.server.fixed_drafts import Reach
 from outrider.vllm.server.server_drafts import ServerDrafts

@@ -12,7 +12,7 @@ from outrider.rpc.v1 import control_pb2, generation_pb2_grpc
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import trace_pb2 as trace
 
-from outrider_controller.cli.ask.client import MAX_DETOKENIZED
+from outrider_controller.cli.client import MAX_DETOKENIZED
 from outrider_controller.cli.clusters.contexts import api_key
 from outrider_controller.cli.clusters.control import call_control, gateway_channel
 from outrider_controller.cli.output import note

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from outrider.engine.attention import Batch, KVCache, RowSpan
 from outrider.engine.attention.interface import zeros_in_large_pages
 from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, Layout, load_kernels
+from outrider.engine.checkpoints.quantization import Int4Linear, Int8Linear
 from outrider.engine.models.families import Family, Layer, head_dim, why_no_relative
-from outrider.engine.models.quantization import Int4Linear, Int8Linear
-from outrider.engine.run.taps import Taps
+from outrider.engine.models.taps import Taps
 from outrider.engine_config import EngineConfig
 
 # As in llama/model.h.

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import generation_pb2_grpc
-from outrider_controller.cli.ask.client import Gateway
+from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError, ExitCode
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from outrider.rpc.v1 import generation_pb2 as generation
 from outrider.rpc.v1 import router_pb2 as router
-from outrider_controller.cli.ask.client import GatewayAnswer
 from outrider_controller.cli.ask.demo import Painter, make_report
 from outrider_controller.cli.ask.figures import AnswerFigures
+from outrider_controller.cli.client import GatewayAnswer
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import columns, table_lines
 

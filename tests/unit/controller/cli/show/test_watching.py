@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.show.watching import Row, changed_lines, repeated
+from outrider_controller.cli.watching import Row, changed_lines, repeated
 
 SHOWN = ("id", "status", "running", "age_ms")
 

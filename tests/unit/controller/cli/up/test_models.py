@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from outrider_controller.cli.app import cli
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.up.models import fetched
+from outrider_controller.cli.models import fetched
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
 
 

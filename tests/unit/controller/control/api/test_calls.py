@@ -8,11 +8,11 @@ from outrider_controller.control.api.events import EventFeed
 from outrider_controller.control.api.history import Histories
 from outrider_controller.control.api.releases import Releases
 from outrider_controller.control.api.routers import Routers
-from outrider_controller.control.api.server import ControlServicer
 from outrider_controller.control.api.speculation import SpeculationCalls
 from outrider_controller.control.api.tenants import Tenancy
 from outrider_controller.control.api.usage import Bills
 from outrider_controller.control.api.workers import Workers
+from outrider_controller.control.server import ControlServicer
 
 PARTS = (Workers, Routers, Tenancy, Histories, SpeculationCalls, Releases, Bills, EventFeed)
 CALLS = [method.name for method in control_pb2.DESCRIPTOR.services_by_name["ControlService"].methods]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine.attention import RowSpan
+from outrider.engine.attention.tree import depths
 from outrider.engine.kv.sequence import DraftedNodes, EngineSequence
-from outrider.engine.run.tree import depths
 
 
 @dataclass(slots=True)

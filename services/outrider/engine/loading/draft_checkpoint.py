@@ -21,7 +21,7 @@ from outrider.checkpoint_files import weight_files
 from outrider.engine.checkpoints import checkpoints
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.fetching import resolve
-from outrider.engine.models.quantization import Int8Linear, quantize, quantize_rows
+from outrider.engine.checkpoints.quantization import Int8Linear, quantize, quantize_rows
 
 FORMAT = 1
 _WEIGHTS = "draft.safetensors"

@@ -12,13 +12,13 @@ from outrider.engine.attention import Attention, KVCache, Shape, make_attention
 from outrider.engine.attention.paged import TritonAttention, Workspace
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints.checkpoints import CheckpointError
+from outrider.engine.checkpoints.quantization import Int4Linear, Int8Linear, quantize
 from outrider.engine.engine import Engine, ModelInfo
 from outrider.engine.models.context import layer_windows
 from outrider.engine.models.decoder import Decoder, TransformersDecoder
 from outrider.engine.models.families import head_dim
 from outrider.engine.models.fused import FusedLlama, can_fuse
 from outrider.engine.models.fused_gpu import GpuLlama, can_fuse_on_gpu
-from outrider.engine.models.quantization import Int4Linear, Int8Linear, quantize
 from outrider.engine.run.buckets import make_buckets
 from outrider.engine.run.graphs import GraphRunner, GraphShape
 from outrider.engine_config import EngineConfig

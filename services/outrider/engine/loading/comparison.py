@@ -17,9 +17,9 @@ from transformers import PreTrainedModel
 
 from outrider.checkpoint_files import OTHER_ENGINE
 from outrider.engine.engine import Engine
-from outrider.engine.models.assembly import assemble
+from outrider.engine.kv.step import Row
+from outrider.engine.loading.assembly import assemble
 from outrider.engine.models.families import FAMILIES
-from outrider.engine.run.step import Row
 from outrider.engine_config import EngineConfig
 
 PROVEN = {*FAMILIES, "gemma3", "mixtral", "qwen2_moe", "qwen3_moe"}

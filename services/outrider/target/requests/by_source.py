@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.drafting.tree import ROOT, DraftTree
 from outrider.protocol.limits import to_us
 from outrider.protocol.rounds import SourceTokens
+from outrider.tree import ROOT, DraftTree
 
 
 def verified_nodes(draft: DraftTree, path: Sequence[int], num_verified: int) -> Sequence[int]:

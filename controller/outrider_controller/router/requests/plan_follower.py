@@ -29,7 +29,7 @@ from outrider_controller.plan_messages import (
     sums_from_proto,
 )
 from outrider_controller.router.fleet.fleet import WorkerLeases
-from outrider_controller.router.speculation.settings import SettingsSender
+from outrider_controller.router.requests.settings import SettingsSender
 
 _LOOK_EVERY_S = 0.5
 # A leader sends a snapshot to each new follower: one that does not is taken for dead.

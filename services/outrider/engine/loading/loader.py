@@ -18,18 +18,18 @@ from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault, other
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import checkpoints, gguf_fours, packed_weights
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.checkpoints.draft_checkpoint import load_draft_model
+from outrider.engine.checkpoints.quantization import BYTES_PER_WEIGHT, Int4Linear, Int8Linear
+from outrider.engine.checkpoints.quantization import check as check_quantization
 from outrider.engine.engine import Engine
+from outrider.engine.loading.assembly import assemble, kv_shape, working_bytes
+from outrider.engine.loading.comparison import answers_problem
+from outrider.engine.loading.draft_checkpoint import load_draft_model
 from outrider.engine.models.architectures import architecture_problem, model_problem, tensors_problem, text_part
-from outrider.engine.models.assembly import assemble, kv_shape, working_bytes
-from outrider.engine.models.comparison import answers_problem
 from outrider.engine.models.context import context_len
 from outrider.engine.models.decoder import register_attention
 from outrider.engine.models.fused import keep_to_vector_code
 from outrider.engine.models.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
 from outrider.engine.models.probe import attention_problem, on_meta
-from outrider.engine.models.quantization import BYTES_PER_WEIGHT, Int4Linear, Int8Linear
-from outrider.engine.models.quantization import check as check_quantization
 from outrider.engine_config import EngineConfig
 
 log = logging.getLogger(__name__)
