@@ -47,6 +47,8 @@ def _prepare_ray(address: str = "") -> None:
             # Otherwise Ray kills the actors when others have filled the machine's memory. They are small, and a router
             # takes all requests with it.
             "RAY_memory_monitor_refresh_ms": "0",
+            # Ray would have the kernel end them before all else (1000).
+            "RAY_worker_oom_score_adjustment": "0",
         }
     )
     # Otherwise Ray would join the cluster that this variable names.

@@ -21,6 +21,7 @@ from outrider.runtime.supervision import Backoff, keep_running
 
 log = logging.getLogger(__name__)
 
+_LOST = "it died, hangs, or is cut off: its lease was not renewed"
 SETTLE_MS = 3000
 """Time after a cordon until every router knows it, and the workers' reports include all that was sent before."""
 
@@ -51,8 +52,10 @@ def changes(
             yield FleetChange(EventKind.WORKER_JOINED, record)
     for key, record in before.items():
         if key not in now:
-            left = key in given_back or record.load.draining
-            yield FleetChange(EventKind.WORKER_LEFT if left else EventKind.WORKER_LOST, record)
+            if key in given_back or record.load.draining:
+                yield FleetChange(EventKind.WORKER_LEFT, record)
+            else:
+                yield FleetChange(EventKind.WORKER_LOST, record, _LOST)
 
 
 def by_key(records: Sequence[LeaseRecord]) -> dict[Key, LeaseRecord]:

@@ -426,6 +426,9 @@ readinessProbe:
   valueFrom: {secretKeyRef: {name: {{ include "outrider.drawnSecret" (dict "context" . "given" .root.Values.controller.ray.tokenSecret "suffix" "ray-token") | quote }}, key: token}}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
+# Ray would have the kernel end routers and control planes before all else in the pod.
+- name: RAY_worker_oom_score_adjustment
+  value: "0"
 {{- end -}}
 
 {{/* Flags of `ray start`, as KubeRay takes them. All ports are fixed and below those that routers get from the system. Actors run on workers only. */}}

@@ -37,6 +37,8 @@ class ProcessSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     answers: Callable[[], bool] | None = None
     """Whether it is ready, for what does not speak gRPC. Called in a thread; waits for a moment at most."""
+    sooner: int = 0
+    """Where memory is short the kernel ends it before others, the sooner the higher (to 1000)."""
 
 
 class ManagedProcess:
@@ -58,7 +60,7 @@ class ManagedProcess:
             self._log_start = log.tell()
             try:
                 self._process = await asyncio.create_subprocess_exec(
-                    *bound_to_us(self.spec.argv, self.spec.cores),
+                    *bound_to_us(self.spec.argv, self.spec.cores, self.spec.sooner),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

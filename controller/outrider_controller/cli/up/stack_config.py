@@ -58,6 +58,9 @@ def pinned(available: Sequence[int], targets: int, drafts: int) -> Cores:
 
 ENGINES = (OUR_ENGINE, "vllm")
 _HOST = "127.0.0.1"
+_FIRST_ENDED, _THEN_ENDED = 1000, 300
+"""Where memory is short: without a draft answers are only slower; a target's move to another one or wait. Router,
+control plane, gateway and Redis take all requests with them, and are small."""
 _OF_THE_STACK = ("--model", "--model-name", "--listen", "--ops-listen", "--metadata", "--cluster-secret-file")
 """What the stack tells a worker, and nobody else."""
 
@@ -237,7 +240,8 @@ class StackPlanner:
         self, name: str, module: str, flags: tuple[str, ...], port: int, cores: tuple[int, ...], python: str = ""
     ) -> ProcessSpec:
         argv = (python or sys.executable, "-m", module, *flags, "--ops-listen", self._ops[name])
-        return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores, self._env)
+        sooner = _FIRST_ENDED if module == "outrider.draft" else _THEN_ENDED
+        return ProcessSpec(name, argv, f"{_HOST}:{port}", {"ops": self._ops[name]}, cores, self._env, sooner=sooner)
 
     @property
     def _keys(self) -> tuple[str, ...]:
