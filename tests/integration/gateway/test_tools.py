@@ -15,7 +15,7 @@ from outrider.gateway.tokenizer.text import Detokeniser
 from outrider.rpc.v1 import router_pb2
 
 from tests.integration.gateway.conftest import OpenGateway
-from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
+from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying, tiny_tokenizer_bytes
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "Now.", "parameters": PARAMETERS}}
@@ -346,3 +346,33 @@ async def test_an_operator_may_say_how_a_model_writes_calls(gateway: OpenGateway
     assert caught.value.body["param"].startswith("response_format")
     assert strict.value.body["param"] == "tools"
     assert known.tokenizer.reasons
+
+
+@pytest.mark.parametrize(
+    ("template", "param"),
+    [
+        ("{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}", "tool_choice"),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", "tools"),
+    ],
+)
+async def test_tools_that_the_model_would_not_see_or_whose_calls_cannot_be_read_are_refused(
+    gateway: OpenGateway, tokenizer: ModelTokenizer, template: str, param: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = [*tokenizer.encode("Fine."), 2]
+    router = ScriptedRouter(saying(ids), max_context_len=4096, tokenizer=tiny_tokenizer_bytes(template))
+    async with (
+        routing(router) as address,
+        gateway(address) as running,
+        openai.AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for choice in ("auto", "required"):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await client.chat.completions.create(
+                    model=MODEL, messages=[ASKED], tools=TOOLS_LOOSE, tool_choice=choice
+                )
+            assert caught.value.body["param"] == param
+        answer = await client.chat.completions.create(
+            model=MODEL, messages=[ASKED], tools=TOOLS_LOOSE, tool_choice="none"
+        )
+    assert answer.choices[0].message.content == "Fine."
+    assert "refused" in caplog.text, "the operator is told at the start"

@@ -22,6 +22,8 @@ from outrider.gateway.tools.parsers.tool_calls import Delta
 Messages = Sequence[Mapping[str, Any]]
 Definitions = Sequence[Mapping[str, Any]]
 _MAX_NAMES = 24
+_OF_CALLS = ("tool_calls", "tool_call_id", "function_call")
+"""Members of messages that are something else."""
 _NAME = re.compile(r"\b(?=\w{0,40}(?:tool|function))[a-z_]\w{0,40}\b", re.IGNORECASE)
 
 # As Hermes and Qwen 2.5 were trained: NousResearch/Hermes-Function-Calling.
@@ -255,8 +257,8 @@ def _remarks(calling: _Calling, written_in: str) -> Iterator[str]:
 def _handings(source: str) -> Iterator[_Handing]:
     """By the variable that all templates should have, else by any name in this one that may be of tools."""
     yield _AS_TOOLS
-    names = list(dict.fromkeys(["tools", "functions", *_NAME.findall(source)]))[:_MAX_NAMES]
-    for form, of_message, name in product((list, _functions, _json), (False, True), names):
+    names = [each for each in dict.fromkeys(["tools", "functions", *_NAME.findall(source)]) if each not in _OF_CALLS]
+    for form, of_message, name in product((list, _functions, _json), (False, True), names[:_MAX_NAMES]):
         yield _Handing(name, of_message, form)
 
 
