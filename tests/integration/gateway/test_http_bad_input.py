@@ -93,7 +93,6 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"n": 2, "best_of": 1}, 400, "best_of"),
     ({"best_of": 2, "stream": True}, 400, "best_of"),
     ({"echo": 1}, 400, "echo"),
-    ({"stream": True, "stream_options": {"include_obfuscation": True}}, 400, "stream_options.include_obfuscation"),
     ({"num_speculative_tokens": 65}, 400, "num_speculative_tokens"),
     ({"num_speculative_tokens": 1, "max_draft_tokens": 1}, 400, "num_speculative_tokens"),
     ({"disable_spec_decode": True, "speculation": "on"}, 400, "disable_spec_decode"),

@@ -13,6 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 from outrider.errors import InvalidRequest
 from outrider.gateway.generation.pacing import FRAME_BYTES
+from outrider.gateway.http.sse import OBFUSCATED_BYTES
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
@@ -66,6 +67,24 @@ async def test_a_stream_over_http_is_whole_frames_of_its_events(paced: RunningGa
         assert lines[-1] == "[DONE]"
         choices = [choice for each in events for choice in each["choices"]]
         assert "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices) == TEXT
+
+
+async def test_chunks_with_obfuscation_have_a_multiple_of_a_size_and_openais_client_reads_them(
+    gateway: OpenGateway, router: ScriptedRouter
+) -> None:
+    async with routing(router) as address, gateway(address) as running:
+        options = {"stream": True, "stream_options": {"include_obfuscation": True}}
+        async with httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=30.0) as client:
+            found = await client.post(CHAT, json={"model": MODEL, **BODIES[CHAT], **options})
+        events = [each for each in found.text.split("\n\n") if each.startswith("data: {")]
+        padded = [each for each in events if "obfuscation" in each]
+        assert {(len(each.encode()) + 2) % OBFUSCATED_BYTES for each in padded} == {0}
+        assert len(padded) >= len(events) - 2
+        client = AsyncOpenAI(base_url=f"http://{running.http_address}/v1", api_key="x", max_retries=0)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": "a"}], **options
+        )
+        assert "".join([part.choices[0].delta.content or "" async for part in stream if part.choices]) == TEXT
 
 
 async def test_openais_client_reads_it(paced: RunningGateway) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import string
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -70,6 +72,10 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+OBFUSCATED_BYTES = 128
+"""A chunk with obfuscation has a multiple of so many."""
 
 
 def one_line(data: Json) -> bytes:
@@ -212,9 +218,16 @@ async def events(choices: Choices, shape: AnswerShape, asked: StreamOptions) -> 
         stats.add(number, chunk)
         for part in writers[number].write(chunk).parts:
             data = shape.piece(part) | _usage_in_chunk(asked, stats, number)
-            yield event(data | stats.metrics if part.finish_reason and not include_usage else data)
+            data = data | stats.metrics if part.finish_reason and not include_usage else data
+            yield event(obfuscated(data) if asked.include_obfuscation else data)
     if include_usage:
         yield event(shape.closing(_counted(stats, writers.values())) | stats.metrics)
+
+
+def obfuscated(data: Json) -> Json:
+    """The chunk with a field of random letters, as OpenAI adds it: its size, a multiple, tells little of its text."""
+    bare = data | {"obfuscation": ""}
+    return data | {"obfuscation": "".join(random.choices(string.ascii_letters, k=-len(event(bare)) % OBFUSCATED_BYTES))}
 
 
 @dataclass(frozen=True, slots=True)

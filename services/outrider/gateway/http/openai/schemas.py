@@ -110,7 +110,7 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
-    """Padding against traffic analysis, which only OpenAI's own servers add."""
+    """Random letters in each chunk, against traffic analysis."""
     continuous_usage_stats: bool | None = None
     """An option of vLLM: usage with every chunk, for its choice so far."""
 
@@ -231,8 +231,6 @@ class GenerationBody(Body):
 
     def generations(self) -> list[list[Generation]]:
         """By prompt, one for each answer. Raises InvalidRequest or HttpError, naming the field."""
-        if self.stream and self.stream_options is not None and self.stream_options.include_obfuscation:
-            raise unsupported("stream_options.include_obfuscation", "chunks are not padded here")
         check_ollama(self.options)
         if not 1 <= self.num_choices <= MAX_CHOICES:
             raise InvalidRequest("n", f"{self.num_choices} is not allowed; it has to be from 1 to {MAX_CHOICES}")
