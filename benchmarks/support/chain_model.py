@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from outrider.drafting.heads.interface import Memory
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, ModelInfo
 from outrider.engine.attention import KVCache, RowSpan
+from outrider.heads.interface import Memory
 from torch import Tensor
 
 _BLOCK_SIZE = 16

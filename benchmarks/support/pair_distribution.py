@@ -20,13 +20,13 @@ import torch
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafters.model import SOURCE as MODEL
 from outrider.drafters.rounds import DraftChain
-from outrider.drafting.heads import HeadDrafts
 from outrider.drafting.lookup import LookupDrafts
 from outrider.drafting.lookup.ngram import NAME as NGRAM
 from outrider.drafting.lookup.ngram import NgramConfig, NgramLookup
 from outrider.drafting.lookup.prediction import predictions
 from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts
 from outrider.drafting.source import DraftSource
+from outrider.heads import HeadDrafts
 from outrider.protocol.convert import sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import VerificationMode

@@ -16,13 +16,13 @@ from outrider.comparison.step_line import Clock
 from outrider.comparison.texts import Question, Text, kept_back, make_texts
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import load_drafter
-from outrider.drafting.heads import HeadDrafts
-from outrider.drafting.heads.loading import is_head
 from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row, resolve, weights_revision
 from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
+from outrider.heads import HeadDrafts
+from outrider.heads.loading import is_head
 from outrider.local import Answered, DrafterSource, Pair
 from outrider.target.drafts.head import engine_of, tried_head
 

@@ -14,16 +14,16 @@ import torch
 
 from outrider.drafters.interface import Drafter
 from outrider.drafters.sequence import CommitMismatch, DraftSequence
-from outrider.drafting.heads.engine import HeadEngine, head_engine, torch_engine
-from outrider.drafting.heads.interface import DraftHead, HeadError
-from outrider.drafting.heads.loading import load_head_of
-from outrider.drafting.heads.remote import read
-from outrider.drafting.heads.runner import HeadRunner
-from outrider.drafting.heads.text import HeadText
 from outrider.drafting.source import Features
 from outrider.engine import CheckpointError, EngineConfig, ModelInfo
 from outrider.engine.loading.loader import read_settings, served_context
 from outrider.errors import InvalidRequest
+from outrider.heads.engine import HeadEngine, head_engine, torch_engine
+from outrider.heads.interface import DraftHead, HeadError
+from outrider.heads.loading import load_head_of
+from outrider.heads.remote import read
+from outrider.heads.runner import HeadRunner
+from outrider.heads.text import HeadText
 from outrider.tree import DraftTree
 
 

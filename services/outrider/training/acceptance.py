@@ -12,10 +12,10 @@ from pathlib import Path
 import torch
 
 from outrider.drafters import ModelConfig, load_drafter
-from outrider.drafting.heads import DraftHead
-from outrider.drafting.heads.check import guess_logits
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.models.taps import HEAD_INPUT
+from outrider.heads import DraftHead
+from outrider.heads.check import guess_logits
 from outrider.local import Pair
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose, verify
 from outrider.tree import DraftTree

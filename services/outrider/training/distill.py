@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outrider.drafting.heads.loading import is_head, load_head_of
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, resolve, tokenizer_fingerprint, weights_revision
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.draft_checkpoint import load_draft_model, read_head, write_recipe
 from outrider.engine.loading.loader import load_engine
+from outrider.heads.loading import is_head, load_head_of
 from outrider.training import acceptance
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.head_student import KINDS, HeadLearner, taps_of, taps_of_start

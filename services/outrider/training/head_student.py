@@ -17,11 +17,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from outrider.drafting.heads import Eagle3Head, HeadError, MedusaHead, MtpHead, TargetParts, load_head
-from outrider.drafting.heads.eagle import EagleVariant, default_taps
-from outrider.drafting.heads.interface import HeadSettings
-from outrider.drafting.heads.loading import FORMAT, is_head
-from outrider.drafting.heads.tensors import settings_of
 from outrider.engine import CheckpointError
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.quantization import quantize_rows
@@ -32,6 +27,11 @@ from outrider.engine.loading.draft_checkpoint import (
     rounding_noise,
     write_recipe,
 )
+from outrider.heads import Eagle3Head, HeadError, MedusaHead, MtpHead, TargetParts, load_head
+from outrider.heads.eagle import EagleVariant, default_taps
+from outrider.heads.interface import HeadSettings
+from outrider.heads.loading import FORMAT, is_head
+from outrider.heads.tensors import settings_of
 from outrider.training.shards import Sample
 from outrider.training.student import Scores, StudentConfig, TeacherHead, compare, mixed_precision, read_layers
 

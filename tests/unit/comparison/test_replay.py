@@ -11,11 +11,11 @@ from outrider.comparison.compare import KnownTexts, ReplayEngine, Shares
 from outrider.comparison.step_line import StepLine, measure_steps
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import load_drafter
-from outrider.drafting.heads import HeadDrafts
-from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row
 from outrider.engine.loading.loader import load_engine
+from outrider.heads import HeadDrafts
+from outrider.heads.interface import DraftHead
 from outrider.local import Answered, DrafterSource, Pair
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner

@@ -10,9 +10,9 @@ import pytest
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe, load
 from outrider.drafters import load_drafter
-from outrider.drafting.heads import HeadFeatures
 from outrider.drafting.source import SourceOpening
 from outrider.engine import CheckpointError, EngineConfig, weights_revision
+from outrider.heads import HeadFeatures
 from outrider.protocol.pairs import compatibility_problem
 from outrider.target.config import TargetConfig
 from outrider.target.process import _head

@@ -13,14 +13,14 @@ import torch
 from outrider.draft.wire import ProposalLimits, events_of, responses_of
 from outrider.draft.worker import DraftWorker
 from outrider.drafters.head import HeadDrafter
-from outrider.drafting.heads import HeadDrafts, HeadFeatures
-from outrider.drafting.heads.interface import DraftHead
-from outrider.drafting.heads.remote import read, written
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.pool.sequence import commit_message
 from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.drafting.speculation import Speculation
+from outrider.heads import HeadDrafts, HeadFeatures
+from outrider.heads.interface import DraftHead
+from outrider.heads.remote import read, written
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import draft_pb2
@@ -290,7 +290,7 @@ def test_after_a_cached_prefix_a_remote_head_has_its_last_features_wherever_it_d
     deep: Path, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the draft worker that has read the prefix before, and at another one."""
-    monkeypatch.setattr("outrider.drafting.heads.remote._KNOWN", most)
+    monkeypatch.setattr("outrider.heads.remote._KNOWN", most)
     head, prompt = knowing(deep, LAYERS), prompts(1)[0] * 3
     made, accepted, sent = remote(deep, head), [0], [0]
     for number in range(3):

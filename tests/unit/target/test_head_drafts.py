@@ -12,11 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.drafting.heads import Eagle3Head, HeadDrafts, MedusaHead, MtpHead, TargetParts
-from outrider.drafting.heads.eagle import EagleVariant
-from outrider.drafting.heads.engine import torch_engine
-from outrider.drafting.heads.interface import DraftHead
-from outrider.drafting.heads.tensors import settings_of
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.drafting.speculation import Speculation
@@ -27,6 +22,11 @@ from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.taps import HEAD_INPUT
+from outrider.heads import Eagle3Head, HeadDrafts, MedusaHead, MtpHead, TargetParts
+from outrider.heads.eagle import EagleVariant
+from outrider.heads.engine import torch_engine
+from outrider.heads.interface import DraftHead
+from outrider.heads.tensors import settings_of
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.head import head_drafts, tried_head

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from outrider.drafting.heads import TargetParts, load_head
-from outrider.drafting.heads.check import guess_logits
-from outrider.drafting.heads.interface import ChainMemory
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.backends.cpu import variants
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.engine.loading.draft_checkpoint import load_draft_model, read_embedding, read_head
 from outrider.engine.loading.loader import load_engine
+from outrider.heads import TargetParts, load_head
+from outrider.heads.check import guess_logits
+from outrider.heads.interface import ChainMemory
 from outrider.local import Pair
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training import CorpusConfig, DistillConfig, LoopConfig, run

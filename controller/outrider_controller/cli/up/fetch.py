@@ -20,11 +20,11 @@ def main() -> int:
     os.environ.setdefault("TQDM_DISABLE", "1")
     # So would warnings of what they import.
     logging.disable(logging.WARNING)
-    from outrider.drafting.heads.interface import HeadError
-    from outrider.drafting.heads.loading import head_kind, read_head_config
     from outrider.engine import CheckpointError, resolve
     from outrider.engine.checkpoints.fetching import directory
     from outrider.engine.loading.loader import read_settings
+    from outrider.heads.interface import HeadError
+    from outrider.heads.loading import head_kind, read_head_config
 
     model, what = sys.argv[1:]
     try:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
-from outrider.drafting.heads import Eagle3Head, HeadDrafts, HeadError, HeadFeatures
-from outrider.drafting.heads.check import choose_taps, self_check
-from outrider.drafting.heads.engine import HeadEngine, head_engine, read_natively
-from outrider.drafting.heads.interface import DraftHead
-from outrider.drafting.heads.loading import load_head_of
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.backends import cpu
 from outrider.engine.models.taps import HEAD_INPUT
+from outrider.heads import Eagle3Head, HeadDrafts, HeadError, HeadFeatures
+from outrider.heads.check import choose_taps, self_check
+from outrider.heads.engine import HeadEngine, head_engine, read_natively
+from outrider.heads.interface import DraftHead
+from outrider.heads.loading import load_head_of
 
 _CHECKED_TOKENS = 48
 

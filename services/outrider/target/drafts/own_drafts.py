@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from outrider.drafting.heads import HeadFeatures
 from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Features, learns, reads_states
 from outrider.drafting.speculation import Speculation
 from outrider.engine.models.taps import HEAD_INPUT
+from outrider.heads import HeadFeatures
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats

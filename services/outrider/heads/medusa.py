@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.drafting.heads.interface import Memory, TargetParts
-from outrider.drafting.heads.layer import target_rows
+from outrider.heads.interface import Memory, TargetParts
+from outrider.heads.layer import target_rows
 
 
 class MedusaBlock(nn.Module):

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.drafting.heads.features import FeatureCache, FeatureWriter
-from outrider.drafting.heads.interface import DraftHead
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
 from outrider.errors import OutriderError
+from outrider.heads.features import FeatureCache, FeatureWriter
+from outrider.heads.interface import DraftHead
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.tree import DraftTree
 

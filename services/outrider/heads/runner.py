@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.drafting.heads.engine import HeadEngine
-from outrider.drafting.heads.interface import ChainMemory, DraftHead
-from outrider.drafting.heads.text import GrowingDraft, HeadText, Place
 from outrider.drafting.source import SourceOpening
 from outrider.engine import EngineSequence, Row
+from outrider.heads.engine import HeadEngine
+from outrider.heads.interface import ChainMemory, DraftHead
+from outrider.heads.text import GrowingDraft, HeadText, Place
 from outrider.speculation import propose
 from outrider.tree import DraftTree
 

@@ -15,9 +15,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from outrider.drafting.heads.interface import DraftHead, HeadSettings
-from outrider.drafting.heads.layer import LayeredHead
-from outrider.drafting.heads.mtp import MtpHead
 from outrider.engine import Engine, EngineConfig, ModelInfo, Row
 from outrider.engine.attention import Attention, Batch, KVCache, Shape, make_attention
 from outrider.engine.backends import cpu
@@ -26,6 +23,9 @@ from outrider.engine.checkpoints.quantization import Int8Linear, quantize
 from outrider.engine.models.decoder import Decoder
 from outrider.engine.models.memory import Need, available_bytes, kv_blocks
 from outrider.engine.models.taps import Taps
+from outrider.heads.interface import DraftHead, HeadSettings
+from outrider.heads.layer import LayeredHead
+from outrider.heads.mtp import MtpHead
 
 
 class HeadDecoder(Decoder, Protocol):

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.drafting.heads.eagle import Eagle3Head, EagleVariant, default_taps
-from outrider.drafting.heads.interface import DraftHead, HeadError, HeadSettings, TargetParts
-from outrider.drafting.heads.medusa import MedusaHead
-from outrider.drafting.heads.mtp import MtpHead
-from outrider.drafting.heads.tensors import fill, read_tensors, settings_of, tensor_names
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
+from outrider.heads.eagle import Eagle3Head, EagleVariant, default_taps
+from outrider.heads.interface import DraftHead, HeadError, HeadSettings, TargetParts
+from outrider.heads.medusa import MedusaHead
+from outrider.heads.mtp import MtpHead
+from outrider.heads.tensors import fill, read_tensors, settings_of, tensor_names
 
 FORMAT = 1
 

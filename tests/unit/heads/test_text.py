@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from outrider.drafting.heads.text import GrowingDraft, Place
+from outrider.heads.text import GrowingDraft, Place
 from outrider.speculation import Proposal
 
 

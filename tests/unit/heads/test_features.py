@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from outrider.drafting.heads.features import BLOCK, FeatureCache, FeatureWriter
+from outrider.heads.features import BLOCK, FeatureCache, FeatureWriter
 
 WIDTH = 4
 

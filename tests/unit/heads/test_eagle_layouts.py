@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.drafting.heads import Eagle3Head, HeadError, TargetParts, load_head
-from outrider.drafting.heads.check import agreement
-from outrider.drafting.heads.loading import is_head
 from outrider.engine import EngineConfig, Row
 from outrider.engine.loading.loader import load_engine
+from outrider.heads import Eagle3Head, HeadError, TargetParts, load_head
+from outrider.heads.check import agreement
+from outrider.heads.loading import is_head
 from outrider.target.drafts.head import tried_head
 from torch import Tensor
 
-from tests.unit.drafting.heads.test_formats import KNOWN, SHAPE, TOKENS, VOCAB, WIDTH, asked, rms, written
 from tests.unit.engine.test_supported_models import made
+from tests.unit.heads.test_formats import KNOWN, SHAPE, TOKENS, VOCAB, WIDTH, asked, rms, written
 
 HEADS, KV_HEADS, HEAD_DIM, INNER = 4, 2, 32, 80
 LAYERS = 8

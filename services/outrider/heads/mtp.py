@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from outrider.drafting.heads.interface import HeadSettings, TargetParts
-from outrider.drafting.heads.layer import HeadLayer, LayeredHead, Norm, target_rows
+from outrider.heads.interface import HeadSettings, TargetParts
+from outrider.heads.layer import HeadLayer, LayeredHead, Norm, target_rows
 
 
 class MtpHead(LayeredHead):

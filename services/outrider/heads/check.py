@@ -9,8 +9,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from outrider.drafting.heads.eagle import Eagle3Head
-from outrider.drafting.heads.interface import ChainMemory, DraftHead
+from outrider.heads.eagle import Eagle3Head
+from outrider.heads.interface import ChainMemory, DraftHead
 
 log = logging.getLogger(__name__)
 

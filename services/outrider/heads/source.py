@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from outrider.drafting.heads.engine import HeadEngine, torch_engine
-from outrider.drafting.heads.features import FeatureCache, FeatureWriter
-from outrider.drafting.heads.interface import DraftHead
-from outrider.drafting.heads.runner import HeadRunner
-from outrider.drafting.heads.text import HeadText
 from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
+from outrider.heads.engine import HeadEngine, torch_engine
+from outrider.heads.features import FeatureCache, FeatureWriter
+from outrider.heads.interface import DraftHead
+from outrider.heads.runner import HeadRunner
+from outrider.heads.text import HeadText
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.tree import DraftTree
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.drafting.heads.interface import HeadSettings, TargetParts
-from outrider.drafting.heads.layer import HeadLayer, LayeredHead, Norm
+from outrider.heads.interface import HeadSettings, TargetParts
+from outrider.heads.layer import HeadLayer, LayeredHead, Norm
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.drafting.heads import Eagle3Head, HeadDrafts, MtpHead, TargetParts
-from outrider.drafting.heads.eagle import EagleVariant
-from outrider.drafting.heads.engine import HeadEngine, head_engine, read_natively, torch_engine
-from outrider.drafting.heads.interface import ChainMemory
-from outrider.drafting.heads.layer import LayeredHead
-from outrider.drafting.heads.tensors import settings_of
 from outrider.drafting.speculation import Speculation
 from outrider.engine import EngineConfig, EngineSequence, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.quantization import Int8Linear
 from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
+from outrider.heads import Eagle3Head, HeadDrafts, MtpHead, TargetParts
+from outrider.heads.eagle import EagleVariant
+from outrider.heads.engine import HeadEngine, head_engine, read_natively, torch_engine
+from outrider.heads.interface import ChainMemory
+from outrider.heads.layer import LayeredHead
+from outrider.heads.tensors import settings_of
 from torch import Tensor, nn
 
 from tests.unit.engine.variants import slow_but_the_best

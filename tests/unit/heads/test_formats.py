@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.drafting.heads import HeadError, TargetParts, load_head
-from outrider.drafting.heads.check import self_check
-from outrider.drafting.heads.interface import ChainMemory, DraftHead
+from outrider.heads import HeadError, TargetParts, load_head
+from outrider.heads.check import self_check
+from outrider.heads.interface import ChainMemory, DraftHead
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config, Qwen3NextConfig

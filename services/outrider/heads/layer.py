@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from outrider.drafting.heads.interface import HeadSettings, Memory, TargetParts
+from outrider.heads.interface import HeadSettings, Memory, TargetParts
 
 
 class Norm(nn.Module):

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import LlamaConfig
 
-from outrider.drafting.heads.interface import HeadError, HeadSettings
+from outrider.heads.interface import HeadError, HeadSettings
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SCALE = ".scale"
