@@ -3,17 +3,19 @@
 It finds the tenant by the API key, or by a header that the operator trusts, and writes it into the request's
 `vllm_xargs`, where the scheduler reads it. What a client writes there in its place is dropped. It admits everybody: to
 refuse clients is for vLLM's `--api-key`, or for what stands before it. What only Outrider's gateway can do is refused.
+A body is read when vLLM asks for it, and parsed only where it may say something of this.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from outrider.errors import InvalidRequest
 from outrider.vllm.server.plugin_config import CONFIG, MAX_DRAFT_TOKENS, TENANT, PluginConfig
@@ -26,6 +28,10 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 _XARGS, _RECEIPT = "vllm_xargs", "receipt"
 _GENERATING = ("/completions", "/completions/batch", "/responses", "/messages", "/generate", "/invocations")
 """Ends of the paths whose requests are told their tenant."""
+_PARAMETERS = "/generate"
+"""End of those that have it in their sampling parameters."""
+_OURS = re.compile(rb"vllm_xargs|extra_args|receipt|\\u00[2-7]|\x00")
+"""What a body has that says something of ours, also in an escape or in UTF-16. Others are not parsed."""
 _BEARER = "bearer "
 
 
@@ -39,20 +45,25 @@ class Tenants:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        body = await _read(receive)
-        if body is None:
-            return
-        try:
+
+        async def told(body: bytes) -> bytes:
             if "form" in headers.get("content-type", "").lower():
-                await _check_form(Request(scope, _replayed(body, receive)))
-            body = self._with_tenant(body, scope, headers)
-        except InvalidRequest as error:
-            await _refuse(error, send)
-            return
-        await self._app({**scope, "headers": _sized(scope["headers"], body)}, _replayed(body, receive), send)
+                await _check_form(Request(scope, _replayed(body)))
+            return self._with_tenant(body, scope, headers)
+
+        request = _Request(told, receive, send)
+        try:
+            await self._app({**scope, "headers": _unsized(scope["headers"])}, request.receive, request.send)
+        except ClientDisconnect:
+            if not request.refused:
+                raise
 
     def _with_tenant(self, body: bytes, scope: Message, headers: Mapping[str, str]) -> bytes:
         """The body with the request's tenant. What is no JSON object is left for vLLM to refuse."""
+        path = scope["path"]
+        tenant = _tenant(self._configuration(scope), headers) if path.endswith(_GENERATING) else ""
+        if not _OURS.search(body) and not (tenant and path.endswith(_PARAMETERS)):
+            return _spliced(body, tenant) if tenant else body
         try:
             request = json.loads(body)
         except (ValueError, RecursionError):
@@ -61,7 +72,6 @@ class Tenants:
             return body
         if request.get(_RECEIPT):
             raise InvalidRequest(_RECEIPT, "is signed by Outrider's gateway: send the request to one before a target")
-        tenant = _tenant(self._configuration(scope), headers) if scope["path"].endswith(_GENERATING) else ""
         if isinstance(params := request.get("sampling_params"), dict):
             _mark(params, "extra_args", tenant)
         _mark(request, _XARGS, tenant)
@@ -71,6 +81,32 @@ class Tenants:
         if self._config is None:
             self._config = PluginConfig.of(scope["app"].state.args.additional_config)
         return self._config
+
+
+class _Request:
+    """A request whose body is read when vLLM reads it: after what stands before that, as its check of API keys."""
+
+    def __init__(self, told: Callable[[bytes], Awaitable[bytes]], receive: Receive, send: Send) -> None:
+        self._told: Callable[[bytes], Awaitable[bytes]] | None = told
+        self._receive, self._send = receive, send
+        self.refused = False
+
+    async def receive(self) -> Message:
+        if (told := self._told) is None:
+            return {"type": "http.disconnect"} if self.refused else await self._receive()
+        self._told = None
+        try:
+            body = await _read(self._receive)
+            return {"type": "http.disconnect"} if body is None else _whole(await told(body))
+        except InvalidRequest as error:
+            self.refused = True
+            await _refuse(error, self._send)
+            return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        # What vLLM answers to a body that breaks off comes after the refusal.
+        if not self.refused:
+            await self._send(message)
 
 
 def _tenant(config: PluginConfig, headers: Mapping[str, str]) -> str:
@@ -122,19 +158,30 @@ async def _read(receive: Receive) -> bytes | None:
             return b"".join(parts)
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Gives the body once, and then what comes after it."""
-    left: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+def _spliced(body: bytes, tenant: str) -> bytes:
+    """A JSON object without arguments of its own, with the tenant in them. It is not parsed: what ends with a brace is
+    an object, or no JSON with the arguments in it either."""
+    start, end, rest = body.rpartition(b"}")
+    if not end or rest.strip():
+        return body
+    comma = b"" if start.rstrip().endswith(b"{") else b","
+    return start + comma + json.dumps({_XARGS: {TENANT: tenant}})[1:].encode() + rest
 
+
+def _whole(body: bytes) -> Message:
+    return {"type": "http.request", "body": body, "more_body": False}
+
+
+def _replayed(body: bytes) -> Receive:
     async def replay() -> Message:
-        return left.pop() if left else await receive()
+        return _whole(body)
 
     return replay
 
 
-def _sized(headers: Any, body: bytes) -> list[tuple[bytes, bytes]]:
-    kept = [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
-    return [*kept, (b"content-length", str(len(body)).encode())]
+def _unsized(headers: Any) -> list[tuple[bytes, bytes]]:
+    """The body may be longer when it is read."""
+    return [(name, value) for name, value in headers if name.lower() not in (b"content-length", b"transfer-encoding")]
 
 
 async def _refuse(error: InvalidRequest, send: Send) -> None:

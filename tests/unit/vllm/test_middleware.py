@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from outrider.vllm.middleware import Tenants
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 KEYS = {"tenants": {"gold": {"keys": [hashlib.sha256(b"sk-gold").hexdigest()]}}}
@@ -21,12 +22,16 @@ PATH = "/v1/chat/completions"
 
 async def echo(request: Request) -> JSONResponse:
     body = await request.body()
-    assert int(request.headers["content-length"]) == len(body)
+    assert int(request.headers.get("content-length", len(body))) == len(body)
     return JSONResponse({"got": await request.json()})
 
 
-def served(config: dict[str, Any]) -> Starlette:
-    app = Starlette(routes=[Route("/{path:path}", echo, methods=["POST", "GET"])])
+async def raw(request: Request) -> Response:
+    return Response(await request.body())
+
+
+def served(config: dict[str, Any], endpoint: Any = echo) -> Starlette:
+    app = Starlette(routes=[Route("/{path:path}", endpoint, methods=["POST", "GET"])])
     app.state.args = SimpleNamespace(additional_config={"outrider": config})
     app.add_middleware(Tenants)
     return app
@@ -126,3 +131,83 @@ async def test_a_body_that_is_no_object_reaches_vllm_as_it_is(body: bytes) -> No
     async with httpx.AsyncClient(transport=httpx.ASGITransport(with_app), base_url="http://vllm") as client:
         assert (await client.post(PATH, content=body)).status_code == 200
     assert seen == [body]
+
+
+GOLD = {"outrider_tenant": "gold"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b" { } \n",
+        b'{"a": {}}',
+        b'{"a": "}"}',
+        b'{"a": "{", "price": 1.50}',
+        b'\xef\xbb\xbf{"a": 1}',
+        '{"prompt": "caf\u00e9 \u4e2d"}'.encode(),
+        b'{"prompt": "caf\\u00e9 \\u4e2d"}',
+        *(json.dumps({"prompt": "x", "n": 1}).encode(code) for code in ("utf-16", "utf-16-le", "utf-32")),
+        *(json.dumps({"vllm_xargs": {name: 1}}).encode() for name in ("own", "outrider_tenant")),
+        rb'{"vllm_\u0078args": {"outrider_tenant": "blue"}}',
+        rb'{"vllm_xargs": {"outrider_\u0074enant": "blue"}}',
+    ],
+)
+async def test_a_body_has_its_tenant_and_is_otherwise_the_same(body: bytes) -> None:
+    sent = json.loads(body)
+    own = {name: value for name, value in sent.get("vllm_xargs", {}).items() if name != "outrider_tenant"}
+    assert await got(KEYS, headers={"x-api-key": "sk-gold"}, content=body) == sent | {"vllm_xargs": own | GOLD}
+    without = await got(KEYS, content=body)
+    assert without == (sent | {"vllm_xargs": own} if "vllm_xargs" in sent else sent)
+
+
+@pytest.mark.parametrize("body", [b"", b"[1]", b"}", b'{"a"}', b'{"a":"}', b'{"a": 1} x', b'{"a": 1,}', b'"}"'])
+async def test_what_is_no_object_does_not_become_one(body: bytes) -> None:
+    transport = httpx.ASGITransport(served(KEYS, raw))
+    async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
+        found = (await client.post(PATH, headers={"x-api-key": "sk-gold"}, content=body)).content
+    try:
+        assert json.loads(found) == json.loads(body)
+    except ValueError:
+        with pytest.raises(ValueError):
+            json.loads(body)
+
+
+async def test_a_body_that_says_nothing_of_ours_is_not_parsed() -> None:
+    body = b'{"price":  1.500, "price": 2}'
+    transport = httpx.ASGITransport(served(KEYS, raw))
+    async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
+        assert (await client.post(PATH, content=body)).content == body
+        told = (await client.post(PATH, headers={"x-api-key": "sk-gold"}, content=body)).content
+    assert told == body[:-1] + b',"vllm_xargs": {"outrider_tenant": "gold"}}'
+
+
+async def test_the_body_of_a_request_that_is_refused_by_its_key_is_not_read() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await JSONResponse({"error": "Unauthorized"}, status_code=401)(scope, receive, send)
+
+    async def receive() -> Any:
+        pytest.fail("the body is read")
+
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Tenants(app)({"type": "http", "method": "POST", "path": PATH, "headers": []}, receive, send)
+    assert sent[0]["status"] == 401
+
+
+async def test_a_refusal_is_the_only_answer() -> None:
+    """Whatever the application makes of a body that breaks off."""
+
+    async def fails(request: Request) -> Response:
+        try:
+            return await raw(request)
+        except Exception:
+            return JSONResponse({}, status_code=500)
+
+    for endpoint in (raw, fails):
+        transport = httpx.ASGITransport(served(KEYS, endpoint), raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vllm") as client:
+            assert (await client.post(PATH, json={"receipt": True})).status_code == 400
