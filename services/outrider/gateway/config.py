@@ -34,7 +34,7 @@ class GatewayLimits:
     """Most bytes of an HTTP request, and of a gRPC message."""
     max_unread_bytes: int = 256 << 20
     """Most bytes of all requests that have not arrived whole, over HTTP and gRPC together. Above it, those are given up
-    that take longest to arrive."""
+    that take longest to arrive. At least eight times max_body_bytes, so that some can arrive at all."""
     body_timeout_s: float = 30.0
     """Seconds for the whole of an HTTP request body, or of a gRPC message, to arrive."""
     max_running: int = 1024
@@ -56,18 +56,20 @@ class GatewayLimits:
         for limit in fields(self):
             if not 0 < getattr(self, limit.name) < math.inf:
                 raise ConfigError(f"{limit.name}: has to be above 0, and finite")
-        if self.max_unread_bytes < 8 * self.max_body_bytes:
-            raise ConfigError(f"max_unread_bytes: has to be at least eight times max_body_bytes, {self.max_body_bytes}")
 
     @property
     def max_unread_http_bytes(self) -> int:
         """Counted once; a body in parts lies in memory up to twice."""
-        return self.max_unread_bytes // 4
+        return self._unread_bytes // 4
+
+    @property
+    def _unread_bytes(self) -> int:
+        return max(self.max_unread_bytes, 8 * self.max_body_bytes)
 
     @property
     def grpc_places(self) -> int:
         """Messages of gRPC that may arrive at once. A server reads up to twice the limit of each."""
-        return self.max_unread_bytes // 2 // (2 * self.max_body_bytes)
+        return self._unread_bytes // 2 // (2 * self.max_body_bytes)
 
 
 class UnknownFields(enum.StrEnum):

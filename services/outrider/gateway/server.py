@@ -97,7 +97,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
             strict=[SERVICE],
             on_refused=RefusedCalls(ops.registry, [SERVICE]).count,
             on_tls_call=handshakes.called,
-            arriving=Arriving(limits.grpc_places, limits.body_timeout_s),
+            arriving=Arriving(limits.grpc_places, limits.body_timeout_s, max_waiting=max(1024, limits.max_running)),
             more=public_options(
                 max_connections=max_connections,
                 max_streams=limits.max_streams,

@@ -20,7 +20,8 @@ _ORDER = (
     + """
 local now = redis.call('TIME')
 local at = now[1] * 1000000 + now[2]
-for _, other in ipairs(redis.call('HVALS', KEYS[1])) do at = math.max(at, tonumber(other) + 1) end
+local others = redis.call('HGETALL', KEYS[1])
+for i = 2, #others, 2 do at = math.max(at, tonumber(others[i]) + 1) end
 at = string.format('%.0f', at)
 redis.call('HSET', KEYS[1], ARGV[1] .. '/' .. ARGV[2], at)
 audit(KEYS[2], 'action', 'delete ' .. ARGV[1], 'name', ARGV[2], 'by', ARGV[3])

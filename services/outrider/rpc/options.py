@@ -29,6 +29,8 @@ def server_options(max_message_bytes: int) -> Options:
         # nowhere.
         *_message_sizes(2 * max_message_bytes, max_message_bytes),
         *_KEEPALIVE,
+        # Otherwise a fast client may send megabytes of a message that nobody reads. One that is read gets all its room.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         # A second server on a used port must fail instead of sharing it.
         ("grpc.so_reuseport", 0),
@@ -51,8 +53,6 @@ def public_options(
         ("grpc.server_handshake_timeout_ms", _ms(first_bytes_s)),
         ("grpc.max_connection_idle_ms", _ms(idle_s)),
         ("grpc.max_concurrent_streams", max_streams),
-        # Otherwise a fast client may send megabytes of a message that nobody reads. One that is read gets all its room.
-        ("grpc.http2.bdp_probe", 0),
         # Otherwise ended calls count until they are cleaned up, and a client within the limit gets UNAVAILABLE.
         ("grpc.http.overload_protection", 0),
         # Calls that the application has not accepted yet. Above this number gRPC cancels any of them, so it is as large

@@ -15,6 +15,7 @@ from outrider.metadata import MetadataStore
 from outrider.metadata.connection.acl import KEYS, users
 from outrider.metadata.connection.address import open_pool
 from outrider.metadata.connection.embedded import find_server
+from outrider.metadata.erasures import Order
 from outrider.metadata.tenants.ledger import TenantUsage
 from outrider.metadata.tenants.quota import QuotaRequest
 from outrider.rpc.access.certificates import TlsFiles
@@ -81,6 +82,9 @@ async def used_by_all(store: MetadataStore, role: str) -> None:
 
 async def used_by_target(store: MetadataStore) -> None:
     await store.workers(ROLES["draft"])
+    await store.erasures.add_volume("volume-1", "here")
+    await store.erasures.known([Order("t", True, 5)])
+    assert [each.at_us for each in await store.erasures.orders()] == [5]
 
 
 async def used_by_gateway(store: MetadataStore) -> None:
@@ -111,6 +115,11 @@ async def used_by_control(store: MetadataStore) -> None:
     await store.tenants.delete("t", by="test")
     await store.cordons.put(control_pb2.Cordon(worker_id="target-1", by="test"), "cordon worker")
     await store.cordons.remove("target-1", "test")
+    order = await store.erasures.order("t", samples=True, by="test")
+    await store.erasures.obeyed("volume-1", order)
+    assert await store.erasures.who_obeyed() == {("volume-1", order.field): order.at_us}
+    await store.erasures.volumes()
+    await store.erasures.forget(["volume-1"])
     lease = store.plans.lease("control-1")
     epoch = await lease.hold()
     assert epoch is not None

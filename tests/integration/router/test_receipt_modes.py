@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from click.testing import CliRunner
-from outrider.gateway.config import GatewayConfig
+from outrider.gateway.config import GatewayConfig, GatewayLimits
 from outrider.gateway.server import RunningGateway, running
 from outrider.protocol.receipts import ReceiptKey, checked
 from outrider.rpc.v1 import generation_pb2, receipt_pb2, router_pb2
@@ -134,6 +134,15 @@ async def generated(gateway: RunningGateway, prompt: list[int], resume: list[int
 
 def content(receipt: str) -> receipt_pb2.Receipt:
     return checked(receipt, KEY.private.public_key())
+
+
+async def test_fewer_requests_at_once_than_pieces_are_enough(real_fleet: Any) -> None:
+    listen = {"listen_grpc": "127.0.0.1:0", "listen_http": "127.0.0.1:0", "limits": GatewayLimits(max_running=1)}
+    config = GatewayConfig(**listen, routers=(real_fleet.router.address,), receipt_key=KEY)
+    async with running(config) as gateway:
+        answer = await generated(gateway, [40, 41, 42], [], temperature=0, ignore_eos=True)
+        output = json.dumps(list(answer.token_ids))
+        assert (await verified(gateway, answer.receipt, "[40, 41, 42]", "--output", output)).startswith("equal: ")
 
 
 async def test_pieces_of_an_answer_with_a_least_length_are_equal(gateway: RunningGateway) -> None:

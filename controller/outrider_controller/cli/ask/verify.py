@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from outrider_controller.cli.exits import CommandError
 _PIECE = 16
 """Tokens of the output that one request says again. All pieces of a text run together, each after those before it."""
 _AT_ONCE = 8
+_NO_ROOM = ("QUOTA_EXCEEDED", "OVERLOADED")
+_AGAIN_S = 0.25
 _SHOWN = 24
 """Bytes of the output that are quoted where it differs."""
 
@@ -236,7 +239,7 @@ class _Replay:
 
     async def _say(self, revision: str, before: Sequence[int], end: int, *, stops: bool = False) -> GatewayAnswer:
         """The tokens from those `before` to the `end`, with proof that a target of this revision said them plainly."""
-        answer = await self.gateway.answer(self._request(revision, before, end, stops=stops), self.timeout_s)
+        answer = await self._answer(self._request(revision, before, end, stops=stops))
         said = checked(answer.receipt, self.own)
         if said.prompt_sha256 != self.receipt.prompt_sha256:
             ours, theirs = f"{said.prompt_tokens} tokens, {said.prompt_sha256}", self.receipt.prompt_sha256
@@ -247,6 +250,17 @@ class _Replay:
         if said.draft_kinds:
             raise BadReceipt(f"the replay was not plain: {', '.join(said.draft_kinds)} drafted for it")
         return answer
+
+    async def _answer(self, request: generation.GenerateRequest) -> GatewayAnswer:
+        """Asks again while there is no room: a quota may allow fewer requests at once than there are pieces."""
+        until_s = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return await self.gateway.answer(request, self.timeout_s)
+            except CommandError as refused:
+                if refused.reason not in _NO_ROOM or time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
 
     def _request(self, revision: str, before: Sequence[int], end: int, *, stops: bool) -> generation.GenerateRequest:
         receipt, sampling = self.receipt, self.receipt.sampling
