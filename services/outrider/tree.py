@@ -195,7 +195,23 @@ class DraftTree:
             return None
         if count > length:
             return DraftTree(self.base_len + count, source=self.source, epoch=self.epoch)
-        return self._made(range(count, length), range(-1, length - count - 1), count)
+        return self._chain(count, length)
+
+    def _chain(self, first: int, last: int) -> DraftTree:
+        """Of a chain the tokens from `first` on, before `last`. Written out: a step makes one for each sequence."""
+        return DraftTree(
+            self.base_len + first,
+            self.token_ids[first:last],
+            (),
+            self.chances[first:last],
+            self.q[first:last],
+            self.source,
+            self.matched,
+            self.epoch,
+            self.serial,
+            self.seconds,
+            self.origins[first:last] if self.origins else (self,) * (last - first),
+        )
 
     def _below(self, root: int, count: int) -> DraftTree:
         at = {root: ROOT}
@@ -222,6 +238,8 @@ class DraftTree:
         """Its first `depth` positions."""
         if len(self.token_ids) <= depth:
             return self
+        if not self.parents:
+            return self._chain(0, depth)
         return self.take([node for node, each in enumerate(self.depths()) if each <= depth])
 
     def _made(self, nodes: Sequence[int], parents: Sequence[int], skipped: int) -> DraftTree:

@@ -268,11 +268,12 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
     with engine(plan, drafts=drafts) as llm:
         vocab_size = llm.llm_engine.vllm_config.model_config.get_vocab_size()
         groups = cases(plan, vocab_size)
+        # With prompts of its own: no block of them is cached.
+        fresh = _group(plan, random.Random("recorded"), vocab_size)[:4]
         if not drafts:
             texts = [answers(llm, group) for group in groups]
-            llm.llm_engine.engine_core.engine_core.scheduler.reset_prefix_cache()
             with recording(llm) as ran:
-                answers(llm, groups[0])
+                answers(llm, fresh)
             path.write_text(json.dumps([texts, ran]))
             assert not [name for name in sys.modules if name.partition(".")[0] == "outrider"]
             return
@@ -290,10 +291,9 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
                 drafted, accepted = source.num_drafted - before[0], source.num_accepted - before[1]
                 found.append([kind, len(group), wrong, drafted, accepted])
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-        scheduler.reset_prefix_cache()
-        source.begin(texts_alone[0], "none")
+        source.begin([{"ids": []}] * len(fresh), "none")
         with recording(llm) as ran:
-            answers(llm, groups[0])
+            answers(llm, fresh)
         differs = next(
             (at for at, pair in enumerate(itertools.zip_longest(ran, ran_alone)) if pair[0] != pair[1]), None
         )

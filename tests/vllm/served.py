@@ -23,7 +23,8 @@ from outrider.worker.process import RunningWorker
 
 from tests.integration.target.test_server import Answer, ScriptedDraft
 
-SMALL = "--kv-cache-memory-bytes=200000000"
+SMALL = "--kv-cache-memory-bytes=200000000 --no-async-scheduling"
+"""Steps follow one another, so that a draft that is waited for is in the next one."""
 
 
 @dataclass(frozen=True, slots=True)

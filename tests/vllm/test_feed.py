@@ -91,15 +91,15 @@ def made(pool: Pool | None = None, **config: Any) -> tuple[Feed, DraftBook]:
 
 def chosen(feed: Feed, book: DraftBook, one: Request) -> list[int]:
     feed.before_step()
-    return [token for _, chain in placed(book, one) for token in chain.token_ids]
+    return [token for _, chain, count in placed(book, one) for token in chain.token_ids[:count]]
 
 
-def placed(book: DraftBook, one: Request) -> list[tuple[Decoding, DraftTree]]:
+def placed(book: DraftBook, one: Request) -> list[tuple[Decoding, DraftTree, int]]:
     return book.choose([Decoding(one.request_id, one.num_tokens, 8)], ROOM)
 
 
 def commit(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
-    chain = next((chain for _, chain in placed(book, one)), None)
+    chain = next((chain for _, chain, _ in placed(book, one)), None)
     one.append_output_token_ids(tokens)
     book.committed(one.request_id, tokens, chain, len(drafted), finished=False)
     feed.follow()
@@ -155,7 +155,7 @@ def test_requests_that_the_scheduler_has_given_up_are_closed() -> None:
     feed, book = made()
     one = request()
     feed.open(one)
-    book.clear()
+    book.forget_all()
     feed.follow()
     feed.before_step()
     assert len(feed) == 0
@@ -212,7 +212,7 @@ def test_a_request_that_ends_without_tokens_is_closed() -> None:
 
 def decoding(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
     """A step of 50 ms that verified these and committed those."""
-    chain = next((chain for _, chain in placed(book, one)), None)
+    chain = next((chain for _, chain, _ in placed(book, one)), None)
     one.append_output_token_ids(tokens)
     one.num_computed_tokens = one.num_tokens - 1
     verified = book.committed(one.request_id, tokens, chain, len(drafted), finished=False)
@@ -244,7 +244,7 @@ def test_a_step_waits_for_a_draft_that_is_measured_to_be_worth_it() -> None:
     pool.late = [answer(key, one, 2, 6)]
     feed.before_step([one])
     assert len(pool.waited_s) == 1 and 0 < pool.waited_s[0] <= 0.05
-    assert [chain.token_ids for _, chain in placed(book, one)] == [(6,)]
+    assert [chain.token_ids for _, chain, _ in placed(book, one)] == [(6,)]
     for _ in range(4):
         decoding(feed, book, one, [9], [])
         feed.before_step([one])
@@ -325,7 +325,8 @@ def test_nothing_that_a_client_can_send_fails_in_the_scheduler(
 ) -> None:
     monkeypatch.setattr(plugin.BaseScheduler, "add_request", lambda self, request: None)
     scheduler = object.__new__(plugin.Scheduler)
-    scheduler.feed, book = made()
+    scheduler.feed, scheduler.book = made()
+    book = scheduler.book
     other, one = request("other"), request(xargs={name: ODD[number]})
     scheduler.add_request(other)
     scheduler.add_request(one)

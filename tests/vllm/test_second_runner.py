@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 PLANS: dict[str, dict[str, Any]] = {
     "synchronous": {"groups": 2, "most_requests": 4},
+    "asynchronous": {"groups": 2, "most_requests": 4, "asynchronous": True, "seed": 1},
     "bfloat16": {"groups": 1, "most_requests": 4, "dtype": "bfloat16", "seed": 3},
     "preempted": {"groups": 1, "small": True, "kinds": ("right", "some")},
 }

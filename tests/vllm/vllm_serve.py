@@ -43,7 +43,7 @@ def plugin(**config: Any) -> list[str]:
     return [
         *("--scheduler-cls", "outrider.vllm.plugin.Scheduler", "--worker-cls", "outrider.vllm.worker.Worker"),
         *("--speculative-config", json.dumps(speculative), "--additional-config", json.dumps({"outrider": config})),
-        *("--middleware", "outrider.vllm.middleware.Tenants", "--no-async-scheduling"),
+        *("--middleware", "outrider.vllm.middleware.Tenants"),
     ]
 
 

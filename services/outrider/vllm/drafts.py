@@ -7,8 +7,10 @@ request, merged to one tree, the path is taken of which most tokens are expected
 from __future__ import annotations
 
 import heapq
+import logging
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.drafting.buffer import DraftBuffer
@@ -22,6 +24,11 @@ from outrider.target.requests.times import Times
 from outrider.target.step.calibration import Calibration, Fit, bin_at, bins_of
 from outrider.tree import ROOT, DraftTree, common_len
 from outrider.worker.step_cost import StepCost
+
+log = logging.getLogger(__name__)
+
+_QUIET_S = 60.0
+"""Between two lines about faults: what fails in one step fails in the next too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,35 +89,58 @@ class OpenRequest:
     tokens: Sequence[int]
     """Prompt and committed output. It grows as the engine commits."""
     speculation: Speculation
+    deep: Speculation
+    """What sources of drafts are told."""
     fit: Fit
-    num_possible: Callable[[list[int]], int]
-    """How many of some drafted tokens a grammar lets through."""
+    num_possible: Callable[[list[int]], int] | None = None
+    """How many of some drafted tokens a grammar lets through. None: all."""
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
+    _chances: tuple[DraftTree | None, list[float]] = (None, [])
+    """What was last looked up: a chain stays as it is for several steps."""
 
     def best_path(
         self, calibration: Calibration, room: int, num_ahead: int = 0
     ) -> tuple[DraftTree | None, list[float]]:
-        """Of all that is buffered the chain of which most tokens are expected to be accepted, and what each is worth:
-        weight times the chance that it and all before it are accepted. The first `num_ahead` tokens count for nothing:
-        they are what a running step should commit."""
+        """Of all that is buffered the chain of which most tokens are expected to be accepted, and the chance of each,
+        if all before it are. The first `num_ahead` tokens count for nothing: a running step should commit them."""
         tree = self.buffer.merged()
         if tree is None:
             return None, []
-        limit = num_ahead + min(room, max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens))
+        if not tree.parents:
+            if self._chances[0] is not tree:
+                self._chances = tree, calibration.owns(tree, self.fit)
+            return self._chances
+        limit = num_ahead + min(room, self.cap)
         joint, expected = {ROOT: 1.0}, {ROOT: 0.0}
         for node, depth in enumerate(tree.depths()):
             if depth <= limit:
                 parent = tree.parent(node)
                 joint[node] = joint[parent] * calibration.own(bin_at(tree, node, depth), self.fit)
                 expected[node] = expected[parent] + (joint[node] if depth > num_ahead else 0.0)
-        path = tree.path(max(expected, key=expected.__getitem__))
-        return tree.take(path), [self.speculation.weight * joint[node] for node in path[num_ahead:]]
+        path = tree.take(tree.path(max(expected, key=expected.__getitem__)))
+        return path, calibration.owns(path, self.fit)
+
+    @property
+    def cap(self) -> int:
+        """Most drafted tokens in a step."""
+        return max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens)
+
+    def worth(self, chances: Sequence[float], room: int, num_ahead: int) -> list[float]:
+        """What each token is worth that a step may verify: weight times the chance that it and all before are right."""
+        values, joint = [], self.speculation.weight
+        for chance in chances[:num_ahead]:
+            joint *= chance
+        for chance in chances[num_ahead : num_ahead + min(room, self.cap)]:
+            joint *= chance
+            values.append(joint)
+        return values
 
     def cut_impossible(self) -> None:
-        if self.buffer.trees:
+        if self.num_possible is not None:
             self.buffer.keep(self._possible)
 
     def _possible(self, tree: DraftTree) -> DraftTree:
+        assert self.num_possible is not None
         kept = set[int]()
         for path in tree.paths():
             kept.update(path[: self.num_possible([tree.token_ids[node] for node in path])])
@@ -120,28 +150,74 @@ class OpenRequest:
 _NOTHING = VerifiedDraft()
 
 
-def _verified(chain: DraftTree, tokens: Sequence[int], committed: Sequence[int], count: int) -> DraftTree:
-    """What a step that committed the last of `tokens` has verified of the chain: its tokens after those that the steps
-    before committed. Empty if these are not in it: the rows were of no use."""
-    before = len(tokens) - len(committed)
-    left = chain.after(tokens[chain.base_len : before]) if chain.base_len <= before else None
-    return DraftTree(before) if left is None else left.upto(count)
+def _verified(chain: DraftTree, tokens: Sequence[int], before: int, count: int) -> DraftTree:
+    """What a step has verified of the chain: its tokens after the `before` ones that the steps before it committed.
+    Empty if these are not in it: the rows were of no use."""
+    left = chain
+    if chain.base_len != before:
+        found = chain.after(tokens[chain.base_len : before]) if chain.base_len < before else None
+        left = found or _NOTHING.draft
+    return left.upto(count)
 
 
-def _all(token_ids: list[int]) -> int:
-    return len(token_ids)
+def _within(
+    chosen: Sequence[tuple[Decoding, DraftTree, int]], values: Sequence[Sequence[float]], room: StepRoom
+) -> list[tuple[Decoding, DraftTree, int]]:
+    """As many of the chosen tokens as there is room for."""
+    tokens, blocks, counts = room.tokens, room.blocks, [0] * len(chosen)
+    queue = [(-worth[0], number) for number, worth in enumerate(values)]
+    heapq.heapify(queue)
+    while queue and tokens:
+        _, number = heapq.heappop(queue)
+        one, _, most = chosen[number]
+        # The token at this position opens a block of its own.
+        needs = (one.num_tokens + one.num_ahead + counts[number]) % room.block_size == 0
+        if needs > blocks:
+            continue
+        tokens, blocks = tokens - 1, blocks - needs
+        counts[number] += 1
+        if counts[number] < most:
+            heapq.heappush(queue, (-values[number][counts[number]], number))
+    return [(one, chain, count) for (one, chain, _), count in zip(chosen, counts, strict=True) if count]
+
+
+def _as_it_is(speculation: Speculation) -> Speculation:
+    return speculation
+
+
+def beyond_a_step(speculation: Speculation) -> Speculation:
+    """With caps for drafts of which a running step may commit a part: all that it verifies, and its own token."""
+    caps = speculation.max_draft_tokens, speculation.max_own_draft_tokens
+    deep = [2 * cap + 1 if cap else 0 for cap in caps]
+    return replace(speculation, max_draft_tokens=deep[0], max_own_draft_tokens=deep[1])
 
 
 class DraftBook:
     """The drafts of all open requests of one engine, and what their rows cost."""
 
-    def __init__(self, vocab_size: int, row_price: Callable[[StepCost], float] = lambda cost: cost.price) -> None:
-        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs."""
+    def __init__(
+        self,
+        vocab_size: int,
+        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
+        *,
+        asynchronous: bool = False,
+    ) -> None:
+        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs.
+        `asynchronous`: whether a step is scheduled while the one before it runs."""
+        self.deepen = beyond_a_step if asynchronous else _as_it_is
+        """What sources of drafts are told of a request's setting."""
         self.cost = StepCost()
         self.calibration = Calibration()
         self._vocab_size = vocab_size
         self._row_price = row_price
         self._open: dict[str, OpenRequest] = {}
+        self.drafted: dict[str, OpenRequest] = {}
+        """Those for which something is buffered: others cost a step nothing."""
+        self.forgotten: list[str] = []
+        """Requests of which faults ended the drafting, until somebody takes them."""
+        self.num_faults = 0
+        self._quiet_until_s = 0.0
+        self._most_weight = 1.0
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
@@ -163,21 +239,50 @@ class DraftBook:
         tokens: Sequence[int],
         speculation: Speculation,
         tenant: str = "",
-        num_possible: Callable[[list[int]], int] = _all,
+        num_possible: Callable[[list[int]], int] | None = None,
     ) -> None:
-        self._open[request_id] = OpenRequest(tokens, speculation, self.calibration.fit(tenant), num_possible)
+        self._open[request_id] = OpenRequest(
+            tokens, speculation, self.deepen(speculation), self.calibration.fit(tenant), num_possible
+        )
+        self._most_weight = max(self._most_weight, speculation.weight)
 
     def adjust(self, request_id: str, speculation: Speculation) -> None:
         if (found := self._open.get(request_id)) is not None:
             found.speculation = speculation
-            found.buffer.limit(speculation.max_draft_tokens, speculation.max_own_draft_tokens)
+            self._most_weight = max(self._most_weight, speculation.weight)
+            found.deep = deep = self.deepen(speculation)
+            found.buffer.limit(deep.max_draft_tokens, deep.max_own_draft_tokens)
+            self._note(request_id, found)
 
     def close(self, request_id: str) -> None:
         self._open.pop(request_id, None)
+        self.drafted.pop(request_id, None)
 
-    def clear(self) -> None:
-        """Forgets all drafts: the open requests are decoded plainly to their ends."""
+    def _note(self, request_id: str, found: OpenRequest) -> None:
+        found.cut_impossible()
+        if found.buffer.trees:
+            self.drafted[request_id] = found
+        else:
+            self.drafted.pop(request_id, None)
+
+    def forget(self, request_id: str) -> None:
+        """After a fault in what is kept of one request, while it is handled: it is decoded plainly to its end."""
+        self.close(request_id)
+        self.forgotten.append(request_id)
+        self._fault("drafting ends for request %s", request_id)
+
+    def forget_all(self) -> None:
+        """After any other fault: all open requests are decoded plainly to their ends."""
+        self._fault("drafting ends for %d open requests", len(self._open))
+        self.forgotten += self._open
         self._open.clear()
+        self.drafted.clear()
+
+    def _fault(self, message: str, *args: object) -> None:
+        self.num_faults += 1
+        if (now_s := time.monotonic()) >= self._quiet_until_s:
+            self._quiet_until_s = now_s + _QUIET_S
+            log.exception(message + "; faults so far: %d", *args, self.num_faults)
 
     def offer(self, request_id: str, draft: DraftTree) -> None:
         """Buffers what is useful of a draft worker's tree.
@@ -187,16 +292,16 @@ class DraftBook:
         """
         if (found := self._open.get(request_id)) is None:
             return
-        if not all(0 <= token_id < self._vocab_size for token_id in draft.token_ids):
+        if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self._vocab_size:
             raise InvalidRequest("draft.token_ids", "a token id is outside the vocabulary")
-        found.buffer.offer(draft, found.tokens, found.speculation.max_draft_tokens)
-        found.cut_impossible()
+        found.buffer.offer(draft, found.tokens, found.deep.max_draft_tokens)
+        self._note(request_id, found)
 
     def put(self, request_id: str, tree: DraftTree) -> None:
         """Buffers a tree that was made in this process."""
         if (found := self._open.get(request_id)) is not None:
-            found.buffer.put(tree, len(found.tokens), found.speculation.max_own_draft_tokens)
-            found.cut_impossible()
+            found.buffer.put(tree, len(found.tokens), found.deep.max_own_draft_tokens)
+            self._note(request_id, found)
 
     def awaits(self, request_id: str) -> bool:
         """Whether a draft worker owes an answer to the last commit, and may be worth its row and more than what was
@@ -204,62 +309,77 @@ class DraftBook:
         found = self._open.get(request_id)
         if found is None or not found.buffer.active or found.buffer.has_answer(len(found.tokens)):
             return False
-        _, looked_up = found.best_path(self.calibration, 1)
+        _, chances = found.best_path(self.calibration, 1)
+        looked_up = found.worth(chances, 1, 0)
         value = found.speculation.weight * self.calibration.best(found.fit)
         return value >= self.row_price and value > max(looked_up, default=0.0)
 
-    def choose(self, decoding: Iterable[Decoding], room: StepRoom) -> list[tuple[Decoding, DraftTree]]:
-        """The chains of which the next step verifies the tokens after those that a running one commits: the most
+    @property
+    def pays(self) -> bool:
+        """Whether a drafted token could be worth its row: in a large batch none is."""
+        return self.row_price <= self._most_weight
+
+    def choose(self, decoding: Iterable[Decoding], room: StepRoom) -> list[tuple[Decoding, DraftTree, int]]:
+        """The chains of which the next step verifies so many tokens, after those that a running one commits: the most
         valuable first, as long as one is worth its row."""
-        price, tokens, blocks = self.row_price, room.tokens, room.blocks
-        chains: dict[str, tuple[Decoding, DraftTree, list[float]]] = {}
-        counts: dict[str, int] = {}
-        queue: list[tuple[float, str, int]] = []
+        price, tokens, blocks = self.row_price, 0, 0
+        chosen: list[tuple[Decoding, DraftTree, int]] = []
+        values: list[list[float]] = []
         for one in decoding:
-            if (found := self._open.get(one.request_id)) is None:
+            if (found := self.drafted.get(one.request_id)) is None:
                 continue
-            chain, values = found.best_path(self.calibration, one.room, one.num_ahead)
-            if chain is not None and values:
-                chains[one.request_id] = one, chain, values
-                heapq.heappush(queue, (-values[0], one.request_id, one.num_tokens + one.num_ahead))
-        while queue and tokens:
-            value, request_id, position = heapq.heappop(queue)
+            try:
+                chain, chances = found.best_path(self.calibration, one.room, one.num_ahead)
+                worth = found.worth(chances, one.room, one.num_ahead)
+            except Exception:
+                self.forget(one.request_id)
+                continue
             # Written so that NaN is worth nothing.
-            if not -value >= price:
-                break
-            # The token at this position opens a block of its own.
-            needs = position % room.block_size == 0
-            if needs > blocks:
-                continue
-            tokens, blocks = tokens - 1, blocks - needs
-            count = counts[request_id] = counts.get(request_id, 0) + 1
-            if count < len(values := chains[request_id][2]):
-                heapq.heappush(queue, (-values[count], request_id, position + 1))
-        found_: list[tuple[Decoding, DraftTree]] = []
-        for request_id, count in counts.items():
-            one, chain, _ = chains[request_id]
-            found_.append((one, chain.upto(one.num_ahead + count)))
-        return found_
+            count = next((at for at, value in enumerate(worth) if not value >= price), len(worth))
+            if chain is not None and count:
+                chosen.append((one, chain, count))
+                values.append(worth)
+                tokens += count
+                first = one.num_tokens + one.num_ahead
+                blocks += (first + count - 1) // room.block_size - (first - 1) // room.block_size
+        if tokens <= room.tokens and blocks <= room.blocks:
+            return chosen
+        return _within(chosen, values, room)
 
     def committed(
         self, request_id: str, token_ids: Sequence[int], chain: DraftTree | None, num_drafted: int, *, finished: bool
     ) -> VerifiedDraft:
         """Follows a commit, in a step that verified so many tokens of this chain."""
         found = self._open.get(request_id)
-        if chain is None and (found is None or not found.buffer.trees):
-            return _NOTHING if found is None else VerifiedDraft(num_dropped=found.buffer.take_num_dropped())
-        draft = (
-            DraftTree(0) if chain is None or found is None else _verified(chain, found.tokens, token_ids, num_drafted)
-        )
+        if found is None:
+            return _NOTHING
+        try:
+            return self._follow(request_id, found, token_ids, chain, num_drafted, finished=finished)
+        except Exception:
+            self.forget(request_id)
+            return _NOTHING
+
+    def _follow(
+        self,
+        request_id: str,
+        found: OpenRequest,
+        token_ids: Sequence[int],
+        chain: DraftTree | None,
+        num_drafted: int,
+        *,
+        finished: bool,
+    ) -> VerifiedDraft:
+        before = len(found.tokens) - len(token_ids)
+        draft = _NOTHING.draft if chain is None else _verified(chain, found.tokens, before, num_drafted)
         num_accepted = common_len(token_ids, draft.token_ids)
         ended = finished and num_accepted == len(token_ids)
         num_verified = num_accepted + (num_accepted < len(draft) and not ended)
-        if found is None:
-            return VerifiedDraft(draft, num_verified, num_accepted)
-        verdicts = [(each, node < num_accepted) for node, each in enumerate(bins_of(draft)[:num_verified])]
-        self.calibration.observe(verdicts, found.fit)
-        found.buffer.advance(token_ids, len(draft))
-        found.cut_impossible()
+        if num_verified:
+            bins = bins_of(draft.upto(num_verified))
+            self.calibration.observe([(each, node < num_accepted) for node, each in enumerate(bins)], found.fit)
+        if request_id in self.drafted:
+            found.buffer.advance(token_ids, len(draft))
+            self._note(request_id, found)
         return VerifiedDraft(draft, num_verified, num_accepted, found.buffer.take_num_dropped())
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:

@@ -21,7 +21,6 @@ from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import connect_to
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.drafts.own_drafts import OwnDrafts
-from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetStats
 from outrider.vllm.scheduler import Scheduler as BaseScheduler
@@ -44,36 +43,56 @@ class Scheduler(BaseScheduler):
             price = config.row_price
             self.book._row_price = lambda cost: price
         lookups = OwnDrafts(make_sources(config.lookups), TargetStats())
+        lookups.deepen = self.book.deepen
         make = partial(self._drafts, config, lookups.erase)
         pool = PoolThread(make) if config.drafts or config.routers else None
         self.feed = Feed(self.book, config, self.num_spec_tokens, pool, lookups)
         # New requests do not wait for the drafts of others.
-        self.before_step = lambda: self.feed.before_step(() if self.waiting else self.running)
+        self._ended: list[str] = []
+        """Requests that have ended since the feed was told."""
+        self.asks_time = bool(config.routers) or not self.asynchronous
+        """Whether somebody goes by the time of steps."""
+        waits = not self.asynchronous
+        self.before_step = lambda: self.feed.before_step(self.running if waits and not self.waiting else ())
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
         try:
             self.feed.open(request)
         except Exception:
-            # Not `_safely`: whoever sends such a request must not end the drafts of others.
-            log.exception("request %r is decoded plainly", request.request_id)
+            # Whoever sends such a request must not end the drafts of others.
+            self.book.forget(request.request_id)
 
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
-        self._safely(lambda: self.feed.follow(self.step, self.verified, _cached(outputs)))
+        followed = self.feed.followed
+        names = [one.request_id for group in outputs.values() for one in group.outputs if one.request_id in followed]
+        if names or self._ended or self.book.forgotten or self.asks_time:
+            self._safely(lambda: self.feed.follow(self.step, self.verified, _cached(outputs), self._touched(names)))
         return outputs
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
         finished = super().finish_requests(*args, **kwargs)
-        self._safely(self.feed.follow)
+        if self._ended:
+            self._safely(lambda: self.feed.follow(names=self._touched([])))
         return finished
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self._ended.append(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    def _touched(self, names: list[str]) -> list[str]:
+        """With the requests that have ended, or whose drafting has."""
+        found = [*names, *self._ended, *self.book.forgotten]
+        self._ended, self.book.forgotten = [], []
+        return found
 
     def shutdown(self) -> None:
         self.feed.stop()
         super().shutdown()
 
     def _drafts(
-        self, config: PluginConfig, erase: Callable[[str], int], post: Callable[[list[Event]], None]
+        self, config: PluginConfig, erase: Callable[[str], int], post: Callable[[list[Any]], None]
     ) -> ServerDrafts:
         """Raises ValueError, or OSError for files that cannot be read."""
         secret = ClusterSecret.read(config.secret_file) if config.secret_file else None
@@ -88,7 +107,9 @@ class Scheduler(BaseScheduler):
             num_blocks=info.num_blocks,
             max_draft_tokens=self.num_spec_tokens,
         )
-        return ServerDrafts(limits, reach, post, router if config.routers else None, erase)
+        drafts = ServerDrafts(limits, reach, post, router if config.routers else None, erase)
+        drafts.pooled.deepen = self.book.deepen
+        return drafts
 
     def _info(self) -> worker_pb2.WorkerInfo:
         """This server as a target."""

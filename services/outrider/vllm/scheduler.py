@@ -10,7 +10,6 @@ that are known here, and the worker verifies what the chain has after the tokens
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -31,8 +30,6 @@ METHOD = "ngram_gpu"
 CHAINS = "outrider_chains"
 """Attribute of the scheduler's output: by request with drafts the position of its chain, and the tokens from there."""
 
-log = logging.getLogger(__name__)
-
 _PREFILL_SHARE = 0.25
 """Share of a step that drafts leave to prompts while there are any."""
 
@@ -46,18 +43,17 @@ class StepFacts:
     drafted: Mapping[str, Sequence[int]]
     """Of these, the drafted ones."""
     seconds: float
+    num_tokens: int = 0
 
     def decodes(self, request_id: str) -> bool:
         """Whether it ran one committed token, and so nothing of a prompt."""
         return self.counts[request_id] == 1 + len(self.drafted.get(request_id, ()))
 
     @property
-    def num_tokens(self) -> int:
-        return sum(self.counts.values())
-
-    @property
     def num_rows(self) -> int:
         """Tokens of requests that decode or verify."""
+        if self.num_tokens == len(self.counts) + sum(map(len, self.drafted.values())):
+            return self.num_tokens
         return sum(count for name, count in self.counts.items() if self.decodes(name))
 
 
@@ -86,10 +82,12 @@ class Scheduler(BaseScheduler):
         self._check_settings()
         # vLLM then asks its drafter for nothing, and fills up no new request with drafts that are none.
         self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
-        self.book = DraftBook(self.vllm_config.model_config.get_vocab_size())
+        self.asynchronous = isinstance(self, AsyncScheduler)
+        vocab_size = self.vllm_config.model_config.get_vocab_size()
+        self.book = DraftBook(vocab_size, asynchronous=self.asynchronous)
         self.verified: dict[str, VerifiedDraft] = {}
         """What the last step did, by request that committed tokens in it."""
-        self.num_faults = self.num_preemptions = 0
+        self.num_preemptions = 0
         self.before_step: Callable[[], None] = lambda: None
         """Called before each step, to fill the book with what has arrived."""
         self.step = StepFacts({}, {}, 0.0)
@@ -139,27 +137,32 @@ class Scheduler(BaseScheduler):
         self.num_preemptions += 1
         super()._preempt_request(*args, **kwargs)
 
+    @property
+    def num_faults(self) -> int:
+        return self.book.num_faults
+
     def _safely(self, action: Callable[[], None]) -> None:
         try:
             action()
         except Exception:
-            log.exception("drafting ends for %d open requests", len(self.book))
-            self.num_faults += 1
-            self.book.clear()
+            self.book.forget_all()
             for request in self.running:
                 request.spec_token_ids = []
 
     def _place_drafts(self, step: _Scheduled) -> None:
         self.before_step()
-        if not len(self.book):
+        book, requests = self.book, self.requests
+        if not book.drafted or not book.pays:
             return
-        decoding = [one for request in self.running if (one := self._decoding(request)) is not None]
-        for one, chain in self.book.choose(decoding, self._room(len(decoding))):
-            request = self.requests[one.request_id]
-            if one.num_ahead:
-                request.spec_token_ids = [-1] * (len(chain) - one.num_ahead)
+        known = (requests[name] for name in book.drafted if name in requests)
+        decoding = [one for request in known if (one := self._decoding(request)) is not None]
+        for one, chain, count in book.choose(decoding, self._room()):
+            request = requests[one.request_id]
+            if self.asynchronous:
+                request.spec_token_ids = [-1] * count
             else:
-                request.spec_token_ids = self.structured_output_manager.validate_tokens(request, list(chain.token_ids))
+                drafted = list(chain.token_ids[:count])
+                request.spec_token_ids = self.structured_output_manager.validate_tokens(request, drafted)
             step.chains[one.request_id] = chain
 
     def _decoding(self, request: Any) -> Decoding | None:
@@ -171,31 +174,31 @@ class Scheduler(BaseScheduler):
         left = min(request.max_tokens - done, self.max_model_len - request.num_tokens - ahead)
         return Decoding(request.request_id, request.num_tokens, max(0, min(self.num_spec_tokens, left - 1)), ahead)
 
-    def _room(self, num_decoding: int) -> StepRoom:
-        blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+    def _room(self) -> StepRoom:
+        blocks, running = self.kv_cache_manager.block_pool.get_num_free_blocks(), len(self.running)
         most = self.max_num_scheduled_tokens
-        prompts = len(self.running) > num_decoding or bool(self.waiting)
-        tokens = most - num_decoding - (int(most * _PREFILL_SHARE) if prompts else 0)
-        return StepRoom(max(0, tokens), max(0, blocks - num_decoding), self.block_size)
+        prompts = bool(self._inflight_prefills or self.waiting)
+        tokens = most - running - (int(most * _PREFILL_SHARE) if prompts else 0)
+        return StepRoom(max(0, tokens), max(0, blocks - running), self.block_size)
 
     def _follow(self, step: _Scheduled, scheduler_output: Any, outputs: Sequence[Any]) -> None:
         drafted = scheduler_output.scheduled_spec_decode_tokens
         # Steps overlap when they are scheduled asynchronously.
         now_s = time.monotonic()
         seconds, self._ended_s = now_s - max(step.began_s, self._ended_s), now_s
-        self.step = StepFacts(scheduler_output.num_scheduled_tokens, drafted, seconds)
-        for output in outputs:
-            if output.new_token_ids:
-                name, finished = output.request_id, output.finish_reason is not None
-                self.verified[name] = self.book.committed(
-                    name, output.new_token_ids, step.chains.get(name), len(drafted.get(name, ())), finished=finished
-                )
-        self.book.stepped(
-            rows=self.step.num_rows,
-            prompt_tokens=self.step.num_tokens - self.step.num_rows,
-            tokens=sum(len(output.new_token_ids) for output in outputs),
-            seconds=seconds,
-        )
+        counts, total = scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
+        self.step = StepFacts(counts, drafted, seconds, total)
+        chains, open_ones = step.chains, self.book.drafted
+        if chains or open_ones:
+            for output in outputs:
+                name, token_ids = output.request_id, output.new_token_ids
+                if token_ids and (name in chains or name in open_ones):
+                    finished, count = output.finish_reason is not None, len(drafted.get(name, ()))
+                    self.verified[name] = self.book.committed(
+                        name, token_ids, chains.get(name), count, finished=finished
+                    )
+        rows, tokens = self.step.num_rows, sum([len(output.new_token_ids) for output in outputs])
+        self.book.stepped(rows=rows, prompt_tokens=total - rows, tokens=tokens, seconds=seconds)
 
 
 def _following(chain: tuple[int, Sequence[int]], tokens: Sequence[int], count: int) -> list[int]:

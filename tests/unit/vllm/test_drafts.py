@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest
@@ -27,14 +29,15 @@ def text(drafts: DraftBook) -> list[int]:
 
 
 def chosen(drafts: DraftBook, room: StepRoom = ROOMY, count: int = 100, length: int = 3) -> list[int]:
-    return [token for _, chain in drafts.choose([Decoding("a", length, count)], room) for token in chain.token_ids]
+    found = drafts.choose([Decoding("a", length, count)], room)
+    return [token for _, chain, number in found for token in chain.token_ids[:number]]
 
 
 def committed(
     drafts: DraftBook, tokens: list[int], verified: list[int], fresh: list[int], *, finished: bool = False
 ) -> VerifiedDraft:
     """A step that verified these of the buffered tokens, and committed those."""
-    chain = next((one for _, one in drafts.choose([Decoding("a", len(tokens), 100)], ROOMY)), None)
+    chain = next((one for _, one, _ in drafts.choose([Decoding("a", len(tokens), 100)], ROOMY)), None)
     tokens += fresh
     return drafts.committed("a", fresh, chain, len(verified), finished=finished)
 
@@ -168,8 +171,8 @@ def test_while_a_step_runs_a_draft_is_what_follows_the_tokens_that_it_should_com
     drafts.adjust("a", Speculation(max_draft_tokens=8))
     drafts.offer("a", DraftTree(3, (4, 5, 6, 7, 8)))
     running, tokens = DraftTree(3, (4, 5)), text(drafts)
-    [(_, chain)] = drafts.choose([Decoding("a", 3, 2, num_ahead=3)], ROOMY)
-    assert chain.token_ids == (4, 5, 6, 7, 8)
+    [(_, chain, count)] = drafts.choose([Decoding("a", 3, 2, num_ahead=3)], ROOMY)
+    assert (chain.token_ids, count) == ((4, 5, 6, 7, 8), 2)
     tokens += [4, 5, 6]
     assert drafts.committed("a", [4, 5, 6], running, 2, finished=False).num_accepted == 2
     tokens += [7, 9]
@@ -181,11 +184,56 @@ def test_a_draft_is_dead_when_the_running_step_commits_something_else() -> None:
     drafts = book()
     drafts.adjust("a", Speculation(max_draft_tokens=8))
     drafts.offer("a", DraftTree(3, (4, 5, 6, 7, 8)))
-    [(_, chain)] = drafts.choose([Decoding("a", 3, 2, num_ahead=1)], ROOMY)
-    assert chain.token_ids == (4, 5, 6)
+    [(_, chain, count)] = drafts.choose([Decoding("a", 3, 2, num_ahead=1)], ROOMY)
+    assert (chain.token_ids[:3], count) == ((4, 5, 6), 2)
     tokens = text(drafts)
     tokens += [9]
     drafts.committed("a", [9], None, 0, finished=False)
     tokens += [5]
     result = drafts.committed("a", [5], chain, 2, finished=False)
     assert (len(result.draft), result.num_verified, result.num_accepted) == (0, 0, 0)
+
+
+class Faulty(Sequence[int]):
+    """The text of a request of which nothing can be followed."""
+
+    def __getitem__(self, at: object) -> int:
+        raise RuntimeError("planted")
+
+    def __len__(self) -> int:
+        raise RuntimeError("planted")
+
+
+def test_a_lasting_fault_of_one_request_ends_its_drafts_alone_and_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    drafts = book()
+    for name in ("bad", "worse"):
+        drafts.open(name, [1, 2, 3], Speculation(max_draft_tokens=4))
+        drafts.offer(name, DraftTree(3, (4, 5)))
+        found = drafts.find(name)
+        assert found is not None
+        found.tokens = Faulty()
+    drafts.offer("a", DraftTree(3, (4, 5, 6)))
+    for name in ("bad", "worse"):
+        assert not len(drafts.committed(name, [4], DraftTree(3, (4, 5)), 2, finished=False).draft)
+        assert name not in drafts
+    assert (drafts.forgotten, drafts.num_faults, len(caplog.records)) == (["bad", "worse"], 2, 1)
+    assert chosen(drafts) == [4, 5, 6]
+
+
+def test_a_request_that_cannot_be_chosen_for_is_forgotten_and_the_others_have_their_drafts() -> None:
+    drafts = book()
+    drafts.open("bad", [1, 2, 3], Speculation(max_draft_tokens=4))
+    for name in ("bad", "a"):
+        drafts.offer(name, DraftTree(3, (4, 5, 6)))
+    found = drafts.find("bad")
+    assert found is not None
+    found.fit = None
+    decoding = [Decoding(name, 3, 100) for name in ("bad", "a")]
+    assert [one.request_id for one, *_ in drafts.choose(decoding, ROOMY)] == ["a"] and drafts.forgotten == ["bad"]
+
+
+def test_where_no_token_can_be_worth_its_row_nothing_is_chosen() -> None:
+    assert book(price=1.0).pays and not book(price=1.01).pays
+    assert book(price=1.01, weight=2.0).pays

@@ -20,7 +20,9 @@ os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
 
 def _backends(module: Any) -> None:
     """vLLM asks for a backend that is active."""
-    module.backends["cpu"] = SimpleNamespace(driver=type("Driver", (), {"is_active": classmethod(lambda cls: True)}))
+    driver = type("Driver", (), {"is_active": classmethod(lambda cls: True)})
+    compiler = type("Compiler", (), {"supports_target": staticmethod(lambda target: False)})
+    module.backends["cpu"] = SimpleNamespace(driver=driver, compiler=compiler)
 
 
 def _top_k_top_p(module: Any) -> None:

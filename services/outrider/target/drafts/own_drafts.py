@@ -31,6 +31,8 @@ class OwnDrafts:
         self._reader = next(filter(reads_states, sources), None)
         self.taps = () if self._reader is None else self._reader.taps or (HEAD_INPUT,)
         """The layers whose states a step has to give."""
+        self.deepen: Callable[[Speculation], Speculation] = lambda setting: setting
+        """What sources are told of a sequence's setting: an engine may need drafts that are longer than its steps."""
         self._stats = stats
         self._erased_us: dict[str, int] = {}
         self._committed: list[tuple[SequenceKey, int, Sequence[int]]] = []
@@ -39,7 +41,7 @@ class OwnDrafts:
     def open(self, key: SequenceKey, opening: Opening) -> None:
         learns = opening.consent_us >= self._erased_us.get(opening.tenant, 0)
         if self._sources:
-            setting = opening.speculation
+            setting = self.deepen(opening.speculation)
             self._tell(lambda source: source.open(key, opening.for_drafts(_limits(source, setting), learns=learns)))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
@@ -57,7 +59,7 @@ class OwnDrafts:
         return self._reader.take(key) if isinstance(self._reader, HeadFeatures) else []
 
     def limit(self, key: SequenceKey, speculation: Speculation) -> None:
-        self._tell(lambda source: source.limit(key, _limits(source, speculation)))
+        self._tell(lambda source: source.limit(key, _limits(source, self.deepen(speculation))))
 
     def close(self, key: SequenceKey) -> None:
         self._hand_on()

@@ -45,6 +45,8 @@ class PooledDrafts:
         vocabulary = DraftVocabulary(limits.vocab_size, limits.max_context_len)
         listener = PoolListener(self._post_arrived, self._tell_spent, self._tell_lost, self._count_unleased)
         self.pool = PoolDrafts(vocabulary, clock, leases, listener, connect, credential, features)
+        self.deepen: Callable[[Speculation], Speculation] = lambda setting: setting
+        """What drafts are told of a sequence's setting: an engine may need drafts that are longer than its steps."""
         self._clock = clock
         self._post = post
         self._answer = answer
@@ -65,11 +67,11 @@ class PooledDrafts:
                 self._speculation[event.key] = event.opening.speculation
                 draft = assigned.get(event.key.sequence_id)
                 assignment = None if draft is None else assignment_of(draft)
-                limits = event.opening.speculation.draft_limits(self._row_price)
+                limits = self.deepen(event.opening.speculation).draft_limits(self._row_price)
                 self.pool.open(event.key, event.opening.for_drafts(limits), assignment)
             elif isinstance(event, Adjusted) and event.key in self._speculation:
                 self._speculation[event.key] = event.speculation
-                self.pool.limit(event.key, event.speculation.draft_limits(self._row_price))
+                self.pool.limit(event.key, self.deepen(event.speculation).draft_limits(self._row_price))
         for change in request.set_drafts:
             self.pool.assign(SequenceKey(stream, change.sequence_id), assignment_of(change.draft))
         for close in request.closes:
@@ -119,7 +121,7 @@ class PooledDrafts:
         self._row_price = price
         for key, speculation in self._speculation.items():
             if speculation.max_draft_tokens:
-                self.pool.limit(key, speculation.draft_limits(price))
+                self.pool.limit(key, self.deepen(speculation).draft_limits(price))
 
     # -- what comes of the pool
 

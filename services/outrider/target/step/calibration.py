@@ -68,14 +68,17 @@ def bin_at(tree: DraftTree, node: int, depth: int) -> Bin:
 
 def _varied(tree: DraftTree) -> bool:
     """Whether its tokens differ in more than what their source says of them."""
-    return bool(tree.origins or tree.matched or not tree.chances)
+    if tree.matched or not tree.chances:
+        return True
+    first = tree.origin(0)
+    return bool(first.matched) or any(one is not first for one in tree.origins)
 
 
 def bins_of(tree: DraftTree) -> list[Bin]:
     """Of each node."""
     if _varied(tree):
         return [bin_at(tree, node, depth) for node, depth in enumerate(tree.depths())]
-    bins = _by_interval(tree.source, bool(tree.q))
+    bins = _by_interval(tree.origin(0).source, bool(tree.q))
     return [bins[bisect_right(_EDGES, chance)] for chance in tree.chances]
 
 
@@ -194,7 +197,7 @@ class Calibration:
         if _varied(chain):
             found = [self._of_average(each, explore=True)[0] for each in bins_of(chain)]
         else:
-            table = self._table(chain.source, bool(chain.q))
+            table = self._table(chain.origin(0).source, bool(chain.q))
             found = [table[bisect_right(_EDGES, chance)] for chance in chain.chances]
         return fit.corrected(found)
 

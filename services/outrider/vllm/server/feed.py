@@ -38,6 +38,7 @@ from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.measured_wait import MeasuredWait
 from outrider.vllm.server.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
 from outrider.vllm.server.pool_thread import PoolThread
+from outrider.vllm.server.server_drafts import Followed
 from outrider.vllm.target.sequence import FINISHES
 
 _NO_STEP, _NOTHING = StepFacts({}, {}, 0.0), VerifiedDraft()
@@ -78,6 +79,8 @@ class Feed:
         self._wait = MeasuredWait(round(config.max_wait_ms * 1e3))
         # Random start: ids must not repeat after a restart, while a router still knows those of the process before.
         self._ids = count(secrets.randbits(62) + 1)
+        self.followed: set[str] = set()
+        """Requests whose commits somebody follows: a lookup, a draft worker, a router. Others cost a step nothing."""
         self._open: dict[str, _Fed] = {}
         self._names: dict[SequenceKey, str] = {}
         """Request of each key."""
@@ -97,6 +100,8 @@ class Feed:
         key, opening = SequenceKey(0, next(self._ids)), opening_of(request, speculation, tenant)
         announced = announcement_of(key, opening, request) if routed else None
         self._open[request.request_id] = _Fed(key, request, request.num_tokens)
+        if routed or self._config.lookups:
+            self.followed.add(request.request_id)
         self._names[key] = request.request_id
         # With a router a request has no drafts before the router allows some, or the pool finds no router.
         self._book.open(request.request_id, request.all_token_ids, Speculation() if routed else speculation, tenant)
@@ -121,6 +126,8 @@ class Feed:
             elif isinstance(event, Adjusted):
                 self._book.adjust(self._names.get(event.key, ""), event.speculation)
                 self._lookups.limit(event.key, event.speculation)
+            elif isinstance(event, Followed) and (name := self._names.get(event.key)) is not None:
+                self.followed.add(name)
         self._lookups.offer(lambda key, tree: self._book.put(self._names.get(key, ""), tree))
 
     def _hold(self, running: Sequence[Any]) -> float:
@@ -148,16 +155,20 @@ class Feed:
         step: StepFacts = _NO_STEP,
         verified: Mapping[str, VerifiedDraft] = MappingProxyType({}),
         cached: Mapping[str, int] = MappingProxyType({}),
+        names: Iterable[str] | None = None,
     ) -> None:
-        """Tells the sources what the last step committed, and which requests have ended. `verified`: by request that
-        committed tokens in it; `cached`: by request whose prompt ended in it, tokens from the prefix cache."""
+        """Tells the sources what the last step committed, and which requests have ended. `verified`: by request of
+        which it verified drafts; `cached`: by request whose prompt ended in it, tokens from the prefix cache; `names`:
+        the requests of which there is something to tell. Without it any may have."""
         report = TargetReport(row_price=self._book.row_price)
         if step.counts:
             self._wait.stepped(step.seconds)
         if self._config.routers:
             self._time(step, verified, report)
         ended: list[SequenceKey] = []
-        for request_id, fed in list(self._open.items()):
+        for request_id in list(self._open if names is None else names):
+            if (fed := self._open.get(request_id)) is None:
+                continue
             finish = FINISHES.get(fed.request.get_finished_reason())
             if fresh := list(fed.request.all_token_ids[fed.sent_len :]):
                 if (seen := verified.get(request_id, _NOTHING)).draft.last_serial:
@@ -211,6 +222,7 @@ class Feed:
 
     def _forget(self, request_id: str, fed: _Fed) -> None:
         del self._open[request_id], self._names[fed.key]
+        self.followed.discard(request_id)
         self._book.close(request_id)
         self._lookups.close(fed.key)
 

@@ -7,8 +7,8 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from outrider.target.requests.events import Event
 from outrider.vllm.server.server_drafts import ServerDrafts
 
 log = logging.getLogger(__name__)
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 class PoolThread:
     """Runs from the beginning. `tell` and `poll` are called by the thread that schedules."""
 
-    def __init__(self, make: Callable[[Callable[[list[Event]], None]], ServerDrafts]) -> None:
+    def __init__(self, make: Callable[[Callable[[list[Any]], None]], ServerDrafts]) -> None:
         """`make`: with what takes the events that `poll` returns."""
-        self._arrived: deque[Event] = deque()
+        self._arrived: deque[Any] = deque()
         self._has_arrived = threading.Event()
         self.drafts = make(self._arrive)
         self._loop = asyncio.new_event_loop()
@@ -32,7 +32,7 @@ class PoolThread:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._guarded, action)
 
-    def poll(self) -> Iterator[Event]:
+    def poll(self) -> Iterator[Any]:
         """What has arrived. Never waits."""
         self._has_arrived.clear()
         while self._arrived:
@@ -42,7 +42,7 @@ class PoolThread:
         """Whether something has arrived since the last `poll`, or arrives within this time."""
         return self._has_arrived.wait(seconds)
 
-    def _arrive(self, events: list[Event]) -> None:
+    def _arrive(self, events: list[Any]) -> None:
         self._arrived.extend(events)
         self._has_arrived.set()
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from outrider.drafting.pool import DraftLeases
-from outrider.drafting.source import CloseReason
+from outrider.drafting.source import CloseReason, DraftAssignment
 from outrider.drafting.speculation import Speculation
 from outrider.metadata import LeaseRecord
 from outrider.protocol.errors import from_sequence_error
@@ -31,12 +32,19 @@ _STREAM = 0
 _MAX_TENANTS, _MAX_NAMED = 10_000, 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A draft worker follows the sequence from now on, and is to be told of what it commits."""
+
+    key: SequenceKey
+
+
 class ServerDrafts:
     def __init__(
         self,
         limits: Limits,
         reach: Reach,
-        post: Callable[[list[Event]], None],
+        post: Callable[[list[Any]], None],
         router: RouterReach | None = None,
         erase: Callable[[str], int] = lambda tenant: 0,
     ) -> None:
@@ -44,7 +52,7 @@ class ServerDrafts:
         LearningSource does; called here, because that thread sleeps while there are no requests."""
         leases = DraftLeases(self._leases, time.monotonic)
         self.pooled = PooledDrafts(limits, time.monotonic, post, self._answer, leases, reach.connect, reach.credential)
-        self.fixed = FixedDrafts(reach, self.pooled.pool.assign)
+        self.fixed = FixedDrafts(reach, self._assign)
         self.router = None if router is None else RouterLink(router, self._router_message, self._router_changed)
         self._limits = limits
         self._post = post
@@ -104,6 +112,10 @@ class ServerDrafts:
 
     def _apply(self, event: Event) -> None:
         self.pooled.apply(_STREAM, target_pb2.VerifyRequest(), [event])
+
+    def _assign(self, key: SequenceKey, assignment: DraftAssignment) -> None:
+        self._post([Followed(key)])
+        self.pooled.pool.assign(key, assignment)
 
     # -- the router
 

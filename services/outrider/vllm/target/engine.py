@@ -31,7 +31,7 @@ SCHEDULER = "outrider.vllm.scheduler.Scheduler"
 _TAKEN = ("dtype", "device", "num_blocks", "kv_cache_bytes", "max_batch_tokens", "prefix_cache", "max_context_len")
 """Options of an engine that vLLM has too; others belong to our own engine."""
 _OURS = (
-    *("model", "tokenizer", "scheduler_cls", "worker_cls", "speculative_config", "async_scheduling", "logprobs_mode"),
+    *("model", "tokenizer", "scheduler_cls", "worker_cls", "speculative_config", "logprobs_mode"),
     *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "kv_events_config", "additional_config"),
     *("trust_remote_code", "skip_tokenizer_init", "max_num_seqs"),
 )
@@ -95,7 +95,6 @@ def _settings(config: TargetConfig, model: Path) -> dict[str, Any]:
         "worker_cls": WORKER,
         "logprobs_mode": "raw_logprobs",
         "speculative_config": {"method": METHOD, "num_speculative_tokens": max(1, count)},
-        "async_scheduling": False,
         "kv_events_config": KVEventsConfig(enable_kv_cache_events=engine.prefix_cache, publisher="null"),
     }
     if engine.max_context_len is not None:

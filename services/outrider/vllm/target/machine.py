@@ -66,6 +66,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         self._scheduler = scheduler
         self._book = book
         self._on_broken = on_broken
+        self._own_drafts.deepen = book.deepen
 
     @property
     def load(self) -> Load:
@@ -110,7 +111,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         self._own_drafts.offer(self._put)
         if (until_s := self._held_until(started_s)) is not None:
             return until_s
-        if not self._scheduler.has_requests():
+        if not (self._scheduler.has_requests() or self._core.batch_queue):
             return None
         try:
             outputs, ran = self._core.step_fn()
@@ -118,9 +119,11 @@ class VllmMachine(TargetCore[VllmSequence]):
         except Exception as error:
             self._on_broken()
             raise Unavailable(f"vLLM's engine failed: {type(error).__name__}") from error
-        if not ran:
+        # With asynchronous scheduling a step is scheduled before the one that it follows has ended.
+        if outputs is not None and self._scheduler.step.counts:
+            self._finish_step(outputs, self._clock() - self._scheduler.step.seconds)
+        elif not ran:
             return self._clock() + _PAUSE_S if self._scheduler.has_requests() else None
-        self._finish_step(outputs, started_s)
         return 0.0
 
     def _put(self, key: SequenceKey, tree: DraftTree) -> None:
@@ -131,7 +134,9 @@ class VllmMachine(TargetCore[VllmSequence]):
 
     def _held_until(self, now_s: float) -> float | None:
         """Until when all sequences wait for a draft; None when one of them is ready. vLLM steps all or none."""
-        if len(self._sequences.running) != len(self._scheduler.running) or not self._sequences.running:
+        if self._scheduler.asynchronous or not self._sequences.running:
+            return None
+        if len(self._sequences.running) != len(self._scheduler.running):
             return None
         found = [(sequence, self._waits_until(sequence, now_s)) for sequence in self._sequences.running.values()]
         if any(until_s is None for _, until_s in found):

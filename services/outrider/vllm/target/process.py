@@ -165,6 +165,7 @@ def _servicer(
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
         samples=config.sample_store,
     )
+    servicer.drafts.deepen = core.scheduler.book.deepen
     return obedient(servicer, samples, store)
 
 

@@ -1,0 +1,176 @@
+"""python -m benchmarks.vllm_host: CPU time of vLLM's scheduler in a step, alone and with Outrider's plugin.
+
+The model is left out: each step commits made-up tokens. The plugin is the real one; drafts come by the way that those
+of draft workers come. Times are of the process, without the draft workers' connections.
+
+Needs vLLM in the environment, and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+
+NUM_DRAFTED, PROMPT_LEN, BLOCK, RIGHT, VOCAB = 4, 64, 16, 0.7, 384
+SHARES = (0.0, 0.25, 1.0)
+
+
+def make_scheduler(model: Path, running: int, *, plugin: bool) -> Any:
+    import torch
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    more: dict[str, Any] = {}
+    if plugin:
+        more = {
+            "scheduler_cls": "outrider.vllm.plugin.Scheduler",
+            "worker_cls": "outrider.vllm.worker.Worker",
+            "speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": NUM_DRAFTED},
+            "additional_config": {"outrider": {"row_price": 0}},
+        }
+    args = EngineArgs(
+        str(model), max_num_seqs=running, max_num_batched_tokens=8192, max_model_len=8192, enforce_eager=True, **more
+    )
+    config = args.create_engine_config()
+    config.scheduler_config.async_scheduling = True
+    config.cache_config.num_gpu_blocks = blocks = running * 8192 // BLOCK
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=32, dtype=torch.float32)
+    cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+    made = AsyncScheduler
+    if plugin:
+        from outrider.vllm.plugin import Scheduler
+
+        made = Scheduler
+    return made(config, cache, StructuredOutputManager(config), BLOCK, log_stats=True)
+
+
+def add_requests(scheduler: Any, running: int) -> None:
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.request import Request
+
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(BLOCK, sha256)
+    rng = random.Random(1)
+    for number in range(running):
+        prompt = [rng.randrange(VOCAB) for _ in range(PROMPT_LEN)]
+        params = SamplingParams(temperature=0, max_tokens=8000, ignore_eos=True)
+        scheduler.add_request(Request(str(number), prompt, params, None, block_hasher=hasher))
+
+
+def outputs(scheduler: Any, step: Any, rng: random.Random) -> Any:
+    """As of a model that accepts each drafted token with a chance."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    names = list(step.num_scheduled_tokens)
+    tokens: list[list[int]] = []
+    for name in names:
+        request = scheduler.requests[name]
+        if request.num_tokens + request.num_output_placeholders > request.num_computed_tokens + 1:
+            tokens.append([])
+            continue
+        count = len(step.scheduled_spec_decode_tokens.get(name, ()))
+        accepted = next((n for n in range(count) if rng.random() > RIGHT), count)
+        tokens.append([(request.num_tokens + n) % VOCAB for n in range(accepted + 1)])
+    return ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, tokens)
+
+
+def step_ms(scheduler: Any, steps: int, before: Callable[[], None]) -> float:
+    """CPU ms of schedule and update, in the median step."""
+    rng, took = random.Random(2), []
+    pending = None
+    for _ in range(steps):
+        before()
+        began = time.process_time()
+        step = scheduler.schedule()
+        took_s = time.process_time() - began
+        if pending is not None:
+            result = outputs(scheduler, pending, rng)
+            began = time.process_time()
+            scheduler.update_from_output(pending, result)
+            took.append(took_s + time.process_time() - began)
+        pending = step
+    return 1e3 * statistics.median(took[len(took) // 4 :])
+
+
+class Pool:
+    """In the place of the connections to draft workers: what they would have brought."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Any] = []
+        self.keys: list[Any] = []
+
+    def tell(self, action: Callable[[Any], None]) -> None:
+        action(self)
+
+    def poll(self) -> Sequence[Any]:
+        arrived, self.arrived = self.arrived, []
+        return arrived
+
+    def open(self, key: Any, opening: Any, announced: Any) -> None:
+        self.keys.append(key)
+
+    def step(self, report: Any) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def arriving(scheduler: Any, pool: Pool, share: float) -> Callable[[], None]:
+    """Before each step, a draft of that share of the requests: longer than a step, as for asynchronous scheduling."""
+    from outrider.target.requests.events import Offered
+    from outrider.tree import DraftTree
+    from outrider.vllm.server.server_drafts import Followed
+
+    pool.arrived += [Followed(key) for key in pool.keys[: round(share * len(pool.keys))]]
+
+    def arrive() -> None:
+        count = round(share * len(scheduler.running))
+        for request, key in zip(scheduler.running[:count], pool.keys, strict=False):
+            at, depth = request.num_tokens, 2 * NUM_DRAFTED + 1
+            ids, chances = tuple((at + n) % VOCAB for n in range(depth)), (RIGHT,) * depth
+            tree = DraftTree(at, ids, chances=chances, source="model", serial=1, epoch=at)
+            pool.arrived.append(Offered(key, tree, time.monotonic()))
+
+    return arrive
+
+
+def measured(model: Path, running: int, share: float | None, steps: int) -> float:
+    scheduler = make_scheduler(model, running, plugin=share is not None)
+    pool = Pool()
+    if share is not None:
+        scheduler.feed._pool = pool
+    add_requests(scheduler, running)
+    before = arriving(scheduler, pool, share) if share else lambda: None
+    return step_ms(scheduler, steps, before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--running", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--steps", type=int, default=200)
+    given = parser.parse_args()
+    from outrider.testing.tiny import tiny_checkpoint
+
+    with tempfile.TemporaryDirectory() as directory:
+        model = tiny_checkpoint(Path(directory) / "tiny", head_dim=32)
+        for running in given.running:
+            alone = measured(model, running, None, given.steps)
+            found = {share: measured(model, running, share, given.steps) for share in SHARES}
+            said = ", ".join(f"drafts for {share:.0%} {ms:.2f} = {ms / alone:.2f} x" for share, ms in found.items())
+            print(f"{running} running, CPU ms a step: vLLM alone {alone:.2f}; with the plugin: {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
