@@ -67,12 +67,13 @@ class DistillConfig:
     def __post_init__(self) -> None:
         if self.kind not in ("model", *KINDS):
             raise ValueError(f"kind: {self.kind!r} is not one of model, {', '.join(KINDS)}")
-        if self.start and self.kind not in ("model", "mtp"):
-            raise ValueError("start: only for kinds model and mtp")
+        head = KINDS.get(self.kind)
+        if self.start and head is not None and not head.starts:
+            raise ValueError(f"start: a head of the kind {self.kind} begins as no other draft")
         if self.student_model and (self.kind != "model" or self.start):
             raise ValueError("student: only for kind model, and not together with start")
-        if self.student.taps and self.kind not in ("mtp", "eagle3"):
-            raise ValueError("taps: only for kinds mtp and eagle3")
+        if self.student.taps and (head is None or not head.reads_layers):
+            raise ValueError(f"taps: a draft of the kind {self.kind} reads no layers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def _learn(
 
 def _reads_as_its_start(config: DistillConfig) -> DistillConfig:
     """A head that goes on reads the layers that it has learnt to read."""
-    taps = taps_of_start(directory(config.start)) if config.kind == "mtp" and config.start else ()
+    taps = taps_of_start(directory(config.start)) if config.kind in KINDS and config.start else ()
     if taps and config.student.taps not in ((), taps):
         raise ValueError(f"taps: {config.start} reads layers {taps}")
     return replace(config, student=replace(config.student, taps=taps or config.student.taps))
@@ -165,7 +166,7 @@ def _tokens_of_its_start(config: DistillConfig, target: Path) -> Tensor | None:
     if not config.start:
         return None
     start = directory(config.start)
-    if is_head(start) and config.kind == "mtp":
+    if is_head(start) and config.kind in KINDS:
         kept: Tensor = load_file(start / "head.safetensors")["token_map"]
         return kept.long()
     if "outrider_draft" not in read_config(start):
@@ -197,7 +198,7 @@ def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Le
 
 
 def _loop(config: DistillConfig) -> LoopConfig:
-    if not config.start or (config.kind == "mtp" and not is_head(directory(config.start))):
+    if not config.start or (config.kind in KINDS and not is_head(directory(config.start))):
         return config.training
     # A draft that is good already forgets at the rate that one from nothing learns at. What it learns is little text.
     return replace(

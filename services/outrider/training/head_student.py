@@ -8,7 +8,7 @@ s - 1 and token i + 1 + s, which the text gives. Each is compared with the targe
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from outrider.heads.tensors import settings_of
 from outrider.training.shards import Sample
 from outrider.training.student import Scores, StudentConfig, TeacherHead, compare, mixed_precision, read_layers
 
-KINDS = ("mtp", "eagle3", "medusa")
 _STEPS = 3
 # One batch in so many is learnt in all steps, the others in the first: it decides most, and costs a third.
 _UNROLLED_ONE_IN = 3
@@ -59,7 +58,7 @@ def taps_of(kind: str, config: StudentConfig, target: Path) -> tuple[int, ...]:
     layers = _depth(target)
     if any(not 0 <= tap <= layers for tap in config.taps):
         raise ValueError(f"taps: {config.taps}, and the target has {layers} layers")
-    return config.taps or (default_taps(layers) if kind == "eagle3" else ())
+    return config.taps or (KINDS[kind].taps(layers) if kind in KINDS else ())
 
 
 @dataclass(slots=True)
@@ -97,8 +96,7 @@ class HeadLearner:
         self.kind = kind
         self.token_map = token_map
         parts = TargetParts(read_embedding(target).float(), read_head(target).float(), _depth(target))
-        build = {"mtp": _mtp, "eagle3": _eagle, "medusa": _medusa}[kind]
-        self.module: Any = build(target, parts, config, token_map, start).to(device)
+        self.module: Any = KINDS[kind].build(target, parts, config, token_map, start).to(device)
         for name, value in self.module.named_parameters():
             value.requires_grad_(not name.startswith(_SHARED))
         self.learnable = [value for value in self.module.parameters() if value.requires_grad]
@@ -110,7 +108,7 @@ class HeadLearner:
         """The loss is that of the first step."""
         batch = _Batch.of([s for s in samples if len(s.token_ids) > _STEPS + 1], self._device)
         with mixed_precision(self._device):
-            outs = self._blocks(batch) if self.kind == "medusa" else self._unrolled(batch, self._steps())
+            outs = self._unrolled(batch, self._steps()) if self.module.recurrent else self._blocks(batch)
         total, gradients = Scores(), []
         for step, out in enumerate(outs):
             valid = batch.valid(step)
@@ -299,3 +297,24 @@ def _medusa(
             nn.init.zeros_(value)
     head.shape = {"hidden_size": parts.width}
     return head
+
+
+@dataclass(frozen=True, slots=True)
+class LearnableHead:
+    """A kind of head that `outrider distill` makes."""
+
+    build: Callable[[Path, TargetParts, StudentConfig, Tensor | None, Path | None], Any]
+    taps: Callable[[int], tuple[int, ...]] = lambda layers: ()
+    """The layers that it reads of a target with so many, if no others are asked for; of none, what the target's
+    vocabulary head reads."""
+    reads_layers: bool = False
+    """Whether others may be asked for."""
+    starts: bool = False
+    """Whether it may begin as another draft."""
+
+
+KINDS = {
+    "mtp": LearnableHead(_mtp, reads_layers=True, starts=True),
+    "eagle3": LearnableHead(_eagle, default_taps, reads_layers=True),
+    "medusa": LearnableHead(_medusa),
+}

@@ -96,8 +96,8 @@ def test_what_is_learnt_from_samples_lies_beside_them(
         ("--layers , ", "--layers: ',' is not a list of numbers"),
         ("--layers 0,99", "layers: (0, 99), and the target has 2 layers"),
         ("--taps 0,99 --kind mtp", "taps: (0, 99), and the target has 2 layers"),
-        ("--taps 0 --kind medusa", "taps: only for kinds mtp and eagle3"),
-        ("--start smollm2-135m-draft --kind medusa", "start: only for kinds model and mtp"),
+        ("--taps 0 --kind medusa", "taps: a draft of the kind medusa reads no layers"),
+        ("--start smollm2-135m-draft --kind medusa", "start: a head of the kind medusa begins as no other draft"),
         ("--student smollm2-135m-instruct --kind mtp", "student: only for kind model"),
     ],
 )

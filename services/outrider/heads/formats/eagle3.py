@@ -1,0 +1,126 @@
+"""EAGLE-3 heads: known by their tensors, whatever architecture they are published under."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.heads.eagle import Eagle3Head, EagleVariant, default_taps
+from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register
+from outrider.heads.interface import HeadError, HeadSettings, TargetParts
+from outrider.heads.tensors import fill, read_tensors, settings_of, tensor_names
+
+_EAGLE_LAYER = re.compile(r"(midlayer|layers|additional_layers)\.(?:(\d+)\.)?")
+
+
+def _knows(config: dict[str, Any], path: Path) -> bool:
+    return "eagle3" in architectures(config) or _is_eagle(tensor_names(path))
+
+
+def _is_eagle(names: Collection[str]) -> bool:
+    ours = set(filter(None, map(_eagle_name, names)))
+    return {"fc.weight", "layers.0.hidden_norm.weight"} <= ours
+
+
+def _eagle_name(name: str) -> str | None:
+    """A tensor's name among those of vLLM's module; None for a copy of the target's own."""
+    name = re.sub(r"^(model|draft_model|eagle_module)\.", "", name)
+    if layer := _EAGLE_LAYER.match(name):
+        # SGLang counts the layers after the first apart.
+        number = int(layer[2] or 0) + (layer[1] == "additional_layers")
+        name = f"layers.{number}.{name[layer.end() :]}"
+    return None if name.startswith("verifier_") or name.endswith("inv_freq") else name
+
+
+def _eagle_tensors(path: Path) -> dict[str, Tensor]:
+    tensors = read_tensors(path, _eagle_name)
+    for name in [name for name in tensors if name.endswith(".hidden_norm.weight") and not name.startswith("layers.0.")]:
+        # After the first layer only the state is read: SGLang's layers have one norm, under this name.
+        tensors.setdefault(name.replace("hidden_norm", "input_layernorm"), tensors.pop(name))
+    return tensors
+
+
+def _eagle_settings(path: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> HeadSettings:
+    """What tensors show is counted: many a config.json has the numbers of the target."""
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise HeadError(f"{path}/config.json", f"hidden_act {activation}: only silu is served in heads")
+    attention = "layers.0.self_attn."
+    if (queries := tensors.get(f"{attention}q_proj.weight")) is not None and config.get("num_attention_heads"):
+        config = {**config, "head_dim": len(queries) // int(config["num_attention_heads"])}
+    layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    return replace(
+        settings_of(config, path, layers=len(layers)),
+        bias=f"{attention}q_proj.bias" in tensors,
+        qk_norm=f"{attention}q_norm.weight" in tensors,
+        gated=False,
+    )
+
+
+def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagle3Head:
+    tensors = _eagle_tensors(path)
+    vocab = len(target.embedding)
+    token_map = _token_map(tensors.pop("d2t", None), tensors.pop("t2d", None), vocab)
+    inner = config.get("eagle_config") or {}
+    taps = inner.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
+    settings = _eagle_settings(path, config, tensors)
+    variant = EagleVariant(
+        taps=tuple(taps or default_taps(target.layers)),
+        target_width=int(config.get("target_hidden_size") or target.width),
+        logits_width=vocab if token_map is None else len(token_map),
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
+        norm_before_fc=bool(inner.get("norm_before_fc", config.get("norm_before_fc", False))),
+        fc_norm=bool(config.get("fc_norm", False)),
+        norm_output=bool(config.get("norm_output", False)),
+        own_embedding="embed_tokens.weight" in tensors,
+    )
+    _check_eagle(path, variant, settings.width, target)
+    head = Eagle3Head(settings, variant, target, token_map)
+    # SGLang and SpecForge name the layers whose outputs are read, vLLM those whose inputs are.
+    head.other_taps = tuple(tap + 1 for tap in variant.taps if tap < target.layers)
+    if token_map is None:
+        tied = tensors.get("embed_tokens.weight") if config.get("tie_word_embeddings") else None
+        tensors.setdefault("lm_head.weight", target.head if tied is None else tied)
+    tensors.setdefault("embed_tokens.weight", target.embedding)
+    fill(head, tensors)
+    return head
+
+
+def _check_eagle(path: Path, variant: EagleVariant, width: int, target: TargetParts) -> None:
+    file = f"{path}/config.json"
+    if variant.target_width != target.width:
+        raise HeadError(file, f"target_hidden_size {variant.target_width}, the target's is {target.width}")
+    if not variant.own_embedding and width != target.width:
+        raise HeadError("embed_tokens.weight", f"missing, and the target's has the width {target.width}, not {width}")
+    if any(not 0 <= tap <= target.layers for tap in variant.taps):
+        raise HeadError(file, f"eagle_aux_hidden_state_layer_ids {variant.taps}: the target has {target.layers} layers")
+
+
+def _token_map(d2t: Tensor | None, t2d: Tensor | None, vocab: int) -> Tensor | None:
+    """d2t is the distance from each of the head's ids to the target's; t2d marks the target's ids that it has."""
+    if d2t is None:
+        return None
+    ids = d2t.long() + torch.arange(len(d2t))
+    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab):
+        raise HeadError("d2t", f"names tokens outside the target's vocabulary of {vocab}")
+    if bool((ids.diff() <= 0).any()):
+        raise HeadError("d2t", "its tokens are not in ascending order")
+    if t2d is not None and not torch.equal(t2d.nonzero()[:, 0], ids):
+        raise HeadError("d2t", "names other tokens than t2d")
+    return ids
+
+
+def _build(ours: OurHead, target: TargetParts) -> Eagle3Head:
+    rows = target.head if ours.token_map is None else target.head[ours.token_map]
+    variant = EagleVariant(ours.taps, target.width, len(rows), fc_norm="fc_norm.0.weight" in ours.tensors)
+    head = Eagle3Head(settings_of(ours.config, ours.path), variant, target, ours.token_map)
+    head.lm_head.weight = nn.Parameter(rows)
+    return head
+
+
+register(HeadFormat("eagle3", _knows, _load_eagle, _build))
