@@ -46,6 +46,11 @@ _COMMANDS = {
         "unfinished",
         "What do a tenant and the gateway's memory notice of requests that do not end?",
     ),
+    "extractions": (
+        f"{_SCENARIOS}.extractions",
+        "extractions",
+        "Are the values right that a model extracts as JSON, however it may be written?",
+    ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "host": (f"{_SCENARIOS}.host", "host", "What does a step cost a target's own thread, beside the GPU?"),
 }
