@@ -87,7 +87,6 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
         core = _core(config, routers, tracing, metrics, quotas)
         stack.push_async_callback(core.catalog.close)
         stack.callback(core.threads.close)
-        stack.callback(core.grammars.close)
         guard = KeyGuard(store.tenants if store is not None else None, required=config.require_api_keys)
         limits, max_connections = config.limits, _connections_allowed(config.limits.max_connections)
         handshakes = Handshakes(ops.registry)

@@ -42,7 +42,6 @@ from outrider.gateway.tokenizer.catalog import Catalog, Model
 from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads, TokenizerThreads
-from outrider.gateway.tools.grammars import GrammarMaker
 from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.parsers.tool_calls import Delta
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
@@ -286,7 +285,6 @@ class Generator:
     tracing: Tracing | None = None
     quotas: QuotaKeeper = field(default_factory=QuotaKeeper)
     threads: TokenizerThreads = field(default_factory=TokenizerThreads)
-    grammars: GrammarMaker = field(default_factory=GrammarMaker)
     receipt_key: ReceiptKey = field(default_factory=ReceiptKey.make)
     beat: Beat = field(default_factory=Beat)
 
@@ -428,7 +426,7 @@ class Generator:
         thought = model.tokenizer.thought_after(prompt) if reasons else Thought.NONE
         grammar = ""
         if choice.structured is not None:
-            grammar = await self.grammars.make(choice.structured, model.tokenizer, thought, threads.tenant)
+            grammar = await threads.grammars.make(choice.structured, model.tokenizer, thought, threads.tenant)
         work = lambda: choice.to_proto(model.tokenizer, model.vocab_size, grammar)  # noqa: E731
         return await threads.run(choice.num_chars, work)
 

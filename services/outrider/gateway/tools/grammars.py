@@ -25,7 +25,7 @@ _THREADS = 2
 _NICE = 10
 _CPU_S = 4.0
 """The largest grammar that fits a message takes about a second on a slow core."""
-_MOST_BYTES = 256 << 20
+_BYTES = 256 << 20
 _MAX_CACHED = 128
 _ERRORS = {"invalid": InvalidRequest, "not supported": NotSupported}
 
@@ -69,7 +69,7 @@ class GrammarMaker:
         process: BoundedProcess | None = getattr(self._processes, "one", None)
         if process is None:
             # One for each thread, because it ends with the thread that starts it.
-            process = self._processes.one = BoundedProcess(__name__, cpu_s=_CPU_S, extra_bytes=_MOST_BYTES)
+            process = self._processes.one = BoundedProcess(__name__, cpu_s=_CPU_S, extra_bytes=_BYTES)
         try:
             return process.ask(question)
         except OutOfBounds:

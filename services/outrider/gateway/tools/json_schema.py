@@ -9,10 +9,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from outrider.gateway.tools.schema_references import escaped, moved
+from outrider.gateway.tools.schema_keywords import UNENFORCED, inexact, rewritten
+from outrider.gateway.tools.schema_references import at, escaped, moved
 
 BOUNDED_WHITESPACE = r"\n? {0,20}"
 """Bounded, because a model that may write any white space may do so up to max_tokens."""
@@ -21,6 +22,7 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "
 _LISTED = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
 _ALONE = frozenset(
     {"items", "additionalProperties", "additionalItems", "contains", "propertyNames", "not", "if", "then", "else"}
+    | {"unevaluatedItems", "unevaluatedProperties"}
 )
 # Of these, those that apply to the same value as the schema itself.
 _IN_PLACE = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
@@ -53,22 +55,27 @@ class JsonStyle:
         return {**separators, "coerce_one_of": True, "lenient": True, **white}
 
 
-COMPACT = JsonStyle()
 AS_TRAINED = JsonStyle(gap=" ?")
-"""For calls next to text: models learn to write them with a space after each comma and colon."""
+"""Models learn to write JSON with a space after each comma and colon. One that may not writes other values."""
 
 
-def prepare(schema: Any, style: JsonStyle = COMPACT, *, strict: bool = False) -> dict[str, Any]:
+def prepare(schema: Any, style: JsonStyle = AS_TRAINED, *, strict: bool = False) -> dict[str, Any]:
     """The schema as llguidance takes it, with its own `x-guidance` removed, and without formats that are annotations.
-    Patterns that it cannot read (look-around) stay if `strict`."""
+    Patterns that it cannot read (look-around) stay if `strict`. Raises ValueError that names what cannot be enforced:
+    if `strict` all of it, otherwise only numbers that would become others."""
     schema = moved(schema if isinstance(schema, dict) else {"anyOf": [schema]}, "#")
-    walk = _Walk(style.closed, strict)
+    walk = _Walk(schema, style.closed, strict)
     for _ in range(_MAX_ROUNDS):
         found = walk.of(schema)
         if walk.found <= walk.open:
-            return found
-        walk = _Walk(style.closed, strict, walk.open | walk.found)
-    return _Walk(False, strict).of(schema)
+            break
+        walk = _Walk(schema, style.closed, strict, walk.open | walk.found)
+    else:
+        walk = _Walk(schema, False, strict)
+        found = walk.of(schema)
+    if strict and walk.unenforced:
+        raise ValueError(f"is strict, and no grammar enforces {', '.join(sorted(walk.unenforced))}")
+    return found
 
 
 @dataclass(slots=True)
@@ -79,23 +86,33 @@ class _Walk:
     names. None of these may be closed, because each lacks the properties of the others.
     """
 
+    root: Mapping[str, Any]
     closes: bool
     strict: bool
     open: frozenset[str] = frozenset()
     """Places of schemas that may not be closed, as JSON pointers, because a reference combines them with others."""
     found: set[str] = field(default_factory=set)
     """The places that this pass found to be combined."""
+    unenforced: set[str] = field(default_factory=set)
+    """The keywords that this pass left as they are."""
 
     def of(self, schema: dict[str, Any], place: str = "#", closes: bool = True) -> dict[str, Any]:
         closes = closes and place not in self.open and _num_parts(schema) <= 1
         if not closes and isinstance(reference := schema.get("$ref"), str):
             self.found.add(reference)
+        if name := inexact(schema):
+            raise ValueError(f"{name}: numbers beyond 2^53 cannot be enforced exactly")
+        declares = self.closes and closes and "properties" in schema and not schema.keys() & _OPENERS
+        schema = rewritten(schema, declares, partial(at, self.root))
+        self.unenforced |= {name for name, value in schema.items() if name in UNENFORCED and value is not None}
+        if self.strict:
+            self.unenforced |= {name for name in _BOUNDS if _is_beyond(schema.get(name))}
         made = {
             name: self._value(name, value, f"{place}/{name}", closes or name not in _IN_PLACE)
             for name, value in schema.items()
             if self._keeps(name, value)
         }
-        if self.closes and closes and "properties" in schema and not schema.keys() & _OPENERS:
+        if declares and "additionalProperties" not in schema:
             made |= _undeclared(made) | {"additionalProperties": False}
         return _nullable(made)
 
@@ -106,7 +123,7 @@ class _Walk:
         if name in ("format", "$schema"):
             return _is_known(name, value)
         if name in _BOUNDS and not self.strict:
-            return not isinstance(value, int | float) or abs(value) <= _MAX_BOUND
+            return not _is_beyond(value)
         return name != "x-guidance" and (name != "pattern" or self.strict or _is_readable(value))
 
     def _value(self, name: str, value: Any, place: str, closes: bool) -> Any:
@@ -120,6 +137,10 @@ class _Walk:
 
     def _below(self, schema: Any, place: str, closes: bool) -> Any:
         return self.of(schema, place, closes) if isinstance(schema, dict) else schema
+
+
+def _is_beyond(bound: Any) -> bool:
+    return isinstance(bound, int | float) and abs(bound) > _MAX_BOUND
 
 
 def _num_parts(schema: Mapping[str, Any]) -> int:

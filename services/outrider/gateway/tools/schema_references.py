@@ -5,6 +5,7 @@ Each becomes a JSON pointer from the root of the whole. Ids and anchors go: othe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,8 @@ _BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions",
 _DATA = frozenset({"const", "enum", "default", "examples", "example"})
 # Draft 4 wrote it without the dollar.
 _IDS = ("$id", "id")
-_NAMES = (*_IDS, "$anchor")
+_ANCHORS = ("$anchor", "$dynamicAnchor")
+_NAMES = (*_IDS, *_ANCHORS)
 _IN_FRAGMENTS = "~!$&'()*+,;=:@"
 
 
@@ -40,6 +42,21 @@ class _Resource:
         return _Resource(place, urljoin(self.uri, base)) if base else self
 
 
+def at(schema: Any, reference: str) -> Any:
+    """What a reference leads to within the whole schema, after `moved`; None for nothing."""
+    if not reference.startswith("#"):
+        return None
+    for part in filter(None, reference[1:].split("/")):
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
+            schema = schema[int(key)]
+        elif isinstance(schema, Mapping):
+            schema = schema.get(key)
+        else:
+            return None
+    return schema
+
+
 def escaped(key: str) -> str:
     """A part of a JSON pointer (RFC 6901), as it is in a URI's fragment."""
     return quote(key.replace("~", "~0").replace("/", "~1"), safe=_IN_FRAGMENTS)
@@ -55,6 +72,8 @@ class _Move:
     """By id."""
     _anchors: dict[tuple[_Resource, str], str] = field(default_factory=dict)
     """Places."""
+    _dynamic: Counter[str] = field(default_factory=Counter)
+    """How many schemas have each dynamic anchor."""
 
     def find(self, value: Any, resource: _Resource, place: str, *, by_name: bool = False) -> None:
         """Notes all ids and anchors. `by_name`: of a mapping from names to schemas."""
@@ -74,9 +93,11 @@ class _Move:
         base, _, fragment = _id(schema).partition("#")
         for uri in (base, resource.uri):
             self._resources.setdefault(uri, resource)
-        for anchor in (fragment, schema.get("$anchor")):
+        for anchor in (fragment, *(schema.get(name) for name in _ANCHORS)):
             if isinstance(anchor, str) and anchor:
                 self._anchors.setdefault((resource, anchor), place)
+        if isinstance(dynamic := schema.get("$dynamicAnchor"), str):
+            self._dynamic[dynamic] += 1
         return resource
 
     def of(self, value: Any, resource: _Resource, place: str, *, by_name: bool = False) -> Any:
@@ -89,10 +110,16 @@ class _Move:
             return {name: self.of(each, resource, f"{place}/{escaped(name)}") for name, each in value.items()}
         resource = resource.of(value, place)
         return {
-            name: self._keyword(name, each, resource, f"{place}/{escaped(name)}")
+            self._plain(name, each): self._keyword(self._plain(name, each), each, resource, f"{place}/{escaped(name)}")
             for name, each in value.items()
             if not (name in _NAMES and isinstance(each, str))
         }
+
+    def _plain(self, name: str, value: Any) -> str:
+        """The keyword. A dynamic reference is a plain one where it can lead to one place only."""
+        if name == "$dynamicRef" and isinstance(value, str) and self._dynamic[value.rpartition("#")[2]] <= 1:
+            return "$ref"
+        return name
 
     def _keyword(self, name: str, value: Any, resource: _Resource, place: str) -> Any:
         if name == "$ref" and isinstance(value, str):

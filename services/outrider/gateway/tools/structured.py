@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest, NotSupported
 from outrider.gateway.fields import check_names
-from outrider.gateway.tools.json_schema import BOUNDED_WHITESPACE, COMPACT, JsonStyle, prepare
+from outrider.gateway.tools.json_schema import AS_TRAINED, BOUNDED_WHITESPACE, JsonStyle, prepare
 from outrider.options.logits import MAX_GRAMMAR_BYTES
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
@@ -82,7 +82,7 @@ class Structured(Grammatical):
     """A JSON schema, a regular expression, a list of texts, or a grammar in Lark's or llama.cpp's notation."""
     field: str
     """The client's name of it."""
-    style: JsonStyle = COMPACT
+    style: JsonStyle = AS_TRAINED
     strict: bool = False
     """Whether a schema with a keyword that cannot be enforced is refused. Otherwise the keyword is ignored."""
 
@@ -140,7 +140,10 @@ def check_enforceable(schema: Any, where: str) -> None:
     """Raises InvalidRequest that names the first keywords of the schema that no grammar enforces."""
     from llguidance import LLMatcher
 
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(prepare(schema, strict=True)))
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(prepare(schema, strict=True)))
+    except ValueError as error:
+        raise InvalidRequest(where, str(error)) from error
     if fault := LLMatcher.validate_grammar(grammar):
         raise InvalidRequest(where, f"is strict and cannot be enforced: {fault}")
 
@@ -195,9 +198,10 @@ def _style(where: str, given: Mapping[str, Any]) -> JsonStyle:
     for name, value in given.items():
         if not isinstance(value, kind := _STYLE_OF_VLLM[name]):
             raise InvalidRequest(f"{where}.{name}", "has to be a string" if kind is str else "has to be true or false")
-    white = BOUNDED_WHITESPACE if given.get("disable_any_whitespace") is False else ""
-    white = given.get("whitespace_pattern", white)
-    return JsonStyle(white, closed=given.get("disable_additional_properties", True))
+    any_white = not given.get("disable_any_whitespace", True)
+    white = given.get("whitespace_pattern", BOUNDED_WHITESPACE if any_white else "")
+    gap = "" if white or "disable_any_whitespace" in given else AS_TRAINED.gap
+    return JsonStyle(white, gap, given.get("disable_additional_properties", True))
 
 
 def from_guided(name: str, value: Any) -> Structured:

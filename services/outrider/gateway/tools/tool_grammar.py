@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.errors import NotSupported
+from outrider.errors import InvalidRequest, NotSupported
 from outrider.gateway.tools.json_schema import AS_TRAINED, JsonStyle, prepare
 from outrider.gateway.tools.parsers.formats import MARKERS
 from outrider.gateway.tools.parsers.json_calls import HERMES_MARKS
@@ -63,18 +63,21 @@ class FreeCalls(Grammatical):
             call_schema(each, f"#/anyOf/{i}", None if each["name"] in self.use.strict else _ANY_OBJECT)
             for i, each in enumerate(functions)
         ]
-        return _styled({"anyOf": of_each}, AS_TRAINED)
+        return _styled({"anyOf": of_each}, AS_TRAINED, self.field)
 
     def _answer(self, answer: Structured) -> str:
         if answer.kind != "json_schema":
             raise NotSupported(answer.field, f"{answer.kind} cannot be combined with tools; a JSON schema can")
         if answer.strict:
             check_enforceable(answer.value, answer.field)
-        return f"%json {json.dumps(_styled(answer.value, answer.style))}"
+        return f"%json {json.dumps(_styled(answer.value, answer.style, answer.field))}"
 
 
-def _styled(schema: Any, style: JsonStyle) -> dict[str, Any]:
-    return prepare(schema, style) | {"x-guidance": style.options}
+def _styled(schema: Any, style: JsonStyle, where: str) -> dict[str, Any]:
+    try:
+        return prepare(schema, style) | {"x-guidance": style.options}
+    except ValueError as error:
+        raise InvalidRequest(where, str(error)) from error
 
 
 def check_strict(use: ToolUse) -> None:
