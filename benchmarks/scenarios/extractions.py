@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 import httpx
+from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import json_file_option, note
-from outrider_controller.cli.up.models import DEFAULT_TARGET
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig
 from outrider_controller.cli.up.stack_options import run_async
