@@ -10,6 +10,7 @@ import threading
 from types import FrameType
 
 from outrider.extras import naming_extras
+from outrider.metadata.checked import check_store
 from outrider.telemetry.logging import configure_logging
 
 from outrider_controller.config import ControllerConfig, parse_arguments
@@ -18,6 +19,7 @@ from outrider_controller.config import ControllerConfig, parse_arguments
 def main() -> int:
     config = parse_arguments()
     configure_logging("controller", config.log_format)
+    check_store("outrider_controller", config.router.metadata_url)
     stopping = _stop_on_signals()
     _prepare_ray(config.ray.address)
     return _run(config, stopping)

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 
 from outrider.extras import naming_extras
+from outrider.metadata.checked import check_store
 
 from outrider_controller.control.config import parse_arguments
 from outrider_controller.control.server import control_process
@@ -14,6 +15,7 @@ from outrider_controller.process import run
 
 def main() -> int:
     config = parse_arguments()
+    check_store("outrider_controller.control", config.metadata_url)
     return run("control", config.log_format, partial(control_process, config))
 
 

@@ -6,6 +6,7 @@ import sys
 from functools import partial
 
 from outrider.extras import naming_extras
+from outrider.metadata.checked import check_store
 
 from outrider_controller.process import run
 from outrider_controller.router.config import parse_arguments
@@ -14,6 +15,7 @@ from outrider_controller.router.process import router_process
 
 def main() -> int:
     config = parse_arguments()
+    check_store("outrider_controller.router", config.metadata_url)
     return run("router", config.log_format, partial(router_process, config))
 
 

@@ -16,6 +16,10 @@ _SWITCH_INTERVAL_S = 0.0005
 def main() -> int:
     config = parse_arguments()
     configure_logging("draft", config.log_format)
+    if config.metadata_url:
+        from outrider.metadata.checked import check_store
+
+        check_store("outrider.draft", config.metadata_url)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # Imported here: torch and transformers take seconds, in which nobody should wait for --help.
     from outrider.draft.process import run

@@ -133,6 +133,10 @@ class MetadataStore:
             raise ValueError("metadata URL: expected redis://, rediss://, unix:// or redis+sentinel://") from None
         return cls(link, counters, Keys(namespace), KeyMemory(keys_required_file))
 
+    async def problem(self) -> str | None:
+        """Why the store can never be used as it is; None if it can, or does not answer. Waits a second at most."""
+        return await self._link.problem()
+
     async def __aenter__(self) -> MetadataStore:
         return self
 

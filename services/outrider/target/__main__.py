@@ -17,6 +17,10 @@ def main() -> int:
         # A program of its own, with the same options: this one, and all that imports it, knows nothing of vLLM.
         os.execv(sys.executable, [sys.executable, "-m", "outrider.vllm", *sys.argv[1:]])
     configure_logging("target", config.log_format)
+    if config.metadata_url:
+        from outrider.metadata.checked import check_store
+
+        check_store("outrider.target", config.metadata_url)
     # Imported here: torch and transformers take seconds, in which nobody should wait for --help.
     from outrider.engine import CheckpointError
     from outrider.target.process import run

@@ -13,6 +13,10 @@ from outrider.telemetry.logging import configure_logging
 def main() -> int:
     config = parse_arguments()
     configure_logging("target", config.log_format)
+    if config.metadata_url:
+        from outrider.metadata.checked import check_store
+
+        check_store("outrider.target", config.metadata_url)
     # Imported here: vLLM takes seconds, and may be missing.
     from outrider.vllm import versions
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+from outrider.metadata import MetadataStore
 from outrider.metadata.connection.embedded import ServerCommand
 from outrider.rpc.access.roles import ClusterSecret, Role
 from outrider.rpc.v1 import control_pb2
@@ -77,6 +78,7 @@ class Stack:
 
     async def _start(self, exits: AsyncExitStack) -> None:
         started_s = time.monotonic()
+        await self._check_store()
         self.target_path = await fetched(self.config.target_model, self._report, self.config.engine)
         if self.config.drafts and self.config.draft not in SHIPPED:
             await fetched(self.config.draft, self._report)
@@ -101,6 +103,13 @@ class Stack:
         if self.config.realtime:
             first = asyncio.create_task(keep_first(self.processes))
             exits.callback(first.cancel)
+
+    async def _check_store(self) -> None:
+        """Raises ProcessFailed where waiting for the store would not help."""
+        if self.config.metadata_url:
+            async with MetadataStore.connect(self.config.metadata_url) as store:
+                if (problem := await store.problem()) is not None:
+                    raise ProcessFailed(f"metadata: {problem}")
 
     def _redis(self, exits: AsyncExitStack) -> ProcessSpec:
         try:

@@ -11,6 +11,7 @@ our own event loop) a few milliseconds without metadata.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -25,6 +26,7 @@ from redis.backoff import NoBackoff
 
 from outrider.errors import Unavailable
 from outrider.metadata.connection.address import open_pool
+from outrider.metadata.connection.causes import CLUSTER, NO_ANSWER, NO_ANSWER_TO_TLS, READ_ONLY, SENTINEL, cause, lasts
 from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S, StoreCounters
 from outrider.runtime.supervision import stop
 
@@ -38,6 +40,8 @@ _MAX_CONNECTIONS = 8
 _MIN_RETRY_S = 0.02
 _MAX_RETRY_S = 1.0
 _NUM_RECONNECTS = 3
+_REPORT_S = 60.0
+"""How often the same refusal is logged."""
 _READ_ONLY_S = 0.1
 """For so long no call reconnects, after reconnecting led to a server that takes no writes."""
 
@@ -67,12 +71,15 @@ class RedisLink:
         self.on_recovery: list[Callable[[], None]] = []
         """Called when the server answers again after an outage."""
         self._redis: Redis = Redis(connection_pool=pool)
+        # A server without TLS waits for more of the first message.
+        self._means = {NO_ANSWER: NO_ANSWER_TO_TLS} if url.startswith("rediss") else {}
         # Not every pool waits for a free connection.
         self._turns = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._counters = counters
         self._call_timeout_s = call_timeout_s
         self._background_timeout_s = max(BACKGROUND_TIMEOUT_S, call_timeout_s)
-        self._reported: set[str] = set()
+        self._reported: dict[str, float] = {}
+        """What was logged, and when."""
         self._answers = Answers.IN_TIME
         self._recovery: asyncio.Task[None] | None = None
         self._reconnects_from_s = -math.inf
@@ -99,6 +106,45 @@ class RedisLink:
             raise Unavailable("the metadata store does not answer", reason="NO_METADATA", retry_after_s=1.0)
         return answer
 
+    async def problem(self) -> str | None:
+        """Why this server can never be used as it is; None if it can, or does not answer. Logs what may pass. Within a
+        second."""
+        try:
+            async with asyncio.timeout(self._background_timeout_s):
+                faults = await self._faults()
+        except Exception as error:
+            if lasts(error):
+                return cause(error)
+            self._report("metadata store does not answer yet", self._cause(error))
+            return None
+        self._warn(faults)
+        return next((fault for fault in faults if fault in (CLUSTER, SENTINEL)), None)
+
+    async def _faults(self) -> list[str]:
+        """HELLO is permitted to every user."""
+        client: Any = self._redis
+        hello = await client.execute_command("HELLO")
+        if not isinstance(hello, list):
+            return []
+        said = {_text(name): _text(value) for name, value in zip(hello[::2], hello[1::2], strict=False)}
+        faults = [{"cluster": CLUSTER, "sentinel": SENTINEL}.get(said.get("mode", ""), "")]
+        faults += [READ_ONLY] if said.get("role") in ("replica", "slave") else []
+        # Not every user may ask this.
+        with contextlib.suppress(redis.RedisError):
+            memory: Any = await self._redis.info("memory")
+            policy = str(memory.get("maxmemory_policy", "noeviction"))
+            if memory.get("maxmemory") and policy != "noeviction":
+                faults.append(f"it drops leases and keys when its memory is full: its maxmemory-policy is {policy}")
+        return [fault for fault in faults if fault]
+
+    def _cause(self, error: Exception) -> str:
+        why = cause(error)
+        return self._means.get(why, why)
+
+    def _warn(self, faults: list[str]) -> None:
+        for fault in faults:
+            self._report("metadata store is not as it has to be", fault)
+
     async def close(self) -> None:
         await stop(self._recovery)
         await self._redis.aclose()
@@ -116,10 +162,10 @@ class RedisLink:
         except redis.RedisError as error:
             # The server answers with an error: read-only, out of memory, a key that another program has set.
             self._counters.num_refused += 1
-            self._report_once("metadata store refuses a command", error)
+            self._report("metadata store refuses a command", cause(error))
         except Exception as error:
             # The server may be something else than Redis and answer anything.
-            self._report_once("metadata store gives an answer that cannot be understood", error)
+            self._report("metadata store gives an answer that cannot be understood", cause(error))
             self._suspend(Answers.NOT, error)
         return None
 
@@ -137,11 +183,11 @@ class RedisLink:
         self._reconnects_from_s = time.monotonic() + _READ_ONLY_S
         return await work(self._redis)
 
-    def _report_once(self, problem: str, error: Exception) -> None:
-        kind = _kind(error)
-        if kind not in self._reported:
-            self._reported.add(kind)
-            logger.warning("%s (%s); further ones are not reported", problem, kind)
+    def _report(self, problem: str, why: str) -> None:
+        now_s = time.monotonic()
+        if now_s - self._reported.get(why, -math.inf) >= _REPORT_S:
+            self._reported[why] = now_s
+            logger.warning("%s: %s", problem, why)
 
     def _suspend(self, answers: Answers, error: Exception) -> None:
         # Keep the worse state: a late answer does not show that a refused connection works again.
@@ -168,7 +214,7 @@ class RedisLink:
         self.available = not self.available
         if not self.available:
             self._counters.num_outages += 1
-            logger.warning("metadata store is away (%s): going on with what is known", _kind(error))
+            logger.warning("metadata store is away (%s): going on with what is known", self._cause(error))
             return
         logger.warning("metadata store is back after %.1f s", time.monotonic() - lost_s)
         for callback in self.on_recovery:
@@ -183,12 +229,15 @@ class RedisLink:
         try:
             async with asyncio.timeout(self._background_timeout_s):
                 await self._redis.ping()
+                took_s = time.monotonic() - started_s
+                with contextlib.suppress(redis.RedisError):
+                    # It may be another server than before.
+                    self._warn(await self._faults())
         except Exception:
             # After any error, try again: only this task can end the outage.
             return Answers.NOT
-        return Answers.IN_TIME if time.monotonic() - started_s < self._call_timeout_s else Answers.LATE
+        return Answers.IN_TIME if took_s < self._call_timeout_s else Answers.LATE
 
 
-def _kind(error: Exception) -> str:
-    """The kind of error, without the URL and its password."""
-    return type(error).__name__
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
