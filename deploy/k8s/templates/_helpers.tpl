@@ -2,6 +2,18 @@
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
+{{/* Pools by role, of the values; of the demo where they name none. */}}
+{{- define "outrider.pools" -}}
+{{- $given := dict "target" (.Values.targets | default dict) "draft" (.Values.drafts | default dict) -}}
+{{- if not (or $given.target $given.draft) }}{{ $given = .Files.Get "demo.yaml" | fromYaml }}{{ end -}}
+{{- toJson $given -}}
+{{- end -}}
+
+{{/* Whether there are targets: "true", or empty. Without them there is nothing that a gateway could ask. */}}
+{{- define "outrider.hasTargets" -}}
+{{- if (include "outrider.pools" . | fromJson).target }}true{{ end -}}
+{{- end -}}
+
 {{/* Of one workload. Takes a dict: root, role, pool (may be empty). */}}
 {{- define "outrider.workload" -}}
 {{- $name := printf "%s-%s" (include "outrider.name" .root) .role -}}

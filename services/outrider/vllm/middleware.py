@@ -27,7 +27,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 _XARGS, _RECEIPT = "vllm_xargs", "receipt"
 _GENERATING = ("/completions", "/completions/batch", "/responses", "/messages", "/generate", "/invocations")
-"""Ends of the paths whose requests are told their tenant."""
+"""Ends of the paths whose requests are mark_body their tenant."""
 _PARAMETERS = "/generate"
 """End of those that have it in their sampling parameters."""
 _OURS = re.compile(rb"vllm_xargs|extra_args|receipt|\\u00[2-7]|\x00")
@@ -46,12 +46,12 @@ class Tenants:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
-        async def told(body: bytes) -> bytes:
+        async def mark_body(body: bytes) -> bytes:
             if "form" in headers.get("content-type", "").lower():
                 await _check_form(Request(scope, _replayed(body)))
             return self._with_tenant(body, scope, headers)
 
-        request = _Request(told, receive, send)
+        request = _Request(mark_body, receive, send)
         try:
             await self._app({**scope, "headers": _unsized(scope["headers"])}, request.receive, request.send)
         except ClientDisconnect:
@@ -86,18 +86,18 @@ class Tenants:
 class _Request:
     """A request whose body is read when vLLM reads it: after what stands before that, as its check of API keys."""
 
-    def __init__(self, told: Callable[[bytes], Awaitable[bytes]], receive: Receive, send: Send) -> None:
-        self._told: Callable[[bytes], Awaitable[bytes]] | None = told
+    def __init__(self, mark_body: Callable[[bytes], Awaitable[bytes]], receive: Receive, send: Send) -> None:
+        self._mark_body: Callable[[bytes], Awaitable[bytes]] | None = mark_body
         self._receive, self._send = receive, send
         self.refused = False
 
     async def receive(self) -> Message:
-        if (told := self._told) is None:
+        if (mark_body := self._mark_body) is None:
             return {"type": "http.disconnect"} if self.refused else await self._receive()
-        self._told = None
+        self._mark_body = None
         try:
             body = await _read(self._receive)
-            return {"type": "http.disconnect"} if body is None else _whole(await told(body))
+            return {"type": "http.disconnect"} if body is None else _whole(await mark_body(body))
         except InvalidRequest as error:
             self.refused = True
             await _refuse(error, self._send)

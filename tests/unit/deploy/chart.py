@@ -66,6 +66,16 @@ def pushed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, "image": {"registry": "registry.example", **values.get("image", {})}}
 
 
+def on_demo(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With the demo's pools where the values only say what is different in one of them, and have no model."""
+    given = {role: values.get(f"{role}s", {}) for role in ("target", "draft")}
+    if all("model" in pool for pools in given.values() for pool in pools.values()):
+        return {**values}
+    demo = yaml.safe_load((CHART / "demo.yaml").read_text())
+    pools = {f"{role}s": {"main": {**own["main"], **given[role].get("main", {})}} for role, own in demo.items()}
+    return {**values, **pools}
+
+
 def needed(values: Mapping[str, Any]) -> dict[str, Any]:
     """With a registry; and, for Helm without a cluster, with the secrets that it would draw anew each time."""
     controller = values.get("controller", {})
@@ -76,7 +86,7 @@ def needed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def rendered(values: Mapping[str, Any]) -> list[Object]:
     """Every object of a release "demo" in the namespace "llm", with what is needed. Raises HelmError."""
-    return rendered_as_given(needed(values))
+    return rendered_as_given(needed(on_demo(values)))
 
 
 def rendered_as_given(values: Mapping[str, Any]) -> list[Object]:
@@ -91,7 +101,7 @@ def _objects(values: str) -> list[Object]:
 
 
 def notes(values: Mapping[str, Any]) -> str:
-    texts: dict[str, str] = _chart().render(needed(values), name="demo", namespace="llm")
+    texts: dict[str, str] = _chart().render(needed(on_demo(values)), name="demo", namespace="llm")
     return texts["outrider/templates/NOTES.txt"]
 
 

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 from outrider.draft.config import parse_arguments as parse_draft
 from outrider.target.config import parse_arguments as parse_target
+from outrider.vllm.server.plugin_config import PluginConfig
 
 from tests.unit.deploy.chart import (
     CASES,
     CHART,
+    MODES,
     RAY_MODES,
     Object,
     needed,
+    notes,
     of_kind,
+    on_demo,
     pod_specs,
     pods_of,
     problems,
     profile,
     refused,
     rendered,
+    rendered_as_given,
     versions,
 )
+from tests.unit.deploy.policies import Peer, let_in, pods
 
 _ROLE = "app.kubernetes.io/component"
+_SERVING = [name for name in CASES if name != "drafts-alone"]
 
 
 def workload(objects: list[Object], name: str) -> Object:
@@ -39,7 +47,7 @@ def container(objects: list[Object], name: str) -> Object:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", _SERVING)
 def test_nothing_ends_a_gateway_that_waits_for_models_to_load(name: str) -> None:
     objects = rendered(profile(name))
     gateway = container(objects, "demo-gateway")
@@ -48,7 +56,7 @@ def test_nothing_ends_a_gateway_that_waits_for_models_to_load(name: str) -> None
     assert gateway["readinessProbe"]["httpGet"]["path"] == "/readyz"
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", _SERVING)
 def test_a_rollout_waits_for_the_longest_start(name: str) -> None:
     objects = rendered(profile(name))
     deployments = {one["metadata"]["labels"][_ROLE]: one for one in of_kind(objects, "Deployment")}
@@ -74,7 +82,7 @@ def test_a_name_that_kubernetes_cuts_is_refused_where_pods_are_found_by_it() -> 
     from helm_python import Chart
 
     keda = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "threshold": "5", "metric": "outrider_x"}
-    values = needed({"targets": {"main": {"keda": keda}}})
+    values = needed(on_demo({"targets": {"main": {"keda": keda}}}))
     Chart.load(CHART).render(values, name="a" * 34, namespace="llm")
     with pytest.raises(Exception, match=r"targets\.main\.keda: metric finds no pods"):
         Chart.load(CHART).render(values, name="a" * 35, namespace="llm")
@@ -169,7 +177,7 @@ def test_every_pod_can_be_placed() -> None:
     }
     parts = dict.fromkeys(("gateway", "controller", "redis", "tests"), place)
     values = {**parts, "targets": {"main": place}, "drafts": {"main": place}}
-    assert not refused(values)
+    assert not refused(on_demo(values))
     roles = set()
     for labels, spec in pod_specs(rendered(values)):
         assert {name: spec.get(name) for name in place} == place, labels
@@ -189,7 +197,7 @@ def test_every_role_takes_what_a_cluster_asks_of_its_pods(mode: str) -> None:
     pools = {"targets": {"main": own}, "drafts": {"main": own}}
     shared = {"podLabels": {"team": "b", "cost": "c"}, "podAnnotations": {"of": "all"}}
     values = {**pools, **shared, "gateway": own, "controller": {"mode": mode, **own}}
-    assert not refused(values)
+    assert not refused(on_demo(values))
     objects = rendered(values)
     assert [problem for found in objects for problem in problems(found, versions()[-1])] == []
     found = set()
@@ -225,7 +233,7 @@ def test_a_pool_has_a_number_for_when_prometheus_does_not_answer() -> None:
     scaling = {"enabled": True, "minReplicas": 1, "maxReplicas": 4, **by}
     for given in ({}, {"fallback": fallback}):
         values = {"targets": {"main": {"keda": {**scaling, **given}}}}
-        assert not refused(values)
+        assert not refused(on_demo(values))
         (scaled,) = of_kind(rendered(values), "ScaledObject")
         assert {"fallback": scaled["spec"].get("fallback")} == {"fallback": None, **given}
 
@@ -253,3 +261,52 @@ def _led(ingress: Object) -> tuple[str, str, str]:
     service = path["backend"]["service"]
     assert service["name"] == "demo-gateway"
     return rule["host"], path["path"], service["port"]["name"]
+
+
+@pytest.mark.parametrize("mode", ["ray", *MODES])
+def test_pools_are_those_that_the_values_have_and_no_others(mode: str) -> None:
+    pools: list[dict[str, dict[str, Any]]] = [
+        {"targets": {"big": {"model": "b"}}, "drafts": {"small": {"model": "s"}, "head": {"model": "h"}}},
+        {"targets": {"big": {"model": "b"}}},
+        {"drafts": {"small": {"model": "s"}}},
+        {"targets": {}, "drafts": {"small": {"model": "s"}}},
+    ]
+    for given in pools:
+        values = needed({**given, "controller": {"mode": mode}})
+        assert not refused(values)
+        found = [labels for labels, _ in pod_specs(rendered_as_given(values)) if "outrider/pool" in labels]
+        wanted = {(role, name) for role in ("target", "draft") for name in given.get(f"{role}s", {})}
+        assert {(labels[_ROLE], labels["outrider/pool"]) for labels in found} == wanted
+
+
+def test_without_a_pool_the_demo_runs_as_its_profile_says() -> None:
+    demo, profiled = rendered_as_given(needed({})), rendered_as_given(needed(profile("dev-cpu")))
+    assert [sorted(_models(objects)) for objects in (demo, profiled)] == [
+        ["smollm2-135m-draft", "smollm2-135m-instruct"]
+    ] * 2
+
+
+def _models(objects: list[Object]) -> list[str]:
+    every = [one["args"] for _, spec in pod_specs(objects) for one in spec["containers"] if "--model-name" in str(one)]
+    return [args[args.index("--model-name") + 1] for args in every]
+
+
+def test_drafts_and_routers_serve_vllm_servers_alone() -> None:
+    """Without a gateway, which would have nothing to ask, and without alerts that miss one."""
+    values = needed(profile("drafts-alone"))
+    assert not refused(values)
+    objects = rendered_as_given(values)
+    assert {labels[_ROLE] for labels, _ in pod_specs(objects)} == {"controller", "draft", "redis"}
+    assert not of_kind(objects, "Ingress")
+    assert 'component="gateway"' not in str(of_kind(objects, "PrometheusRule"))
+    server = Peer({}, "serving")
+    inside = {role: let_in(objects, server, pod) for role, pod in pods(objects).items()}
+    assert inside == {"controller": [("TCP", 9100, 9101)], "draft": [("TCP", 9001, 9001)], "redis": []}
+    said = notes(values)
+    (told,) = re.findall(r"--additional-config '(.+)'", said)
+    (address,) = PluginConfig.of(json.loads(told)).routers
+    # A headless service has the addresses of its pods, on all their ports.
+    name, _, port = address.partition(":")
+    (service,) = [one for one in of_kind(objects, "Service") if f"{one['metadata']['name']}.llm.svc" == name]
+    assert service["spec"]["clusterIP"] == "None" and service["spec"]["selector"][_ROLE] == "controller"
+    assert port == "9100" and "curl" not in said

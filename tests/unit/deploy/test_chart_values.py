@@ -34,6 +34,7 @@ _SALTED = {"image": {"registry": "r"}, "controller": {"mode": "kuberay", "cacheS
         ({"targets": {"Main": {"model": "m"}}}, "Main"),
         ({"targets": {"main": {"path": "relative"}}}, "path"),
         ({"drafts": {"main": {"tensorParallel": 2}}}, "tensorParallel"),
+        ({"drafts": {"main": {"replicas": 2}}}, "model"),
         ({"image": {"digests": {"target": "latest"}}}, "target"),
         ({"redis": {"url": "http://redis"}}, "url"),
         ({"logFormat": "xml"}, "logFormat"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -96,3 +97,16 @@ def test_images_install_extras_that_there_are_and_copy_files_that_there_are() ->
         # Docker sees only what is not ignored.
         ignored = (ROOT / ".dockerignore").read_text().split()
         assert all(f"!{source}" in ignored for source in sources.split())
+
+
+def test_the_page_builds_every_image_that_the_chart_can_name() -> None:
+    (built,) = re.findall(r"^for role in (.+); do$", (ROOT / "docs/deploy.md").read_text(), re.MULTILINE)
+    schema = json.loads((DEPLOY / "k8s/values.schema.json").read_text())["properties"]["image"]["properties"]
+    assert set(built.split()) == set(schema["digests"]["propertyNames"]["enum"]) <= stages().keys()
+
+
+def test_vllms_image_keeps_what_vllm_has_chosen_and_compiles_into_the_cache() -> None:
+    text = stages()["vllm"]
+    assert re.search(r"pip list --format=freeze > (\S+) .*?pip install .*--constraint \1 ", text, re.DOTALL)
+    for name in ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "OUTRIDER_CACHE"):
+        assert re.search(rf"\b{name}=/var/cache/outrider\b", text), name

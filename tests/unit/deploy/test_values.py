@@ -15,7 +15,7 @@ from tests.unit.deploy.chart import CHART, MODES, RAY_MODES, problems, refused, 
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 # Kubernetes' own objects: their shape is Kubernetes' matter, and random ones are refused by its schema.
-_FOREIGN = {"affinity", "tolerations", "env", "clients", "operators", "prometheus", "extraObjects", "global"}
+_FOREIGN = {"affinity", "tolerations", "env", "clients", "operators", "servers", "prometheus", "extraObjects", "global"}
 _FOREIGN |= {"query", "egress", "extraVolumes", "extraVolumeMounts", "initContainers", "topologySpreadConstraints"}
 _NEEDED = (
     "image.registry",
