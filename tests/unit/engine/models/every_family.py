@@ -97,7 +97,8 @@ _LENGTHS, _FIRST, _NEXT = (45, 30), 20, 5
 
 class Verdict(NamedTuple):
     kind: str
-    """equal, refused, wrong; or invalid: transformers itself cannot run it."""
+    """equal, refused, wrong; failed: it is not loaded, with no word of what is wrong; invalid: transformers itself
+    cannot run it."""
     why: str
 
 
@@ -172,7 +173,8 @@ def _numbers(name: str, value: int) -> Iterator[int]:
     elif "position" in name or name == "n_ctx":
         yield from (40, 64)
     else:
-        yield from {value + 1, max(1, value // 2), 0} - {value}
+        none = set() if any(part in name for part in ("size", "dim", "heads", "layers")) else {0}
+        yield from {value + 1, max(1, value // 2), *none} - {value}
 
 
 def text(length: int, seed: int) -> list[int]:
@@ -191,6 +193,8 @@ def verdict(family: str, settings: Settings, dtype: str = "float32") -> Verdict:
             engine = load_engine(path, EngineConfig(dtype=dtype, num_blocks=32))
         except CheckpointError as error:
             return Verdict("refused", str(error))
+        except Exception as error:  # of many kinds
+            return Verdict("failed", f"{type(error).__name__}: {error}")
         found = _by_engine(engine)
     errors = [_error(ours, theirs) for ours, theirs in zip(found, wanted, strict=True)]
     return Verdict("equal" if max(errors) < 1e-4 else "wrong", f"{max(errors):.1e}, {engine.info.execution}")
@@ -256,8 +260,8 @@ def main(arguments: list[str]) -> int:
         for name, settings in forms:
             found = verdict(family, settings)
             of_family[found.kind] += 1
-            if found.kind == "wrong":
-                print(f"WRONG {family} {name}: {found.why}")
+            if found.kind in ("wrong", "failed"):
+                print(f"{found.kind.upper()} {family} {name}: {found.why}")
             if name == "as it is" and found.kind != "equal":
                 print(f"{family}: {found.kind}: {' '.join(found.why.split())[:160]}")
         print(f"{family}: {dict(of_family)}", flush=True)
