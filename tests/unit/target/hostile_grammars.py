@@ -17,7 +17,7 @@ from outrider.errors import OutriderError
 from outrider.gateway.tools.structured import Structured
 from outrider.target.grammars.grammar import GrammarCompiler
 
-from benchmarks.support.hostile_grammars import hostile
+from benchmarks.support.hostile_grammars import large
 
 EOS = 2
 NUM_STEPS = 120
@@ -25,7 +25,7 @@ SMALL = Structured("json_schema", {"type": "object", "properties": {"a": {"type"
 
 
 def _hostile() -> Iterator[str]:
-    for kind, value in hostile():
+    for kind, value in large():
         yield Structured(kind, value, "x").to_grammar()
 
 
