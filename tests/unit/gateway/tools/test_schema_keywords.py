@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.json_schema import prepare
+from outrider.gateway.tools.parsers.formats import MARKERS
 from outrider.gateway.tools.schema_keywords import ANNOTATIONS, UNENFORCED
-from outrider.gateway.tools.structured import Structured
+from outrider.gateway.tools.structured import NamedMarks, Structured
+from outrider.gateway.tools.tool_grammar import FreeCalls
+from outrider.gateway.tools.tools import ToolUse
 
-from tests.unit.gateway.tools.test_json_schema import accepts
+from tests.unit.gateway.tools.test_json_schema import BYTES, accepts, llguidance
 
 jsonschema = pytest.importorskip("jsonschema")
 specifications = pytest.importorskip("jsonschema_specifications")
@@ -130,6 +133,11 @@ def _whole(schema: dict[str, Any], place: str) -> tuple[dict[str, Any], Any]:
     return root | {"type": "array", "items": schema, "minItems": 1}, lambda value: [value]
 
 
+def _names(keyword: str, refused: InvalidRequest) -> bool:
+    """Or the keyword that the example needs beside it."""
+    return re.search(rf"{re.escape(keyword)}|contains|look-ahead|\bif\b|Properties", str(refused)) is not None
+
+
 CASES = [(keyword, schema) for keyword in KEYWORDS for schema in EXAMPLES.get(keyword, ())]
 
 
@@ -151,7 +159,7 @@ def test_with_strict_what_is_accepted_is_valid_or_the_keyword_is_named(
     try:
         asked.to_grammar()
     except InvalidRequest as refused:
-        assert re.search(f"{re.escape(keyword)}|contains|look-ahead|\\bif\\b|Properties", str(refused)), refused
+        assert _names(keyword, refused), refused
         assert refused.field == "field"
         return
     taken = [value for value in INSTANCES if accepts(asked, json.dumps(put(value)))]
@@ -198,3 +206,39 @@ def test_numbers_that_would_become_others_are_refused_by_name_with_strict_and_wi
         for strict in (False, True):
             with pytest.raises(ValueError, match=r"const|enum"):
                 prepare(schema, strict=strict)
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize(("keyword", "schema"), CASES, ids=lambda one: one if isinstance(one, str) else "")
+def test_the_arguments_of_a_strict_function_are_valid_or_the_keyword_is_named(
+    keyword: str, schema: dict[str, Any], choice: Any
+) -> None:
+    parameters = {"type": "object", "properties": {"v": {}}, "required": ["v"]}
+    whole, put = _whole(schema, "in an object") if "$id" not in json.dumps(schema) else (parameters, lambda v: {"v": v})
+    function = {"type": "function", "function": {"name": "f", "parameters": whole}}
+    use = ToolUse((function,), choice, strict=frozenset("f"))
+    asked = FreeCalls(use, None, "tools") if choice == "auto" else use.structured()
+    assert asked is not None
+    try:
+        grammar = asked.to_grammar(NamedMarks.of(_Texts(), MARKERS))
+    except InvalidRequest as refused:
+        assert refused.field is not None and refused.field.startswith("tools")
+        assert _names(keyword, refused)
+        return
+    validator = jsonschema.Draft202012Validator(whole)
+    for value in INSTANCES[::3]:
+        call = json.dumps({"name": "f", "arguments": put(value)})
+        text = f"<tool_call>\n{call}\n</tool_call>" if choice == "auto" else f"[{call}]"
+        assert validator.is_valid(put(value)) or not taken(grammar, text), value
+
+
+def taken(grammar: str, text: str) -> bool:
+    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0)
+    return bool(matcher.consume_tokens(BYTES.tokenize_str(text)) and matcher.is_accepting())
+
+
+class _Texts:
+    tool_format = "hermes"
+
+    def mark(self, name: str) -> str:
+        return f'"{name}"'
