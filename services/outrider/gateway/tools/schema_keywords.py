@@ -22,7 +22,7 @@ UNENFORCED = frozenset(
 """Where one of these is left, it could not be written otherwise."""
 _IN_PLACE = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas"})
 _NOTHING_IF_FALSE = ("uniqueItems", "not")
-_MOST_EXACT = 2**53
+_MAX_EXACT = 2**53
 _MAX_CONDITIONS = 4
 """Each doubles what the library makes of an object."""
 _MAX_CONTAINED = 64
@@ -44,7 +44,7 @@ def _large(value: Any) -> Iterator[bool]:
     if isinstance(value, list):
         for each in value:
             yield from _large(each)
-    elif isinstance(value, int | float) and abs(value) > _MOST_EXACT:
+    elif isinstance(value, int | float) and abs(value) > _MAX_EXACT:
         yield True
 
 
