@@ -1,0 +1,33 @@
+"""LangChain, streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+from tests.e2e.clients.sessions.common import TURNS, check, run, weather
+
+
+def main(url: str, model: str) -> None:
+    bound = ChatOpenAI(model=model, base_url=url, api_key="none", max_retries=0).bind_tools([tool(weather)])
+    history: list[Any] = []
+    check([turn(bound, history, question) for question in TURNS])
+
+
+def turn(bound: Any, history: list[Any], question: str) -> Any:
+    history.append(HumanMessage(question))
+    while True:
+        answer: Any = None
+        for chunk in bound.stream(history):
+            answer = chunk if answer is None else answer + chunk
+        history.append(answer)
+        if not answer.tool_calls:
+            return answer.content
+        history += [ToolMessage(weather(**call["args"]), tool_call_id=call["id"]) for call in answer.tool_calls]
+
+
+if __name__ == "__main__":
+    run(main)
