@@ -61,6 +61,7 @@ class GpuPair:
 
 PAIRS = (
     GpuPair("70B on 4 H100 + 1B on L4", Machine(LLAMA_70B, H100, 4), Machine(LLAMA_1B, L4)),
+    GpuPair("70B on 8 H100 + 1B on H100", Machine(LLAMA_70B, H100, 8), Machine(LLAMA_1B, H100)),
     GpuPair("8B on H100 + its head on H100", Machine(LLAMA_8B, H100), Machine(EAGLE_HEAD, H100)),
     GpuPair("32B on H200 + 0.6B on L4", Machine(QWEN_32B, H200), Machine(QWEN_06B, L4)),
 )

@@ -97,7 +97,7 @@ class Scheduler(BaseScheduler):
         """Raises ValueError, or OSError for files that cannot be read."""
         secret = ClusterSecret.read(config.secret_file) if config.secret_file else None
         tls = TlsFiles(Path(config.tls_dir)) if config.tls_dir else None
-        proof, info = credential(secret, Role.TARGET), self._info()
+        proof, info = credential(secret, Role.TARGET), self._info(config)
         reach = Reach(config.drafts, connect_to(Role.DRAFT, tls), proof, info.tokenizer_fingerprint)
         router = RouterReach(config.routers, connect_to(Role.ROUTER, tls), proof, info, self._load)
         limits = Limits(
@@ -111,7 +111,7 @@ class Scheduler(BaseScheduler):
         drafts.pooled.deepen = self.book.deepen
         return drafts
 
-    def _info(self) -> worker_pb2.WorkerInfo:
+    def _info(self, config: PluginConfig) -> worker_pb2.WorkerInfo:
         """This server as a target."""
         model, cache = self.vllm_config.model_config, self.vllm_config.cache_config
         named = model.served_model_name
@@ -124,6 +124,7 @@ class Scheduler(BaseScheduler):
             vocab_size=model.get_vocab_size(),
             max_context_len=model.max_model_len,
             max_draft_tokens=self.num_spec_tokens,
+            tenant_draft_tokens=config.caps,
             max_sequences=self.max_num_running_reqs,
             block_size=self.block_size,
             num_blocks=cache.num_gpu_blocks or 0,

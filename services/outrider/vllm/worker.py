@@ -29,6 +29,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler  #
 from outrider.vllm.graphs import DraftGraphs  # noqa: E402
 from outrider.vllm.kernels import accept_kernel, follow_kernel  # noqa: E402
 from outrider.vllm.scheduler import CHAINS  # noqa: E402
+from outrider.vllm.settings import check  # noqa: E402
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
@@ -43,7 +44,8 @@ class Worker(BaseWorker):
     """One process of the model."""
 
     def init_device(self) -> None:
-        """Raises ValueError where vLLM would run its first model runner."""
+        """Raises ValueError for settings under which there can be no drafts."""
+        check(self.vllm_config)
         super().init_device()
         if not self.use_v2_model_runner:
             raise ValueError(

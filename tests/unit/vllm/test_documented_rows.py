@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
+from outrider.draft.config import parse_arguments
+from outrider.engine.checkpoints.fetching import KNOWN_MODELS, hub_model
+
 _ROOT = Path(__file__).parents[3]
+_SETTINGS = "tests/vllm/test_settings.py"
 _RUNNER = "tests/vllm/test_second_runner.py"
 _SERVE, _ATTACH, _FEED = "tests/vllm/test_serve.py", "tests/vllm/test_attach.py", "tests/vllm/test_feed.py"
 ROWS: dict[str, tuple[str, str]] = {
@@ -30,6 +35,20 @@ ROWS: dict[str, tuple[str, str]] = {
     "images, audio, prompt embeddings, streamed input": (
         _FEED,
         "test_a_request_that_is_more_than_its_tokens_is_decoded_plainly",
+    ),
+    "`--tensor-parallel-size`": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
+    "`--data-parallel-size`": (
+        "tests/vllm/test_data_parallel.py",
+        "test_each_rank_verifies_drafts_and_texts_stay_the_same",
+    ),
+    "`--pipeline-parallel-size` above 1": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
+    "another method or further fields of `--speculative-config`": (
+        _SETTINGS,
+        "test_a_setting_works_or_is_refused_by_name",
+    ),
+    "vLLM's front end in Rust": (
+        _SETTINGS,
+        "test_a_front_end_without_middleware_is_refused_where_there_are_tenants",
     ),
     "`receipt: true`": ("tests/unit/vllm/test_middleware.py", "test_a_receipt_is_refused_by_name"),
     "samples of tenants that consent": (_FEED, "test_a_server_that_cannot_draft_does_not_start"),
@@ -68,3 +87,19 @@ def test_each_row_of_the_plugin_has_a_test() -> None:
     assert re.findall(r"^\| (.+?) \|", table, re.MULTILINE) == list(ROWS)
     for file, name in ROWS.values():
         assert re.search(rf"def {name}\(", (_ROOT / file).read_text()), (file, name)
+
+
+def test_the_commands_that_start_a_draft_are_ones_that_it_takes() -> None:
+    page = (_ROOT / "docs/bring-your-vllm.md").read_text()
+    commands = re.findall(r"^ *outrider draft (.+)$", page, re.MULTILINE)
+    assert commands
+    for command in commands:
+        config = parse_arguments(shlex.split(command))
+        assert config.engine.device == "cuda" and _is_named(config.model)
+    table = page.partition("| your model | a draft of its family |")[2].partition("\n\n")[0]
+    drafts = re.findall(r"`(hf://[^`]+)`", table)
+    assert len(drafts) >= 3 and all(map(_is_named, drafts))
+
+
+def _is_named(model: str) -> bool:
+    return model in KNOWN_MODELS or hub_model(model) is not None

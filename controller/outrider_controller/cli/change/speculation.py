@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
-from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2
+from outrider.rpc.v1 import control_pb2, policy_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.tuning import FIRST_ROUNDS
@@ -15,7 +15,7 @@ from outrider_controller.cli.change.tenants import QUOTAS, tenant_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.drafts.versions import rollout_lines, rollout_row
 from outrider_controller.cli.output import emit, moment, note
-from outrider_controller.control.api.decisions import decision_row
+from outrider_controller.control.api.decisions import decision_row, server_caps, under_servers
 
 _SETTINGS = {"on": "ON", "off": "OFF", "auto": "AUTO"}
 _NO_BOUND = "none"
@@ -113,15 +113,23 @@ def _bound(name: str, value: str) -> float | int | None:
 @control_options("text", "json", "yaml")
 def explain(tenant: str, control: str, output: str) -> None:
     """Say why TENANT's requests speculate or not, with the numbers, and what would change it."""
-    answer = ask_control(control, lambda stub: stub.Explain(control_pb2.ExplainRequest(tenant=tenant)))
+
+    async def ask(stub: Control) -> tuple[control_pb2.ExplainResponse, control_pb2.ListWorkersResponse]:
+        answer = await stub.Explain(control_pb2.ExplainRequest(tenant=tenant))
+        return answer, await stub.ListWorkers(control_pb2.ListWorkersRequest(role=worker_pb2.WORKER_ROLE_TARGET))
+
+    answer, listed = ask_control(control, ask)
+    caps = server_caps(listed.workers, tenant)
     if output == "text" and not answer.known:
         note(f"{tenant} has no evidence yet: it starts with the mean of all tenants")
-    lines = [line for decision in answer.decisions for line in explained(tenant, decision)]
-    targets = [decision_row(one) for one in answer.decisions]
+    lines = [line for decision in answer.decisions for line in explained(tenant, decision, caps)]
+    targets = [under_servers(decision_row(one), caps) for one in answer.decisions]
+    servers = [one for one in caps if one["max_draft_tokens"] is not None]
+    lines += [f"  server  {one['worker']}: {_allowed(one['max_draft_tokens'])}, by its own options" for one in servers]
     lines += [line for rollout in answer.rollouts for line in rollout_lines(rollout)]
     if answer.rollouts and all(row["mode"] != "on" for row in targets):
         lines.append("  waits    for requests of this tenant that draft: its mode is not on")
-    body = {"tenant": tenant, "known": answer.known, "targets": targets}
+    body = {"tenant": tenant, "known": answer.known, "targets": targets, "servers": servers}
     body["rollouts"] = [rollout_row(one) for one in answer.rollouts]
     emit("explain", body, output, "\n".join(lines) or f"{tenant}: no router has reported a target yet")
 
@@ -132,9 +140,13 @@ def _source_line(row: dict[str, Any]) -> str:
     return f"  source  {row['source']}: {speed}, {accepted}, {row['rounds']:,} rounds"
 
 
-def explained(tenant: str, decision: policy_pb2.TenantDecision) -> Iterator[str]:
-    """Lines."""
-    row = decision_row(decision)
+def _allowed(cap: int) -> str:
+    return f"at most {cap} drafted tokens a step" if cap else "no drafts"
+
+
+def explained(tenant: str, decision: policy_pb2.TenantDecision, caps: Sequence[dict[str, Any]] = ()) -> Iterator[str]:
+    """Lines. `caps`: what servers allow the tenant."""
+    row = under_servers(decision_row(decision), caps)
     model, own = model_of(decision.target)
     yield (
         f"{tenant} at {model}, " + ("drafts that the target makes itself: " if own else "draft workers: ") + row["mode"]

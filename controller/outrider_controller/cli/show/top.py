@@ -19,7 +19,7 @@ from outrider_controller.cli.clusters.control import Control, ask_control, contr
 from outrider_controller.cli.output import acceptance, emit, table_lines
 from outrider_controller.cli.show.sequences import note_unreachable
 from outrider_controller.cli.watching import repeated
-from outrider_controller.control.api.decisions import decision_row, speed_of
+from outrider_controller.control.api.decisions import decision_row, server_caps, speed_of, under_servers
 from outrider_controller.control.api.rows import worker_row
 
 _TENANTS = (
@@ -140,7 +140,7 @@ def tenant_rows(before: LoadSample, now: LoadSample) -> list[dict[str, Any]]:
             "tenant": tenant,
             "running": one.num_running,
             **_rates(before, now, (tenant, "")),
-            **_decided(now.decisions.get(tenant, ())),
+            **_decided(now.decisions.get(tenant, ()), server_caps(now.workers, tenant)),
         }
         for (tenant, _), one in now.activities.items()
         if tenant
@@ -148,9 +148,9 @@ def tenant_rows(before: LoadSample, now: LoadSample) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (-row["tokens_per_s"], -row["running"], row["tenant"]))
 
 
-def _decided(decisions: Sequence[policy_pb2.TenantDecision]) -> dict[str, Any]:
-    """One entry a target."""
-    rows = [decision_row(decision) for decision in decisions]
+def _decided(decisions: Sequence[policy_pb2.TenantDecision], caps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One entry a target. `caps`: what servers allow the tenant."""
+    rows = [under_servers(decision_row(decision), caps) for decision in decisions]
     return {
         "target": [row["target"] for row in rows],
         "mode": [row["mode"] for row in rows],

@@ -4,10 +4,11 @@ top` and the console. A speed is only said from enough evidence.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from outrider.rpc.v1 import policy_pb2
+from outrider.rpc.v1 import control_pb2, policy_pb2, worker_pb2
 
 from outrider_controller.autoscaler.evidence import model_of
 from outrider_controller.autoscaler.plan import Reason
@@ -42,6 +43,29 @@ def decision_row(decision: policy_pb2.TenantDecision) -> dict[str, Any]:
         "drafting_share": round(sum(share.share for share in decision.shares), 4),
         "why": because(decision),
         "what_would_change_it": would_change(decision),
+    }
+
+
+def server_caps(workers: Iterable[control_pb2.WorkerStatus], tenant: str) -> list[dict[str, Any]]:
+    """By target worker the most drafted tokens that its own options allow the tenant; None: it sets no bound."""
+    targets = [status.info for status in workers if status.info.role == worker_pb2.WORKER_ROLE_TARGET]
+    return [{"worker": one.worker_id, "target": one.model, "max_draft_tokens": _cap(one, tenant)} for one in targets]
+
+
+def _cap(info: worker_pb2.WorkerInfo, tenant: str) -> int | None:
+    caps = info.tenant_draft_tokens
+    return caps.get(tenant, caps.get("", 0)) if caps else None
+
+
+def under_servers(row: dict[str, Any], caps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A decision's row as servers carry it out: off where each allows the tenant no drafts, whatever the plan says."""
+    own = [one for one in caps if one["target"] == model_of(row["target"])[0]]
+    if not own or any(one["max_draft_tokens"] != 0 for one in own):
+        return row
+    return row | {
+        "mode": "off",
+        "why": "its server allows the tenant no drafts: max_draft_tokens is 0 in its --additional-config",
+        "what_would_change_it": "another max_draft_tokens there, and a restart of the server",
     }
 
 

@@ -10,7 +10,7 @@ import asyncio
 import codecs
 import json
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.resources import files
 from typing import Any
@@ -24,7 +24,7 @@ from outrider.rpc.v1 import trace_pb2
 from outrider.telemetry.ops import Page, PageMaker
 from outrider.token_bytes import TokenBytes
 
-from outrider_controller.control.api.decisions import decision_row, speed_of
+from outrider_controller.control.api.decisions import decision_row, server_caps, speed_of, under_servers
 from outrider_controller.control.api.rows import worker_rows
 from outrider_controller.control.console.vocabulary import ConsoleVocabulary
 
@@ -87,17 +87,21 @@ class Console:
             "num_sequences": sequences.num_sequences,
             "activities": [_plain(one) for one in activities.activities],
             "rollouts": await self._rollouts(),
-            "decisions": {tenant: await self._decisions(tenant) for tenant in tenants[:_NUM_TENANTS]},
+            "decisions": {
+                tenant: await self._decisions(tenant, server_caps(workers.workers, tenant))
+                for tenant in tenants[:_NUM_TENANTS]
+            },
             "events": [{"unix_ms": event.unix_ms, "kind": event.kind, "fields": event.fields} for event in events],
         }
 
-    async def _decisions(self, tenant: str) -> list[dict[str, Any]]:
+    async def _decisions(self, tenant: str, caps: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """None where another control plane leads."""
         try:
             explained = await self._api.Explain(control.ExplainRequest(tenant=tenant), None)
         except Unavailable:
             return []
-        return [row | {"speed": speed_of(row)} for row in map(decision_row, explained.decisions)]
+        rows = (under_servers(decision_row(one), caps) for one in explained.decisions)
+        return [row | {"speed": speed_of(row)} for row in rows]
 
     async def _rollouts(self) -> list[dict[str, Any]]:
         """None while the metadata store is away."""

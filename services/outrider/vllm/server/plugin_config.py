@@ -76,6 +76,11 @@ class PluginConfig(_Strict):
         found = self.tenants.get(tenant)
         return self.max_draft_tokens if found is None or found.max_draft_tokens is None else found.max_draft_tokens
 
+    @property
+    def caps(self) -> dict[str, int]:
+        """By tenant; the empty name is all others'."""
+        return {"": self.max_draft_tokens, **{name: self.cap_of(name) for name in self.tenants}}
+
     def tenant_with(self, key: str) -> str:
         """The tenant with this API key; empty without one."""
         digest = hashlib.sha256(key.encode()).hexdigest()

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from outrider.rpc.v1 import control_pb2, worker_pb2
 from outrider_controller.autoscaler.estimator import STATE
 from outrider_controller.autoscaler.evidence import Cell, EvidenceKey, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.cli.change.speculation import explained
-from outrider_controller.control.api.decisions import because, decision_row, would_change
+from outrider_controller.control.api.decisions import because, decision_row, server_caps, under_servers, would_change
 from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, sums_from_proto
 
 CELL = Cell("acme", "m")
@@ -111,3 +112,33 @@ def test_a_decision_is_the_same_after_the_wire(decision: Decision) -> None:
     assert list(sums_from_proto(sent)) == [KNOWN]
     # The receiver's clock may begin anywhere.
     assert decision_from_proto(sent, clock_s=-40.0)[1].policy.until_s in (math.inf, 10.0)
+
+
+def server(name: str, caps: dict[str, int], model: str = "m") -> control_pb2.WorkerStatus:
+    info = worker_pb2.WorkerInfo(role=worker_pb2.WORKER_ROLE_TARGET, worker_id=name, model=model)
+    info.tenant_draft_tokens.update(caps)
+    return control_pb2.WorkerStatus(info=info)
+
+
+@pytest.mark.parametrize(
+    ("servers", "mode"),
+    [
+        ([server("a", {"": 4, "acme": 0})], "off"),
+        ([server("a", {"": 0})], "off"),
+        ([server("a", {"": 0, "acme": 2})], "on"),
+        ([server("a", {"": 0}), server("b", {"": 4})], "on"),
+        ([server("a", {"": 0}), server("b", {})], "on"),
+        ([server("a", {"": 0}), server("b", {}, "other")], "off"),
+        ([server("a", {"": 0}, "other")], "on"),
+        ([], "on"),
+    ],
+)
+def test_a_tenant_that_its_servers_allow_no_drafts_is_off_whatever_the_plan_says(
+    servers: list[control_pb2.WorkerStatus], mode: str
+) -> None:
+    caps = server_caps(servers, "acme")
+    for cell in (CELL, Cell("acme", own_drafts_of("m"))):
+        said = decision_to_proto(cell, Decision(Mode.ON, Reason.SAVES, (("d@1", 1.0),), rounds=400), [])
+        row, lines = under_servers(decision_row(said), caps), list(explained("acme", said, caps))
+        assert row["mode"] == mode and lines[0].endswith(f": {mode}")
+        assert ("max_draft_tokens is 0" in row["why"]) == ("max_draft_tokens is 0" in lines[1]) == (mode == "off")
