@@ -47,6 +47,8 @@ def test_a_tenant_has_its_own_cap_or_that_of_all() -> None:
         max_draft_tokens=3, tenants={"off": {"max_draft_tokens": 0}, "gold": {"max_draft_tokens": 8}, "x": {}}
     )
     assert [made.cap_of(name) for name in ("off", "gold", "x", "stranger", "")] == [0, 8, 3, 3, 3]
+    # What the control plane is told, with the rest under the empty name.
+    assert made.caps == {"off": 0, "gold": 8, "x": 3, "": 3}
 
 
 def test_a_tenant_is_found_by_its_key() -> None:
