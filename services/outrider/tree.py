@@ -195,23 +195,19 @@ class DraftTree:
             return None
         if count > length:
             return DraftTree(self.base_len + count, source=self.source, epoch=self.epoch)
-        return self._chain(count, length)
+        return self.part(count, length)
 
-    def _chain(self, first: int, last: int) -> DraftTree:
-        """Of a chain the tokens from `first` on, before `last`. Written out: a step makes one for each sequence."""
-        return DraftTree(
-            self.base_len + first,
-            self.token_ids[first:last],
-            (),
-            self.chances[first:last],
-            self.q[first:last],
-            self.source,
-            self.matched,
-            self.epoch,
-            self.serial,
-            self.seconds,
-            self.origins[first:last] if self.origins else (self,) * (last - first),
-        )
+    def part(self, first: int, last: int) -> DraftTree:
+        """Of a chain the tokens from `first` on, before `last`. Written out, and not checked again: a step makes some
+        for each sequence."""
+        made = object.__new__(DraftTree)
+        made.base_len = self.base_len + first
+        made.token_ids, made.chances = self.token_ids[first:last], self.chances[first:last]
+        made.parents, made.q = (), self.q[first:last]
+        made.source, made.matched, made.epoch = self.source, self.matched, self.epoch
+        made.serial, made.seconds = self.serial, self.seconds
+        made.origins = self.origins[first:last] if self.origins else (self,) * len(made.token_ids)
+        return made
 
     def _below(self, root: int, count: int) -> DraftTree:
         at = {root: ROOT}
@@ -239,7 +235,7 @@ class DraftTree:
         if len(self.token_ids) <= depth:
             return self
         if not self.parents:
-            return self._chain(0, depth)
+            return self.part(0, depth)
         return self.take([node for node, each in enumerate(self.depths()) if each <= depth])
 
     def _made(self, nodes: Sequence[int], parents: Sequence[int], skipped: int) -> DraftTree:

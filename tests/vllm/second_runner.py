@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +155,7 @@ def answers(llm: Any, group: Sequence[Case]) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def recording(llm: Any) -> Iterator[list[str]]:
     """What the model's process runs meanwhile: each kernel of Triton with its grid, each operation of PyTorch."""
+    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from triton.runtime import interpreter
 
@@ -162,6 +163,9 @@ def recording(llm: Any) -> Iterator[list[str]]:
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is torch.ops.aten.to.device:
+                # Nothing is moved here.
+                return func(*args, **(kwargs or {}))
             # A new request's drafts are emptied: alone it has room for none.
             shapes = [
                 [size for size in one.shape if size not in (0, NUM_DRAFTED)] for one in args if hasattr(one, "shape")
@@ -268,8 +272,8 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
     with engine(plan, drafts=drafts) as llm:
         vocab_size = llm.llm_engine.vllm_config.model_config.get_vocab_size()
         groups = cases(plan, vocab_size)
-        # With prompts of its own: no block of them is cached.
-        fresh = _group(plan, random.Random("recorded"), vocab_size)[:4]
+        # With prompts of its own, of which no block is cached, and without grammars, which are ready at any time.
+        fresh = _group(replace(plan, grammars=False), random.Random("recorded"), vocab_size)[:4]
         if not drafts:
             texts = [answers(llm, group) for group in groups]
             with recording(llm) as ran:

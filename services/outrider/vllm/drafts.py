@@ -153,11 +153,10 @@ _NOTHING = VerifiedDraft()
 def _verified(chain: DraftTree, tokens: Sequence[int], before: int, count: int) -> DraftTree:
     """What a step has verified of the chain: its tokens after the `before` ones that the steps before it committed.
     Empty if these are not in it: the rows were of no use."""
-    left = chain
-    if chain.base_len != before:
-        found = chain.after(tokens[chain.base_len : before]) if chain.base_len < before else None
-        left = found or _NOTHING.draft
-    return left.upto(count)
+    done = before - chain.base_len
+    if done < 0 or tuple(tokens[chain.base_len : before]) != chain.token_ids[:done]:
+        return _NOTHING.draft
+    return chain.part(done, done + count)
 
 
 def _within(

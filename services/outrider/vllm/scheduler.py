@@ -109,7 +109,8 @@ class Scheduler(BaseScheduler):
         for name in step.chains.keys() - drafted.keys():
             # It did not come into the step, or without its draft.
             del step.chains[name]
-            self.requests[name].spec_token_ids = []
+            if (request := self.requests.get(name)) is not None:
+                request.spec_token_ids = []
         if step.chains:
             setattr(output, CHAINS, {name: (one.base_len, one.token_ids) for name, one in step.chains.items()})
         return output
@@ -121,14 +122,14 @@ class Scheduler(BaseScheduler):
         """Of a step that waits for a grammar. What the step before it commits is known now."""
         chains = getattr(scheduler_output, CHAINS, {})
         counts = {name: len(ids) for name, ids in scheduler_output.scheduled_spec_decode_tokens.items()}
-        known = [name for name in counts if name in self.requests]
+        known = [name for name in counts if name in self.requests and name in chains]
         drafts = [_following(chains[name], self.requests[name].all_token_ids, counts[name]) for name in known]
         super().update_draft_token_ids_in_output(DraftTokenIds(known, drafts), scheduler_output)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.verified.clear()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        step = self._scheduled.popleft()
+        step = self._scheduled.popleft() if self._scheduled else _Scheduled(time.monotonic())
         committed = [one for group in outputs.values() for one in group.outputs]
         self._safely(lambda: self._follow(step, scheduler_output, committed))
         return outputs

@@ -24,6 +24,7 @@ from outrider.vllm import versions
 versions.check()
 
 from vllm.utils.torch_utils import async_tensor_h2d  # noqa: E402
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor  # noqa: E402
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler  # noqa: E402
 
 from outrider.vllm.graphs import DraftGraphs  # noqa: E402
@@ -57,6 +58,11 @@ class Worker(BaseWorker):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         use_drafts(self.model_runner)
 
+    def compile_or_warm_up_model(self) -> Any:
+        made = super().compile_or_warm_up_model()
+        warm_up(self.model_runner.req_states)
+        return made
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         verify_by_draw(self.model_runner)
@@ -64,6 +70,10 @@ class Worker(BaseWorker):
 
 def use_drafts(runner: Any) -> None:
     """Has a new runner take its drafts from the scheduler's output."""
+    states = runner.req_states
+    # For its n-grams vLLM keeps all token ids on the GPU: here they lie where they do without speculation.
+    shape = states.max_num_reqs, states.max_model_len
+    states.all_token_ids = StagedWriteTensor(shape, torch.int32, states.device, uva_instead_of_gpu=True)
     update, initialize = runner.update_requests, runner.initialize_kv_cache
 
     def update_requests(scheduler_output: Any) -> None:
@@ -138,14 +148,30 @@ class DrawSampler(RejectionSampler):
         return self.sampler.get_logprobs_dims(idx_mapping_np, include_token_ids=False) is not None
 
 
+def warm_up(states: Any) -> None:
+    """Has the kernels compiled before the first request needs them."""
+    _follow(states, [(0, 0, ())])
+    ids = torch.zeros(1, dtype=torch.int64, device=states.device)
+    starts = torch.arange(2, dtype=torch.int32, device=states.device)
+    sampled = ids.new_zeros(1, states.num_speculative_steps + 1)
+    accept_kernel[(1,)](sampled, sampled.stride(0), ids.int(), ids, ids.int(), starts, num_warps=1)
+
+
 def follow_chains(states: Any, chains: Mapping[str, tuple[int, Sequence[int]]]) -> None:
     """The drafts of each request are what its chain says after the tokens that the device has committed: when steps
     overlap, the scheduler does not know these yet."""
-    width = max(len(token_ids) for _, token_ids in chains.values())
-    rows = [
-        [states.req_id_to_index[name], base, len(token_ids), *token_ids, *([0] * (width - len(token_ids)))]
-        for name, (base, token_ids) in chains.items()
-    ]
+    places = states.req_id_to_index
+    _follow(states, [(places[name], base, token_ids) for name, (base, token_ids) in chains.items()])
+
+
+def _follow(states: Any, chains: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+    # A running step commits as many drafts as this one verifies, and its own token. Always as wide: the kernel is
+    # compiled once.
+    width = 2 * states.num_speculative_steps + 1
+    rows = []
+    for place, base, token_ids in chains:
+        found = token_ids[:width]
+        rows.append([place, base, len(found), *found, *([0] * (width - len(found)))])
     table = async_tensor_h2d(rows, dtype=torch.int32, device=states.device)
     tokens, drafted = states.all_token_ids.gpu, states.draft_tokens
     follow_kernel[(len(rows),)](

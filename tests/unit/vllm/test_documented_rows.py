@@ -15,7 +15,7 @@ _RUNNER = "tests/vllm/test_second_runner.py"
 _SERVE, _ATTACH, _FEED = "tests/vllm/test_serve.py", "tests/vllm/test_attach.py", "tests/vllm/test_feed.py"
 ROWS: dict[str, tuple[str, str]] = {
     "temperature 0": (_SERVE, "test_greedy_texts_with_drafts_are_those_of_vllm_alone"),
-    "temperature above 0 with `seed`": (_SERVE, "test_seeded_texts_do_not_depend_on_drafts"),
+    "temperature above 0 with `seed`": (_SERVE, "test_seeded_texts_with_drafts_are_those_of_vllm_alone"),
     "temperature above 0 without `seed`": (_RUNNER, "test_unseeded_texts_are_drawn_as_vllm_draws"),
     "other sampling options": (_RUNNER, "test_texts_with_drafts_are_those_of_vllm_alone"),
     "a tenant with the cap 0, or a request": (_SERVE, "test_a_tenant_that_is_off_has_no_drafts"),
