@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from outrider.rpc.access.roles import Role
 
+from benchmarks.scenarios.gpu_pairs import ARMS, PAIRS
+from benchmarks.support.machines import LLAMA_1B, LLAMA_70B
 from tests.unit.deploy.chart import (
     CASES,
     CHART,
@@ -472,6 +474,25 @@ def test_the_profile_of_h100s_names_what_it_needs_and_puts_drafts_beside_their_t
     (beside,) = draft["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert beside["topologyKey"] == "topology.kubernetes.io/zone"
     assert beside["labelSelector"]["matchLabels"].items() <= target["metadata"]["labels"].items()
+
+
+def test_the_profile_of_h100s_is_a_pair_that_is_computed_to_pay() -> None:
+    text = (CHART / "values-h100-tp8.yaml").read_text()
+    pair = next(pair for pair in PAIRS if f"({pair.name})" in text)
+    values = profile("h100-tp8")
+    target, draft = values["targets"]["main"], values["drafts"]["main"]
+    assert (pair.target.gpus, pair.draft.gpus) == (target["gpus"], draft["gpus"]) == (target["tensorParallel"], 1)
+    assert (pair.target.model, pair.draft.model) == (LLAMA_70B, LLAMA_1B)
+    assert "70b" in target["model"] and "1b" in draft["model"]
+    assert "ngram" in target["args"][target["args"].index("--lookups") + 1]
+    # First guesses right in half of the positions, no delay: times plain decoding, with 1 and 8 streams.
+    page = (CHART.parents[1] / "docs/benchmarks.md").read_text()
+    rows = re.findall(rf"^\| {re.escape(pair.name)} \| (?:1|8) \| 0.50 \| 0 \| \d+ \| (.+) \|$", page, re.MULTILINE)
+    assert len(rows) == 2
+    for row in rows:
+        computed = dict(zip((arm.name for arm in ARMS), map(float, row.split(" | ")), strict=True))
+        # As steps of vLLM do not wait.
+        assert computed["without waiting"] >= 1.15 and computed["lookups alone"] >= 1.4
 
 
 def test_the_test_of_a_release_asks_with_the_key_in_a_secret() -> None:
