@@ -8,7 +8,6 @@ are token ids, finish reasons and log probabilities.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import random
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,18 @@ Case = dict[str, Any]
 NUM_DRAFTED = 4
 KINDS = ("right", "some", "wrong", "late", "none")
 _RIGHT = {"right": 1.0, "some": 0.7, "wrong": 0.0, "late": 1.0}
+RECORDED: Sequence[Case] = [
+    {"prompt": [5, 6, 7, 8], "options": {"temperature": 0, "max_tokens": 6, "ignore_eos": True}},
+    {
+        "prompt": [6, 6, 7, 8],
+        "options": {"temperature": 0.8, "top_p": 0.9, "seed": 1, "max_tokens": 6, "ignore_eos": True},
+    },
+    {
+        "prompt": [7, 6, 7, 8],
+        "options": {"temperature": 1, "seed": 2, "max_tokens": 6, "ignore_eos": True, "logprobs": 1},
+    },
+]
+"""Of which all that is run is recorded."""
 _SCHEMA = {
     "type": "object",
     "properties": {"a": {"type": "integer", "maximum": 999, "minimum": 0}, "b": {"type": "boolean"}},
@@ -153,30 +164,25 @@ def answers(llm: Any, group: Sequence[Case]) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def recording(llm: Any) -> Iterator[list[str]]:
-    """What the model's process runs meanwhile: each kernel of Triton with its grid, each operation of PyTorch."""
+def recording(llm: Any) -> Iterator[list[list[str]]]:
+    """What the model's process runs meanwhile, by half of a step: each kernel of Triton, each operation of PyTorch."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from triton.runtime import interpreter
 
-    found: list[str] = []
+    found: list[list[str]] = []
 
     class Recorder(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is torch.ops.aten.to.device:
-                # Nothing is moved here.
-                return func(*args, **(kwargs or {}))
-            # A new request's drafts are emptied: alone it has room for none.
-            shapes = [
-                [size for size in one.shape if size not in (0, NUM_DRAFTED)] for one in args if hasattr(one, "shape")
-            ]
-            found.append(f"{func} {shapes}")
+            # Where a tensor is already, nothing is moved.
+            if func is not torch.ops.aten.to.device:
+                found[-1].append(str(func))
             return func(*args, **(kwargs or {}))
 
     launch = interpreter.GridExecutor.__call__
 
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(self.fn.__name__)
+        found[-1].append(self.fn.__name__)
         return launch(self, *args, **kwargs)
 
     interpreter.GridExecutor.__call__ = recorded
@@ -185,7 +191,7 @@ def recording(llm: Any) -> Iterator[list[str]]:
 
     def within(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            found.append(name)
+            found.append([name])
             with Recorder():
                 return real[name](*args, **kwargs)
 
@@ -272,12 +278,10 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
     with engine(plan, drafts=drafts) as llm:
         vocab_size = llm.llm_engine.vllm_config.model_config.get_vocab_size()
         groups = cases(plan, vocab_size)
-        # With prompts of its own, of which no block is cached, and without grammars, which are ready at any time.
-        fresh = _group(replace(plan, grammars=False), random.Random("recorded"), vocab_size)[:4]
         if not drafts:
             texts = [answers(llm, group) for group in groups]
             with recording(llm) as ran:
-                answers(llm, fresh)
+                answers(llm, RECORDED)
             path.write_text(json.dumps([texts, ran]))
             assert not [name for name in sys.modules if name.partition(".")[0] == "outrider"]
             return
@@ -295,15 +299,12 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
                 drafted, accepted = source.num_drafted - before[0], source.num_accepted - before[1]
                 found.append([kind, len(group), wrong, drafted, accepted])
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-        source.begin([{"ids": []}] * len(fresh), "none")
+        source.begin([{"ids": []}] * len(RECORDED), "none")
         with recording(llm) as ran:
-            answers(llm, fresh)
-        differs = next(
-            (at for at, pair in enumerate(itertools.zip_longest(ran, ran_alone)) if pair[0] != pair[1]), None
-        )
+            answers(llm, RECORDED)
+        ours, alone = ({tuple(half) for half in halves} for halves in (ran, ran_alone))
         result = {"found": found, "faults": scheduler.num_faults, "preemptions": scheduler.num_preemptions}
-        result["ran"] = len(ran_alone)
-        result["differs"] = [] if differs is None else [ran[:differs][-8:], ran[differs:][:8], ran_alone[differs:][:8]]
+        result |= {"ran": sum(map(len, alone)), "differs": [sorted(ours - alone), sorted(alone - ours)]}
         path.write_text(json.dumps(result))
 
 
@@ -333,7 +334,7 @@ def main() -> None:
     drafted, accepted = (sum(one[at] for one in result["found"]) for at in (3, 4))
     print(f"{texts - len(wrong)} of {texts} texts equal; {accepted} of {drafted} drafted tokens accepted")
     print(f"{result['faults']} faults, {result['preemptions']} preemptions")
-    print("without drafts the same is run" if not result["differs"] else f"without drafts: {result['differs']}")
+    print(f"without drafts, not run alone, and only alone: {result['differs']}")
     print(*wrong[:5], sep="\n")
 
 

@@ -36,8 +36,8 @@ def test_texts_with_drafts_are_those_of_vllm_alone(tiny_vllm: Path, name: str) -
         accepted[kind] += count
     assert accepted["right"] > 10 and not accepted.get("none")
     assert not result["faults"] and bool(result["preemptions"]) == (name == "preempted")
-    # What ran in the same requests without drafts, kernel by kernel.
-    assert result["ran"] > 100 and not result["differs"]
+    # What runs without drafts, kernel by kernel.
+    assert result["ran"] > 100 and result["differs"] == [[], []]
 
 
 DRAWS, BATCH, VOCABULARY = 2_000, 200, 48
