@@ -25,6 +25,12 @@ Case = dict[str, Any]
 NUM_DRAFTED = 4
 KINDS = ("right", "some", "wrong", "late", "none")
 _RIGHT = {"right": 1.0, "some": 0.7, "wrong": 0.0, "late": 1.0}
+IMPOSSIBLE: Case = {
+    "prompt": [9, 8, 7],
+    "options": {"temperature": 1, "seed": 5, "max_tokens": 6, "min_tokens": 4}
+    | {"allowed_token_ids": [9], "stop_token_ids": [9]},
+}
+"""Its first tokens have no finite logit: what is allowed is forbidden. Others of its step are as without it."""
 RECORDED: Sequence[Case] = [
     {"prompt": [5, 6, 7, 8], "options": {"temperature": 0, "max_tokens": 6, "ignore_eos": True}},
     {
@@ -62,7 +68,8 @@ class Plan:
 
 def cases(plan: Plan, vocab_size: int) -> list[list[Case]]:
     """Groups of requests that run at once; each group by its own numbers."""
-    return [_group(plan, random.Random(f"{plan.seed} {number}"), vocab_size) for number in range(plan.groups)]
+    groups = [_group(plan, random.Random(f"{plan.seed} {number}"), vocab_size) for number in range(plan.groups)]
+    return [[*group, IMPOSSIBLE] if number == 0 else group for number, group in enumerate(groups)]
 
 
 def _group(plan: Plan, rng: random.Random, vocab_size: int) -> list[Case]:
@@ -73,13 +80,13 @@ def _group(plan: Plan, rng: random.Random, vocab_size: int) -> list[Case]:
 
 def _request(plan: Plan, rng: random.Random, vocab_size: int, shared: list[int]) -> Case:
     some = lambda count: rng.sample(range(3, vocab_size), count)  # noqa: E731
-    own = [rng.randrange(3, 259) for _ in range(rng.choice((1, 3, 14, 33, 70)))]
-    prompt = shared[: rng.choice((32, 33, 64))] if rng.random() < 0.25 else own
+    own = [rng.randrange(3, 259) for _ in range(14 if plan.small else rng.choice((1, 3, 14, 33, 70)))]
+    prompt = shared[: rng.choice((32, 33, 64))] if rng.random() < 0.25 and not plan.small else own
     options: dict[str, Any] = {
         "temperature": rng.choice((0, 0, 0.3, 0.8, 1, 1.5)),
         "seed": rng.choice((rng.randrange(1 << 31), -rng.randrange(1 << 62), 0)),
         "max_tokens": 30 if plan.small else rng.choice((1, 2, 8, 20, 30)),
-        "ignore_eos": rng.random() < 0.5,
+        "ignore_eos": plan.small or rng.random() < 0.5,
     }
     searched: dict[str, Callable[[], Any]] = {
         "top_p": lambda: rng.choice((0.1, 0.5, 0.9, 0.99)),
