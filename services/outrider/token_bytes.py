@@ -66,8 +66,9 @@ class _Steps:
         found = cls([], [])
         if decoder is None:
             found.before.append(lambda piece: f" {piece}")
-        for step in _flat(decoder or {}):
-            found._add(step)
+        else:
+            for step in _flat(decoder):
+                found._add(step)
         return found
 
     def _add(self, step: Mapping[str, Any]) -> None:
