@@ -52,7 +52,7 @@ class _OneModel:
 
     def __init__(self, max_context_len: int) -> None:
         tokenizer = ModelTokenizer.__new__(ModelTokenizer)
-        for name, value in {"token_bytes": _BYTES, "eos_token_ids": ()}.items():
+        for name, value in {"token_bytes": _BYTES, "eos_token_ids": (), "sampling_defaults": {}}.items():
             object.__setattr__(tokenizer, name, value)
         self._model = Model(MODEL, max_context_len, VOCAB_SIZE, tokenizer)
 
