@@ -125,7 +125,7 @@ class OpenRequest:
         """Most drafted tokens in a step."""
         return max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens)
 
-    def worth(self, chances: Sequence[float], room: int, num_ahead: int) -> list[float]:
+    def values(self, chances: Sequence[float], room: int, num_ahead: int) -> list[float]:
         """What each token is worth that a step may verify: weight times the chance that it and all before are right."""
         values, joint = [], self.speculation.weight
         for chance in chances[:num_ahead]:
@@ -164,7 +164,7 @@ def _within(
 ) -> list[tuple[Decoding, DraftTree, int]]:
     """As many of the chosen tokens as there is room for."""
     tokens, blocks, counts = room.tokens, room.blocks, [0] * len(chosen)
-    queue = [(-worth[0], number) for number, worth in enumerate(values)]
+    queue = [(-own[0], number) for number, own in enumerate(values)]
     heapq.heapify(queue)
     while queue and tokens:
         _, number = heapq.heappop(queue)
@@ -309,7 +309,7 @@ class DraftBook:
         if found is None or not found.buffer.active or found.buffer.has_answer(len(found.tokens)):
             return False
         _, chances = found.best_path(self.calibration, 1)
-        looked_up = found.worth(chances, 1, 0)
+        looked_up = found.values(chances, 1, 0)
         value = found.speculation.weight * self.calibration.best(found.fit)
         return value >= self.row_price and value > max(looked_up, default=0.0)
 
@@ -329,15 +329,15 @@ class DraftBook:
                 continue
             try:
                 chain, chances = found.best_path(self.calibration, one.room, one.num_ahead)
-                worth = found.worth(chances, one.room, one.num_ahead)
+                own = found.values(chances, one.room, one.num_ahead)
             except Exception:
                 self.forget(one.request_id)
                 continue
             # Written so that NaN is worth nothing.
-            count = next((at for at, value in enumerate(worth) if not value >= price), len(worth))
+            count = next((at for at, value in enumerate(own) if not value >= price), len(own))
             if chain is not None and count:
                 chosen.append((one, chain, count))
-                values.append(worth)
+                values.append(own)
                 tokens += count
                 first = one.num_tokens + one.num_ahead
                 blocks += (first + count - 1) // room.block_size - (first - 1) // room.block_size
