@@ -78,7 +78,9 @@ async def asked(gateway: RunningGateway, route: str, body: Json) -> list[tuple[s
     assert response.status_code == 200, response.text
     if route == "/v1/responses":
         answer = response.json()
-        return [(answer["output"][0]["content"][0]["text"], answer["receipt"])]
+        # A text that ends at once is no item.
+        said = "".join(part["text"] for item in answer["output"] for part in item["content"])
+        return [(said, answer["receipt"])]
     if not body.get("stream"):
         choices = response.json()["choices"]
         said = [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
