@@ -32,12 +32,13 @@ from benchmarks.support.open_loop import p99_ratio, percentile_ms
 from benchmarks.support.stacks import outside_cores
 from benchmarks.support.tenants import make_tenants
 
-_ARMS = ("plain", "hostile")
+_ARMS = ("alone", "plain", "hostile")
 _QUIET, _OTHER = "quiet", "other"
 _PROMPT = "Describe a town by the sea."
 _QUIET_TOKENS, _OTHER_TOKENS = 256, 64
 _WARM_UP = 8
 _SAMPLE_S = 0.1
+_ALONE_S = 20.0
 _MAX_RATIO = 1.5
 _MIB = 2**20
 _Structured = generation_pb2.StructuredOutput | None
@@ -45,7 +46,7 @@ _Structured = generation_pb2.StructuredOutput | None
 
 @dataclass(slots=True)
 class Found:
-    """The results of both arms."""
+    """The results of all arms."""
 
     gaps_s: dict[str, list[float]] = field(default_factory=lambda: {arm: [] for arm in _ARMS})
     """Arm → the time between two tokens of the quiet tenant."""
@@ -64,9 +65,10 @@ class Found:
 def grammars(blocks: int, streams: int, others: int, num_grammars: int, json_file: Path | None) -> int:
     """What does a tenant with plain streams notice of another that sends hostile grammars?
 
-    The other tenant sends regular expressions, JSON schemas and grammars with very many states, a few at a time; in
-    turns with that, as many plain requests. Measured are the time between two tokens of the quiet tenant, and the
-    memory of gateway, target and the processes in which they try grammars. All without speculation.
+    The other tenant sends regular expressions, JSON schemas and grammars with very many states, or such as nobody
+    compiles, a few at a time; in turns with that, as many plain requests, and nothing. Measured are the time between
+    two tokens of the quiet tenant, and the memory of gateway, target and the processes in which they try grammars. All
+    without speculation.
     """
     return run_async(_grammars(blocks, streams, others, num_grammars, json_file))
 
@@ -86,7 +88,10 @@ async def _grammars(blocks: int, streams: int, others: int, num_grammars: int, j
             before_bytes, before = _memory(processes), psutil.cpu_times()
             for _, arm in turns(blocks, list(_ARMS)):
                 async with _measured(stack, quiet, streams, found.gaps_s[arm]), _watched(processes, arm, found):
-                    await _send(stack, other, itertools.islice(asked[arm], each), others, found.ends[arm])
+                    if arm == "alone":
+                        await asyncio.sleep(_ALONE_S)
+                    else:
+                        await _send(stack, other, itertools.islice(asked[arm], each), others, found.ends[arm])
                 note(f"{arm}: p99 gap {percentile_ms(found.gaps_s[arm], 0.99)} ms so far")
     stolen_s = getattr(psutil.cpu_times(), "steal", 0.0) - getattr(before, "steal", 0.0)
     return _report(found, before_bytes, stolen_s, json_file)
@@ -201,13 +206,14 @@ def _report(found: Found, before_bytes: dict[str, int], stolen_s: float, json_fi
     ]
     grown = {name: round((most - before_bytes[name]) / _MIB, 1) for name, most in found.most_bytes.items()}
     grown_mib = max(grown["target-0"], grown["gateway"])
-    bound_mib, (plain, hostile_s) = GRAMMAR_BYTES / _MIB, (found.gaps_s[arm] for arm in _ARMS)
+    bound_mib, (alone, plain, hostile_s) = GRAMMAR_BYTES / _MIB, (found.gaps_s[arm] for arm in _ARMS)
     low, p99, high = p99_ratio(plain, hostile_s)
     p50 = median(hostile_s) / median(plain)
     report.show(
         report.table(rows),
         f"gap beside hostile grammars / beside as many plain requests: p50 {p50:.2f}, p99 {p99:.2f} "
         f"(90 %: {low:.2f} to {high:.2f}); at most {_MAX_RATIO}",
+        f"gap beside hostile grammars / alone: p99 {p99_ratio(alone, hostile_s)[1]:.2f}",
         f"memory grew by, in MiB: {grown}; bound of target and of gateway {bound_mib:.0f} MiB",
         f"CPU time that the host took: {stolen_s:.1f} s",
     )
