@@ -157,13 +157,14 @@ def _memory(processes: dict[str, psutil.Process]) -> dict[str, int]:
     found = dict[str, int]()
     for name, process in processes.items():
         found[name] = process.memory_info().rss
-        found[f"{name}'s children"] = sum(map(_resident, process.children(recursive=True)))
+        found[f"{name}'s children"] = sum(_resident(child, process) for child in process.children(recursive=True))
     return found
 
 
-def _resident(child: psutil.Process) -> int:
+def _resident(child: psutil.Process, parent: psutil.Process) -> int:
     try:
-        return int(child.memory_info().rss)
+        # Before it executes its program it has the parent's memory, and counts it as its own.
+        return int(child.memory_info().rss) if child.cmdline() != parent.cmdline() else 0
     except psutil.NoSuchProcess:
         return 0
 
