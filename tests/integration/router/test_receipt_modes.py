@@ -33,10 +33,10 @@ BREAKS = [13, 16]
 QUICK: dict[str, Json] = {
     "n": {"n": 3, "allowed_token_ids": [*BREAKS, *LETTERS]},
     "many stop tokens": {"stop_token_ids": list(range(300, 364))},
-    "min_tokens": {"min_tokens": 30, "stop": ["e"]},
-    "lists of numbers": {"structured_outputs": {"regex": r"\[[1-9]{3,9}, [1-9]{3,9}\]"}},
 }
 SLOW: dict[str, Json] = {
+    "min_tokens": {"min_tokens": 30, "stop": ["e"]},
+    "lists of numbers": {"structured_outputs": {"regex": r"\[[1-9]{3,9}, [1-9]{3,9}\]"}},
     "plain": {},
     "stop strings": {"stop": ["e", "th", "\n"]},
     "penalties": {"frequency_penalty": 0.3, "repetition_penalty": 1.3, "presence_penalty": 0.2},
