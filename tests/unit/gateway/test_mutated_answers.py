@@ -21,7 +21,6 @@ from outrider.gateway.tools.parsers.json_calls import JsonCalls
 from outrider.gateway.tools.parsers.reasoning import ReasoningParser
 from outrider.gateway.tools.parsers.tool_calls import Delta, NoTools, Tools
 
-NUM_ANSWERS = 5_000
 TOOLS: Tools = {"sun": {}, "rain": {}}
 SUN = '{"name": "sun", "arguments": {"city": "Z\\u00fcrich \\"}]<tool_call>", "days": [1, {"a": 2.5e1}]}}'
 RAIN = '{"arguments": {}, "name": "rain"}'
@@ -89,6 +88,11 @@ THOUGHTS = [
     "</think>\n\nYes",
     "Yes.",
 ]
+
+
+@pytest.fixture(params=[1_000, pytest.param(5_000, marks=pytest.mark.slow)])
+def num_answers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
 
 
 def mutated(rng: random.Random, answers: list[str]) -> str:
@@ -194,9 +198,9 @@ MARKS = {
 
 
 @pytest.mark.parametrize("written_in", sorted(MARKS))
-def test_a_streamed_answer_is_read_as_the_whole_text_is(written_in: str) -> None:
+def test_a_streamed_answer_is_read_as_the_whole_text_is(written_in: str, num_answers: int) -> None:
     rng, num_calls = random.Random(written_in), 0
-    for _ in range(NUM_ANSWERS):
+    for _ in range(num_answers):
         text = mutated(rng, ANSWERS[written_in])
         found = read(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces_of(rng, text))
         calls = [(call.name, json.loads(call.arguments)) for call in found.calls]
@@ -205,12 +209,12 @@ def test_a_streamed_answer_is_read_as_the_whole_text_is(written_in: str) -> None
         if not partly_marked(text, *MARKS[written_in][:2]):
             assert (found.content, calls) == reference(text, *MARKS[written_in]), text
         num_calls += len(calls)
-    assert num_calls > NUM_ANSWERS / 10, "many are still calls"
+    assert num_calls > num_answers / 10, "many are still calls"
 
 
-def test_pythonic_answers_are_calls_as_a_whole_or_content() -> None:
+def test_pythonic_answers_are_calls_as_a_whole_or_content(num_answers: int) -> None:
     rng, num_calls = random.Random(0), 0
-    for _ in range(NUM_ANSWERS):
+    for _ in range(num_answers):
         text = mutated(rng, ANSWERS["pythonic"])
         found = read(MessageParser(None, FORMATS["pythonic"].parser(TOOLS)), pieces_of(rng, text))
         assert found.content == ("" if found.calls else text)
@@ -218,7 +222,7 @@ def test_pythonic_answers_are_calls_as_a_whole_or_content() -> None:
             assert (call.name, call.name in TOOLS) == (ast.unparse(node.func), True)
             assert json.loads(call.arguments).keys() == {keyword.arg for keyword in node.keywords}
         num_calls += len(found.calls)
-    assert num_calls > NUM_ANSWERS / 20
+    assert num_calls > num_answers / 20
 
 
 def python_calls(text: str) -> Iterator[ast.Call]:
@@ -230,9 +234,9 @@ def python_calls(text: str) -> Iterator[ast.Call]:
 
 
 @pytest.mark.parametrize("written_in", sorted(FORMATS))
-def test_an_answer_cut_off_loses_no_character_either(written_in: str) -> None:
+def test_an_answer_cut_off_loses_no_character_either(written_in: str, num_answers: int) -> None:
     rng = random.Random(written_in)
-    for _ in range(NUM_ANSWERS):
+    for _ in range(num_answers):
         text = mutated(rng, ANSWERS[written_in])
         found = read(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces_of(rng, text), cut=True)
         if not found.calls:
@@ -244,21 +248,21 @@ def test_an_answer_cut_off_loses_no_character_either(written_in: str) -> None:
 
 
 @pytest.mark.parametrize("written_in", sorted(FORMATS))
-def test_an_answer_is_read_in_the_same_way_however_it_is_cut(written_in: str) -> None:
+def test_an_answer_is_read_in_the_same_way_however_it_is_cut(written_in: str, num_answers: int) -> None:
     rng, num_calls = random.Random(written_in), 0
-    for _ in range(NUM_ANSWERS // 5):
+    for _ in range(num_answers // 5):
         text, cut = mutated(rng, ANSWERS[written_in]), rng.random() < 0.5
         ways = [[text], list(text), pieces_of(rng, text)]
         found = [read(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces, cut=cut) for pieces in ways]
         assert found[1:] == found[:1] * 2, text
         assert found[0].calls or found[0].content == text
         num_calls += len(found[0].calls)
-    assert num_calls > 5
+    assert num_calls > num_answers / 1_000
 
 
-def test_an_answer_that_a_grammar_makes_a_list_of_calls_loses_none_if_it_is_none() -> None:
+def test_an_answer_that_a_grammar_makes_a_list_of_calls_loses_none_if_it_is_none(num_answers: int) -> None:
     rng = random.Random(0)
-    for _ in range(NUM_ANSWERS):
+    for _ in range(num_answers):
         text = mutated(rng, [f"[{SUN}, {RAIN}]", f"\n [ {RAIN}]"])
         found = read(MessageParser(None, MarkedCalls(lambda: JsonCalls(TOOLS), at_start="[")), pieces_of(rng, text))
         assert found.content == ("" if found.calls else text)
@@ -271,9 +275,9 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_reasoning_and_content_together_are_the_answer(inside: bool) -> None:
+def test_reasoning_and_content_together_are_the_answer(inside: bool, num_answers: int) -> None:
     rng = random.Random(inside)
-    for _ in range(NUM_ANSWERS):
+    for _ in range(num_answers):
         text = mutated(rng, THOUGHTS)
         found = read(MessageParser(ReasoningParser(inside=inside), NoTools()), pieces_of(rng, text))
         assert plain(found.reasoning + found.content) == plain(text), text
@@ -283,9 +287,9 @@ def test_reasoning_and_content_together_are_the_answer(inside: bool) -> None:
             assert found.content.count("<think>") == found.content.count("</think>"), text
 
 
-def test_reasoning_before_calls_changes_neither() -> None:
+def test_reasoning_before_calls_changes_neither(num_answers: int) -> None:
     rng = random.Random(0)
-    for _ in range(NUM_ANSWERS):
+    for _ in range(num_answers):
         text = "<think>Hm <tool_call></think>" + mutated(rng, ANSWERS["hermes"])
         parser = MessageParser(ReasoningParser(inside=False), FORMATS["hermes"].parser(TOOLS))
         found = read(parser, pieces_of(rng, text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -22,9 +23,20 @@ NUMBER = {"type": "integer"}
 
 def accepts(structured: Structured, text: str) -> bool:
     """Whether the grammar takes the whole text as an answer."""
-    matcher = llguidance.LLMatcher(BYTES, structured.to_grammar(), log_level=0)
-    assert not matcher.is_error(), matcher.get_error()
+    return takes(structured.to_grammar(), text)
+
+
+def takes(grammar: str, text: str) -> bool:
+    """Whether a grammar takes the whole text."""
+    matcher = _matcher(grammar).deep_copy()
     return bool(matcher.consume_tokens(BYTES.tokenize_str(text)) and matcher.is_accepting())
+
+
+@lru_cache(4)
+def _matcher(grammar: str) -> Any:
+    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher
 
 
 def of(schema: Any, strict: bool = False) -> Structured:

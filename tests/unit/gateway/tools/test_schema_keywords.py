@@ -18,7 +18,7 @@ from outrider.gateway.tools.structured import NamedMarks, Structured
 from outrider.gateway.tools.tool_grammar import FreeCalls
 from outrider.gateway.tools.tools import ToolUse
 
-from tests.unit.gateway.tools.test_json_schema import BYTES, accepts, llguidance
+from tests.unit.gateway.tools.test_json_schema import accepts, takes
 
 jsonschema = pytest.importorskip("jsonschema")
 specifications = pytest.importorskip("jsonschema_specifications")
@@ -157,12 +157,12 @@ def test_with_strict_what_is_accepted_is_valid_or_the_keyword_is_named(
     validator = jsonschema.Draft202012Validator(whole, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     asked = Structured("json_schema", whole, "field", strict=True)
     try:
-        asked.to_grammar()
+        grammar = asked.to_grammar()
     except InvalidRequest as refused:
         assert _names(keyword, refused), refused
         assert refused.field == "field"
         return
-    taken = [value for value in INSTANCES if accepts(asked, json.dumps(put(value)))]
+    taken = [value for value in INSTANCES if takes(grammar, json.dumps(put(value)))]
     assert [value for value in taken if not validator.is_valid(put(value))] == []
     assert taken or not [value for value in INSTANCES if validator.is_valid(put(value))]
 
@@ -173,12 +173,12 @@ def test_without_strict_only_what_the_page_lists_lets_something_invalid_through(
 ) -> None:
     asked = Structured("json_schema", schema, "field")
     try:
-        asked.to_grammar()
+        grammar = asked.to_grammar()
     except InvalidRequest as refused:
         assert keyword in str(refused), "only numbers that would become others"
         return
     validator = jsonschema.Draft202012Validator(schema)
-    wrong = [v for v in INSTANCES if accepts(asked, json.dumps(v)) and not validator.is_valid(v)]
+    wrong = [v for v in INSTANCES if takes(grammar, json.dumps(v)) and not validator.is_valid(v)]
     assert not wrong or keyword in _listed_as_unenforced(), wrong
 
 
@@ -229,12 +229,7 @@ def test_the_arguments_of_a_strict_function_are_valid_or_the_keyword_is_named(
     for value in INSTANCES[::3]:
         call = json.dumps({"name": "f", "arguments": put(value)})
         text = f"<tool_call>\n{call}\n</tool_call>" if choice == "auto" else f"[{call}]"
-        assert validator.is_valid(put(value)) or not taken(grammar, text), value
-
-
-def taken(grammar: str, text: str) -> bool:
-    matcher = llguidance.LLMatcher(BYTES, grammar, log_level=0)
-    return bool(matcher.consume_tokens(BYTES.tokenize_str(text)) and matcher.is_accepting())
+        assert validator.is_valid(put(value)) or not takes(grammar, text), value
 
 
 class _Texts:
