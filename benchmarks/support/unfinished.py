@@ -1,19 +1,23 @@
 """Clients whose requests do not end, in a process of their own: python -m benchmarks.support.unfinished HTTP GRPC KEY
 COUNT BYTES AGAIN. Half of COUNT connections speak HTTP, half gRPC; each sends all but the last of BYTES as far as the
-server takes them, and rests. Of those that the server closes, AGAIN a second begin again. A line says when all have
-begun.
+server takes them, and rests. Of those that the server closes, AGAIN a second begin again. With BYTES 0 all speak HTTP,
+and send whole requests, each at once after the answer to the one before. A line says when all have begun.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import resource
 import struct
 import sys
 from contextlib import suppress
 
 from outrider.gateway.http.connection import MAX_HEAD_BYTES
+
+from benchmarks.support.paced_fleet import MODEL
 
 _DATA, _HEADERS, _SETTINGS, _PING, _WINDOW_UPDATE = 0x0, 0x1, 0x4, 0x6, 0x8
 _ACK, _END_HEADERS = 0x1, 0x4
@@ -22,6 +26,9 @@ _INITIAL_WINDOW = 4
 _FRAME = MAX_HEAD_BYTES
 _METHOD = "/outrider.rpc.v1.GenerationService/Generate"
 _AT_ONCE = 200
+_ANSWERS = 16
+"""To each whole request."""
+_LENGTH = re.compile(rb"(?i)content-length: *(\d+)")
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -34,6 +41,24 @@ def _literal(text: str) -> bytes:
     if rest < 0:
         return bytes([len(data)]) + data
     return b"\x7f" + bytes([rest & 127 | 128, rest >> 7]) + data
+
+
+async def _greedy(address: str, key: str, size: int) -> None:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps(
+        {"model": MODEL, "prompt": [7] * 64, "max_tokens": 24, "n": _ANSWERS, "ignore_eos": True}
+    ).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\nAuthorization: Bearer {key}\r\n\r\n"
+    try:
+        while True:
+            writer.write(head.encode() + body)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            if found := _LENGTH.search(answer):
+                await reader.readexactly(int(found[1]))
+    finally:
+        writer.close()
 
 
 async def _http(address: str, key: str, size: int) -> None:
@@ -92,7 +117,7 @@ async def _main(http: str, grpc: str, key: str, count: int, size: int, again: fl
 
     async def client(number: int) -> None:
         nonlocal begun
-        ask, address = (_http, http) if number % 2 else (_grpc, grpc)
+        ask, address = (_greedy, http) if not size else (_http, http) if number % 2 else (_grpc, grpc)
         async with opening:
             first = asyncio.ensure_future(ask(address, key, size))
             await asyncio.wait({first}, timeout=0.2)

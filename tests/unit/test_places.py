@@ -28,10 +28,22 @@ def refused(places: TenantPlaces, tenant: str) -> float | None:
     return caught.value.retry_after_s
 
 
-def test_one_tenant_alone_has_every_place_and_no_more_than_there_may_be() -> None:
+def test_one_tenant_alone_has_all_places_but_those_that_whoever_comes_next_finds() -> None:
     places = TenantPlaces(100)
     with ExitStack() as stack:
-        assert entered(stack, places, "a", 150) == places.taken == 100
+        assert entered(stack, places, "a", 150) == places.taken == 94
+        assert entered(stack, places, "b", 150) == 6
+        assert places.taken == 100
+
+
+def test_a_request_of_many_answers_needs_a_share_for_all_of_them() -> None:
+    places = TenantPlaces(100)
+    with ExitStack() as stack:
+        stack.enter_context(places.hold("quiet", 1.0))
+        stack.enter_context(places.hold("greedy", 1.0, 64))
+        with pytest.raises(Overloaded):
+            stack.enter_context(places.hold("greedy", 1.0, 32))
+        stack.enter_context(places.hold("quiet", 1.0, 32))
 
 
 def test_above_four_fifths_only_tenants_below_their_weighted_share_are_taken() -> None:

@@ -21,7 +21,7 @@ from outrider.address import split_address
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.metrics import GatewayMetrics
-from outrider.gateway.grpc.service import SERVICE, GenerationServicer
+from outrider.gateway.grpc.service import SERVICE, GenerationServicer, sharing
 from outrider.gateway.http.app import create_app, for_pages
 from outrider.gateway.http.connection import Bounds, closing
 from outrider.gateway.routers.routers import FixedRouters, LeasedRouters, RouterPool, RouterSource
@@ -95,6 +95,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
             guard=guard,
             strict=[SERVICE],
             on_refused=RefusedCalls(ops.registry, [SERVICE]).count,
+            refusing=lambda context: core.admission.refusing(sharing(context)),
             on_tls_call=handshakes.called,
             arriving=Arriving(limits.grpc_places, limits.body_timeout_s, max_waiting=max(1024, limits.max_running)),
             more=public_options(

@@ -29,6 +29,7 @@ Deserializer: TypeAlias = Callable[[bytes], Any]
 logger = logging.getLogger(__name__)
 
 Check: TypeAlias = Callable[[Deserializer, bytes], Any]
+Refusing: TypeAlias = Callable[[Context], Awaitable[None]]
 OnRefused: TypeAlias = Callable[[str, str], None]
 """Called with a method's full name and the reason. Must neither raise nor block."""
 
@@ -58,13 +59,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         max_message_bytes: int,
         strict: Collection[str] = (),
         on_refused: OnRefused = lambda method, reason: None,
+        refusing: Refusing | None = None,
     ) -> None:
         """`max_message_bytes`: limit of a request. `strict`: services (full names) that refuse a request with a field
-        that this release does not know. `on_refused` is called for each invalid or forbidden call.
+        that this release does not know. `on_refused` is called for each invalid or forbidden call; `refusing` is
+        awaited before any error is sent.
         """
         self._max_message_bytes = max_message_bytes
         self._strict = frozenset(strict)
         self._on_refused = on_refused
+        self._refusing = refusing
 
     async def intercept_service(
         self,
@@ -77,13 +81,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             return None
         method = handler_call_details.method
         check = functools.partial(_checked, self._max_message_bytes, method.split("/")[1] in self._strict)
-        return _guard_handler(handler, method, check, self._on_refused)
+        return _guard_handler(handler, method, check, self._on_refused, self._refusing)
 
 
-def _guard_handler(handler: Any, method: str, check: Check, on_refused: OnRefused) -> Handler:
+def _guard_handler(
+    handler: Any, method: str, check: Check, on_refused: OnRefused, refusing: Refusing | None
+) -> Handler:
     deserialize = functools.partial(check, handler.request_deserializer)
     # Messages are read inside the handler, whose errors `_guard` catches.
-    return wrapped(handler, lambda behaviour: _guard(behaviour, method, on_refused), deserialize)
+    return wrapped(handler, lambda behaviour: _guard(behaviour, method, on_refused, refusing), deserialize)
 
 
 def _checked(max_bytes: int, strict: bool, deserialize: Deserializer, data: bytes) -> Any:
@@ -100,7 +106,7 @@ def _checked(max_bytes: int, strict: bool, deserialize: Deserializer, data: byte
     return message
 
 
-def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused) -> Behaviour:
+def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused, refusing: Refusing | None) -> Behaviour:
     @functools.wraps(behaviour)
     async def guarded(request: Any, context: Context) -> Any:
         try:
@@ -108,6 +114,8 @@ def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused) -> Behaviou
         except Exception as error:
             if isinstance(error, OutriderError) and (error.code in _OF_THE_CALLER or error.reason == _TOO_LARGE):
                 on_refused(method, error.reason or error.default_reason)
+            if refusing is not None:
+                await refusing(context)
             await _answer(context, error, method)
 
     return guarded

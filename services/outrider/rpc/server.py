@@ -28,7 +28,7 @@ from outrider.address import check_listen
 from outrider.rpc.access.guard import AccessInterceptor
 from outrider.rpc.access.roles import Guard, RoleGuard, check_declared
 from outrider.rpc.arriving import Arriving
-from outrider.rpc.interceptor import ErrorInterceptor, OnRefused
+from outrider.rpc.interceptor import ErrorInterceptor, OnRefused, Refusing
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, Options, server_options
 
 logger = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ def create_server(
     guard: Guard = _OPEN,
     strict: Collection[str] = (),
     on_refused: OnRefused = lambda method, reason: None,
+    refusing: Refusing | None = None,
     on_tls_call: Callable[[str], None] = lambda peer: None,
     arriving: Arriving | None = None,
 ) -> grpc.aio.Server:
@@ -159,13 +160,14 @@ def create_server(
 
     `guard` checks callers; the default admits all. `strict`: services (full names) for callers from outside the
     cluster, which refuse requests with fields that this release does not know. `on_refused` is called for each
-    invalid or forbidden call, `on_tls_call` for each call over TLS, with its peer. `arriving` bounds messages that have
-    not arrived whole; None: those of admitted callers are not bounded.
+    invalid or forbidden call, `refusing` awaited before any error is sent, `on_tls_call` called for each call over TLS,
+    with its peer. `arriving` bounds messages that have not arrived whole; None: those of admitted callers are not
+    bounded.
     """
     options = [*server_options(max_message_bytes), *(more or [])]
     return grpc.aio.server(
         interceptors=[
-            ErrorInterceptor(max_message_bytes, strict, on_refused),
+            ErrorInterceptor(max_message_bytes, strict, on_refused, refusing),
             AccessInterceptor(guard, on_tls_call, arriving, Arriving(_OPEN_PLACES, _OPEN_TIMEOUT_S)),
         ],
         options=options,

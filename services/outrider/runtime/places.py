@@ -15,6 +15,8 @@ from outrider.errors import Overloaded
 from outrider.tuning import BUSY
 
 _NUM_LEFT = 64
+_KEPT = 16
+"""One of so many places is never held by a tenant that is alone."""
 _FIRST_RETRY_S, _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 0.1, 30.0
 
 
@@ -75,12 +77,14 @@ class TenantPlaces:
         self._held[tenant] += count
 
     def _check(self, tenant: str, weight: float, count: int) -> None:
-        if self.taken + count > self.most:
-            self._refuse(f"{self.taken} requests are under way; this gateway takes {self.most}", self.taken, count)
-        self._shares.add(tenant, weight)
         held = self._held[tenant]
+        # Who holds all that is taken leaves some to whoever comes next.
+        most = self.most if self.taken > held or not held else self.most - self.most // _KEPT
+        if self.taken + count > most:
+            self._refuse(f"{self.taken} requests are under way; this gateway takes {most}", self.taken, count)
+        self._shares.add(tenant, weight)
         # Who holds none is below any share.
-        if not self._shares.allow(tenant, held, self.taken, self.most, self.most):
+        if held and not self._shares.allow(tenant, held + count - 1, self.taken + count - 1, self.most, self.most):
             self._refuse(f"{held} requests are under way, this tenant's share of a busy gateway", held, count)
 
     def _refuse(self, problem: str, ending: int, count: int) -> NoReturn:

@@ -61,6 +61,20 @@ async def test_several_prompts_have_several_answers_each(serve: Any, router: Scr
     assert len({request.request_id for request in router.requests}) == 4
 
 
+async def test_without_keys_places_are_shared_by_address(gateway: OpenGateway, router: ScriptedRouter) -> None:
+    async def ask(address: str, from_address: str, num_answers: int) -> int:
+        transport = httpx.AsyncHTTPTransport(local_address=from_address)
+        async with httpx.AsyncClient(transport=transport) as http:
+            body = {"model": MODEL, "prompt": "a", "n": num_answers}
+            return (await http.post(f"http://{address}/v1/completions", json=body)).status_code
+
+    async with routing(router) as address, gateway(address, limits=GatewayLimits(max_running=16)) as running:
+        here, admission = running.http_address, running.core.admission
+        with admission.enter("default 127.0.0.1", num_places=14):
+            assert [await ask(here, "127.0.0.1", n) for n in (1, 2)] == [200, 429]
+            assert await ask(here, "127.0.0.2", 2) == 200
+
+
 async def test_streamed_choices_are_told_apart_by_their_index(serve: Any) -> None:
     async with serve() as client:
         stream = await client.chat.completions.create(

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 from outrider.gateway.server import RunningGateway
+from outrider.gateway.tenants.admission import RefusalPace
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.metadata import MetadataStore
 from outrider.rpc.access.roles import bearer
@@ -198,6 +199,35 @@ async def test_a_tenant_over_its_quota_gets_429_and_the_stock_client_tries_again
     async with openai.AsyncOpenAI(base_url=f"http://{served.gateway.http_address}/v1", api_key="good") as client:
         answers = [await client.completions.create(model=MODEL, prompt="a", max_tokens=8) for _ in range(3)]
     assert [answer.choices[0].text for answer in answers] == ["Yes."] * 3
+
+
+async def test_who_waits_for_its_quota_has_no_places(served: Served, store: MetadataStore) -> None:
+    quota = tenants_pb2.Quota(concurrent_requests=2)
+    await store.tenants.put([tenants_pb2.Tenant(name="greedy", quota=quota), tenants_pb2.Tenant(name="acme")], by="t")
+    await add(store, "greedy", "greedy")
+    await add(store, "good")
+    core = served.gateway.core
+    async with core.quotas._account("greedy").taking:
+        asked = [asyncio.create_task(served.http("greedy")) for _ in range(20)]
+        await until(lambda: core.quotas._account("greedy").running == 20)
+        assert core.admission.running == 0
+        assert (await served.http("good")).status_code == 200
+    assert {response.status_code for response in await asyncio.gather(*asked)} <= {200, 429}
+
+
+async def test_every_refusal_is_paced_by_tenant_or_by_address_where_no_key_says_whose_it_is(
+    served: Served, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(store)
+    paced: list[str] = []
+    monkeypatch.setattr(RefusalPace, "wait_s", lambda self, caller, now_s: paced.append(caller) or 0.0)
+    for key, caller in {"wrong": " 127.0.0.1", "other-model": "elsewhere", "good": ""}.items():
+        await served.http(key)
+        await served.grpc(key)
+        assert paced == ([caller, caller.replace(" ", " ipv4:")] if caller else []), key
+        paced.clear()
+    await served.http("good", "/v1/models/none")
+    assert paced == ["acme"]
 
 
 async def test_a_revoked_key_ends_its_streams_over_http_and_grpc_and_no_others(

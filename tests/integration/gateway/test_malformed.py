@@ -29,8 +29,9 @@ def errors_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
 
 
 async def test_no_malformed_body_or_message_is_the_gateways_fault(
-    gateway: OpenGateway, router: ScriptedRouter, caplog: pytest.LogCaptureFixture
+    gateway: OpenGateway, router: ScriptedRouter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("outrider.gateway.tenants.admission._REFUSALS", 1e6)
     async with routing(router) as address, gateway(address, limits=LIMITS) as running:
         ends = await http_bodies(running.http_address, 600, seed=1)
         ends += await grpc_messages(running.grpc_address, 450, seed=3)

@@ -304,13 +304,14 @@ class Generator:
         timeout_s: float | None = None,
         trace_context: TraceContext = NO_CONTEXT,
         tenant: tenants_pb2.Tenant | None = None,
+        sharing: str = "",
     ) -> AsyncIterator[list[Answer]]:
         """Yields the running answers, in the order of the prompts, with the same number for each; each counts as a
         request. The answers to one prompt may differ only in their seeds, those of different prompts also in the
         prompt.
 
-        `default_max_tokens` None means as many as the context holds, `tenant` None the default one. Raises
-        OutriderError for every error known before the first token; later errors come from `chunks`.
+        `default_max_tokens` None means as many as the context holds, `tenant` None the default one; `sharing`: who has
+        the places. Raises OutriderError for every error known before the first token; later errors come from `chunks`.
         """
         started_s = self.clock()
         tenant = tenant or default_tenant()
@@ -323,12 +324,13 @@ class Generator:
         async with AsyncExitStack() as stack:
             spans = [stack.enter_context(request_span(self.tracing, each, trace_context)) for each in generations]
             observers = [stack.enter_context(self.metrics.request(started_s)) for _ in generations]
-            stack.enter_context(self.admission.enter(tenant.name, tenant.weight or 1.0, len(generations)))
             prompt_tokens = sum(_prompt_tokens(of_prompt[0]) for of_prompt in prompts)
             max_tokens = generations[0].options.max_tokens
             charge = await stack.enter_async_context(
                 self.quotas.held(tenant, prompt_tokens, max_tokens, len(generations))
             )
+            # After the quota, which may wait: who is over it has no places meanwhile.
+            stack.enter_context(self.admission.enter(sharing, tenant.weight or 1.0, len(generations)))
             try:
                 async with asyncio.timeout(patience_s):
                     model = await self.catalog.get(generations[0].model)
@@ -348,12 +350,12 @@ class Generator:
             yield answers
 
     @asynccontextmanager
-    async def reading(self, tenant: tenants_pb2.Tenant, num_tokens: float) -> AsyncIterator[Charge]:
+    async def reading(self, tenant: tenants_pb2.Tenant, num_tokens: float, sharing: str) -> AsyncIterator[Charge]:
         """Admits a request that only tokenises or detokenises: it takes a place, and is charged for its tokens, about
         `num_tokens`. The block has to tell the charge how many they were. Raises Overloaded or Unavailable.
         """
-        with self.admission.enter(tenant.name, tenant.weight or 1.0):
-            async with self.quotas.held(tenant, num_tokens, 0) as charge:
+        async with self.quotas.held(tenant, num_tokens, 0) as charge:
+            with self.admission.enter(sharing, tenant.weight or 1.0):
                 yield charge
 
     def _check_places(self, tenant: tenants_pb2.Tenant, prompts: Sequence[Sequence[Generation]]) -> None:

@@ -55,6 +55,11 @@ _SPECULATION = {
 }
 
 
+def sharing(context: Context) -> str:
+    """The caller's name in what callers share."""
+    return current_caller().sharing(context.peer().rpartition(":")[0])
+
+
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     def __init__(self, core: Generator, send_timeout_s: float) -> None:
         self._core = core
@@ -126,7 +131,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise InvalidRequest("token_ids", f"{len(request.token_ids)}; at most {MAX_DETOKENIZED} are allowed")
         tenant = current_caller().tenant or default_tenant()
         check_model(tenant, request.model)
-        async with self._core.reading(tenant, len(request.token_ids)) as charge:
+        async with self._core.reading(tenant, len(request.token_ids), sharing(context)) as charge:
             model = await self._core.catalog.get(request.model)
             check_token_ids("token_ids", request.token_ids, model.vocab_size)
             table = model.tokenizer.marked_bytes if request.chat else model.tokenizer.token_bytes
@@ -148,6 +153,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 timeout_s=remaining_s(context),
                 trace_context=TraceContext.of(context.invocation_metadata()),
                 tenant=current_caller().tenant,
+                sharing=sharing(context),
             ) as answers:
                 yield Choices(answers, num_prompts=1)
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outrider.errors import OutriderError
 from outrider.gateway.http.errors import from_outrider
+from outrider.gateway.tenants.admission import Admission
 from outrider.gateway.tenants.auth import default_tenant
 from outrider.gateway.tenants.quota_keeper import QuotaKeeper
 from outrider.gateway.tenants.quotas import Remaining
@@ -24,11 +25,11 @@ _PLAIN = "[].-_"
 _MAX_IGNORED = 32
 
 
-def guarded(routes: Sequence[Route], guard: Guard, quotas: QuotaKeeper) -> list[Route]:
+def guarded(routes: Sequence[Route], guard: Guard, quotas: QuotaKeeper, admission: Admission) -> list[Route]:
     """The routes with access checks. Raises Undeclared for a route without an entry in the table."""
     check_routes(route.path for route in routes)
     for route in routes:
-        route.app = _Guarded(route.app, guard, ROUTES[route.path], quotas)
+        route.app = _Guarded(route.app, guard, ROUTES[route.path], quotas, admission)
     return list(routes)
 
 
@@ -47,15 +48,22 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
+def sharing(request: Request) -> str:
+    """The caller's name in what callers share."""
+    return caller_of(request).sharing(request.client.host if request.client else "")
+
+
 class _Guarded:
-    def __init__(self, app: ASGIApp, guard: Guard, access: Access, quotas: QuotaKeeper) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard, access: Access, quotas: QuotaKeeper, admission: Admission) -> None:
         self._app = app
         self._guard = guard
         self._access = access
         self._quotas = quotas
+        self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._access.open:
+            send = self._paced(send, scope)
             headers = Request(scope).headers
             # As Anthropic's clients send it; with both, this is the one that counts there.
             token = headers.get("x-api-key", "").strip() or bearer_token(headers.get("authorization"))
@@ -67,6 +75,14 @@ class _Guarded:
                 return
             send = with_rate_limits(send, self._quotas, tenant_of(Request(scope)))
         await self._app(scope, receive, send)
+
+    def _paced(self, send: Send, scope: Scope) -> Send:
+        async def send_paced(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                await self._admission.refusing(sharing(Request(scope)))
+            await send(message)
+
+        return send_paced
 
 
 def _refusal(error: OutriderError, path: str) -> ASGIApp:

@@ -23,7 +23,7 @@ from outrider.gateway.generation.choices import Choices
 from outrider.gateway.generation.generation import Answer, Generator
 from outrider.gateway.generation.requests import Generation
 from outrider.gateway.http import sse
-from outrider.gateway.http.access import caller_of, guarded, ignored_header, tenant_of, with_headers
+from outrider.gateway.http.access import caller_of, guarded, ignored_header, sharing, tenant_of, with_headers
 from outrider.gateway.http.anthropic.answers import MessagesWriter
 from outrider.gateway.http.anthropic.answers import models as anthropic_models
 from outrider.gateway.http.anthropic.request import MessagesRequest
@@ -80,7 +80,7 @@ def create_app(
         Route("/metrics", _Scraped(core, caches).page if options.api_metrics else _not_served),
     ]
     return Starlette(
-        routes=guarded(routes, guard, core.quotas),
+        routes=guarded(routes, guard, core.quotas, core.admission),
         exception_handlers={HTTPException: _http_exception, Exception: _unexpected},
     )
 
@@ -139,6 +139,7 @@ class _Endpoint:
             default_max_tokens=body.default_max_tokens,
             trace_context=TraceContext.of(request.headers.items()),
             tenant=tenant_of(request),
+            sharing=sharing(request),
         )
         return _for_caller(caller_of(request), answering, len(generations))
 

@@ -13,7 +13,7 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.gateway.generation.context_length import check_len
 from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.requests import ChatPrompt, TextPrompt
-from outrider.gateway.http.access import ignored_header, tenant_of
+from outrider.gateway.http.access import ignored_header, sharing, tenant_of
 from outrider.gateway.http.anthropic.request import CountTokensRequest
 from outrider.gateway.http.errors import HttpError, from_outrider, rename_field
 from outrider.gateway.http.openai.messages import message
@@ -108,7 +108,7 @@ class TokenEndpoints:
             body = await self.reader.read(kind, request)
             tenant = tenant_of(request)
             threads = self.core.threads.of(tenant.name)
-            async with self.core.reading(tenant, body.num_tokens) as charge:
+            async with self.core.reading(tenant, body.num_tokens, sharing(request)) as charge:
                 num_tokens, answer = await work(body, await self._model(request, body.model), threads)
                 charge.ended(num_tokens, 0)
                 response = JSONResponse(answer)

@@ -1,9 +1,11 @@
 """Admission: limits running requests, in all and per tenant, and admits no new ones once the drain begins. What a
-tenant has is decided by `TenantPlaces` in `outrider.runtime.places`."""
+tenant has is decided by `TenantPlaces` in `outrider.runtime.places`. Refusals are paced, so that a caller that repeats
+them on many connections leaves the gateway's time to others."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,30 @@ from dataclasses import dataclass, field
 
 from outrider.errors import Unavailable
 from outrider.runtime.places import TenantPlaces
+
+# Refusals that a caller gets in a second, and those that it gets at once after a pause; with the parts of a request
+# that were read before, each costs some 2 ms.
+_REFUSALS, _AT_ONCE = 50.0, 20
+_MAX_WAIT_S = 10.0
+_MAX_CALLERS = 10_000
+
+
+@dataclass(slots=True)
+class RefusalPace:
+    """When the next refusal of each caller is due (a leaky bucket, as ITU-T I.371 has it)."""
+
+    _full_s: dict[str, float] = field(default_factory=dict)
+
+    def wait_s(self, caller: str, now_s: float) -> float:
+        """Seconds until it may be sent. Not more than a client waits: those who have so many open wait as long with
+        each."""
+        if len(self._full_s) >= _MAX_CALLERS:
+            self._full_s = {name: full_s for name, full_s in self._full_s.items() if full_s > now_s}
+        full_s = max(now_s, self._full_s.get(caller, -math.inf)) + 1 / _REFUSALS
+        wait_s = full_s - now_s - _AT_ONCE / _REFUSALS
+        if wait_s < _MAX_WAIT_S:
+            self._full_s[caller] = full_s
+        return min(_MAX_WAIT_S, max(0.0, wait_s))
 
 
 @dataclass(slots=True)
@@ -22,6 +48,7 @@ class Admission:
     draining: bool = False
     _places: TenantPlaces = field(init=False)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
+    _refusals: RefusalPace = field(default_factory=RefusalPace)
 
     def __post_init__(self) -> None:
         self._places = TenantPlaces(self.max_running, self.clock)
@@ -40,6 +67,11 @@ class Admission:
                 yield
         finally:
             self._left.set()
+
+    async def refusing(self, caller: str) -> None:
+        """To be awaited before a refusal is sent, with nothing held."""
+        if wait_s := self._refusals.wait_s(caller, self.clock()):
+            await asyncio.sleep(wait_s)
 
     async def drain(self, timeout_s: float) -> bool:
         """Admits nothing more and waits for running requests. False when some still ran after `timeout_s`."""

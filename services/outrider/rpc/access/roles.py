@@ -230,6 +230,12 @@ class Caller:
     check: Callable[[], Awaitable[object]] | None = None
     """Raises like the guard's `admit` once the caller may no longer make the call. None: it always may."""
 
+    def sharing(self, address: str) -> str:
+        """The name under which it takes part in what callers share. Callers without a key are told apart by the
+        addresses that they call from."""
+        tenant = self.tenant.name if self.tenant is not None else ""
+        return tenant if self.name else f"{tenant} {address}"
+
 
 ANYBODY = Caller("")
 CALLER: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 from outrider.errors import Overloaded
-from outrider.gateway.tenants.admission import Admission
+from outrider.gateway.tenants.admission import Admission, RefusalPace
 
 
 def entered(stack: ExitStack, admission: Admission, tenant: str, weight: float = 1.0) -> int:
@@ -19,11 +19,6 @@ def entered(stack: ExitStack, admission: Admission, tenant: str, weight: float =
     raise AssertionError("without end")
 
 
-def test_a_tenant_alone_has_every_place() -> None:
-    with ExitStack() as stack:
-        assert entered(stack, Admission(100), "a") == 100
-
-
 def test_the_last_fifth_is_for_tenants_below_their_shares() -> None:
     admission = Admission(100)
     with ExitStack() as stack:
@@ -33,7 +28,8 @@ def test_the_last_fifth_is_for_tenants_below_their_shares() -> None:
         assert admission.running == 100
     assert admission.running == 0
     with ExitStack() as stack:
-        assert entered(stack, admission, "a") == 100
+        # All but those that whoever comes next finds.
+        assert entered(stack, admission, "a") == 94
 
 
 def test_a_share_follows_the_weight() -> None:
@@ -70,3 +66,24 @@ def test_when_to_come_again_follows_from_how_fast_others_leave() -> None:
                 waits.append(caught.value.retry_after_s)
     # One in 0.5 s leaves, and those refused before come again as well.
     assert waits == pytest.approx([0.5, 1.0, 1.5, 2.0])
+
+
+def test_a_caller_on_many_connections_gets_its_refusals_one_after_another_and_no_other_waits() -> None:
+    pace = RefusalPace()
+    # Each connection asks again when it is refused.
+    due = [pace.wait_s("greedy", 0.0) for _ in range(200)]
+    num_sent = 0
+    while (now_s := min(due)) < 20.0:
+        due.remove(now_s)
+        due.append(now_s + pace.wait_s("greedy", now_s))
+        num_sent += 1
+    assert num_sent == pytest.approx(20 * 50 + 20, abs=2)
+    assert pace.wait_s("other", 20.0) == 0.0
+
+
+def test_nobody_waits_for_a_refusal_longer_than_clients_do() -> None:
+    pace = RefusalPace()
+    waits = [pace.wait_s("a", 0.0) for _ in range(5000)]
+    assert waits[:20] == pytest.approx([0.0] * 20)
+    assert max(waits) == 10.0
+    assert pace.wait_s("a", 30.0) == 0.0

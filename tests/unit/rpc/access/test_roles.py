@@ -63,7 +63,7 @@ def _methods(service: str) -> list[str]:
 
 
 def test_every_route_of_the_gateway_is_declared_and_none_besides() -> None:
-    nobody: Any = SimpleNamespace(quotas=None)  # Nobody asks it anything.
+    nobody: Any = SimpleNamespace(quotas=None, admission=None)  # Nobody asks it anything.
     app = create_app(nobody, GatewayLimits(), KeyGuard(None))
     assert {route.path for route in app.routes if isinstance(route, Route)} == set(ROUTES)
 
