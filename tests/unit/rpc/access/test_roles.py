@@ -71,7 +71,7 @@ def test_every_route_of_the_gateway_is_declared_and_none_besides() -> None:
 def test_an_application_with_an_undeclared_route_is_not_made() -> None:
     quotas: Any = None
     with pytest.raises(Undeclared, match="/v1/new"):
-        guarded([Route("/v1/new", lambda request: None)], KeyGuard(None), quotas)
+        guarded([Route("/v1/new", lambda request: None)], KeyGuard(None), quotas, quotas)
 
 
 async def test_a_server_with_an_undeclared_call_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
