@@ -35,11 +35,10 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
 from outrider.target.drafts.pool import PooledDrafts
-from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, TargetReport
-from outrider.target.requests.times import Times
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import events_of
 from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey
@@ -398,25 +397,19 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         )
 
 
-def _committed(number: int, commit: sequence.Commit, serial: int) -> Committed:
+def _committed(number: int, commit: sequence.Commit, serial: int) -> StepRow[None]:
     """As the drafts' side hears of it."""
     drafted = [*commit.token_ids[: commit.num_accepted], *commit.rejected_token_ids]
-    return Committed(
-        key=SequenceKey(number, commit.sequence_id),
-        base_len=commit.base_len,
-        outcome=Outcome(
-            token_ids=list(commit.token_ids),
-            num_drafted=commit.num_drafted,
-            num_verified=commit.num_verified,
-            num_accepted=commit.num_accepted,
-            finish=Finish(commit.finish_reason),
-        ),
+    return StepRow(
+        None,
+        SequenceKey(number, commit.sequence_id),
+        commit.base_len,
         draft=DraftTree(commit.base_len, tuple(drafted), serial=serial),
+        token_ids=list(commit.token_ids),
         accepted=range(commit.num_accepted),
+        num_verified=commit.num_verified,
+        finish=Finish(commit.finish_reason),
         num_dropped=commit.num_dropped,
-        times=Times(),
-        num_prompt_tokens=0,
-        num_cached_tokens=0,
     )
 
 

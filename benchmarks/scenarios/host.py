@@ -71,7 +71,7 @@ def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
 
     def deliver(report: TargetReport) -> None:
         for commit in report.commits:
-            lengths[commit.key] = commit.base_len + len(commit.outcome.token_ids)
+            lengths[commit.key] = commit.base_len + len(commit.token_ids)
 
     loop: StepLoop[object, TargetReport] = StepLoop(_worker(rows), deliver)  # type: ignore[arg-type]
     keys = [SequenceKey(1, number) for number in range(rows)]

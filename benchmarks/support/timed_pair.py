@@ -24,7 +24,8 @@ from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target.requests import wire as target_wire
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, TargetReport, TargetStats
+from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import SequenceKey
@@ -93,10 +94,9 @@ class TimedPair:
         finished = False
         while not finished:
             for committed in self._turn():
-                outcome = committed.outcome
-                finished = outcome.finish is not Finish.NONE
+                finished = committed.finish is not Finish.NONE
                 self._follow(committed, finished)
-                yield outcome.token_ids
+                yield list(committed.token_ids)
         self._advance(self._to_draft[-1][0])
 
     def _validator(self, opening: sequence_pb2.OpenSequence) -> DraftValidator:
@@ -110,13 +110,13 @@ class TimedPair:
             opening.speculation.max_draft_tokens,
         )
 
-    def _follow(self, committed: Committed, finished: bool) -> None:
-        number, outcome = committed.key.sequence_id, committed.outcome
+    def _follow(self, committed: StepRow[Any], finished: bool) -> None:
+        number = committed.key.sequence_id
         if finished:
             close = sequence_pb2.CloseSequence(sequence_id=number, reason=sequence_pb2.CLOSE_REASON_FINISHED)
             self._tell_draft(draft_pb2.DraftRequest(closes=[close]))
             return
-        commit = sequence_pb2.Commit(sequence_id=number, base_len=committed.base_len, token_ids=outcome.token_ids)
+        commit = sequence_pb2.Commit(sequence_id=number, base_len=committed.base_len, token_ids=committed.token_ids)
         self._tell_draft(draft_pb2.DraftRequest(commits=[commit]))
 
     def _tell_draft(self, request: draft_pb2.DraftRequest) -> None:
@@ -127,7 +127,7 @@ class TimedPair:
 
     # -- the target
 
-    def _turn(self) -> list[Committed]:
+    def _turn(self) -> list[StepRow[Any]]:
         """One step of the target, or its wait for a draft."""
         for event in self._arrived():
             self._target_worker.apply(event)

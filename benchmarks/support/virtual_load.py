@@ -18,7 +18,7 @@ from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.times import Timer
 from outrider.target.step.calibration import Calibration, bin_at
 from outrider.target.step.choice import Pricing
-from outrider.target.step.scheduler import Batching, PlannedRow, plan
+from outrider.target.step.scheduler import Batching, TargetRow, plan
 from outrider.target.step.sequence import TargetSequence
 from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey
@@ -176,7 +176,7 @@ class _Stream:
             joint *= confidence
             yield confidence
 
-    def commit(self, row: PlannedRow, now_s: float) -> Committed:
+    def commit(self, row: TargetRow, now_s: float) -> Committed:
         sequence, draft = self.sequence, row.draft
         offered, guess = min(sequence.drafts.num_sent, sequence.max_depth), draft.guess()
         accepted = next((n for n, token in enumerate(guess) if token != _RIGHT), len(guess))

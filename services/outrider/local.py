@@ -29,7 +29,7 @@ from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Opened
 from outrider.target.requests.opening import Limits, Opening, Stopping
-from outrider.target.requests.report import Committed
+from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
@@ -209,7 +209,7 @@ class Pair:
         self._target.apply(Opened(key, opening, self._clock()))
         return key
 
-    def _step(self) -> list[Committed]:
+    def _step(self) -> list[StepRow[Any]]:
         self._target.step()
         report = self._target.take_report()
         for failed in report.failures:
@@ -217,17 +217,16 @@ class Pair:
         return report.commits
 
 
-def _note(answer: Answered, committed: Committed, now_s: float) -> None:
-    outcome = committed.outcome
+def _note(answer: Answered, committed: StepRow[Any], now_s: float) -> None:
     answer.last_s = now_s
     answer.first_s = answer.first_s or answer.last_s
-    answer.token_ids.extend(outcome.token_ids)
+    answer.token_ids.extend(committed.token_ids)
     answer.num_steps += 1
-    answer.num_drafted += outcome.num_drafted
-    answer.num_verified += outcome.num_verified
-    answer.num_accepted += outcome.num_accepted
-    answer.num_hits += outcome.num_accepted > 0
-    answer.finished = outcome.finish is not Finish.NONE
+    answer.num_drafted += committed.num_drafted
+    answer.num_verified += committed.num_verified
+    answer.num_accepted += committed.num_accepted
+    answer.num_hits += committed.num_accepted > 0
+    answer.finished = committed.finish is not Finish.NONE
 
 
 class DrafterSource:

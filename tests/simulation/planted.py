@@ -86,9 +86,9 @@ def _shifted(shipped: Any) -> Any:
 
 
 def _no_stop(shipped: Any) -> Any:
-    def apply_stop_conditions(verdict: Any, num_drafted: int, *, stop_token_ids: Any, remaining: int) -> Any:
+    def apply_stop_conditions(row: Any, verdict: Any, *, stop_token_ids: Any, remaining: int) -> None:
         stops = stop_token_ids if len(verdict.token_ids) == 1 else set()
-        return shipped(verdict, num_drafted, stop_token_ids=stops, remaining=remaining)
+        shipped(row, verdict, stop_token_ids=stops, remaining=remaining)
 
     return apply_stop_conditions
 

@@ -19,7 +19,8 @@ from outrider.rpc.v1 import sequence_pb2
 from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Opening
-from outrider.target.requests.report import Committed, TargetReport, TargetStats
+from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.requests.row import StepRow
 from outrider.tree import DraftTree
 from outrider.vllm import plugin
 from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
@@ -54,7 +55,7 @@ class Pool:
         """What arrives as soon as somebody waits."""
         self.waited_s: list[float] = []
         self.opened: list[tuple[SequenceKey, Opening, sequence_pb2.OpenSequence | None]] = []
-        self.commits: list[Committed] = []
+        self.commits: list[StepRow[Any]] = []
         self.closed: list[SequenceKey] = []
 
     def tell(self, action: Callable[[Any], None]) -> None:
@@ -192,10 +193,10 @@ def test_a_router_is_told_what_a_step_committed_and_what_it_cost() -> None:
     one.status = RequestStatus.FINISHED_STOPPED
     feed.follow(StepFacts({"one": 1}, {}, 0.125), {"one": VerifiedDraft()})
     first, last = pool.commits
-    assert (first.base_len, first.outcome.token_ids, first.outcome.num_accepted) == (len(PROMPT), [7, 8], 1)
-    assert (first.num_cached_tokens, first.rejected, first.outcome.finish) == (6, [9, 9], Finish.NONE)
+    assert (first.base_len, first.token_ids, first.num_accepted) == (len(PROMPT), [7, 8], 1)
+    assert (first.num_cached_tokens, first.rejected, first.finish) == (6, [9, 9], Finish.NONE)
     assert first.times.share_s == pytest.approx(0.75) and first.times.prefill_s == pytest.approx(0.25)
-    assert (last.base_len, last.outcome.finish) == (len(PROMPT) + 2, Finish.STOP)
+    assert (last.base_len, last.finish) == (len(PROMPT) + 2, Finish.STOP)
     assert last.times.share_s == pytest.approx(0.125)
     assert not pool.closed and not len(feed)
 

@@ -25,7 +25,8 @@ from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered, Opened
 from outrider.target.requests.opening import Limits, Opening, Stopping
-from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.tuning import MIN_CHANCE
@@ -242,10 +243,10 @@ class VirtualStack:
         for committed in report.commits:
             self._follow(self._streams[committed.key], committed, report.step_us, turns)
 
-    def _follow(self, stream: _Stream, committed: Committed, step_us: int, turns: int) -> None:
-        now_s, outcome, key = self._loop.now_s, committed.outcome, committed.key
-        finished = outcome.finish is not Finish.NONE
-        base_len, token_ids = committed.base_len, tuple(outcome.token_ids)
+    def _follow(self, stream: _Stream, committed: StepRow[Any], step_us: int, turns: int) -> None:
+        now_s, key = self._loop.now_s, committed.key
+        finished = committed.finish is not Finish.NONE
+        base_len, token_ids = committed.base_len, tuple(committed.token_ids)
         self._tell(stream, lambda at_s: draft_events.DraftCommitted(key, base_len, token_ids, finished, at_s))
         stream.asked[base_len + len(token_ids)] = now_s
         done = _round(stream, committed, step_us)
@@ -316,16 +317,16 @@ class VirtualStack:
                 self._adjust(stream, stream.controller.allow(self._policy.allowance(stream.request)))
 
 
-def _round(stream: _Stream, committed: Committed, step_us: int) -> Round:
-    outcome, times = committed.outcome, committed.times
+def _round(stream: _Stream, committed: StepRow[Any], step_us: int) -> Round:
+    times = committed.times
     return Round(
         base_len=committed.base_len,
         token_ids=[],
         rejected=[],
-        num_tokens=len(outcome.token_ids),
-        num_drafted=outcome.num_drafted,
-        num_verified=outcome.num_verified,
-        num_accepted=outcome.num_accepted,
+        num_tokens=len(committed.token_ids),
+        num_drafted=committed.num_drafted,
+        num_verified=committed.num_verified,
+        num_accepted=committed.num_accepted,
         num_dropped=committed.num_dropped,
         num_cached_tokens=0,
         finish_reason=sequence_pb2.FINISH_REASON_UNSPECIFIED,
@@ -333,7 +334,7 @@ def _round(stream: _Stream, committed: Committed, step_us: int) -> Round:
         wait_us=to_us(times.wait_s),
         prefill_us=to_us(times.prefill_s),
         verify_us=step_us,
-        draft_active=stream.active or bool(outcome.num_drafted),
+        draft_active=stream.active or bool(committed.num_drafted),
         answer_us=stream.answer_us,
         draft_useful_us=to_us(committed.draft_useful_s),
         sources=committed.sources,

@@ -39,18 +39,17 @@ class TargetMetrics:
         )
         if report.batch_sequences:
             self._worker.step(report.step_us * 1e-6)
-            num_committed = sum(len(committed.outcome.token_ids) for committed in report.commits)
+            num_committed = sum(len(committed.token_ids) for committed in report.commits)
             self._tokens.step(report.batch_tokens, num_committed)
         for committed in report.commits:
-            outcome = committed.outcome
             if committed.num_prompt_tokens:
                 self._tokens.opened(
                     num_prompt_tokens=committed.num_prompt_tokens, num_cached_tokens=committed.num_cached_tokens
                 )
             self._speculation.round(
-                num_drafted=outcome.num_drafted,
-                num_verified=outcome.num_verified,
-                num_accepted=outcome.num_accepted,
+                num_drafted=committed.num_drafted,
+                num_verified=committed.num_verified,
+                num_accepted=committed.num_accepted,
                 num_dropped=committed.num_dropped,
             )
 

@@ -23,7 +23,8 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.runtime.supervision import background
 from outrider.samples import SampleStore
 from outrider.target.requests.opening import Opening, SampleConsent
-from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 
 if TYPE_CHECKING:
     from outrider.metadata.store import MetadataStore
@@ -44,8 +45,8 @@ class _Sample:
     """By source; next, those verified."""
     verified: Counter[str] = field(default_factory=Counter)
 
-    def add(self, committed: Committed) -> None:
-        self.output += committed.outcome.token_ids
+    def add(self, committed: StepRow[Any]) -> None:
+        self.output += committed.token_ids
         self.top += committed.top
         for one in committed.sources:
             self.accepted[one.source] += one.num_accepted

@@ -16,11 +16,9 @@ from typing import Any
 from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest
-from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.protocol.sequence_key import Finish
 from outrider.target.requests.by_source import tokens_by_source
-from outrider.target.requests.commit import Outcome
-from outrider.target.requests.report import Committed
-from outrider.target.requests.times import Times
+from outrider.target.requests.row import StepRow
 from outrider.target.step.calibration import Calibration, Fit, bin_at, bins_of
 from outrider.tree import ROOT, DraftTree, common_len
 from outrider.worker.step_cost import StepCost
@@ -66,22 +64,12 @@ class VerifiedDraft:
     num_dropped: int = 0
     """Tokens of draft workers that came late or did not fit, since the last commit."""
 
-    def committed(
-        self, key: SequenceKey, base_len: int, token_ids: list[int], finish: Finish, times: Times, **more: Any
-    ) -> Committed:
-        """What the step commits. `more`: further fields of Committed."""
-        accepted = range(self.num_accepted)
-        return Committed(
-            key=key,
-            base_len=base_len,
-            outcome=Outcome(token_ids, len(self.draft), self.num_verified, self.num_accepted, finish),
-            draft=self.draft,
-            accepted=accepted,
-            num_dropped=self.num_dropped,
-            times=times,
-            sources=tokens_by_source(self.draft, accepted, range(self.num_verified)),
-            **more,
-        )
+    def fill(self, row: StepRow[Any], token_ids: Sequence[int], finish: Finish) -> None:
+        """What the step commits."""
+        row.token_ids, row.finish = token_ids, finish
+        row.draft, row.accepted, row.num_verified = self.draft, range(self.num_accepted), self.num_verified
+        row.num_dropped = self.num_dropped
+        row.sources = tokens_by_source(self.draft, row.accepted, range(self.num_verified))
 
 
 @dataclass(slots=True)

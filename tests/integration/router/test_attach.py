@@ -20,10 +20,10 @@ from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, target_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
-from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Limits, Opening, Stopping
-from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Times
 from outrider.tree import DraftTree
 from outrider.vllm.server.fixed_drafts import Reach
@@ -100,9 +100,10 @@ class Server(ServerDrafts):
             num_accepted += 1
         tokens.append(next_token(tokens, VOCAB_SIZE))
         num_verified = num_accepted + (num_accepted < len(drafted))
-        outcome = Outcome(tokens[base_len:], len(drafted), num_verified, num_accepted, finish)
         draft = DraftTree(base_len, tuple(drafted), serial=0 if tree is None else tree.serial)
-        committed = Committed(key, base_len, outcome, draft, range(num_accepted), 0, Times(share_s=STEP_S), 0, 0)
+        committed = StepRow(None, key, base_len, times=Times(share_s=STEP_S), draft=draft, finish=finish)
+        committed.token_ids, committed.accepted = tokens[base_len:], range(num_accepted)
+        committed.num_verified = num_verified
         self.step(TargetReport(commits=[committed], step_us=round(STEP_S * 1e6), batch_sequences=1))
 
     def latest(self, count: int) -> list[int]:

@@ -92,8 +92,8 @@ class Remote:
         report = self.bench.reports[-1]
         messages = [commit_message(one.sequence_id, length, (), each) for one, length, each in report.features]
         for each in report.commits:
-            message = commit_message(each.key.sequence_id, each.base_len, each.outcome.token_ids, each.features)
-            if each.outcome.finish is not Finish.NONE:
+            message = commit_message(each.key.sequence_id, each.base_len, each.token_ids, each.features)
+            if each.finish is not Finish.NONE:
                 message.finish_reason = sequence.FINISH_REASON_LENGTH
             messages.append(message)
         for message in messages:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from outrider.drafting.source import DraftSource
@@ -16,7 +17,8 @@ from outrider.protocol.sequence_key import Finish
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Event, Offered, Opened
 from outrider.target.requests.opening import Limits, Opening, Stopping
-from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
@@ -74,16 +76,16 @@ def key(sequence_id: int, stream: int = 1) -> SequenceKey:
 class Answer:
     """Everything one sequence was told."""
 
-    commits: list[Committed] = field(default_factory=list)
+    commits: list[StepRow[Any]] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
 
     @property
     def text(self) -> list[int]:
-        return [token for commit in self.commits for token in commit.outcome.token_ids]
+        return [token for commit in self.commits for token in commit.token_ids]
 
     @property
     def finish(self) -> Finish:
-        return self.commits[-1].outcome.finish if self.commits else Finish.NONE
+        return self.commits[-1].finish if self.commits else Finish.NONE
 
 
 class Bench:
@@ -165,7 +167,7 @@ class Bench:
         self.reports.append(report)
         for commit in report.commits:
             assert commit.base_len == len(self.tokens[commit.key]), "a commit continues what was committed"
-            self.tokens[commit.key].extend(commit.outcome.token_ids)
+            self.tokens[commit.key].extend(commit.token_ids)
             self.answers.setdefault(commit.key, Answer()).commits.append(commit)
         for failed in report.failures:
             self.answers.setdefault(failed.key, Answer()).errors.append(failed.error)

@@ -6,6 +6,7 @@ A commit is sent to the draft when it is sent to the router, and a proposal beco
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from outrider.drafting.pool import DraftLeases, DraftVocabulary, PoolDrafts, PoolListener
 from outrider.drafting.source import CloseReason
@@ -18,7 +19,8 @@ from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered, Opened
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, TargetReport, TargetStats
+from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import assignment_of
 from outrider.tuning import MIN_CHANCE
 
@@ -103,15 +105,14 @@ class PooledDrafts:
             self._close(failed.key, CloseReason.MOVED)
         return draft_stats
 
-    def _commit(self, committed: Committed) -> sequence_pb2.DraftStats | None:
-        key, base_len, outcome = committed.key, committed.base_len, committed.outcome
-        committed_len = base_len + len(outcome.token_ids)
-        drafted = outcome.num_drafted, committed.draft_serial
-        stats = self.pool.take_stats(key, base_len, *drafted, committed_len, committed.draft_useful_s)
-        if outcome.finish is not Finish.NONE:
+    def _commit(self, row: StepRow[Any]) -> sequence_pb2.DraftStats | None:
+        key, base_len, serial = row.key, row.base_len, row.draft.last_serial
+        committed_len = base_len + len(row.token_ids)
+        stats = self.pool.take_stats(key, base_len, row.num_drafted, serial, committed_len, row.draft_useful_s)
+        if row.finish is not Finish.NONE:
             self._close(key, CloseReason.FINISHED)
         else:
-            self.pool.commit(key, base_len, outcome.token_ids, committed.features)
+            self.pool.commit(key, base_len, row.token_ids, row.features)
         return stats
 
     def _price_rows(self, price: float) -> None:

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from typing import Any
 
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What one step commits for one sequence."""
-
-    token_ids: list[int]
-    """Accepted drafts, then the target's own token unless the sequence ended before it."""
-    num_drafted: int
-    num_verified: int
-    """Positions verified that count: up to the end of the sequence, or to the first rejection."""
-    num_accepted: int
-    finish: Finish
+from outrider.target.requests.row import StepRow
 
 
 def apply_stop_conditions(
-    verdict: Verdict, num_drafted: int, *, stop_token_ids: AbstractSet[int], remaining: int
-) -> Outcome:
-    """Cuts a verdict at the first stop token, which is kept, or after `remaining` tokens, whichever comes first."""
-    tokens, finish = verdict.token_ids, Finish.NONE
-    if len(tokens) < remaining and stop_token_ids.isdisjoint(tokens):
-        return Outcome(tokens, num_drafted, verdict.num_verified, verdict.num_accepted, finish)
-    for count, token in enumerate(tokens, start=1):
-        if token in stop_token_ids:
-            finish = Finish.STOP
-        elif count == remaining:
-            finish = Finish.LENGTH
-        if finish is not Finish.NONE:
-            tokens = tokens[:count]
-            break
-    accepted = min(verdict.num_accepted, len(tokens))
-    was_cut = len(tokens) < len(verdict.token_ids)
-    return Outcome(
-        token_ids=tokens,
-        num_drafted=num_drafted,
-        num_verified=accepted if was_cut else verdict.num_verified,
-        num_accepted=accepted,
-        finish=finish,
-    )
+    row: StepRow[Any], verdict: Verdict, *, stop_token_ids: AbstractSet[int], remaining: int
+) -> None:
+    """Fills in what the row commits: up to the first stop token, which is kept, or `remaining` tokens, whichever comes
+    first."""
+    tokens, row.num_verified = verdict.token_ids, verdict.num_verified
+    nodes = [at - 1 for at in verdict.path] if row.draft.parents else range(verdict.num_accepted)
+    if len(tokens) >= remaining or not stop_token_ids.isdisjoint(tokens):
+        for count, token in enumerate(tokens, start=1):
+            if token in stop_token_ids:
+                row.finish = Finish.STOP
+            elif count == remaining:
+                row.finish = Finish.LENGTH
+            if row.finish is not Finish.NONE:
+                if count < len(tokens):
+                    row.num_verified = min(count, verdict.num_accepted)
+                tokens = tokens[:count]
+                break
+    row.token_ids, row.accepted = tokens, nodes[: len(tokens)]

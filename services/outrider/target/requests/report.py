@@ -2,84 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.drafting.source import KINDS, Features
-from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.rounds import SourceTokens
-from outrider.target.requests.by_source import chances_of, places_of
-from outrider.target.requests.commit import Outcome
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Times
-from outrider.tree import DraftTree
 from outrider.worker.events import Failed, SequenceKey, WorkerReport
-
-
-# Nobody changes one. It is not frozen, because that takes three times as long.
-@dataclass(slots=True)
-class Committed:
-    """What a step committed to one sequence. What follows from it is found by who asks, and not by the step thread."""
-
-    key: SequenceKey
-    base_len: int
-    """Length before this commit."""
-    outcome: Outcome
-    draft: DraftTree
-    """The drafted tokens in the step."""
-    accepted: Sequence[int]
-    """The nodes of those that were accepted."""
-    num_dropped: int
-    times: Times
-    num_prompt_tokens: int
-    """Prompt tokens of the opening; 0 after its first commit."""
-    num_cached_tokens: int
-    """Prompt tokens found in the prefix cache; 0 after the first commit."""
-    logprobs: Sequence[TokenLogprobs] = ()
-    """One per token of the outcome, when requested."""
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
-    sources: Sequence[SourceTokens] = ()
-    """What came of the drafted tokens in the step, by source."""
-    features: Features | None = None
-    """For a head on draft workers: of the last token before the commit, and of the accepted ones."""
-    top: Sequence[TokenLogprobs] = ()
-    """For samples: one per token of the outcome, as computed."""
-
-    @property
-    def rejected(self) -> list[int]:
-        """The drafted tokens of the longest path in the step, after as many as were accepted."""
-        return [self.draft.token_ids[node] for node in self.draft.longest()[len(self.accepted) :]]
-
-    @property
-    def draft_serial(self) -> int:
-        """Number of the message that brought the last drafted token; 0 without one."""
-        return self.draft.last_serial
-
-    @property
-    def num_branch_tokens(self) -> int:
-        """Draft tokens in the step beyond those of the longest path."""
-        return len(self.draft) - self.draft.depth
-
-    @property
-    def draft_useful_s(self) -> float:
-        """Draft time spent on the accepted tokens."""
-        return sum(map(self.draft.seconds_of, self.accepted))
-
-    @property
-    def token_sources(self) -> list[int]:
-        """For each accepted token, then for each rejected one: the place of its source in `sources`."""
-        return places_of(self.draft, self.accepted)
-
-    @property
-    def chances(self) -> bytes:
-        """For the same tokens: the chance that the source gave each, in 255ths."""
-        return chances_of(self.draft, self.accepted)
 
 
 @dataclass(slots=True, kw_only=True)
 class TargetReport(WorkerReport):
     """One step, or only what was found before one."""
 
-    commits: list[Committed] = field(default_factory=list)
+    commits: list[StepRow[Any]] = field(default_factory=list)
     features: list[tuple[SequenceKey, int, Features]] = field(default_factory=list)
     """For heads on draft workers: of parts of prompts, with the committed length; to be sent before the commits."""
     refused_drafts: list[Failed] = field(default_factory=list)

@@ -24,7 +24,6 @@ class Times:
     """The part of that spent on drafted tokens."""
     wasted_s: float = 0.0
     """The part of that spent on those that were not accepted."""
-    num_wasted_rows: int = 0
 
 
 @dataclass(slots=True)

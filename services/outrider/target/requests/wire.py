@@ -22,7 +22,8 @@ from outrider.protocol.rounds import sources_to_proto
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, Event, Opened
 from outrider.target.requests.opening import Limits, Opening, SampleConsent, Stopping
-from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.worker.events import Closed, SequenceKey, translated
 
 
@@ -135,16 +136,16 @@ def empty_response(report: TargetReport) -> target_pb2.VerifyResponse:
     )
 
 
-def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -> sequence_pb2.Commit:
-    outcome, times = committed.outcome, committed.times
+def _commit(committed: StepRow[Any], draft_stats: sequence_pb2.DraftStats | None) -> sequence_pb2.Commit:
+    times = committed.times
     return sequence_pb2.Commit(
         sequence_id=committed.key.sequence_id,
         base_len=committed.base_len,
-        token_ids=outcome.token_ids,
-        num_drafted=outcome.num_drafted,
-        num_verified=outcome.num_verified,
-        num_accepted=outcome.num_accepted,
-        finish_reason=sequence_pb2.FinishReason.ValueType(outcome.finish.value),
+        token_ids=committed.token_ids,
+        num_drafted=committed.num_drafted,
+        num_verified=committed.num_verified,
+        num_accepted=committed.num_accepted,
+        finish_reason=sequence_pb2.FinishReason.ValueType(committed.finish.value),
         num_dropped=committed.num_dropped,
         queue_us=to_us(times.queue_s),
         wait_us=to_us(times.wait_s),
@@ -163,7 +164,7 @@ def _commit(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -
     )
 
 
-def _sources(committed: Committed, draft_stats: sequence_pb2.DraftStats | None) -> dict[str, Any]:
+def _sources(committed: StepRow[Any], draft_stats: sequence_pb2.DraftStats | None) -> dict[str, Any]:
     """Nothing where the other fields say it all."""
     sources, drafted_by = committed.sources, None if draft_stats is None else (draft_stats.source, False)
     if not committed.num_branch_tokens and [one[:2] for one in sources] == [drafted_by]:

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
-from outrider.target.requests.commit import Outcome
-from outrider.target.requests.report import Committed, TargetStats
-from outrider.target.requests.times import Timer, Times
-from outrider.target.step.calibration import Calibration, bins_of
-from outrider.target.step.scheduler import PlannedRow
-from outrider.tree import DraftTree
+from outrider.target.requests.report import TargetStats
+from outrider.target.requests.row import StepRow
+from outrider.target.step.calibration import Calibration, Fit, bins_of
 from outrider.worker.step_cost import StepCost
-
-
-@dataclass(slots=True)
-class SteppedRow:
-    """What a step ran of one sequence. Made before its commit."""
-
-    timer: Timer
-    prompt_tokens: int
-    rows: int
-    """Tokens that decode or verify."""
-    draft: DraftTree
-    decides: bool
-    """Whether the step commits to it; otherwise it ran a chunk of a prompt."""
-    times: Times = field(init=False)
-    """Kept here: a commit moves this object to the report, and its shares are known only after the step."""
-
-    def __post_init__(self) -> None:
-        self.times = self.timer.times
 
 
 class StepAccounting:
@@ -55,41 +34,40 @@ class StepAccounting:
         """Price of one more row in a step, as a chance."""
         return self._row_price(self.cost)
 
-    def verified(self, row: PlannedRow, outcome: Outcome, path: Sequence[int], verified: Sequence[int]) -> None:
-        """What verification says of a row's drafted tokens: of them all, the nodes that it accepts, and those that it
-        looked at."""
-        draft, stats, sequence = row.draft, self.stats, row.sequence
+    def verified(self, row: StepRow[Any], fit: Fit, verified: Sequence[int]) -> None:
+        """What verification says of a row's drafted tokens. `verified`: the nodes that it looked at."""
+        draft, stats = row.draft, self.stats
         bins = bins_of(draft)
-        self.calibration.observe([(bins[node], node in path) for node in verified], sequence.fit)
-        sequence.timer.times.num_wasted_rows = len(draft.token_ids) - outcome.num_accepted
+        self.calibration.observe([(bins[node], node in row.accepted) for node in verified], fit)
         if draft.parents:
             stats.num_branch_tokens += len(draft) - draft.depth
-            stats.num_branch_tokens_accepted += len(set(path) - set(draft.main()))
+            stats.num_branch_tokens_accepted += len(set(row.accepted) - set(draft.main()))
 
-    def committed(self, committed: Committed) -> None:
-        outcome, stats = committed.outcome, self.stats
-        stats.num_draft_tokens += outcome.num_drafted
-        stats.num_verified_tokens += outcome.num_verified
-        stats.num_accepted_tokens += outcome.num_accepted
-        stats.num_dropped_tokens += committed.num_dropped
-        stats.num_committed_tokens += len(outcome.token_ids)
-        for counted in committed.sources:
+    def committed(self, row: StepRow[Any]) -> None:
+        stats = self.stats
+        stats.num_draft_tokens += row.num_drafted
+        stats.num_verified_tokens += row.num_verified
+        stats.num_accepted_tokens += row.num_accepted
+        stats.num_dropped_tokens += row.num_dropped
+        stats.num_committed_tokens += len(row.token_ids)
+        for counted in row.sources:
             stats.of_source(counted.source).add(counted)
 
-    def took(self, rows: Sequence[SteppedRow], seconds: float) -> None:
+    def took(self, rows: Sequence[StepRow[Any]], seconds: float) -> None:
         """Learns what a step costs, after its commits."""
         num_committed, self._num_committed = self._num_committed, self.stats.num_committed_tokens
         tokens = self._num_committed - num_committed
         self.calibration.stepped()
         self.cost.took(seconds=seconds, tokens=tokens, **_sizes(rows))
 
-    def divide(self, rows: Sequence[SteppedRow], seconds: float) -> None:
+    def divide(self, rows: Sequence[StepRow[Any]], seconds: float) -> None:
         """Divides a step's time among its sequences."""
         self.stats.num_steps += 1
         shares = self.cost.shares(sequences=len(rows), seconds=seconds, **_sizes(rows))
         for row in rows:
-            share_s, each = shares.of(prompt_tokens=row.prompt_tokens, rows=row.rows), row.times
-            wasted_s, each.num_wasted_rows = each.num_wasted_rows * shares.row_s, 0
+            prompt_tokens, each = row.num_prefilled, row.times
+            share_s = shares.of(prompt_tokens=prompt_tokens, rows=row.num_run - prompt_tokens)
+            wasted_s = row.num_wasted * shares.row_s
             each.share_s += share_s
             each.drafted_s += len(row.draft.token_ids) * shares.row_s
             each.wasted_s += wasted_s
@@ -101,5 +79,6 @@ class StepAccounting:
                 source.draft_s += count * origin.seconds / len(origin)
 
 
-def _sizes(rows: Sequence[SteppedRow]) -> dict[str, int]:
-    return {"rows": sum(row.rows for row in rows), "prompt_tokens": sum(row.prompt_tokens for row in rows)}
+def _sizes(rows: Sequence[StepRow[Any]]) -> dict[str, int]:
+    prompt_tokens = sum(row.num_prefilled for row in rows)
+    return {"rows": sum(row.num_run for row in rows) - prompt_tokens, "prompt_tokens": prompt_tokens}

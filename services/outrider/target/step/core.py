@@ -9,7 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar, assert_never
+from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from outrider.drafting.source import DraftSource
 from outrider.drafting.speculation import Speculation
@@ -20,9 +20,10 @@ from outrider.target.requests import events
 from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits, Opening
 from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
-from outrider.target.step.accounting import StepAccounting, SteppedRow
+from outrider.target.step.accounting import StepAccounting
 from outrider.target.step.calibration import Fit
 from outrider.tree import DraftTree
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, PeerStreamEnded, Refused, SequenceKey
@@ -224,12 +225,12 @@ class TargetCore(ABC, Generic[S]):
             self.stats.num_step_failures += 1
         self._fail(key, error)
 
-    def _report_step(self, rows: Sequence[SteppedRow], started_s: float) -> float:
+    def _report_step(self, rows: Sequence[StepRow[Any]], started_s: float) -> float:
         """After all its commits. Returns the seconds of the step."""
         ended_s = self._clock()
         for row in rows:
-            row.timer.step_ended(started_s, ended_s, decides=row.decides)
-        num_tokens = sum(row.prompt_tokens + row.rows for row in rows)
+            row.sequence.timer.step_ended(started_s, ended_s, decides=row.decides)
+        num_tokens = sum(row.num_run for row in rows)
         self._report.step_us = round((ended_s - started_s) * 1e6)
         self._report.batch_sequences = len(rows)
         self._report.batch_tokens = num_tokens

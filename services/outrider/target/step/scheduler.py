@@ -14,9 +14,9 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider.target.requests.row import StepRow
 from outrider.target.step.choice import DraftChoice, Pricing
 from outrider.target.step.sequence import TargetSequence
-from outrider.tree import DraftTree
 
 _MAX_PROMPT_LOGPROBS = 256
 """Most tokens of prompts in one step whose log probabilities are asked for: all their logits, [tokens, vocab], are held
@@ -44,47 +44,21 @@ class Batching:
             raise ValueError("max_branch_tokens: must not be negative")
 
 
-_NO_DRAFT = DraftTree(0)
+TargetRow = StepRow[TargetSequence]
 
 
-@dataclass(slots=True)
-class PlannedRow:
-    """One sequence's part of the step: committed tokens to run, then drafts to verify."""
-
-    sequence: TargetSequence
-    num_tokens: int
-    """How many of the sequence's pending tokens are run."""
-    start: int = field(init=False)
-    """Position of the first of them."""
-    draft: DraftTree = field(init=False)
-    """The drafted tokens that are verified, a parent before its children; none without `decides`."""
-    decides: bool = field(init=False)
-    """Whether all pending tokens are run, so that the row ends in a verdict. Otherwise it is a chunk of prefill."""
-
-    def __post_init__(self) -> None:
-        self.start = self.sequence.cached_len
-        self.decides = self.start + self.num_tokens == self.sequence.committed_len
-        self.draft = _NO_DRAFT
-
-    def drop_draft(self) -> None:
-        """Runs the committed tokens alone."""
-        self.draft = DraftTree(self.sequence.committed_len)
-
-    @property
-    def decodes(self) -> bool:
-        """Whether it runs one committed token, and so nothing of a prompt."""
-        return self.decides and self.num_tokens == 1
-
-    @property
-    def num_run(self) -> int:
-        return self.num_tokens + len(self.draft.token_ids)
+def _row(sequence: TargetSequence, num_tokens: int) -> TargetRow:
+    start, base_len = sequence.cached_len, sequence.committed_len
+    decides = start + num_tokens == base_len
+    times = sequence.timer.times
+    return StepRow(sequence, sequence.key, base_len, start, num_tokens, decides, decides and num_tokens == 1, times)
 
 
 @dataclass(slots=True)
 class StepPlan:
     """Rows to run; or nothing to run before `wake_at_s`; or a victim whose KV must go before anything can run."""
 
-    rows: list[PlannedRow] = field(default_factory=list)
+    rows: list[TargetRow] = field(default_factory=list)
     victim: TargetSequence | None = None
     held: list[tuple[TargetSequence, float]] = field(default_factory=list)
     """Sequences that wait for a draft, and the latest time until which they wait, in monotonic seconds."""
@@ -178,9 +152,9 @@ def plan(
     return StepPlan(rows=rows or [], held=held)
 
 
-def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | None:
+def _decode(decoding: list[TargetSequence], room: _Room) -> list[TargetRow] | None:
     """One token for each, oldest first; None when the pool cannot hold them all."""
-    rows = [PlannedRow(sequence, num_tokens=1) for sequence in decoding[: room.tokens]]
+    rows = [_row(sequence, 1) for sequence in decoding[: room.tokens]]
     blocks = sum(row.start % room.block_size == 0 for row in rows)
     if blocks > room.blocks:
         return None
@@ -189,12 +163,12 @@ def _decode(decoding: list[TargetSequence], room: _Room) -> list[PlannedRow] | N
     return rows
 
 
-def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: Pricing, batching: Batching) -> None:
+def _add_drafts(rows: list[TargetRow], room: _Room, keep_tokens: int, pricing: Pricing, batching: Batching) -> None:
     """Adds drafted tokens of all rows, the most valuable first, as long as one is worth its row or the row is free.
 
     A token is a candidate once its parent is taken, and its value is never higher than its parent's.
     """
-    choices, num_tokens = list[tuple[PlannedRow, DraftChoice]](), 0
+    choices, num_tokens = list[tuple[TargetRow, DraftChoice]](), 0
     for row in rows:
         num_tokens += row.num_tokens
         if (tree := pricing.offered(row.sequence)) is None:
@@ -231,7 +205,7 @@ def _add_drafts(rows: list[PlannedRow], room: _Room, keep_tokens: int, pricing: 
         row.draft = choice.draft
 
 
-def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[PlannedRow]:
+def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[TargetRow]:
     rows, wanted_left = [], _MAX_PROMPT_LOGPROBS
     for sequence in prefilling:
         wanted = sequence.pending
@@ -244,5 +218,5 @@ def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[PlannedRow]:
         if not count:
             break
         room.take(sequence.cached_len, count)
-        rows.append(PlannedRow(sequence, count))
+        rows.append(_row(sequence, count))
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.drafting.buffer import DraftBuffer
@@ -138,7 +139,7 @@ class TargetSequence:
         self.speculation = speculation
         self.drafts.limit(speculation.max_draft_tokens, speculation.max_own_draft_tokens)
 
-    def commit(self, token_ids: list[int], num_drafted: int) -> None:
+    def commit(self, token_ids: Sequence[int], num_drafted: int) -> None:
         """Appends committed tokens."""
         self.drafts.advance(token_ids, num_drafted)
         self.tokens.extend(token_ids)

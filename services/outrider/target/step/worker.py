@@ -18,15 +18,15 @@ from outrider.target.requests import events
 from outrider.target.requests.by_source import tokens_by_source, verified_nodes
 from outrider.target.requests.commit import apply_stop_conditions
 from outrider.target.requests.opening import Limits, Opening
-from outrider.target.requests.report import Committed, TargetStats
+from outrider.target.requests.report import TargetStats
 from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
-from outrider.target.step.accounting import StepAccounting, SteppedRow
+from outrider.target.step.accounting import StepAccounting
 from outrider.target.step.choice import Pricing
 from outrider.target.step.core import Clock, KnownSequences, TargetCore
-from outrider.target.step.scheduler import Batching, PlannedRow, StepPlan, admissible, plan
+from outrider.target.step.scheduler import Batching, StepPlan, TargetRow, admissible, plan
 from outrider.target.step.sequence import PromptReport, TargetSequence
-from outrider.target.step.verify import Verified, kv_of, verify_rows
+from outrider.target.step.verify import kv_of, verify_rows
 from outrider.tree import DraftTree
 from outrider.worker.events import Load, SequenceKey
 from outrider.worker.faults import check_engine
@@ -91,15 +91,15 @@ class TargetWorker(TargetCore[TargetSequence]):
         if not planned.rows:
             return planned.wake_at_s
         try:
-            results = verify_rows(self._engine, planned.rows, self._own_drafts.taps)
+            verify_rows(self._engine, planned.rows, self._own_drafts.taps)
         except OutOfBlocks as error:
             # The plan and the pool disagree. Preempting the newest sequence is always safe.
             log.error("planned a step that does not fit: %s", error)
             self._recover(planned.rows)
             return 0.0
-        if all(result.raised for result in results):
+        if all(row.raised for row in planned.rows):
             check_engine(self._engine.check)
-        self._finish_step(results, started_s, drafting_s)
+        self._finish_step(planned.rows, started_s, drafting_s)
         return 0.0
 
     def _schedule(self, now_s: float) -> StepPlan:
@@ -112,19 +112,18 @@ class TargetWorker(TargetCore[TargetSequence]):
                 return planned
             self._sequences.preempt(planned.victim)
 
-    def _recover(self, rows: Sequence[PlannedRow]) -> None:
+    def _recover(self, rows: Sequence[TargetRow]) -> None:
         for row in rows:
             if row.sequence.kv is not None:
                 self._engine.kv.rewind(row.sequence.kv, row.sequence.committed_len - 1)
         self._sequences.preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
-    def _finish_step(self, results: Sequence[Verified], started_s: float, drafting_s: float) -> None:
-        rows = [_stepped(result.row) for result in results]
-        for result in results:
-            sequence = result.row.sequence
+    def _finish_step(self, rows: Sequence[TargetRow], started_s: float, drafting_s: float) -> None:
+        for row in rows:
+            sequence = row.sequence
             sequence.timer.step_began(started_s)
             try:
-                self._settle(result)
+                self._settle(row)
             except Exception as error:
                 self._engine.kv.discard(kv_of(sequence))
                 sequence.kv = None
@@ -132,69 +131,53 @@ class TargetWorker(TargetCore[TargetSequence]):
         # Longer drafts take longer to make: with that time a row would seem to cost what its token did.
         self._accounting.took(rows, self._report_step(rows, started_s) - drafting_s)
 
-    def _settle(self, result: Verified) -> None:
-        sequence, found = result.row.sequence, result.found
-        if isinstance(found, Exception):
-            raise found
-        if found is None and not result.row.decides:
+    def _settle(self, row: TargetRow) -> None:
+        sequence = row.sequence
+        if row.error is not None:
+            raise row.error
+        if row.verdict is not None:
+            self._commit(row, row.verdict)
+        elif not row.decides:
             # A chunk of prefill; the cache holds its tokens by now.
-            start = kv_of(sequence).cached_len - result.row.num_tokens
-            self._show(sequence, self._see(result, start, 0))
-        finish = Finish.NONE if found is None else self._commit(result, found)
+            self._show(sequence, self._see(row))
         self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
-        if finish is not Finish.NONE:
+        if row.finish is not Finish.NONE:
             self._remove(sequence.key)
 
-    def _commit(self, result: Verified, verdict: Verdict) -> Finish:
-        sequence, draft = result.row.sequence, result.row.draft
-        stops, base_len = sequence.opening.stopping.stop_token_ids, sequence.committed_len
-        outcome = apply_stop_conditions(verdict, draft.depth, stop_token_ids=stops, remaining=sequence.remaining)
-        prompt, accepted = sequence.prompt_report or _NO_PROMPT, result.path[: outcome.num_accepted]
-        verified = verified_nodes(draft, accepted, outcome.num_verified)
-        self._accounting.verified(result.row, outcome, accepted, verified)
+    def _commit(self, row: TargetRow, verdict: Verdict) -> None:
+        sequence, draft, opening = row.sequence, row.draft, row.sequence.opening
+        stops = opening.stopping.stop_token_ids
+        apply_stop_conditions(row, verdict, stop_token_ids=stops, remaining=sequence.remaining)
+        verified = verified_nodes(draft, row.accepted, row.num_verified)
+        self._accounting.verified(row, sequence.fit, verified)
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache, and the last
         # committed one is not in it yet.
-        self._engine.kv.keep(kv_of(sequence), accepted[: len(outcome.token_ids) - 1])
-        features = self._see(result, base_len - result.row.num_tokens, outcome.num_accepted)
+        self._engine.kv.keep(kv_of(sequence), row.accepted[: len(row.token_ids) - 1])
+        features, prompt = self._see(row), sequence.prompt_report or _NO_PROMPT
         self._show(sequence, features[:-1])
-        sequence.commit(outcome.token_ids, draft.depth)
-        self._own_drafts.commit(sequence.key, base_len, outcome.token_ids)
-        top = verdict.logprobs[: len(outcome.token_ids)]
-        committed = Committed(
-            key=sequence.key,
-            base_len=base_len,
-            outcome=outcome,
-            draft=draft,
-            accepted=accepted,
-            num_dropped=sequence.drafts.take_num_dropped(),
-            times=sequence.timer.take(),
-            num_prompt_tokens=prompt.num_tokens,
-            num_cached_tokens=prompt.num_cached_tokens or 0,
-            logprobs=sequence.opening.asked_logprobs(top),
-            top=top,
-            prompt_logprobs=prompt.logprobs,
-            features=features[-1] if features else None,
-            sources=tokens_by_source(draft, accepted, verified),
-        )
-        self._report.commits.append(committed)
-        self._accounting.committed(committed)
-        return outcome.finish
+        sequence.commit(row.token_ids, draft.depth)
+        self._own_drafts.commit(row.key, row.base_len, row.token_ids)
+        row.num_dropped, row.times = sequence.drafts.take_num_dropped(), sequence.timer.take()
+        row.num_prompt_tokens, row.num_cached_tokens = prompt.num_tokens, prompt.num_cached_tokens or 0
+        row.prompt_logprobs, row.top = prompt.logprobs, verdict.logprobs[: len(row.token_ids)]
+        row.logprobs = opening.asked_logprobs(row.top)
+        row.features = features[-1] if features else None
+        row.sources = tokens_by_source(draft, row.accepted, verified)
+        self._report.commits.append(row)
+        self._accounting.committed(row)
 
-    def _see(self, result: Verified, start: int, num_accepted: int) -> list[Features]:
+    def _see(self, row: TargetRow) -> list[Features]:
         """Shows the states of committed positions to a source in this process. Returns what heads on draft workers
         read."""
-        if result.states is None:
+        if row.states is None:
             return []
-        self._own_drafts.see(result.row.sequence.key, start, result.committed_states(num_accepted))
-        return self._own_drafts.take_features(result.row.sequence.key)
+        nodes = [row.num_tokens + node for node in row.accepted]
+        self._own_drafts.see(row.key, row.start, row.states[[*range(row.num_tokens), *nodes]])
+        row.states = None
+        return self._own_drafts.take_features(row.key)
 
     def _show(self, sequence: TargetSequence, features: Sequence[Features]) -> None:
         self._report.features += [(sequence.key, sequence.committed_len, each) for each in features]
-
-
-def _stepped(row: PlannedRow) -> SteppedRow:
-    prompt_tokens = 0 if row.decodes else row.num_tokens
-    return SteppedRow(row.sequence.timer, prompt_tokens, row.num_run - prompt_tokens, row.draft, row.decides)
 
 
 class OpenSequences(KnownSequences[TargetSequence]):

@@ -31,6 +31,7 @@ from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
 from outrider.target.step.calibration import Fit
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
@@ -173,9 +174,10 @@ class Feed:
             if fresh := list(fed.request.all_token_ids[fed.sent_len :]):
                 if (seen := verified.get(request_id, _NOTHING)).draft.last_serial:
                     self._wait.verified(seen.num_accepted)
-                found = fed.key, fed.sent_len, fresh, finish or Finish.NONE, fed.timer.take()
-                num_cached = cached.get(request_id, 0)
-                report.commits.append(seen.committed(*found, num_prompt_tokens=0, num_cached_tokens=num_cached))
+                row = StepRow(None, fed.key, fed.sent_len, times=fed.timer.take())
+                seen.fill(row, fresh, finish or Finish.NONE)
+                row.num_cached_tokens = cached.get(request_id, 0)
+                report.commits.append(row)
                 self._commit(fed, fresh)
             if fed.request.is_finished() or request_id not in self._book:
                 self._forget(request_id, fed)

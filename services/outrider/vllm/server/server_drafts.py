@@ -90,7 +90,7 @@ class ServerDrafts:
         """Sends what a step has committed to drafts, and to the router."""
         stats = self.pooled.take_report(report)
         for committed in report.commits:
-            if committed.outcome.finish is not Finish.NONE:
+            if committed.finish is not Finish.NONE:
                 self._forget(committed.key)
         if self.router is not None:
             for response in response_of(report, stats).values():

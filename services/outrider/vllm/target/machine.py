@@ -19,9 +19,10 @@ from outrider.speculation import Grammar
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetStats
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
-from outrider.target.step.accounting import StepAccounting, SteppedRow
+from outrider.target.step.accounting import StepAccounting
 from outrider.target.step.core import TargetCore
 from outrider.tree import DraftTree
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
@@ -161,56 +162,51 @@ class VllmMachine(TargetCore[VllmSequence]):
             found |= {output.request_id: output for output in group.outputs if output.request_id in running}
         stepped = [running[name] for name in self._scheduler.step.counts if name in running]
         rows = [self._row(sequence, decides=sequence.request_id in found) for sequence in stepped]
-        for sequence in stepped:
+        for row in rows:
+            sequence = row.sequence
             sequence.timer.step_began(started_s)
-        for name, output in found.items():
-            self._guarded(running[name].key, running[name], partial(self._settle, running[name], output), "in its step")
+            if (output := found.get(sequence.request_id)) is not None:
+                self._guarded(row.key, sequence, partial(self._settle, row, output), "in its step")
         self._report_step(rows, started_s)
         self.stats.num_preemptions = self._scheduler.num_preemptions
 
-    def _row(self, sequence: VllmSequence, *, decides: bool) -> SteppedRow:
+    def _row(self, sequence: VllmSequence, *, decides: bool) -> StepRow[VllmSequence]:
         facts, name = self._scheduler.step, sequence.request_id
-        count, rows = facts.counts[name], facts.counts[name] if facts.decodes(name) else 0
-        return SteppedRow(sequence.timer, count - rows, rows, self._verified(name).draft, decides)
+        verified = self._verified(name)
+        count = facts.counts[name] - len(verified.draft)
+        made = StepRow(sequence, sequence.key, sequence.committed_len, 0, count, decides, facts.decodes(name))
+        made.times, made.draft = sequence.timer.times, verified.draft
+        return made
 
     def _verified(self, request_id: str) -> VerifiedDraft:
         found: VerifiedDraft = self._scheduler.verified.get(request_id, VerifiedDraft())
         return found
 
-    def _settle(self, sequence: VllmSequence, output: Any) -> None:
-        if sequence.grammar is not None and sequence.grammar.error is not None:
-            raise sequence.grammar.error
+    def _settle(self, row: StepRow[VllmSequence], output: Any) -> None:
+        if (grammar := row.sequence.grammar) is not None and grammar.error is not None:
+            raise grammar.error
         if output.finish_reason not in FINISHES:
             raise Unavailable(f"vLLM ended the request: {output.finish_reason}")
-        self._commit(sequence, output)
+        self._commit(row, output)
         if output.finish_reason is not None:
-            self._remove(sequence.key)
+            self._remove(row.key)
 
-    def _commit(self, sequence: VllmSequence, output: Any) -> None:
-        result = self._verified(output.request_id)
-        token_ids, base_len = list(output.new_token_ids), sequence.committed_len
-        finish, first = FINISHES[output.finish_reason], not sequence.answered
+    def _commit(self, row: StepRow[VllmSequence], output: Any) -> None:
+        sequence, token_ids, prompt_len = row.sequence, list(output.new_token_ids), len(row.sequence.opening.prompt)
+        self._verified(output.request_id).fill(row, token_ids, FINISHES[output.finish_reason])
         if sequence.grammar is not None:
             sequence.grammar.settle()
+        self._own_drafts.commit(row.key, row.base_len, token_ids)
+        row.times = sequence.timer.take()
+        row.num_prompt_tokens = 0 if sequence.answered else prompt_len
+        row.num_cached_tokens = _num_cached(output, prompt_len)
+        row.top = sequence.logprobs(output.new_logprobs)
+        row.logprobs = sequence.opening.asked_logprobs(row.top)
+        row.prompt_logprobs = sequence.prompt_logprobs(output.new_prompt_logprobs_tensors)
         sequence.committed_len += len(token_ids)
         sequence.answered = True
-        self._own_drafts.commit(sequence.key, base_len, token_ids)
-        sequence.timer.times.num_wasted_rows = len(result.draft) - result.num_accepted
-        top = sequence.logprobs(output.new_logprobs)
-        committed = result.committed(
-            sequence.key,
-            base_len,
-            token_ids,
-            finish,
-            sequence.timer.take(),
-            num_prompt_tokens=len(sequence.opening.prompt) if first else 0,
-            num_cached_tokens=_num_cached(output, len(sequence.opening.prompt)),
-            logprobs=sequence.opening.asked_logprobs(top),
-            top=top,
-            prompt_logprobs=sequence.prompt_logprobs(output.new_prompt_logprobs_tensors),
-        )
-        self._report.commits.append(committed)
-        self._accounting.committed(committed)
+        self._report.commits.append(row)
+        self._accounting.committed(row)
 
 
 def _num_cached(output: Any, prompt_len: int) -> int:

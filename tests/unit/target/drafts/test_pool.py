@@ -17,11 +17,10 @@ from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.drafts.pool import PooledDrafts
-from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import DraftRefused, Offered
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, TargetReport
-from outrider.target.requests.times import Times
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import events_of
 from outrider.tree import DraftTree
 from outrider.worker.events import Failed, SequenceKey
@@ -112,7 +111,7 @@ class World:
     async def paired(self, **draft: Any) -> None:
         await self.hear(opens=[opening()], set_drafts=[assigned(**draft)])
 
-    async def follow(self, *commits: Committed, failures: Any = ()) -> Any:
+    async def follow(self, *commits: StepRow[None], failures: Any = ()) -> Any:
         draft_stats = self.drafts.take_report(TargetReport(commits=list(commits), failures=list(failures)))
         await asyncio.sleep(0.1)
         return draft_stats.get(KEY)
@@ -136,11 +135,10 @@ def assigned(sequence_id: int = KEY.sequence_id, /, **fields: Any) -> target_pb2
 
 def committed(
     base_len: int, tokens: list[int], *, drafted: int = 0, serial: int = 0, finish: Finish = Finish.NONE
-) -> Committed:
-    accepted = max(0, min(drafted, len(tokens) - 1))
-    outcome = Outcome(tokens, drafted, min(drafted, accepted + 1), accepted, finish)
+) -> StepRow[None]:
+    accepted = range(max(0, min(drafted, len(tokens) - 1)))
     draft = DraftTree(base_len, (9,) * drafted, serial=serial)
-    return Committed(KEY, base_len, outcome, draft, range(accepted), 0, Times(), 0, 0)
+    return StepRow(None, KEY, base_len, draft=draft, token_ids=tokens, accepted=accepted, finish=finish)
 
 
 def guess(base_len: int, *tokens: int, **fields: Any) -> sequence.Draft:

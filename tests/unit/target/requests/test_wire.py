@@ -10,10 +10,10 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
-from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import Opened
 from outrider.target.requests.opening import Limits
-from outrider.target.requests.report import Committed, TargetReport
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Times
 from outrider.target.requests.wire import events_of, response_of
 from outrider.tree import DraftTree
@@ -86,7 +86,7 @@ def test_nonsense_ends_what_it_names_and_nothing_else(tiny: Path, seed: int) -> 
         report = bench.worker.take_report()
         response_of(report)
         for commit in report.commits:
-            bench.tokens[commit.key].extend(commit.outcome.token_ids)
+            bench.tokens[commit.key].extend(commit.token_ids)
         for failed in [*report.failures, *report.refused_drafts]:
             assert isinstance(failed.error, OutriderError)
         bench.now_s += 0.01
@@ -98,10 +98,11 @@ def test_nonsense_ends_what_it_names_and_nothing_else(tiny: Path, seed: int) -> 
 
 
 def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
-    outcome = Outcome([7, 8], num_drafted=3, num_verified=2, num_accepted=1, finish=Finish.STOP)
     times = Times(queue_s=0.00025, wait_s=0.0001, prefill_s=0.002)
     draft = DraftTree(10, (7, 9, 3), chances=(1.0, 0.8, 0.2), serial=12)
-    committed = Committed(key(5, stream=1), 10, outcome, draft, [0], 4, times, 6, 3)
+    committed = StepRow(None, key(5, stream=1), 10, times=times, draft=draft, token_ids=[7, 8], accepted=[0])
+    committed.num_verified, committed.finish = 2, Finish.STOP
+    committed.num_dropped, committed.num_prompt_tokens, committed.num_cached_tokens = 4, 6, 3
     failed = Failed(key(6, stream=2), InvalidRequest("mode", "no"))
     responses = response_of(
         TargetReport(commits=[committed], failures=[failed], step_us=900, batch_sequences=2, batch_tokens=9)
@@ -127,10 +128,9 @@ def test_what_an_unforeseen_error_says_stays_inside() -> None:
 
 
 def test_what_a_sequence_took_goes_with_its_commit_or_by_itself_once_it_has_ended() -> None:
-    outcome = Outcome([7], num_drafted=3, num_verified=1, num_accepted=0, finish=Finish.STOP)
     times = Times(share_s=0.004, drafted_s=0.002, wasted_s=0.0015)
     draft = DraftTree(10, (9, 20, 21), parents=(-1, -1, -1), serial=1)
-    committed = Committed(key(5, stream=1), 10, outcome, draft, [], 0, times, 6, 3)
+    committed = StepRow(None, key(5, stream=1), 10, times=times, draft=draft, token_ids=[7], finish=Finish.STOP)
     removed = [(key(5, stream=1), Times()), (key(6, stream=2), Times(share_s=0.0007))]
     responses = response_of(TargetReport(commits=[committed], removed=removed))
     [commit] = responses[1].commits

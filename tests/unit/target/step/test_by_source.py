@@ -10,13 +10,11 @@ from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import KINDS, make_sources
 from outrider.drafting.speculation import Speculation
 from outrider.protocol.rounds import Round, SourceTokens
-from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.by_source import chances_of, places_of, tokens_by_source, verified_nodes
-from outrider.target.requests.commit import Outcome
-from outrider.target.requests.report import Committed, TargetReport, TargetStats
-from outrider.target.requests.times import Times
+from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import response_of
 from outrider.tree import DraftTree
 from prometheus_client import CollectorRegistry
@@ -80,8 +78,9 @@ def test_the_metrics_have_one_label_more_and_a_bounded_number_of_sources() -> No
 def commit(
     draft: DraftTree, accepted: list[int], sources: list[SourceTokens], stats: sequence_pb2.DraftStats | None
 ) -> sequence_pb2.Commit:
-    outcome = Outcome([5, 8, 3], num_drafted=3, num_verified=2, num_accepted=2, finish=Finish.NONE)
-    made = Committed(key(5), 10, outcome, draft, accepted, 0, Times(), 6, 3, sources=sources)
+    made = StepRow(
+        None, key(5), 10, draft=draft, token_ids=[5, 8, 3], accepted=accepted, num_verified=2, sources=sources
+    )
     [message] = response_of(TargetReport(commits=[made]), {} if stats is None else {key(5): stats})[1].commits
     return message
 

@@ -37,7 +37,7 @@ def run(tiny: Path, openings: list[Opening], drafter: object = None, **more: obj
 def logprobs_of(bench: Bench, number: int) -> tuple[list[TokenLogprobs], list[TokenLogprobs]]:
     """Of the prompt, of the output."""
     commits = bench.answers[key(number)].commits
-    assert all(len(commit.logprobs) == len(commit.outcome.token_ids) for commit in commits)
+    assert all(len(commit.logprobs) == len(commit.token_ids) for commit in commits)
     assert not any(commit.prompt_logprobs for commit in commits[1:])
     return list(commits[0].prompt_logprobs), [each for commit in commits for each in commit.logprobs]
 
@@ -48,7 +48,7 @@ def test_they_are_those_of_transformers_with_drafts_and_without(tiny: Path, para
     texts = {number: plain.tokens[key(number)] for number in range(len(PROMPTS))}
     # In small chunks, with others, so that prompts come in parts.
     drafted = run(tiny, asking(params), Liar(texts, "random"), max_batch_tokens=24)
-    assert sum(commit.outcome.num_accepted for answer in drafted.answers.values() for commit in answer.commits) > 100
+    assert sum(commit.num_accepted for answer in drafted.answers.values() for commit in answer.commits) > 100
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
     for number, text in texts.items():
         of_prompt, of_output = logprobs_of(plain, number)

@@ -83,7 +83,7 @@ def test_the_text_is_the_plain_text_however_the_price_of_rows_flaps(tiny: Path) 
     bench.run(Liar(texts, "random"))
     assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
     assert len(texts) == 40
-    judged = {commit.outcome.num_drafted for answer in bench.answers.values() for commit in answer.commits}
+    judged = {commit.num_drafted for answer in bench.answers.values() for commit in answer.commits}
     assert {0, 1, 2, 3, 4} <= judged
 
 
@@ -109,8 +109,8 @@ def test_a_right_token_beside_a_wrong_one_is_accepted_and_followed_by_the_target
     bench.apply(Offered(key(0), tree))
     bench.step()
     [_, commit] = bench.answers[key(0)].commits
-    assert commit.outcome.token_ids == text[at : at + 3]
-    assert (commit.outcome.num_drafted, commit.outcome.num_verified, commit.outcome.num_accepted) == (3, 2, 2)
+    assert commit.token_ids == text[at : at + 3]
+    assert (commit.num_drafted, commit.num_verified, commit.num_accepted) == (3, 2, 2)
     assert commit.rejected == [7]
     assert bench.reports[-1].batch_tokens == 5
     bench.run()
@@ -163,7 +163,7 @@ def test_no_more_is_judged_than_was_allowed_and_only_where_chance_decides(tiny: 
     for _ in range(6):
         bench.apply(Offered(key(0), DraftTree(len(bench.tokens[key(0)]), (7, 8), q=q)))
         bench.step()
-        assert bench.answers[key(0)].commits[-1].outcome.num_drafted <= 1
+        assert bench.answers[key(0)].commits[-1].num_drafted <= 1
 
 
 def test_a_takeover_goes_on_where_the_other_target_stopped(tiny: Path) -> None:
@@ -396,8 +396,8 @@ def test_a_wait_ends_when_the_draft_comes_and_the_rest_is_queue(tiny: Path) -> N
     bench.now_s += 0.002
     bench.step()
     commit = bench.answers[key(0)].commits[1]
-    assert (commit.outcome.num_drafted, commit.outcome.num_verified, commit.outcome.num_accepted) == (3, 2, 1)
-    assert (commit.rejected, commit.draft_serial) == ([wrong, 7], 3)
+    assert (commit.num_drafted, commit.num_verified, commit.num_accepted) == (3, 2, 1)
+    assert (commit.rejected, commit.draft.last_serial) == ([wrong, 7], 3)
     times = commit.times
     assert (times.queue_s, times.wait_s) == (pytest.approx(0.006), pytest.approx(0.004))
     assert times.prefill_s == 0
@@ -428,7 +428,7 @@ def test_turning_speculation_off_ends_the_wait_and_drops_the_buffer(tiny: Path) 
     bench.adjust(0, Speculation())
     bench.step()
     commit = bench.answers[key(0)].commits[1]
-    assert (commit.outcome.num_drafted, commit.num_dropped) == (0, 2)
+    assert (commit.num_drafted, commit.num_dropped) == (0, 2)
 
 
 class Unlucky(Engine):
@@ -603,6 +603,6 @@ def test_what_sequences_took_of_the_steps_is_all_the_steps_time(tiny: Path) -> N
     assert stats.busy_s > sum(one.row_s for one in stats.sources.values()) > stats.wasted_s
     assert all(0 <= times.wasted_s <= times.share_s for times in told)
     # The first steps waste nothing: what a row costs is not known yet.
-    wasting = [commit.outcome for commit in committed if commit.times.wasted_s > 0]
+    wasting = [commit for commit in committed if commit.times.wasted_s > 0]
     assert wasting
-    assert all(outcome.num_drafted > outcome.num_accepted for outcome in wasting)
+    assert all(commit.num_drafted > commit.num_accepted for commit in wasting)

@@ -14,12 +14,10 @@ from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2_grpc
-from outrider.target.requests.commit import Outcome
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits, Opening, Stopping
-from outrider.target.requests.report import Committed, TargetReport
-from outrider.target.requests.times import Times
-from outrider.tree import DraftTree
+from outrider.target.requests.report import TargetReport
+from outrider.target.requests.row import StepRow
 from outrider.vllm.server import fixed_drafts
 from outrider.vllm.server.fixed_drafts import Reach
 from outrider.vllm.server.server_drafts import ServerDrafts
@@ -54,8 +52,7 @@ class Following(ServerDrafts):
         return {key: address for key, (address, _) in self.fixed._drafted_by.items()}
 
     def commit(self, key: SequenceKey, base_len: int, tokens: list[int], finish: Finish = Finish.NONE) -> None:
-        outcome, none = Outcome(tokens, 0, 0, 0, finish), DraftTree(base_len)
-        self.step(TargetReport(commits=[Committed(key, base_len, outcome, none, [], 0, Times(), 0, 0)]))
+        self.step(TargetReport(commits=[StepRow(None, key, base_len, token_ids=tokens, finish=finish)]))
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,129 @@
+"""One sequence's part of a step: planned, drafted, verified, committed. Each stage fills in its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from outrider.drafting.source import Features
+from outrider.options.logprobs import TokenLogprobs
+from outrider.protocol.rounds import SourceTokens
+from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.target.requests.by_source import chances_of, places_of
+from outrider.target.requests.times import Times
+from outrider.tree import DraftTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from outrider.speculation import Verdict
+
+S = TypeVar("S")
+_NO_DRAFT = DraftTree(0)
+
+
+@dataclass(slots=True, eq=False)
+class StepRow(Generic[S]):
+    """What follows from it is found by who asks, and not by the step thread."""
+
+    sequence: S
+    """The engine's own object; only the step thread looks at it."""
+    key: SequenceKey
+    base_len: int
+    """Committed length before the step."""
+    start: int = 0
+    """Position of the first token that is run."""
+    num_tokens: int = 1
+    """Committed tokens that are run."""
+    decides: bool = True
+    """Whether all of them are run, so that the row ends in a verdict. Otherwise it is a chunk of prefill."""
+    decodes: bool = True
+    """Whether it runs one committed token, and so nothing of a prompt."""
+    times: Times = field(default_factory=Times)
+    """Since the last commit. A row's share is known only after the step."""
+
+    draft: DraftTree = field(default_factory=lambda: _NO_DRAFT)
+    """The drafted tokens that are verified, a parent before its children; none without `decides`."""
+
+    verdict: Verdict | None = None
+    """None for a row that decides nothing, or whose mask was not ready."""
+    error: Exception | None = None
+    """Why there is no verdict."""
+    raised: bool = False
+    """Whether the model raised it when it ran this row alone, without its draft."""
+    states: Tensor | None = None
+    """[tokens of the row, layers · width]: the hidden states that were asked for."""
+
+    token_ids: Sequence[int] = ()
+    """What is committed: accepted drafts, then the target's own token unless the sequence ended before it."""
+    accepted: Sequence[int] = ()
+    """The nodes of the accepted drafts."""
+    num_verified: int = 0
+    """Positions verified that count: up to the end of the sequence, or to the first rejection."""
+    finish: Finish = Finish.NONE
+    num_dropped: int = 0
+    num_prompt_tokens: int = 0
+    """Prompt tokens of the opening; 0 after its first commit."""
+    num_cached_tokens: int = 0
+    """Prompt tokens found in the prefix cache; 0 after the first commit."""
+    logprobs: Sequence[TokenLogprobs] = ()
+    """One per committed token, when requested."""
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    top: Sequence[TokenLogprobs] = ()
+    """For samples: one per committed token, as computed."""
+    sources: Sequence[SourceTokens] = ()
+    """What came of the drafted tokens, by source."""
+    features: Features | None = None
+    """For a head on draft workers: of the last token before the commit, and of the accepted ones."""
+
+    def drop_draft(self) -> None:
+        """Runs the committed tokens alone."""
+        self.draft = DraftTree(self.base_len)
+
+    @property
+    def num_run(self) -> int:
+        return self.num_tokens + len(self.draft.token_ids)
+
+    @property
+    def num_prefilled(self) -> int:
+        """Of the tokens that are run, those of a prompt. The others decode or verify."""
+        return 0 if self.decodes else self.num_tokens
+
+    @property
+    def num_drafted(self) -> int:
+        return self.draft.depth
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.accepted)
+
+    @property
+    def num_wasted(self) -> int:
+        """Drafted tokens that a verdict did not accept."""
+        return len(self.draft.token_ids) - len(self.accepted) if self.token_ids else 0
+
+    @property
+    def rejected(self) -> list[int]:
+        """The drafted tokens of the longest path in the step, after as many as were accepted."""
+        return [self.draft.token_ids[node] for node in self.draft.longest()[len(self.accepted) :]]
+
+    @property
+    def num_branch_tokens(self) -> int:
+        """Draft tokens in the step beyond those of the longest path."""
+        return len(self.draft) - self.draft.depth
+
+    @property
+    def draft_useful_s(self) -> float:
+        """Draft time spent on the accepted tokens."""
+        return sum(map(self.draft.seconds_of, self.accepted))
+
+    @property
+    def token_sources(self) -> list[int]:
+        """For each accepted token, then for each rejected one: the place of its source in `sources`."""
+        return places_of(self.draft, self.accepted)
+
+    @property
+    def chances(self) -> bytes:
+        """For the same tokens: the chance that the source gave each, in 255ths."""
+        return chances_of(self.draft, self.accepted)
