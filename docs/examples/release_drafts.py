@@ -61,7 +61,7 @@ class Releases:
                 self.release(tenant, name)
 
     def release(self, tenant: str, name: str) -> None:
-        out, corpus = str(self.directory / name), str(self.samples_dir / f"tenant-{tenant}" / f"distill-{name}")
+        out, corpus = str(self.directory / name), str(self.directory / f"{name}-corpus")
         common = ["--target-model", self.target_model]
         recorded = ["--from-samples", tenant, "--samples-dir", str(self.samples_dir), "--work-dir", corpus]
         command = ["outrider", "distill", out, *common, "--start", self.draft, *recorded, *self.distill_args]

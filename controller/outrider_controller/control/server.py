@@ -154,7 +154,7 @@ async def running_control(
         servicer: Any = ControlServicer(
             Workers(store, events),
             routers,
-            Tenancy(store.tenants, events),
+            Tenancy(store.tenants, events, histories.erase_deleted),
             histories,
             SpeculationCalls(store.plans, leader, releases),
             releases,

@@ -24,6 +24,7 @@ from outrider.engine.loading.loader import load_engine
 from outrider.heads import HeadDrafts
 from outrider.heads.loading import is_head
 from outrider.local import Answered, DrafterSource, Pair
+from outrider.samples import Cipher
 from outrider.target.drafts.head import engine_of, tried_head
 
 _CHUNK = 256
@@ -53,6 +54,8 @@ class CompareConfig:
     """torch's; 0 leaves its default."""
     corpus: Path | None = None
     """Of a distillation: the answers that it has kept back are compared."""
+    cipher: Cipher | None = None
+    """Of an encrypted corpus."""
 
     def __post_init__(self) -> None:
         for name in ("drafts", "questions", "streams"):
@@ -159,7 +162,7 @@ def load(config: CompareConfig, report: Report) -> Loaded:
     for parts in config.mixtures:
         drafts.check(parts)
     if config.corpus is not None:
-        texts = kept_back(config.corpus, engine.info.vocab_size, config.max_new_tokens)
+        texts = kept_back(config.corpus, engine.info.vocab_size, config.max_new_tokens, config.cipher)
     else:
         tokenizer, kept = load_tokenizer(target), config.kept / weights_revision(target)
         texts = make_texts(engine, tokenizer, config.questions, config.max_new_tokens, kept, report)

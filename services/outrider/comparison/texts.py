@@ -11,6 +11,7 @@ from typing import Any
 
 from outrider.engine import Engine
 from outrider.local import Pair
+from outrider.samples import Cipher
 from outrider.training.shards import Corpus, list_shards
 from outrider.training.texts import Message, answered_of, prompt_ids, prompt_of, read_lines
 
@@ -59,12 +60,12 @@ def read_questions(file: Path, *, answered: bool) -> list[Question]:
     return read_lines(file, read)
 
 
-def kept_back(corpus: Path, vocab_size: int, most: int) -> list[Text]:
+def kept_back(corpus: Path, vocab_size: int, most: int, cipher: Cipher | None = None) -> list[Text]:
     """What `outrider distill` has kept back of a corpus, answers of at most `most` tokens. Raises CheckpointError, and
     ValueError where there is no corpus."""
     if not list_shards(corpus):
         raise ValueError(f"{corpus}: no corpus of outrider distill")
-    found = [(sample.prompt, sample.token_ids.tolist()) for sample in Corpus(corpus, vocab_size).held_out]
+    found = [(sample.prompt, sample.token_ids.tolist()) for sample in Corpus(corpus, vocab_size, cipher).held_out]
     return [Text("all", prompt, tokens[len(prompt) :][:most], []) for prompt, tokens in found]
 
 

@@ -10,20 +10,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.metadata.connection.part import StorePart
-from outrider.metadata.tenants.tenants import AUDIT
+from outrider.metadata.tenants.tenants import AUDIT, ORDER
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 _ORDER = (
     AUDIT
+    + ORDER
     + """
-local now = redis.call('TIME')
-local at = now[1] * 1000000 + now[2]
-local others = redis.call('HGETALL', KEYS[1])
-for i = 2, #others, 2 do at = math.max(at, tonumber(others[i]) + 1) end
-at = string.format('%.0f', at)
-redis.call('HSET', KEYS[1], ARGV[1] .. '/' .. ARGV[2], at)
+local at = order(KEYS[1], ARGV[1], ARGV[2])
 audit(KEYS[2], 'action', 'delete ' .. ARGV[1], 'name', ARGV[2], 'by', ARGV[3])
 return at
 """

@@ -65,7 +65,7 @@ class Keys:
         """Hash: version of a draft → a serialized RolloutEvidence."""
 
     def tenant(self, name: str) -> str:
-        """Hash: `record`, a serialized Tenant, and `version`, which counts its changes."""
+        """Hash: `record`, a serialized Tenant; `version`, which counts its changes; and `id`, from its creation."""
         return f"{self.namespace}:tenant:{name}"
 
     def api_key(self, digest_hex: str) -> str:

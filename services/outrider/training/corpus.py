@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outrider.engine import Engine, EngineSequence, Row
 from outrider.engine.models.taps import HEAD_INPUT
+from outrider.samples import Cipher
 from outrider.training.conversation import ChatFormat, Conversation
 from outrider.training.shards import Sample, count_samples, list_shards, read_corpus, save_shard, stored_tokens
 from outrider.training.texts import AnsweredText, Message, Sampled, prompt_ids
@@ -82,32 +83,40 @@ class _Writing:
         return Sample(torch.tensor(ids, dtype=torch.int32), states[:, -width:].clone(), answers, taps)
 
 
-def write_corpus(engine: Engine, tokenizer: Any, directory: Path, config: CorpusConfig, progress: Progress) -> None:
+def write_corpus(
+    engine: Engine,
+    tokenizer: Any,
+    directory: Path,
+    config: CorpusConfig,
+    progress: Progress,
+    cipher: Cipher | None = None,
+) -> None:
     """Fills `directory` with shards until it holds config.tokens, or all that the prompts and samples give; continues
     where an earlier run stopped.
 
     What is written when something ends it, Ctrl-C included, is kept.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    done, num_texts = stored_tokens(directory), count_samples(directory)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    done, num_texts = stored_tokens(directory, cipher), count_samples(directory, cipher)
     if done >= config.tokens:
         return
     number = len(list_shards(directory))
     batch: list[Sample] = []
     try:
-        for sample in _write(engine, tokenizer, config, number, directory):
+        written = (sample for shard in list_shards(directory) for sample in read_corpus(shard, cipher))
+        for sample in _write(engine, tokenizer, config, number, written):
             batch.append(sample)
             size = sum(len(s.token_ids) for s in batch)
             total = _total(config, done + size, num_texts + len(batch))
             progress(min(done + size, total), total)
             if size >= min(_SHARD_TOKENS, config.tokens - done):
-                save_shard(batch, directory, number)
+                save_shard(batch, directory, number, cipher)
                 done, num_texts, number, batch = done + size, num_texts + len(batch), number + 1, []
             if done >= config.tokens:
                 return
     finally:
         if batch:
-            save_shard(batch, directory, number)
+            save_shard(batch, directory, number, cipher)
 
 
 def _total(config: CorpusConfig, tokens: int, num_texts: int) -> int:
@@ -116,25 +125,27 @@ def _total(config: CorpusConfig, tokens: int, num_texts: int) -> int:
     return min(config.tokens, max(tokens, tokens * texts // num_texts)) if texts else config.tokens
 
 
-def _write(engine: Engine, tokenizer: Any, config: CorpusConfig, run: int, directory: Path) -> Iterator[Sample]:
+def _write(
+    engine: Engine, tokenizer: Any, config: CorpusConfig, run: int, written: Iterable[Sample]
+) -> Iterator[Sample]:
     # Another seed for a continued run: the same one would write the same conversations again.
     seed = config.seed * 1_000_003 + run
     max_len = min(config.max_len, engine.info.max_context_len)
     chat = ChatFormat.of(tokenizer)
     texts: Iterator[Conversation]
     if config.samples:
-        texts = _unwritten((_text(chat, tokenizer, sample, max_len) for sample in config.samples), directory)
+        texts = _unwritten((_text(chat, tokenizer, sample, max_len) for sample in config.samples), written)
     elif config.prompts:
-        texts = _unwritten(_prompted(chat, tokenizer, config, max_len), directory)
+        texts = _unwritten(_prompted(chat, tokenizer, config, max_len), written)
     else:
         texts = _begun(chat, tokenizer, seed, max_len)
     yield from _run(engine, texts, chat, config, seed)
 
 
-def _unwritten(texts: Iterator[Conversation], directory: Path) -> Iterator[Conversation]:
+def _unwritten(texts: Iterator[Conversation], earlier: Iterable[Sample]) -> Iterator[Conversation]:
     """Without those that an earlier run has finished. They are not the first ones: a short answer ends before others
     that began earlier."""
-    written = Counter(tuple(sample.prompt) for shard in list_shards(directory) for sample in read_corpus(shard))
+    written = Counter(tuple(sample.prompt) for sample in earlier)
     for text in texts:
         prompt = tuple(text.token_ids[: text.answer_spans[0][0]])
         if not written[prompt]:

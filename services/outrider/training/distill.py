@@ -20,6 +20,7 @@ from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.draft_checkpoint import load_draft_model, read_head, write_recipe
 from outrider.engine.loading.loader import load_engine
 from outrider.heads.loading import is_head, load_head_of
+from outrider.samples import Cipher
 from outrider.training import acceptance
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.head_student import KINDS, HeadLearner, taps_of, taps_of_start
@@ -63,6 +64,10 @@ class DistillConfig:
     threads: int = 0
     """torch's threads; 0 leaves its default."""
     seed: int = 0
+    samples_of: str = ""
+    """The tenant of whose samples it is made."""
+    cipher: Cipher | None = None
+    """Encrypts what `work` keeps."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("model", *KINDS):
@@ -109,7 +114,7 @@ def run(config: DistillConfig, progress: Progress) -> DistillReport:
     token_map = _tokens_of_its_start(config, target)
     _check_student(config, target)
     _write(config, target, progress)
-    corpus = Corpus(config.work, len(read_head(target)))
+    corpus = Corpus(config.work, len(read_head(target)), config.cipher)
     _check_states(corpus, taps_of(config.kind, config.student, target), config.work)
     if token_map is None:
         token_map = commonest_tokens(corpus.token_counts, config.student.head_tokens)
@@ -129,7 +134,7 @@ def _learn(
     learner, revision = _learner(config, target, token_map), weights_revision(target)
     student = _plain(asdict(config.student))
     same = [learner.kind, revision, config.start, config.student_model, student, token_map.tolist()]
-    training = Training(learner, _loop(config), config.work / f"training-{learner.kind}.pt", same)
+    training = Training(learner, _loop(config), config.work / f"training-{learner.kind}.pt", same, config.cipher)
     training.run(corpus, lambda done, total, note: progress("train", done, total, note))
     measured: dict[str, Any] = {
         "held_out_loss": round(training.evaluate(corpus.held_out).mean_loss, 4),
@@ -211,7 +216,8 @@ def _loop(config: DistillConfig) -> LoopConfig:
 def _recipe(config: DistillConfig) -> Any:
     """The options, without the texts that they name."""
     texts = {"prompts": len(config.corpus.prompts), "samples": len(config.corpus.samples)}
-    return _plain(asdict(replace(config, corpus=replace(config.corpus, prompts=(), samples=())))) | texts
+    corpus = replace(config.corpus, prompts=(), samples=())
+    return _plain(asdict(replace(config, corpus=corpus, cipher=None))) | texts
 
 
 def _acceptance(
@@ -248,7 +254,8 @@ def _write(config: DistillConfig, target: Path, progress: Progress) -> None:
     engine = load_engine(target, EngineConfig(num_blocks=blocks, prefix_cache=False, device=config.device))
     check_teacher(engine, read_head(target), target)
     tokenizer = load_tokenizer(target)
-    write_corpus(engine, tokenizer, config.work, corpus, lambda done, total: progress("corpus", done, total, ""))
+    report = lambda done, total: progress("corpus", done, total, "")  # noqa: E731
+    write_corpus(engine, tokenizer, config.work, corpus, report, config.cipher)
 
 
 def _plain(value: Any) -> Any:

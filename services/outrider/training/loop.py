@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import random
@@ -15,7 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from outrider.training.shards import Corpus, Sample
+from outrider.samples import Cipher
+from outrider.training.shards import Corpus, Sample, read_private, write_private
 from outrider.training.student import Scores
 
 _CHECKPOINT_S = 60.0
@@ -64,7 +66,9 @@ class LoopConfig:
 class Training:
     """A learner, its optimizer, and how far they are."""
 
-    def __init__(self, learner: Learner, config: LoopConfig, checkpoint: Path, same: Any) -> None:
+    def __init__(
+        self, learner: Learner, config: LoopConfig, checkpoint: Path, same: Any, cipher: Cipher | None = None
+    ) -> None:
         """`same`: what must be equal for an earlier checkpoint to be gone on from; any JSON."""
         self.steps = self.learned = 0
         self._learner = learner
@@ -74,7 +78,7 @@ class Training:
             {"params": [p for p in learner.learnable if p.dim() != 2], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
-        self._file = checkpoint
+        self._file, self._cipher = checkpoint, cipher
         self._key = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
         self._go_on()
 
@@ -137,7 +141,8 @@ class Training:
         if not self._file.is_file():
             return
         # Tensors and numbers only: nothing of it is run.
-        stored = torch.load(self._file, weights_only=True, map_location="cpu")
+        data = io.BytesIO(read_private(self._file, self._cipher))
+        stored = torch.load(data, weights_only=True, map_location="cpu")
         if stored["key"] != self._key:
             return
         with torch.no_grad():
@@ -147,8 +152,8 @@ class Training:
         self.steps, self.learned = stored["steps"], stored["learned"]
 
     def _save(self) -> None:
-        scratch = self._file.with_suffix(".partial")
         learnable = [p.detach().cpu() for p in self._learner.learnable]
         state = {"key": self._key, "learnable": learnable, "optimizer": self._optimizer.state_dict()}
-        torch.save({**state, "steps": self.steps, "learned": self.learned}, scratch)
-        scratch.rename(self._file)
+        data = io.BytesIO()
+        torch.save({**state, "steps": self.steps, "learned": self.learned}, data)
+        write_private(self._file, data.getvalue(), self._cipher)

@@ -1,7 +1,8 @@
-"""The corpus on disk, in shards: one is in memory at a time."""
+"""The corpus on disk, in shards: one is in memory at a time. That of encrypted samples is encrypted alike."""
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Iterator
@@ -9,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, load_file, save
 from torch import Tensor
 
 from outrider.engine import CheckpointError
+from outrider.samples import Cipher
 
 # One prompt in 20 is kept back, with all answers to it; more of a small corpus, so that there are some 16.
 _ONE_IN, _FEWEST, _HELD_OUT_LIMIT = 20, 16, 256
@@ -57,15 +59,15 @@ class Sample:
 class Corpus:
     """The shards of a directory: what is kept back, and the rest."""
 
-    def __init__(self, directory: Path, vocab_size: int) -> None:
+    def __init__(self, directory: Path, vocab_size: int, cipher: Cipher | None = None) -> None:
         """Reads each shard once. Raises CheckpointError for one that is damaged."""
-        self._directory = directory
-        self._one_in = max(2, min(_ONE_IN, count_samples(directory) // _FEWEST))
+        self._directory, self._cipher = directory, cipher
+        self._one_in = max(2, min(_ONE_IN, count_samples(directory, cipher) // _FEWEST))
         self.token_counts = torch.zeros(vocab_size)
         self.num_tokens = 0
         self.held_out: list[Sample] = []
         for shard in list_shards(directory):
-            samples = read_corpus(shard)
+            samples = read_corpus(shard, cipher)
             # Of a corpus that small that no prompt is chosen, one is.
             kept = [s for s in samples if s.held_out(self._one_in)] or ([] if self.held_out else samples[:1])
             self.held_out += [s.copied() for s in kept[: _HELD_OUT_LIMIT - len(self.held_out)]]
@@ -79,7 +81,7 @@ class Corpus:
             shards = list_shards(self._directory)
             rng.shuffle(shards)
             for shard in shards:
-                samples = read_corpus(shard)
+                samples = read_corpus(shard, self._cipher)
                 # A tiny corpus may be nothing but what is held out.
                 yield [s for s in samples if not s.held_out(self._one_in)] or samples
 
@@ -88,23 +90,28 @@ def list_shards(directory: Path) -> list[Path]:
     return sorted(directory.glob("shard_*.safetensors"))
 
 
-def stored_tokens(directory: Path) -> int:
+def stored_tokens(directory: Path, cipher: Cipher | None = None) -> int:
     """Tokens of the corpus in a directory; 0 when it does not exist."""
-    return sum(_length(shard, "token_ids") for shard in list_shards(directory))
+    return sum(_length(shard, "token_ids", cipher) for shard in list_shards(directory))
 
 
-def count_samples(directory: Path) -> int:
-    return sum(_length(shard, "lengths") for shard in list_shards(directory))
+def count_samples(directory: Path, cipher: Cipher | None = None) -> int:
+    return sum(_length(shard, "lengths", cipher) for shard in list_shards(directory))
 
 
-def _length(shard: Path, name: str) -> int:
-    with safe_open(shard, framework="pt") as stored:
-        return int(stored.get_slice(name).get_shape()[0])
+def _length(shard: Path, name: str, cipher: Cipher | None) -> int:
+    if cipher is not None:
+        return len(load(read_private(shard, cipher))[name])
+    try:
+        with safe_open(shard, framework="pt") as stored:
+            return int(stored.get_slice(name).get_shape()[0])
+    except SafetensorError as error:
+        raise CheckpointError(str(shard), f"cannot be read ({error}); is it encrypted?") from None
 
 
-def read_corpus(file: Path) -> list[Sample]:
+def read_corpus(file: Path, cipher: Cipher | None = None) -> list[Sample]:
     """The samples of one shard. Raises CheckpointError when its rows are not those of its tokens."""
-    stored = load_file(file)
+    stored = load_file(file) if cipher is None else load(read_private(file, cipher))
     num_rows = len(stored["token_ids"]) - len(stored["lengths"])
     if not num_rows == len(stored["hidden"]) == len(stored["answers"]):
         raise CheckpointError(str(file), f"{len(stored['hidden'])} hidden states for {num_rows} tokens; delete it")
@@ -120,7 +127,7 @@ def read_corpus(file: Path) -> list[Sample]:
     return samples
 
 
-def save_shard(samples: list[Sample], directory: Path, number: int) -> None:
+def save_shard(samples: list[Sample], directory: Path, number: int, cipher: Cipher | None = None) -> None:
     tensors = {
         "token_ids": torch.cat([s.token_ids for s in samples]),
         "lengths": torch.tensor([len(s.token_ids) for s in samples]),
@@ -130,7 +137,23 @@ def save_shard(samples: list[Sample], directory: Path, number: int) -> None:
     taps = [s.taps for s in samples if s.taps is not None]
     if taps:
         tensors["taps"] = torch.cat(taps).cpu()
-    file = directory / f"shard_{number:04d}.safetensors"
+    write_private(directory / f"shard_{number:04d}.safetensors", save(tensors), cipher)
+
+
+def write_private(file: Path, data: bytes, cipher: Cipher | None) -> None:
+    """For its owner alone, and whole or not at all."""
     scratch = file.with_suffix(".partial")
-    save_file(tensors, scratch)
+    scratch.unlink(missing_ok=True)
+    with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+        opened.write(data if cipher is None else cipher.encrypt(data))
     scratch.rename(file)
+
+
+def read_private(file: Path, cipher: Cipher | None) -> bytes:
+    """Raises CheckpointError where it was written with another key."""
+    data = file.read_bytes()
+    try:
+        return data if cipher is None else cipher.decrypt(data)
+    # Fernet's InvalidToken is no ValueError.
+    except Exception as error:
+        raise CheckpointError(str(file), "cannot be read; is it encrypted with another key?") from error

@@ -30,7 +30,9 @@ async def test_what_was_put_is_found_by_name_and_in_order(store: MetadataStore, 
     second, _ = await reader.tenants.page(first[-1].name, 3)
     assert ([tenant.name for tenant in first], [tenant.name for tenant in second]) == (["a-x", "a.x", "b"], ["c"])
     assert total == 4
-    assert await reader.tenants.get("b") == Tenant(name="b", weight=2, quota=Quota(tokens_per_minute=9), version=1)
+    found = await reader.tenants.get("b")
+    assert found.id
+    assert found == Tenant(name="b", weight=2, quota=Quota(tokens_per_minute=9), version=1, id=found.id)
 
 
 async def test_a_change_counts_the_version_and_none_does_not(store: MetadataStore) -> None:

@@ -204,6 +204,36 @@ async def test_an_erasure_waits_for_a_distillation_that_has_read_the_samples_and
         assert store.count("a") == 1 and later.exists()
 
 
+async def test_a_deleted_tenant_leaves_nothing_and_the_next_one_of_its_name_is_another(cluster: Cluster) -> None:
+    tenants, record = cluster.store.tenants, tenants_pb2.Tenant(name="a", samples=sp.SAMPLE_CONSENT_TEXT)
+    await tenants.put([record], by="test")
+    before = await tenants.get("a")
+    record.pacing = tenants_pb2.PACING_CONSTANT
+    await tenants.put([record], by="test")
+    assert (await tenants.get("a")).id == before.id != ""
+    async with cluster.target("one") as (_, here):
+        async with cluster.target("two") as (_, away):
+            for stub in (here, away):
+                await answered(stub, await cluster.consent_us())
+            await until(lambda: len(marked(cluster.directory)) == 2)
+        old_us = await cluster.consent_us()
+        deleted = await cluster.control.DeleteTenant(control_pb2.DeleteTenantRequest(name="a"), metadata=OPERATOR)
+        [pending] = deleted.pending
+        assert "two" in pending and not marked(cluster.directory / "one")
+        await tenants.put([record], by="test")
+        assert (await tenants.get("a")).id not in ("", before.id)
+        # A request of the former tenant's key that some gateway still knows.
+        await answered(here, old_us)
+        store = SampleStore(cluster.directory / "one")
+        assert store.count("a") == 0
+        await answered(here, await cluster.consent_us(), number=2)
+        await until(lambda: store.count("a") == 1)
+    async with cluster.target("two"):
+        assert not marked(cluster.directory / "two")
+    with pytest.raises(Exception, match="no tenant"):
+        await cluster.control.DeleteTenant(control_pb2.DeleteTenantRequest(name="b"), metadata=OPERATOR)
+
+
 async def test_a_volume_that_exists_no_more_is_not_waited_for(cluster: Cluster) -> None:
     async with cluster.target("lost"):
         pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -150,12 +150,18 @@ delete.add_command(delete_drafts)
 @click.argument("name")
 @yes_option
 @control_options("text", "json", "yaml")
-def delete_tenant(name: str, yes: bool, control: str, output: str) -> None:
-    """Delete a tenant and revoke its keys."""
-    confirm(f"Delete {name} and revoke its keys?", yes)
+def delete_tenant(name: str, yes: bool, control: str, output: str) -> int:
+    """Delete a tenant, revoke its keys, and erase its samples and history.
+
+    A tenant that gets this name later is another one. Exit code 5 while not all have erased, as of `outrider delete
+    samples`.
+    """
+    confirm(f"Delete {name}, revoke its keys, and erase what is kept of its texts?", yes)
     deleted = ask_control(control, lambda stub: stub.DeleteTenant(control_pb2.DeleteTenantRequest(name=name)))
-    number = deleted.num_revoked_keys
-    emit("deleted", {"name": name, "revoked_keys": number}, output, f"{name} deleted, {number} keys revoked")
+    number, away = deleted.num_revoked_keys, list(deleted.pending)
+    row = {"name": name, "revoked_keys": number, "pending": away}
+    emit("deleted", row, output, f"{name} deleted, {number} keys revoked{_left(away)}")
+    return ExitCode.UNAVAILABLE if away else ExitCode.OK
 
 
 @delete.command("history")
@@ -205,10 +211,13 @@ def _erase(control: str, request: control_pb2.DeleteHistoryRequest, what: str, o
     erased = ask_control(control, lambda stub: stub.DeleteHistory(request))
     away, named = list(erased.pending), list(erased.unreachable_targets)
     row = {"tenant": request.tenant, f"num_{what}": erased.num_texts, "unreachable_targets": named, "pending": away}
-    left = f"; not yet by {', '.join(away)}: see outrider get erasures" if away else ""
     kind = "deleted_history" if what == "texts" else f"deleted_{what}"
-    emit(kind, row, output, f"{request.tenant}: {erased.num_texts} {what} erased{left}")
+    emit(kind, row, output, f"{request.tenant}: {erased.num_texts} {what} erased{_left(away)}")
     return ExitCode.UNAVAILABLE if away else ExitCode.OK
+
+
+def _left(away: Sequence[str]) -> str:
+    return f"; not yet erased by {', '.join(away)}: see outrider get erasures" if away else ""
 
 
 @click.command("tenants")
@@ -232,7 +241,7 @@ def get_tenants(names: tuple[str, ...], limit: int, watch: bool, control: str, o
         return [tenant_row(tenant) for tenant in found]
 
     shown = ("name", "weight", "models", *RATES)
-    wide = ("name", "weight", "models", *QUOTAS, "version")
+    wide = ("name", "weight", "models", *QUOTAS, "version", "id")
     show_rows("tenants", read, wide if output == "wide" else shown, output, watch=watch)
 
 
@@ -291,6 +300,7 @@ def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
         "pacing": next(name for name, value in PACINGS.items() if value == tenant.pacing),
         "samples": next(name for name, value in SAMPLES.items() if value == tenant.samples),
         "version": tenant.version,
+        "id": tenant.id,
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from outrider.samples import read_cipher
 from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.drafts.plot import Bar, bars
@@ -42,6 +43,7 @@ def compare_group() -> None:
     metavar="DIR",
     help="The corpus of an `outrider distill`: answers that it has kept back.",
 )
+@click.option("--samples-key-file", type=_FILE, default=None, metavar="FILE", help="Of a corpus that is encrypted.")
 @click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Of an answer.")
 @click.option("--max-draft-tokens", type=click.IntRange(1), default=4, show_default=True, help="Of a proposal.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
@@ -54,6 +56,7 @@ def drafts(
     prompts: Path | None,
     samples: Path | None,
     held_out: Path | None,
+    samples_key_file: Path | None,
     max_tokens: int,
     max_draft_tokens: int,
     device: str,
@@ -82,6 +85,7 @@ def drafts(
             drafts=drafts,
             questions=tuple(read_questions(file, answered=samples is not None)) if file else (),
             corpus=held_out,
+            cipher=read_cipher(samples_key_file) if samples_key_file else None,
             kept=cache_directory() / "compare",
             max_new_tokens=max_tokens,
             max_draft_tokens=max_draft_tokens,

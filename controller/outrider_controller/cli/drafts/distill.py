@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _thread
 import hashlib
+import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -86,13 +88,13 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
 
     The target writes conversations, user's part included, from short and long openings of many kinds; with
     --prompts it answers yours, and with --samples it reads answers that exist. With --from-samples it reads
-    requests of a tenant that targets have recorded; the corpus then lies beside them, so that it is erased with
-    them. A student of a few of its layers then learns the target's full distribution over them. The target then
-    answers prompts that were kept back, and its verifier counts what it accepts of the draft, and of the draft that
-    it began as, or else of that which is shipped for the target, at temperatures 0 and 0.8. Hours on two cores with
-    the defaults; --corpus-tokens and --train-tokens say how many. A line on stderr every 30 s says how much is done,
-    and how long the rest will take. Ctrl-C keeps the corpus and what was learned, and the same command goes on from
-    there.
+    requests of a tenant that targets have recorded; corpus and draft then lie beside them, encrypted alike and
+    erased with them, and OUT is a link to the draft, which is not encrypted. A student of a few of its layers then
+    learns the target's full distribution over them. The target then answers prompts that were kept back, and its
+    verifier counts what it accepts of the draft, and of the draft that it began as, or else of that which is
+    shipped for the target, at temperatures 0 and 0.8. Hours on two cores with the defaults; --corpus-tokens and
+    --train-tokens say how many. A line on stderr every 30 s says how much is done, and how long the rest will take.
+    Ctrl-C keeps the corpus and what was learned, and the same command goes on from there.
     """
     from outrider.engine import CheckpointError
     from outrider.training.distill import run
@@ -118,12 +120,13 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
 
 @contextmanager
 def _reading(samples: Path | None, tenant: str) -> Iterator[None]:
-    """Ends the block when the tenant's samples are ordered to be erased. The erasure is complete only after that."""
+    """Ends the block when the tenant's samples are ordered to be erased. The erasure is complete only after that. What
+    the block writes is its owner's alone."""
     if samples is None or not tenant:
         yield
         return
     store, ended = SampleStore(samples), threading.Event()
-    before_us = store.erased_us(tenant)
+    before_us, mask = store.erased_us(tenant), os.umask(0o077)
 
     def watch() -> None:
         while not ended.wait(_WATCH_S):
@@ -144,6 +147,7 @@ def _reading(samples: Path | None, tenant: str) -> Iterator[None]:
         finally:
             ended.set()
             watching.join()
+            os.umask(mask)
 
 
 def measured(config: DistillConfig, result: DistillReport) -> str:
@@ -192,13 +196,17 @@ def _config(
     if kind == "mtp" and start and not taps:
         taps = ",".join(map(str, taps_of_start(directory(start))))
     states = _states(kind, taps)
+    _check_origins((start, student), tenant)
     learnt: Sequence[AnsweredText | Sampled] = read_samples(samples) if samples else ()
+    cipher = read_cipher(samples_key_file) if samples_key_file else None
     if samples_dir is not None:
-        store = SampleStore(samples_dir, read_cipher(samples_key_file) if samples_key_file else None)
-        learnt, work_dir = (
-            read_recorded(store, tenant),
-            work_dir or store.work(tenant, f"distill{states or f'-{kind}'}"),
-        )
+        store = SampleStore(samples_dir, cipher)
+        learnt = read_recorded(store, tenant)
+        _lies_with(store, tenant, out)
+        if work_dir is None:
+            work_dir = store.work(tenant, f"distill{states or f'-{kind}'}")
+        else:
+            _lies_with(store, tenant, work_dir)
     config = DistillConfig(
         out=out,
         work=work_dir or _work(target_model, states, prompts or samples),
@@ -210,6 +218,8 @@ def _config(
         device=device,
         threads=threads,
         seed=seed,
+        samples_of=tenant,
+        cipher=cipher,
         corpus=CorpusConfig(
             prompts=tuple(read_prompts(prompts)) if prompts else (),
             samples=tuple(learnt),
@@ -227,6 +237,35 @@ def _config(
             head_tokens=head_tokens or config.student.head_tokens,
         ),
     )
+
+
+def _lies_with(store: SampleStore, tenant: str, path: Path) -> None:
+    """Makes `path` a link to a directory beside the tenant's samples, so that an erasure removes what is in it too.
+    Raises UsageError."""
+    if path.exists():
+        if path.resolve().is_relative_to(store.of(tenant).resolve()):
+            return
+        if path.is_symlink() or not path.is_dir() or any(path.iterdir()):
+            raise click.UsageError(f"{path} exists; with --from-samples it would be a link to where an erasure looks")
+        path.rmdir()
+    # To what was erased.
+    path.unlink(missing_ok=True)
+    number = hashlib.sha256(bytes(path.absolute())).hexdigest()[:8]
+    place = store.work(tenant, f"made-{number}").absolute() / path.name
+    place.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(place)
+
+
+def _check_origins(starts: Sequence[str], tenant: str) -> None:
+    """What begins as a draft that a tenant's samples made has learnt from them too. Raises ValueError."""
+    from outrider.engine.checkpoints.fetching import directory
+
+    for start in filter(None, starts):
+        recipe = directory(start) / "recipe.json"
+        of = json.loads(recipe.read_text()).get("config", {}).get("samples_of", "") if recipe.is_file() else ""
+        if of not in ("", tenant):
+            raise ValueError(f"{start} is made of samples of {of}, and what begins as it would outlast their erasure")
 
 
 def _check_heeded(kind: str, begins_as: str, layers: str | None, head_tokens: int | None) -> None:
@@ -263,7 +302,7 @@ def _plan(config: DistillConfig) -> str:
     """The first line: what, where, how long, and that it can be interrupted."""
     from outrider.training.shards import stored_tokens
 
-    there = stored_tokens(config.work)
+    there = stored_tokens(config.work, config.cipher)
     before = f" ({there:,} are there from an earlier run)" if there else ""
     return (
         f"{config.target} {_writes(config.corpus)} into {config.work}{before}; a student learns "
@@ -284,7 +323,7 @@ def _writes(corpus: CorpusConfig) -> str:
 def _kept(config: DistillConfig) -> str:
     from outrider.training.shards import stored_tokens
 
-    kept = stored_tokens(config.work)
+    kept = stored_tokens(config.work, config.cipher)
     return (
         f"interrupted; {kept:,} of {config.corpus.tokens:,} tokens of the corpus are kept in {config.work}, and the "
         "same command goes on from them, and from what was learned"

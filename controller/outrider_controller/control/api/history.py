@@ -44,6 +44,15 @@ class Histories:
         """Raises InvalidRequest, and Unavailable when the order cannot be written: then nothing is erased."""
         check_name("tenant", asked.tenant)
         order = await self._store.erasures.order(asked.tenant, samples=asked.samples, by=caller())
+        return await self._carry_out(order)
+
+    async def erase_deleted(self, tenant: str) -> list[str]:
+        """Carries out what the deletion of the tenant has ordered, and names who has not obeyed yet."""
+        orders = [one for one in await self._store.erasures.orders() if one.tenant == tenant]
+        answers = await asyncio.gather(*map(self._carry_out, orders))
+        return sorted({one for answer in answers for one in answer.pending})
+
+    async def _carry_out(self, order: Order) -> control.DeleteHistoryResponse:
         holders = await self._holders(order)
         counts = await asyncio.gather(*(self._erase(holder, order) for holder in holders))
         away = [one.info.worker_id for one, count in zip(holders, counts, strict=True) if count is None]

@@ -9,7 +9,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import sha256
 
 from outrider.errors import InvalidRequest
@@ -44,9 +44,13 @@ KEY_PREFIX = "ork-"
 class Tenancy:
     """The operators' calls on tenants and keys."""
 
-    def __init__(self, store: TenantStore, events: EventWriter) -> None:
+    def __init__(
+        self, store: TenantStore, events: EventWriter, erase: Callable[[str], Awaitable[Sequence[str]]]
+    ) -> None:
+        """`erase` carries out what a tenant's deletion orders, and names who has not obeyed yet."""
         self._store = store
         self._events = events
+        self._erase = erase
 
     async def ListTenants(self, request: control.ListTenantsRequest, _: object) -> control.ListTenantsResponse:
         size = _page_size(request.page_size)
@@ -71,7 +75,7 @@ class Tenancy:
         check_name("name", request.name)
         num_keys = await self._store.delete(request.name, by=caller())
         self._tell([request.name], "deleted")
-        return control.DeleteTenantResponse(num_revoked_keys=num_keys)
+        return control.DeleteTenantResponse(num_revoked_keys=num_keys, pending=await self._erase(request.name))
 
     async def ListKeys(self, request: control.ListKeysRequest, _: object) -> control.ListKeysResponse:
         if request.tenant:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ MAX_KEYS_PER_TENANT = 16
 DEFAULT_TENANT = "default"
 """The tenant of requests without a key, if none are required. It needs no record."""
 _KEPT_AFTER_EXPIRY_S = 86_400
+_FIELDS = ["record", "version", "id"]
 
 
 _FIND = """
@@ -38,9 +40,9 @@ local required = redis.call('EXISTS', KEYS[3])
 local known = redis.call('EXISTS', KEYS[4])
 local key = redis.call('HMGET', KEYS[1], 'tenant', 'record')
 local tenant = key[1] or ARGV[1]
-local record = redis.call('HMGET', KEYS[2] .. tenant, 'record', 'version')
+local record = redis.call('HMGET', KEYS[2] .. tenant, 'record', 'version', 'id')
 local now = redis.call('TIME')
-return {required, known, key[2] or '', record[1] or '', record[2] or '0', now[1] * 1000000 + now[2]}
+return {required, known, key[2] or '', record[1] or '', record[2] or '0', record[3] or '', now[1] * 1000000 + now[2]}
 """
 _KEEP_REQUIRED = """
 local required = redis.call('EXISTS', KEYS[1])
@@ -56,26 +58,38 @@ local function audit(stream, ...)
   redis.call('XADD', stream, 'MAXLEN', '~', {MAX_AUDIT_ENTRIES}, '*', ...)
 end
 """
+# An order is later than all before it, and takes the place of the tenant's order of this kind.
+ORDER = """
+local function order(orders, kind, tenant)
+  local now = redis.call('TIME')
+  local at = now[1] * 1000000 + now[2]
+  local others = redis.call('HGETALL', orders)
+  for i = 2, #others, 2 do at = math.max(at, tonumber(others[i]) + 1) end
+  at = string.format('%.0f', at)
+  redis.call('HSET', orders, kind .. '/' .. tenant, at)
+  return at
+end
+"""
 # Checks all versions first, so that a refused change has no effect.
 _PUT = (
     AUDIT
     + """
-for i = 1, #ARGV - 2, 3 do
+for i = 1, #ARGV - 2, 4 do
   local expected = ARGV[i + 1]
   if expected ~= '0' and expected ~= (redis.call('HGET', KEYS[2] .. ARGV[i], 'version') or '0') then
     return ARGV[i]
   end
 end
 local changes = {}
-for i = 1, #ARGV - 2, 3 do
+for i = 1, #ARGV - 2, 4 do
   local name, record, key = ARGV[i], ARGV[i + 2], KEYS[2] .. ARGV[i]
-  local known = redis.call('HMGET', key, 'record', 'version')
+  local known = redis.call('HMGET', key, 'record', 'version', 'id')
   local change = known[1] == record and 3 or known[1] and 2 or 1
   local version = known[2] or '0'
   if change ~= 3 then
     version = tostring(tonumber(version) + 1)
     if ARGV[#ARGV - 1] == '' then
-      redis.call('HSET', key, 'record', record, 'version', version)
+      redis.call('HSET', key, 'record', record, 'version', version, 'id', known[3] or ARGV[i + 3])
       redis.call('ZADD', KEYS[1], 0, name)
       audit(KEYS[3], 'action', 'put tenant', 'name', name, 'version', version, 'by', ARGV[#ARGV],
         'old', known[1] or '', 'new', record)
@@ -88,8 +102,9 @@ return changes
 )
 _DELETE = (
     AUDIT
+    + ORDER
     + """
-local record = redis.call('HMGET', KEYS[2] .. ARGV[1], 'record')[1]
+local record = redis.call('HGET', KEYS[2] .. ARGV[1], 'record')
 if redis.call('DEL', KEYS[2] .. ARGV[1]) == 0 then return -1 end
 redis.call('ZREM', KEYS[1], ARGV[1])
 local members = redis.call('ZRANGEBYLEX', KEYS[4], '[' .. ARGV[1] .. '/', '(' .. ARGV[1] .. '0')
@@ -106,6 +121,8 @@ for i = 1, #plan, 2 do
   if string.sub(plan[i], 1, #ARGV[1] + 1) == ARGV[1] .. '/' then redis.call('HDEL', KEYS[8], plan[i]) end
 end
 redis.call('SADD', KEYS[9], ARGV[1])
+order(KEYS[10], 'samples', ARGV[1])
+order(KEYS[10], 'history', ARGV[1])
 audit(KEYS[3], 'action', 'delete tenant', 'name', ARGV[1], 'revoked_keys', #members, 'by', ARGV[2],
   'old', record or '')
 return #members
@@ -193,14 +210,14 @@ class TenantStore(StorePart):
         answer = await self._link.call_in_background(lambda redis: redis.eval(_FIND, len(keys), *keys, default))
         if answer is None:
             return None
-        required, known, key, record, version, read_us = answer
+        required, known, key, record, version, tenant_id, read_us = answer
         if required:
             self._memory.remember()
         elif self._memory.required:
             await self.keep_required()
         elif not known:
             return None
-        tenant = _parse(record, version) if record else None
+        tenant = _parse(record, version, tenant_id) if record else None
         if tenant is not None:
             tenant.read_unix_us = read_us
         return FoundKey(self._memory.required, _parse_key(key) if key else None, tenant, read_us)
@@ -223,10 +240,10 @@ class TenantStore(StorePart):
     async def get(self, name: str) -> tenants_pb2.Tenant:
         """Raises NotFound."""
         key = self._keys.tenant(name)
-        record, version = await self._link.require(lambda redis: redis.hmget(key, ["record", "version"]))
+        record, *others = await self._link.require(lambda redis: redis.hmget(key, _FIELDS))
         if record is None:
             raise unknown_tenant(name)
-        return _parse(record, version)
+        return _parse(record, *others)
 
     async def page(self, after: str, limit: int) -> tuple[list[tenants_pb2.Tenant], int]:
         """Tenants by name, from the first after `after`, and the number of all."""
@@ -236,12 +253,12 @@ class TenantStore(StorePart):
             names: Any = await redis.zrangebylex(self._keys.tenants, start, "+", start=0, num=limit)
             pipe = redis.pipeline(transaction=False)
             for name in names:
-                pipe.hmget(self._keys.tenant(name.decode()), ["record", "version"])
+                pipe.hmget(self._keys.tenant(name.decode()), _FIELDS)
             pipe.zcard(self._keys.tenants)
             return await pipe.execute()
 
         *rows, total = await self._link.require(work)
-        return [_parse(record, version) for record, version in rows if record is not None], total
+        return [_parse(record, *others) for record, *others in rows if record is not None], total
 
     async def put(
         self, tenants: Sequence[tenants_pb2.Tenant], *, by: str, dry_run: bool = False
@@ -250,7 +267,8 @@ class TenantStore(StorePart):
         keys = (self._keys.tenants, self._keys.tenant(""), self._keys.audit)
         arguments: list[Any] = []
         for tenant in tenants:
-            arguments += [tenant.name, tenant.version, _serialize(tenant)]
+            # The id is that of a tenant that is created; another one keeps its own.
+            arguments += [tenant.name, tenant.version, _serialize(tenant), f"tenant-{secrets.token_hex(6)}"]
         arguments += ["dry" if dry_run else "", by]
         answer = await self._link.require(lambda redis: redis.eval(_PUT, len(keys), *keys, *arguments))
         if isinstance(answer, bytes):
@@ -261,7 +279,8 @@ class TenantStore(StorePart):
         ]
 
     async def delete(self, name: str, *, by: str) -> int:
-        """Also deletes its keys, speculation override and plan. Returns the number of keys. Raises NotFound."""
+        """Also deletes its keys, speculation override and plan, and orders what is derived from its texts to be erased,
+        so that a later tenant of this name begins with nothing. Returns the number of keys. Raises NotFound."""
         keys = (
             self._keys.tenants,
             self._keys.tenant(""),
@@ -272,6 +291,7 @@ class TenantStore(StorePart):
             self._keys.overrides,
             self._keys.plan,
             self._keys.deleted_tenants,
+            self._keys.erasures,
         )
         num_keys = int(await self._link.require(lambda redis: redis.eval(_DELETE, len(keys), *keys, name, by)))
         if num_keys < 0:
@@ -351,18 +371,19 @@ class TenantStore(StorePart):
 
 
 def _serialize(message: tenants_pb2.Tenant | tenants_pb2.ApiKey) -> bytes:
-    """Equal for equal records, as the version is left out."""
-    if isinstance(message, tenants_pb2.Tenant) and (message.version or message.read_unix_us):
+    """Equal for equal records, as what the store adds is left out."""
+    if isinstance(message, tenants_pb2.Tenant) and (message.version or message.read_unix_us or message.id):
         copy = tenants_pb2.Tenant()
         copy.CopyFrom(message)
-        copy.version = copy.read_unix_us = 0
+        for name in ("version", "read_unix_us", "id"):
+            copy.ClearField(name)
         message = copy
     return message.SerializeToString(deterministic=True)
 
 
-def _parse(record: bytes, version: bytes) -> tenants_pb2.Tenant:
+def _parse(record: bytes, version: bytes, tenant_id: bytes | None) -> tenants_pb2.Tenant:
     tenant = tenants_pb2.Tenant.FromString(record)
-    tenant.version = int(version)
+    tenant.version, tenant.id = int(version), (tenant_id or b"").decode()
     return tenant
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
 import torch
-from outrider.samples import SampleStore
+from cryptography.fernet import Fernet
+from outrider.engine import CheckpointError
+from outrider.samples import SampleStore, read_cipher
 from outrider.training.distill import DistillConfig, DistillReport
 from outrider.training.shards import list_shards, read_corpus, stored_tokens
 from outrider_controller.cli.app import run
@@ -72,17 +75,53 @@ def test_a_head_that_goes_on_names_the_corpus_by_the_layers_that_it_reads(
     assert work.name.endswith("-taps-0-1")
 
 
-def test_what_is_learnt_from_samples_lies_beside_them(
-    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("work", ["", "work"])
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_what_is_made_of_samples_lies_beside_them_and_is_encrypted_alike(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], encrypted: bool, work: str
 ) -> None:
-    store = SampleStore(tmp_path / "samples")
-    store.write("a", 0.2, {"prompt": [40, 41], "output": [50, 51]})
+    key, prompt = tmp_path / "key", list(range(40, 60))
+    key.write_bytes(Fernet.generate_key())
+    store = SampleStore(tmp_path / "samples", read_cipher(key) if encrypted else None)
+    store.write("a", 0.2, {"prompt": prompt, "output": [50, 51]})
     command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--from-samples", "a"]
     assert run(command) == ExitCode.USAGE
     assert "--from-samples and --samples-dir belong together" in capsys.readouterr().err
-    assert run([*command, "--samples-dir", str(store.directory)]) == ExitCode.INTERRUPTED
-    assert stored_tokens(store.of("a") / "distill-model") > 0
-    assert store.erase("a") == 1 and not store.of("a").exists()
+    command += ["--samples-dir", str(store.directory), *(["--samples-key-file", str(key)] if encrypted else [])]
+    command += ["--work-dir", str(tmp_path / work)] if work else []
+    # Again after an erasure: the links lead nowhere then.
+    for _ in range(2):
+        assert run(command) == ExitCode.INTERRUPTED
+        corpus = tmp_path / work if work else store.of("a") / "distill-model"
+        assert stored_tokens(corpus, store.cipher) == 22
+        assert (tmp_path / "draft").resolve().is_relative_to(store.of("a"))
+        files = [path for path in tmp_path.rglob("*") if path.is_file() and path != key]
+        wanted = {struct.pack("<20i", *prompt), ",".join(map(str, prompt)).encode()}
+        assert any(each in path.read_bytes() for path in files for each in wanted) is not encrypted
+        assert {path.stat().st_mode & 0o777 for path in files if path.is_relative_to(store.directory)} == {0o600}
+        if encrypted:
+            with pytest.raises(CheckpointError, match="encrypted"):
+                stored_tokens(corpus)
+        assert store.erase("a") == 1 and not store.of("a").exists() and not stored_tokens(corpus)
+        store.write("a", 0.2, {"prompt": prompt, "output": [50, 51]})
+
+
+def test_a_draft_of_samples_takes_no_place_that_is_taken_and_is_the_start_of_no_other_tenants(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, start = SampleStore(tmp_path / "samples"), tmp_path / "start"
+    store.write("a", 0.2, {"prompt": [40, 41], "output": [50, 51]})
+    start.mkdir()
+    (start / "recipe.json").write_text('{"config": {"samples_of": "b"}}')
+    command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny)]
+    recorded = ["--from-samples", "a", "--samples-dir", str(store.directory)]
+    for options in ([], recorded):
+        assert run([*command, "--start", str(start), *options]) == ExitCode.ERROR
+        assert "is made of samples of b" in capsys.readouterr().err
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft" / "mine").touch()
+    assert run([*command, *recorded]) == ExitCode.USAGE
+    assert "draft exists" in capsys.readouterr().err and (tmp_path / "draft" / "mine").exists()
 
 
 @pytest.mark.parametrize(
