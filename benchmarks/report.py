@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from outrider_controller.cli.ask.hardware import hardware
+from outrider.hardware import hardware
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import columns, write_json
 

@@ -23,8 +23,8 @@ from typing import Any, Protocol
 import psutil
 from outrider.engine import resolve
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
+from outrider.hardware import hardware
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import columns, note, write_json

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from outrider_controller.cli.ask.hardware import hardware
+from outrider.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 

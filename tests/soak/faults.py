@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+from outrider.hardware import hardware
 from outrider.rpc.v1 import generation_pb2 as generation
-from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.client import SPECULATION_MODES, Gateway, GatewayAnswer
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, json_file_option, note, write_json

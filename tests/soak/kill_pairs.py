@@ -19,9 +19,9 @@ from typing import Any
 
 import click
 import psutil
+from outrider.hardware import hardware
 from outrider.model_names import served_name
 from outrider.rpc.v1 import worker_pb2
-from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.client import Gateway, OnChunk
 from outrider_controller.cli.clusters.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError, ExitCode

@@ -18,9 +18,9 @@ import click
 import grpc
 import httpx
 import psutil
+from outrider.hardware import hardware
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc
 from outrider.testing.tiny import tiny_checkpoint
-from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import columns, json_file_option, note, write_json
 from outrider_controller.cli.up.ports import Ports

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 from outrider.errors import OutriderError
+from outrider.hardware import hardware
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, json_file_option, write_json
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 import psutil
+from outrider.hardware import hardware
 from outrider_controller.cli.ask.figures import AnswerFigures
-from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.client import Gateway, GatewayAnswer
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, json_file_option, note, write_json

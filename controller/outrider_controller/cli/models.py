@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from outrider.checkpoint_files import engine_fault, fault
 from outrider.model_names import fetched_directory
+from outrider.ways import SHIPPED
 
 from outrider_controller.cli.exits import CommandError
 
@@ -17,8 +18,7 @@ OUR_ENGINE, HEAD = "outrider", "head"
 DEFAULT_TARGET = "smollm2-135m-instruct"
 # The engine runs them, whatever else their configs say: nobody has to wait for a process that loads transformers.
 _SURELY_RUN = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
-_SHIPPED_DRAFTS = {DEFAULT_TARGET: "smollm2-135m-draft"}
-SHIPPED = {*_SHIPPED_DRAFTS.values(), "smollm2-135m-mtp"}
+SURE_DRAFTS = {name for shipped in SHIPPED.values() for name in (shipped.draft, shipped.head)}
 """Drafts and heads that need no look."""
 
 
@@ -33,7 +33,7 @@ def default_draft(target: str) -> str:
 
 def shipped_draft(target: str) -> str:
     """The draft that is shipped for a target; empty when there is none."""
-    return _SHIPPED_DRAFTS.get(target, "")
+    return SHIPPED[target].draft if target in SHIPPED else ""
 
 
 def located(model: str) -> Path | None:
@@ -66,8 +66,13 @@ async def fetched(model: str, report: Callable[[str], None], engine: str = OUR_E
 
 async def asked(model: str, what: str, report: Callable[[str], None]) -> Path:
     """As the child process says: `what` as in fetch.py."""
+    return Path(await said_by("outrider_controller.cli.up.fetch", [model, what], report))
+
+
+async def said_by(module: str, arguments: Sequence[str], report: Callable[[str], None]) -> str:
+    """What a child process prints. Raises CommandError with its last word on stderr when it fails."""
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outrider_controller.cli.up.fetch", model, what),
+        *(sys.executable, "-m", module, *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -82,10 +87,10 @@ async def asked(model: str, what: str, report: Callable[[str], None]) -> Path:
             lines += filter(None, [line.decode(errors="replace").strip()])
         found = (await child.stdout.read()).decode().strip()
         if await child.wait() != 0:
-            raise CommandError(lines[-1] if lines else f"{model}: could not be fetched")
+            raise CommandError(lines[-1] if lines else f"{module} {' '.join(arguments)} failed")
         if lines:
             report(lines[-1])
-        return Path(found)
+        return found
     finally:
         if child.returncode is None:
             child.kill()

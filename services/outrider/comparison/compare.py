@@ -15,7 +15,7 @@ from outrider.comparison.loaded import CompareConfig, Loaded, Parts, Report, loa
 from outrider.comparison.step_line import StepLine, measure_steps, quiet_clock
 from outrider.engine import Engine, Row
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
-from outrider.local import Answered
+from outrider.pair import Answered
 
 # A source more has to bring this much.
 _GAIN = 1.01
@@ -75,20 +75,27 @@ class Comparison:
 
 def compare(config: CompareConfig, report: Report) -> Comparison:
     """Raises CheckpointError for a model or head that cannot be used, ValueError for mixtures that are not served."""
+    replayed, agreement = replays(config, report)
+    best = replayed.best(config.mixtures)
+    return Comparison(
+        [replayed.figures(parts) for parts in dict.fromkeys([*config.mixtures, best])],
+        "+".join(best),
+        {streams: replayed.run((), streams).tokens_per_second for streams in config.streams},
+        agreement,
+        replayed.line,
+    )
+
+
+def replays(config: CompareConfig, report: Report) -> tuple[Replays, float | None]:
+    """What replays the texts; and of answers that existed, the share of their tokens that the target would say. Raises
+    as `compare`."""
     loaded = load(config, report)
     states, agreement = loaded.read(report)
     report("measures steps of the target")
     context = round(statistics.median(len(text.prompt) + len(text.answer) / 2 for text in loaded.texts))
     line = measure_steps(loaded.engine, config.streams, context)
-    replays = _Replays(loaded, KnownTexts([text.tokens for text in loaded.texts], states), line, report)
-    best = replays.best(config.mixtures)
-    return Comparison(
-        [replays.figures(parts) for parts in dict.fromkeys([*config.mixtures, best])],
-        "+".join(best),
-        {streams: replays.run((), streams).tokens_per_second for streams in config.streams},
-        agreement,
-        line,
-    )
+    known = KnownTexts([text.tokens for text in loaded.texts], states)
+    return Replays(loaded, known, line, report), agreement
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ class _Replayed:
 
 
 @dataclass(slots=True)
-class _Replays:
+class Replays:
     loaded: Loaded
     known: KnownTexts
     line: StepLine

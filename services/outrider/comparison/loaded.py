@@ -6,7 +6,7 @@ A model with another tokenizer than the target's drafts as `outrider draft --spe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -23,7 +23,7 @@ from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
 from outrider.heads import HeadDrafts
 from outrider.heads.loading import is_head
-from outrider.local import Answered, DrafterSource, Pair
+from outrider.pair import Answered, DrafterSource, Pair
 from outrider.samples import Cipher
 from outrider.target.drafts.head import engine_of, tried_head
 
@@ -49,7 +49,7 @@ class CompareConfig:
     max_new_tokens: int = 128
     max_draft_tokens: int = 4
     """Of a proposal of a model or a head."""
-    device: str = "cpu"
+    engine: EngineConfig = field(default_factory=EngineConfig)
     threads: int = 0
     """torch's; 0 leaves its default."""
     corpus: Path | None = None
@@ -72,12 +72,25 @@ class CompareConfig:
 class Drafts:
     """What makes the sources of each draft that was named; models are loaded once."""
 
-    def __init__(self, engine: Engine, target: Path, names: Sequence[str], max_sequences: int, most: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        target: Path,
+        names: Sequence[str],
+        max_sequences: int,
+        most: int,
+        *,
+        prefix_cache: bool = False,
+    ) -> None:
         """names: of single drafts. most: tokens of a proposal of a model or head. Raises CheckpointError for one that
         does not go with the target, ValueError for heads that read different layers."""
+
+        def made(name: str) -> Make:
+            return _loaded(engine, target, name, max_sequences, most, prefix_cache=prefix_cache)
+
         self._make: dict[str, Make] = {}
         for name in names:
-            self._make[name] = _lookup(name) if name in KINDS else _loaded(engine, target, name, max_sequences, most)
+            self._make[name] = _lookup(name) if name in KINDS else made(name)
         taps = {source.taps for make in self._make.values() if reads_states(source := make())}
         if len(taps) > 1:
             raise ValueError("drafts: heads that read different layers are compared apart")
@@ -104,13 +117,13 @@ def _lookup(name: str) -> Make:
     return lambda: make_sources([name])[0]
 
 
-def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: int) -> Make:
+def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: int, *, prefix_cache: bool) -> Make:
     path = directory(name)
     if is_head(path):
         head = tried_head(engine, target, path, load_tokenizer(target).encode(_BEGINNING, add_special_tokens=True))
-        its = engine_of(engine, head, prefix_cache=False)
+        its = engine_of(engine, head, prefix_cache=prefix_cache)
         return lambda: HeadDrafts(head, most, its)
-    config = EngineConfig(prefix_cache=False, device=engine.info.device)
+    config = EngineConfig(prefix_cache=prefix_cache, device=engine.info.device)
     drafter = load_drafter(resolve(name), engine=config, target=target)
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences), most)
 
@@ -156,7 +169,7 @@ def load(config: CompareConfig, report: Report) -> Loaded:
     if config.threads:
         torch.set_num_threads(config.threads)
     target = resolve(config.target, report)
-    engine = load_engine(target, EngineConfig(device=config.device, prefix_cache=False))
+    engine = load_engine(target, replace(config.engine, prefix_cache=False))
     names = [part for parts in config.mixtures for part in parts]
     drafts = Drafts(engine, target, names, max(config.streams), config.max_draft_tokens)
     for parts in config.mixtures:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engine import Engine
-from outrider.local import Pair
+from outrider.pair import Pair
 from outrider.samples import Cipher
 from outrider.training.shards import Corpus, list_shards
 from outrider.training.texts import Message, answered_of, prompt_ids, prompt_of, read_lines

@@ -22,7 +22,7 @@ from outrider.drafting.source import SourceOpening as DraftOpening
 from outrider.drafting.speculation import Speculation
 from outrider.engine import CheckpointError, EngineConfig
 from outrider.errors import Unavailable
-from outrider.local import DrafterSource
+from outrider.pair import DrafterSource
 from outrider.speculation import Proposal, SamplingParams, VerificationMode, propose
 from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint

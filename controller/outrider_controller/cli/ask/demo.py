@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+from outrider.hardware import hardware
 from outrider.protocol.limits import MAX_UINT32
 from outrider.rpc.v1 import generation_pb2 as generation
 from tokenizers import Tokenizer
 
 from outrider_controller.cli.ask.figures import AnswerFigures
-from outrider_controller.cli.ask.hardware import hardware
 from outrider_controller.cli.client import SPECULATION_MODES, Gateway, GatewayAnswer, apply_prompt
 from outrider_controller.cli.exits import ExitCode
 from outrider_controller.cli.output import colours, columns, json_file_option, note, write_json

@@ -74,7 +74,7 @@ def drafts(
     """
     from outrider.comparison import CompareConfig, compare
     from outrider.comparison.texts import read_questions
-    from outrider.engine import CheckpointError
+    from outrider.engine import CheckpointError, EngineConfig
 
     if sum(map(bool, (prompts, samples, held_out))) != 1:
         raise click.UsageError("give one of --prompts, --samples and --held-out")
@@ -89,7 +89,7 @@ def drafts(
             kept=cache_directory() / "compare",
             max_new_tokens=max_tokens,
             max_draft_tokens=max_draft_tokens,
-            device=device,
+            engine=EngineConfig(device=device),
             threads=threads,
         )
         found = compare(config, note)

@@ -27,7 +27,8 @@ from outrider.user_cache import cache_directory, private_directory
 
 from outrider_controller.cli.clusters.control import list_models, list_workers
 from outrider_controller.cli.exits import CommandError
-from outrider_controller.cli.models import HEAD, SHIPPED, asked, fetched
+from outrider_controller.cli.models import HEAD, SURE_DRAFTS, asked, fetched
+from outrider_controller.cli.up.best_way import with_best_way
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessFailed, ProcessSpec
 from outrider_controller.cli.up.stack_config import Cores, StackConfig, StackPlan, StackPlanner
@@ -77,13 +78,15 @@ class Stack:
         await self._exits.aclose()
 
     async def _start(self, exits: AsyncExitStack) -> None:
-        started_s = time.monotonic()
         await self._check_store()
         self.target_path = await fetched(self.config.target_model, self._report, self.config.engine)
-        if self.config.drafts and self.config.draft not in SHIPPED:
+        if self.config.measured:
+            self.config = await with_best_way(self.config, self.target_path, self._report)
+        if self.config.drafts and self.config.draft not in SURE_DRAFTS:
             await fetched(self.config.draft, self._report)
-        for head in self.config.heads - SHIPPED:
+        for head in self.config.heads - SURE_DRAFTS:
             await asked(head, HEAD, self._report)
+        started_s = time.monotonic()
         self.run_dir = _make_run_dir(self.config.run_dir)
         self._report(f"logs in {self.run_dir}")
         redis = [] if self.config.metadata_url else [self._redis(exits)]

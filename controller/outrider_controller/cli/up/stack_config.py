@@ -82,7 +82,10 @@ class StackConfig:
     tensor_parallel: int = 1
     """With engine vllm: processes of each target that divide the model among themselves."""
     drafts: int = 1
-    """Draft workers; default: 1, or 0 where none is shipped for the target and none is given."""
+    """Draft workers; default: where drafts ship for the target, what is fastest on this machine (a draft worker, or a
+    head in the target), measured once; 1 where a draft is given; else 0."""
+    measured: bool = False
+    """Draft workers and heads are those that are fastest for this target on this machine."""
     target_args: str = ""
     """Further options of `outrider target`, in quotes; each worker checks its own."""
     draft_args: str = ""

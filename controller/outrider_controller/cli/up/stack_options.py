@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import shipped_draft
 from outrider_controller.cli.output import note
+from outrider_controller.cli.up.best_way import names_drafts
 from outrider_controller.cli.up.process import ProcessFailed
 from outrider_controller.cli.up.stack_config import ENGINES, StackConfig
 
@@ -38,10 +39,12 @@ def stack_options(
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def run(**given: Any) -> Any:
-            if given["drafts"] is None:
+            open_choice = given["drafts"] is None
+            if open_choice:
                 given["drafts"] = _default_drafts(given["target_model"], given["draft_model"])
             try:
                 config = StackConfig(**{f.name: given.pop(f.name) for f in fields(StackConfig) if f.name in given})
+                config = replace(config, measured=open_choice and bool(config.drafts) and not names_drafts(config))
             except ValueError as error:
                 raise click.UsageError(str(error)) from None
             return command(config=config, **given)
@@ -55,6 +58,7 @@ def stack_options(
 
 
 _NO_OPTIONS = {
+    "measured",
     *("http_port", "grpc_port", "control_port", "secret_file", "receipt_key_file", "state_dir", "stop_timeout_s"),
 }
 """What the command that starts the stack sets itself."""

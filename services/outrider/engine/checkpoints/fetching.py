@@ -26,6 +26,7 @@ from outrider.engine.checkpoints.checkpoints import CheckpointError, check
 from outrider.engine.checkpoints.digests import file_digest
 from outrider.model_names import CONVERSION, HUB_SCHEME, HubModel, fetched_directory, hub_model, looks_like_hub
 from outrider.user_cache import cache_directory
+from outrider.ways import SHIPPED
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -63,8 +64,8 @@ KNOWN_MODELS = {
 }
 
 _WEIGHTS = Path(__file__).parents[2] / "drafters" / "weights"
-SHIPPED_DRAFTS = {"smollm2-135m-draft": _WEIGHTS / "smollm2-135m-draft"}
-SHIPPED_HEADS = {"smollm2-135m-mtp": _WEIGHTS / "smollm2-135m-mtp"}
+SHIPPED_DRAFTS = {each.draft: _WEIGHTS / each.draft for each in SHIPPED.values()}
+SHIPPED_HEADS = {each.head: _WEIGHTS / each.head for each in SHIPPED.values()}
 
 
 def resolve(name_or_path: str | Path, report: Report = lambda line: None) -> Path:

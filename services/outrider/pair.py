@@ -1,0 +1,190 @@
+"""A target and its draft in one process, in turns and without a network: token ids in, token ids out.
+
+It uses the workers' own scheduling, drafting and verification. `outrider.local` has text in front of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from outrider.draft import events
+from outrider.draft.worker import DraftWorker
+from outrider.drafters import Drafter
+from outrider.drafting import source as drafting
+from outrider.drafting.lookup import NAMES
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, DraftSource, make_sources
+from outrider.drafting.speculation import Speculation
+from outrider.engine import Engine
+from outrider.errors import OutriderError
+from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.requests.events import Opened
+from outrider.target.requests.opening import Limits, Opening, Stopping
+from outrider.target.requests.row import StepRow
+from outrider.target.step.scheduler import Batching
+from outrider.target.step.worker import TargetWorker
+from outrider.tree import DraftTree
+from outrider.worker.events import Closed
+from outrider.worker.step_cost import StepCost
+
+_STREAM = 1
+_MAX_BATCH_TOKENS = 512
+
+
+@dataclass(slots=True)
+class Answered:
+    """One sequence, from its first token to its last."""
+
+    token_ids: list[int] = field(default_factory=list)
+    """With the stop token at the end, if there is one."""
+    num_steps: int = 0
+    num_drafted: int = 0
+    """Drafted tokens that steps took in, those after a rejected one included; branches of one position count once."""
+    num_verified: int = 0
+    num_accepted: int = 0
+    num_hits: int = 0
+    """Steps that accepted a drafted token."""
+    finished: bool = False
+    first_s: float = 0.0
+    """When its first tokens came, by the pair's clock."""
+    last_s: float = 0.0
+
+
+class Pair:
+    """Loaded models that answer up to `max_sequences` prompts of token ids at once. The target never waits for the
+    draft."""
+
+    def __init__(
+        self,
+        target: Engine,
+        drafter: Drafter | None,
+        *,
+        max_sequences: int = 32,
+        max_draft_tokens: int = 4,
+        ignore_eos: bool = False,
+        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
+        lookups: Sequence[str] = NAMES,
+        sources: Sequence[DraftSource] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_draft_tokens`: of a proposal of the drafter. `row_price`: as TargetWorker's. `lookups`: names of sources
+        besides the drafter; `sources`: further ones."""
+        info = target.info
+        limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
+        batching = Batching(info.block_size, _MAX_BATCH_TOKENS)
+        self._limits = limits
+        self._stops = frozenset(() if ignore_eos else info.eos_token_ids)
+        known = [*make_sources(lookups), *sources]
+        if drafter is not None:
+            known.append(DrafterSource(DraftWorker(drafter, max_sequences), max_draft_tokens))
+        self._clock = clock
+        self._target = TargetWorker(target, limits, batching, clock, row_price=row_price, sources=known)
+        self._ids = itertools.count()
+
+    def answer(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        speculate: bool,
+        params: SamplingParams | None = None,
+        salt: bytes = b"",
+        predictions: Sequence[Sequence[int]] = (),
+    ) -> list[Answered]:
+        """One answer per prompt, in their order. Greedy unless `params` are given; those are verified in coupled mode.
+        `predictions`: of each prompt's answer; none, or one per prompt.
+
+        Sequences share cached prefixes only under equal salts. Raises InvalidRequest for a prompt that does not fit,
+        and any worker's error.
+        """
+        speculation = Speculation(max_own_draft_tokens=self._limits.max_draft_tokens if speculate else 0)
+        sampling = params or SamplingParams(temperature=0.0)
+        mode = VerificationMode.GREEDY if sampling.greedy else VerificationMode.COUPLED
+        stopping = Stopping(max_new_tokens, self._stops)
+        openings = [
+            Opening(tuple(p), sampling, mode, stopping, (), speculation, salt, prediction=tuple(prediction))
+            for p, prediction in zip(prompts, predictions or [()] * len(prompts), strict=True)
+        ]
+        answers = [Answered() for _ in prompts]
+        waiting = deque(zip(openings, answers, strict=True))
+        running: dict[SequenceKey, Answered] = {}
+        while waiting or running:
+            while waiting and len(running) < self._limits.max_sequences:
+                opening, answer = waiting.popleft()
+                running[self._open(opening)] = answer
+            for committed in self._step():
+                _note(running[committed.key], committed, self._clock())
+                if running[committed.key].finished:
+                    del running[committed.key]
+        return answers
+
+    def _open(self, opening: Opening) -> SequenceKey:
+        opening.check(self._limits)
+        key = SequenceKey(_STREAM, next(self._ids))
+        self._target.apply(Opened(key, opening, self._clock()))
+        return key
+
+    def _step(self) -> list[StepRow[Any]]:
+        self._target.step()
+        report = self._target.take_report()
+        for failed in report.failures:
+            raise failed.error
+        return report.commits
+
+
+def _note(answer: Answered, committed: StepRow[Any], now_s: float) -> None:
+    answer.last_s = now_s
+    answer.first_s = answer.first_s or answer.last_s
+    answer.token_ids.extend(committed.token_ids)
+    answer.num_steps += 1
+    answer.num_drafted += committed.num_drafted
+    answer.num_verified += committed.num_verified
+    answer.num_accepted += committed.num_accepted
+    answer.num_hits += committed.num_accepted > 0
+    answer.finished = committed.finish is not Finish.NONE
+
+
+class DrafterSource:
+    """A DraftSource of a draft worker in this process: one round of it for each step of the target."""
+
+    name = "model"
+
+    def __init__(self, worker: DraftWorker, max_tokens: int = 4) -> None:
+        """`max_tokens`: of a proposal."""
+        self._worker = worker
+        self._max_tokens = max_tokens
+
+    def open(
+        self, key: SequenceKey, opening: drafting.SourceOpening, assignment: DraftAssignment | None = None
+    ) -> None:
+        opening = replace(opening, limits=self._within(opening.limits))
+        self._worker.apply(events.DraftOpened(key, opening, time.monotonic()))
+
+    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
+        self._worker.apply(
+            events.DraftCommitted(key, base_len, tuple(tokens), finished=False, received_s=time.monotonic())
+        )
+
+    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+        self._worker.apply(events.Limited(key, self._within(limits), time.monotonic()))
+
+    def close(self, key: SequenceKey, reason: CloseReason) -> None:
+        self._worker.apply(Closed(key))
+
+    def _within(self, limits: DraftLimits) -> DraftLimits:
+        return replace(limits, max_draft_tokens=min(limits.max_draft_tokens, self._max_tokens))
+
+    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree | OutriderError]]:
+        # The target steps those that catch up with their prompts without a draft.
+        if self._worker.load.num_waiting:
+            self._worker.step()
+            report = self._worker.take_report()
+            for failed in report.failures:
+                raise failed.error
+            for proposed in report.proposals:
+                yield proposed.key, proposed.tree
