@@ -1,8 +1,9 @@
 """python -m tests.vllm.second_runner: how many texts of vLLM with drafts from outside are those of vLLM alone.
 
 Groups of requests with options drawn at random are answered by vLLM as it is, in a process of its own without anything
-of this package, and then in another with drafts that are right, right with a chance of 0.7, wrong, late, or none. Equal
-are token ids, finish reasons and log probabilities.
+of this package, and then in another with drafts that are right, right with a chance of 0.7, wrong, late, or none, and
+with those of a drafter of vLLM's own, of which each request has a cap. Equal are token ids, finish reasons and log
+probabilities.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ Case = dict[str, Any]
 NUM_DRAFTED = 4
 KINDS = ("right", "some", "wrong", "late", "none")
 _RIGHT = {"right": 1.0, "some": 0.7, "wrong": 0.0, "late": 1.0}
+OWN_CAPS = (0, 2, NUM_DRAFTED)
+"""Of the drafts of vLLM's drafter: the first request's, the second's, the third's, the first's again."""
 IMPOSSIBLE: Case = {
     "prompt": [9, 8, 7],
     "options": {"temperature": 1, "seed": 5, "max_tokens": 6, "min_tokens": 4}
@@ -64,6 +67,8 @@ class Plan:
     grammars: bool = True
     most_requests: int = 16
     kinds: Sequence[str] = KINDS
+    speculative: Case = field(default_factory=lambda: {"method": "ngram_gpu"})
+    """What vLLM is told of its drafter. With another method than this, the kind `own` has its drafts."""
 
 
 def cases(plan: Plan, vocab_size: int) -> list[list[Case]]:
@@ -137,7 +142,7 @@ def engine(plan: Plan, *, drafts: bool) -> Iterator[Any]:
         more |= {
             "scheduler_cls": "outrider.vllm.scheduler.Scheduler",
             "worker_cls": "outrider.vllm.worker.Worker",
-            "speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": NUM_DRAFTED},
+            "speculative_config": plan.speculative | {"num_speculative_tokens": NUM_DRAFTED},
         }
     llm = LLM(
         plan.model,
@@ -224,6 +229,9 @@ class Drafts:
         self._kind = "none"
         self._rng = random.Random(0)
         self.num_drafted = self.num_accepted = 0
+        self.most = dict[int, int]()
+        """Most drafted tokens in a step, by the cap of a request."""
+        caps: dict[str, int] = {}
         scheduler.book._row_price = lambda cost: 0.0
         scheduler.before_step = self._fill
         add, follow = scheduler.add_request, scheduler._follow
@@ -233,11 +241,15 @@ class Drafts:
 
             add(request)
             self._texts[request.request_id] = self._known.pop(0)
-            scheduler.book.open(request.request_id, request.all_token_ids, Speculation(2 * NUM_DRAFTED + 2))
+            own = OWN_CAPS[(len(self._texts) - 1) % len(OWN_CAPS)] if self._kind == "own" else 0
+            caps[request.request_id] = own
+            allowed = Speculation(2 * NUM_DRAFTED + 2, max_own_draft_tokens=own)
+            scheduler.book.open(request.request_id, request.all_token_ids, allowed)
 
         def followed(*args: Any) -> None:
             follow(*args)
-            for one in scheduler.verified.values():
+            for name, one in scheduler.verified.items():
+                self.most[caps[name]] = max(len(one.draft), self.most.get(caps[name], 0))
                 self.num_drafted += len(one.draft)
                 self.num_accepted += one.num_accepted
             for name in [name for name in self._texts if name not in scheduler.requests]:
@@ -250,11 +262,12 @@ class Drafts:
         self._kind, self._rng = kind, random.Random(kind)
         self._known = [text["ids"] for text in expected]
         self._texts.clear()
+        self.most.clear()
 
     def _fill(self) -> None:
         from outrider.tree import DraftTree
 
-        if self._kind == "none":
+        if self._kind in ("none", "own"):
             return
         for request in self._scheduler.running:
             name, at, text = request.request_id, request.num_tokens, self._texts[request.request_id]
@@ -304,7 +317,7 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
                 pairs = zip(texts, expected, strict=True)
                 wrong = [said for one, other in pairs if (said := differences(one, other, 1e-3))]
                 drafted, accepted = source.num_drafted - before[0], source.num_accepted - before[1]
-                found.append([kind, len(group), wrong, drafted, accepted])
+                found.append([kind, len(group), wrong, drafted, accepted, source.most])
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
         source.begin([{"ids": []}] * len(RECORDED), "none")
         with recording(llm) as ran:

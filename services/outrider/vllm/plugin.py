@@ -46,7 +46,7 @@ class Scheduler(BaseScheduler):
         lookups.deepen = self.book.deepen
         make = partial(self._drafts, config, lookups.erase)
         pool = PoolThread(make) if config.drafts or config.routers else None
-        self.feed = Feed(self.book, config, self.num_spec_tokens, pool, lookups)
+        self.feed = Feed(self.book, config, self.num_spec_tokens, pool, lookups, drafts_itself=bool(self.drafter))
         # New requests do not wait for the drafts of others.
         self._ended: list[str] = []
         """Requests that have ended since the feed was told."""

@@ -26,7 +26,8 @@ from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
 from outrider.vllm.front import WORKER
 
 METHOD = "ngram_gpu"
-"""Of vLLM's speculation: it makes room for drafts in a step. The worker has no drafter."""
+"""Of vLLM's speculation: it makes room for drafts in a step, and the worker has no drafter. With another method vLLM's
+own drafts go by the settings of each request, and the request's next step has those that are worth more."""
 CHAINS = "outrider_chains"
 """Attribute of the scheduler's output: by request with drafts the position of its chain, and the tokens from there."""
 
@@ -63,7 +64,7 @@ class _Scheduled:
 
     began_s: float
     chains: dict[str, DraftTree] = field(default_factory=dict)
-    """What it verifies of each request, after the tokens that the steps before it commit."""
+    """What it verifies of each request that vLLM has not drafted, after the tokens that the steps before it commit."""
 
 
 class Scheduler(BaseScheduler):
@@ -80,8 +81,13 @@ class Scheduler(BaseScheduler):
         super().__init__(*args, **kwargs)
         versions.check()
         self._check_settings()
-        # vLLM then asks its drafter for nothing, and fills up no new request with drafts that are none.
-        self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
+        method = self.vllm_config.speculative_config.method
+        self.drafter = "" if method == METHOD else method
+        """Source of the drafts that vLLM makes itself; empty where it makes none."""
+        # With it vLLM fills up no new request with drafts that are none.
+        self._drafted_at = self.dynamic_sd_lookup or [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
+        """How many tokens vLLM drafts, by the number of requests."""
+        self._draft_nothing = self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
         self.asynchronous = isinstance(self, AsyncScheduler)
         vocab_size = self.vllm_config.model_config.get_vocab_size()
         self.book = DraftBook(vocab_size, asynchronous=self.asynchronous)
@@ -97,8 +103,8 @@ class Scheduler(BaseScheduler):
     def _check_settings(self) -> None:
         if self.vllm_config.parallel_config.worker_cls != WORKER:
             raise ValueError(f"worker_cls: must be {WORKER}, which verifies the drafts of this scheduler")
-        if (given := self.vllm_config.speculative_config) is None or given.method != METHOD:
-            raise ValueError(f"speculative_config.method: must be {METHOD}, which makes room for drafts")
+        if self.vllm_config.speculative_config is None:
+            raise ValueError(f"speculative_config.method: must be {METHOD}, which makes room for drafts, or a drafter")
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         step = _Scheduled(time.monotonic())
@@ -116,22 +122,26 @@ class Scheduler(BaseScheduler):
         return output
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
-        """There is no drafter that could say something."""
+        """What vLLM's drafter says, if there is one."""
+        if self.drafter:
+            super().update_draft_token_ids(draft_token_ids)
 
     def update_draft_token_ids_in_output(self, draft_token_ids: Any, scheduler_output: Any) -> None:
         """Of a step that waits for a grammar. What the step before it commits is known now."""
         chains = getattr(scheduler_output, CHAINS, {})
         counts = {name: len(ids) for name, ids in scheduler_output.scheduled_spec_decode_tokens.items()}
         known = [name for name in counts if name in self.requests and name in chains]
-        drafts = [_following(chains[name], self.requests[name].all_token_ids, counts[name]) for name in known]
-        super().update_draft_token_ids_in_output(DraftTokenIds(known, drafts), scheduler_output)
+        drafts = {name: _following(chains[name], self.requests[name].all_token_ids, counts[name]) for name in known}
+        if self.drafter:
+            drafts = dict(zip(draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True)) | drafts
+        super().update_draft_token_ids_in_output(DraftTokenIds([*drafts], [*drafts.values()]), scheduler_output)
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.verified.clear()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         step = self._scheduled.popleft() if self._scheduled else _Scheduled(time.monotonic())
         committed = [one for group in outputs.values() for one in group.outputs]
-        self._safely(lambda: self._follow(step, scheduler_output, committed))
+        self._safely(lambda: self._follow(step, scheduler_output, committed, model_runner_output))
         return outputs
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
@@ -152,12 +162,13 @@ class Scheduler(BaseScheduler):
 
     def _place_drafts(self, step: _Scheduled) -> None:
         self.before_step()
+        own_sums = self._cut_own() if self.drafter else {}
         book, requests = self.book, self.requests
         if not book.drafted or not book.pays:
             return
         known = (requests[name] for name in book.drafted if name in requests)
         decoding = [one for request in known if (one := self._decoding(request)) is not None]
-        for one, chain, count in book.choose(decoding, self._room()):
+        for one, chain, count in book.choose(decoding, self._room(), own_sums):
             request = requests[one.request_id]
             if self.asynchronous:
                 request.spec_token_ids = [-1] * count
@@ -165,6 +176,19 @@ class Scheduler(BaseScheduler):
                 drafted = list(chain.token_ids[:count])
                 request.spec_token_ids = self.structured_output_manager.validate_tokens(request, drafted)
             step.chains[one.request_id] = chain
+
+    def _cut_own(self) -> dict[str, float]:
+        """Leaves each request as many of vLLM's own drafts as it may have and as are worth their rows. What they are
+        worth, by request."""
+        own_sums, book = dict[str, float](), self.book
+        for request in self.running:
+            values = book.own_values(request.request_id, self.drafter, self.num_spec_tokens)
+            request.spec_token_ids = request.spec_token_ids[: len(values)]
+            if values:
+                own_sums[request.request_id] = sum(values[: len(request.spec_token_ids)])
+        # The drafter runs while it may be of use.
+        self.dynamic_sd_lookup = self._drafted_at if own_sums or self.waiting else self._draft_nothing
+        return own_sums
 
     def _decoding(self, request: Any) -> Decoding | None:
         """None for a request of which more than the last token is still to be run."""
@@ -182,7 +206,7 @@ class Scheduler(BaseScheduler):
         tokens = most - running - (int(most * _PREFILL_SHARE) if prompts else 0)
         return StepRoom(max(0, tokens), max(0, blocks - running), self.block_size)
 
-    def _follow(self, step: _Scheduled, scheduler_output: Any, outputs: Sequence[Any]) -> None:
+    def _follow(self, step: _Scheduled, scheduler_output: Any, outputs: Sequence[Any], ran: Any) -> None:
         drafted = scheduler_output.scheduled_spec_decode_tokens
         # Steps overlap when they are scheduled asynchronously.
         now_s = time.monotonic()
@@ -190,14 +214,15 @@ class Scheduler(BaseScheduler):
         counts, total = scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
         self.step = StepFacts(counts, drafted, seconds, total)
         chains, open_ones = step.chains, self.book.drafted
-        if chains or open_ones:
+        if drafted or open_ones:
             for output in outputs:
                 name, token_ids = output.request_id, output.new_token_ids
-                if token_ids and (name in chains or name in open_ones):
-                    finished, count = output.finish_reason is not None, len(drafted.get(name, ()))
-                    self.verified[name] = self.book.committed(
-                        name, token_ids, chains.get(name), count, finished=finished
-                    )
+                if token_ids and (name in drafted or name in open_ones):
+                    finished, ids, chain = output.finish_reason is not None, drafted.get(name, ()), chains.get(name)
+                    if self.drafter and ids and chain is None:
+                        num_drawn = len(ran.sampled_token_ids[ran.req_id_to_index[name]])
+                        chain = self.book.own_chain(name, self.drafter, ids, token_ids, num_drawn - 1)
+                    self.verified[name] = self.book.committed(name, token_ids, chain, len(ids), finished=finished)
         rows, tokens = self.step.num_rows, sum([len(output.new_token_ids) for output in outputs])
         self.book.stepped(rows=rows, prompt_tokens=total - rows, tokens=tokens, seconds=seconds)
 

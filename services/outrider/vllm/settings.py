@@ -22,9 +22,10 @@ def _problems(config: Any) -> Iterator[str]:
     if not issubclass(config.scheduler_config.get_scheduler_cls(), Scheduler):
         yield "scheduler_cls: must be outrider.vllm.plugin.Scheduler beside this worker, which has no drafts of its own"
     given, parallel = config.speculative_config, config.parallel_config
-    if given is None or given.method != METHOD:
-        named = "nothing" if given is None else repr(given.method)
-        yield f"speculative_config.method: must be {METHOD}, which makes room for drafts, and is {named}"
+    if given is None:
+        yield f"speculative_config.method: must be {METHOD}, which makes room for drafts, or one of vLLM's drafters"
+    elif given.method != METHOD:
+        yield from _own_problems(given)
     elif swallowed := _swallowed(given):
         yield f"speculative_config.{swallowed[0]}: has no effect here, for vLLM makes no drafts of its own"
     if parallel.pipeline_parallel_size > 1:
@@ -41,6 +42,19 @@ def _problems(config: Any) -> Iterator[str]:
             "VLLM_USE_RUST_FRONTEND: vLLM's front end in Rust has no middleware, so clients would choose their tenant; "
             "unset it, or leave out tenants, tenant_header and routers"
         )
+
+
+def _own_problems(given: Any) -> Iterator[str]:
+    """Of speculation for which vLLM makes the drafts."""
+    if given.method == "extract_hidden_states":
+        yield "speculative_config.method: extract_hidden_states drafts nothing"
+    for name, wanted in (
+        ("rejection_sample_method", "standard"),
+        ("draft_sample_method", "greedy"),
+        ("enable_adaptive_verification", False),
+    ):
+        if getattr(given, name) != wanted:
+            yield f"speculative_config.{name}: must be {wanted}, for a drafted token is accepted if vLLM draws it"
 
 
 def _swallowed(given: Any) -> list[str]:

@@ -29,7 +29,7 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler  #
 
 from outrider.vllm.graphs import DraftGraphs  # noqa: E402
 from outrider.vllm.kernels import accept_kernel, follow_kernel  # noqa: E402
-from outrider.vllm.scheduler import CHAINS  # noqa: E402
+from outrider.vllm.scheduler import CHAINS, METHOD  # noqa: E402
 from outrider.vllm.settings import check  # noqa: E402
 
 if current_platform.is_cpu():
@@ -71,18 +71,19 @@ class Worker(BaseWorker):
 def use_drafts(runner: Any) -> None:
     """Has a new runner take its drafts from the scheduler's output."""
     states = runner.req_states
-    # For its n-grams vLLM keeps all token ids on the GPU: here they lie where they do without speculation.
-    shape = states.max_num_reqs, states.max_model_len
-    states.all_token_ids = StagedWriteTensor(shape, torch.int32, states.device, uva_instead_of_gpu=True)
+    if not drafts_itself(runner):
+        # For its n-grams vLLM keeps all token ids on the GPU: here they lie where they do without speculation.
+        shape = states.max_num_reqs, states.max_model_len
+        states.all_token_ids = StagedWriteTensor(shape, torch.int32, states.device, uva_instead_of_gpu=True)
     update, initialize = runner.update_requests, runner.initialize_kv_cache
 
     def update_requests(scheduler_output: Any) -> None:
         """In each step, after new requests have their places and before inputs are prepared."""
         update(scheduler_output)
-        chains = getattr(scheduler_output, CHAINS, None)
         # vLLM orders a batch by it, and expands batches with drafts.
-        runner.decode_query_len = 1 + (runner.req_states.num_speculative_steps if chains else 0)
-        if chains:
+        drafted = bool(scheduler_output.scheduled_spec_decode_tokens)
+        runner.decode_query_len = 1 + (runner.req_states.num_speculative_steps if drafted else 0)
+        if chains := getattr(scheduler_output, CHAINS, None):
             follow_chains(runner.req_states, chains)
 
     def initialize_kv_cache(*args: Any, **kwargs: Any) -> None:
@@ -93,15 +94,25 @@ def use_drafts(runner: Any) -> None:
     runner.update_requests, runner.initialize_kv_cache = update_requests, initialize_kv_cache
 
 
+def drafts_itself(runner: Any) -> bool:
+    return bool(runner.speculative_config.method != METHOD)
+
+
 def verify_by_draw(runner: Any) -> None:
-    """Has a runner whose model is loaded verify by its own draw, and propose nothing itself."""
+    """Has a runner whose model is loaded verify by its own draw."""
+    if runner.rejection_sampler is not None:
+        runner.rejection_sampler = DrawSampler(runner.sampler, runner.speculative_config, runner.device)
+    if not drafts_itself(runner):
+        propose_nothing(runner)
+
+
+def propose_nothing(runner: Any) -> None:
     runner.speculator = None
     runner.num_speculative_steps = 0
     if runner.pp_handler is not None:
         runner.pp_handler.num_speculative_steps = 0
     if runner.rejection_sampler is None:
         return
-    runner.rejection_sampler = DrawSampler(runner.sampler, runner.speculative_config, runner.device)
     sample: Callable[..., Any] = runner.sample
 
     def sample_with_drafts(hidden_states: Tensor, input_batch: Any, *rest: Any, **more: Any) -> Any:

@@ -42,7 +42,8 @@ ROWS: dict[str, tuple[str, str]] = {
         "test_each_rank_verifies_drafts_and_texts_stay_the_same",
     ),
     "`--pipeline-parallel-size` above 1": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
-    "another method or further fields of `--speculative-config`": (
+    "another method of `--speculative-config`": (_RUNNER, "test_texts_with_drafts_are_those_of_vllm_alone"),
+    "fields of `--speculative-config` that would have no effect": (
         _SETTINGS,
         "test_a_setting_works_or_is_refused_by_name",
     ),

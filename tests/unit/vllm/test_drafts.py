@@ -111,6 +111,48 @@ def test_a_token_is_verified_if_it_is_worth_its_row() -> None:
     assert chosen(weighty) == [4, 5, 6]
 
 
+@pytest.mark.parametrize(
+    ("price", "speculation", "count"),
+    [
+        (0.0, Speculation(4, max_own_draft_tokens=8), 5),
+        (0.0, Speculation(4, max_own_draft_tokens=2), 2),
+        (0.0, Speculation(4), 0),
+        (0.99, Speculation(4, max_own_draft_tokens=8), 0),
+        (0.99, Speculation(4, max_own_draft_tokens=8, weight=50.0), 5),
+    ],
+)
+def test_the_engines_own_drafts_go_by_cap_price_and_weight(price: float, speculation: Speculation, count: int) -> None:
+    drafts = book(price)
+    drafts.adjust("a", speculation)
+    assert len(drafts.own_values("a", "eagle3", 5)) == count
+    assert not drafts.own_values("gone", "eagle3", 5)
+
+
+def test_a_chain_takes_the_place_of_the_engines_own_drafts_if_it_is_worth_more() -> None:
+    drafts = book(max_own_draft_tokens=4)
+    drafts.offer("a", DraftTree(3, (4, 5), chances=(0.97, 0.97)))
+    [(_, chain, count)] = drafts.choose([Decoding("a", 3, 100)], ROOMY, {"a": 1.0})
+    assert (chain.token_ids, count) == ((4, 5), 2)
+    assert not drafts.choose([Decoding("a", 3, 100)], ROOMY, {"a": 3.0})
+
+
+def test_the_engines_own_drafts_are_judged_by_what_was_accepted_of_them() -> None:
+    drafts = book(max_own_draft_tokens=4)
+    before = sum(drafts.own_values("a", "eagle3", 4))
+    for _ in range(20):
+        tokens = text(drafts)
+        tokens += (fresh := [7, 8])
+        # Of tokens that were rejected nobody says which they were.
+        chain = drafts.own_chain("a", "eagle3", [-1] * 4, fresh, 1)
+        found = drafts.committed("a", fresh, chain, 4, finished=False)
+        assert (len(found.draft), found.num_accepted, found.num_verified) == (4, 1, 2)
+        assert tokens_by_source(found.draft, range(1), range(2)) == [SourceTokens("eagle3", True, 4, 2, 1)]
+    assert sum(drafts.own_values("a", "eagle3", 4)) < before
+    tokens += [9, 2]
+    ended = drafts.committed("a", [9, 2], drafts.own_chain("a", "eagle3", [-1] * 4, [9, 2], 4), 4, finished=True)
+    assert (ended.num_accepted, ended.num_verified) == (2, 2)
+
+
 def test_drafts_take_no_block_that_is_not_free_and_no_token_that_a_step_has_not() -> None:
     drafts = book()
     drafts.offer("a", DraftTree(3, (4, 5, 6)))

@@ -105,8 +105,10 @@ class StepRow(Generic[S]):
 
     @property
     def rejected(self) -> list[int]:
-        """The drafted tokens of the longest path in the step, after as many as were accepted."""
-        return [self.draft.token_ids[node] for node in self.draft.longest()[len(self.accepted) :]]
+        """The drafted tokens of the longest path in the step, after as many as were accepted; without those that are
+        not known."""
+        found = [self.draft.token_ids[node] for node in self.draft.longest()[len(self.accepted) :]]
+        return [token_id for token_id in found if token_id >= 0]
 
     @property
     def num_branch_tokens(self) -> int:

@@ -68,8 +68,10 @@ class Feed:
         max_draft_tokens: int,
         pool: PoolThread | None,
         lookups: OwnDrafts,
+        *,
+        drafts_itself: bool = False,
     ) -> None:
-        """`max_draft_tokens`: what vLLM verifies in one step at most."""
+        """`max_draft_tokens`: what vLLM verifies in one step at most. `drafts_itself`: whether vLLM has a drafter."""
         self.num_refused = 0
         """Drafts that fit no request."""
         self._book = book
@@ -77,6 +79,7 @@ class Feed:
         self._max_draft_tokens = max_draft_tokens
         self._pool = pool
         self._lookups = lookups
+        self._drafts_itself = drafts_itself
         self._wait = MeasuredWait(round(config.max_wait_ms * 1e3))
         # Random start: ids must not repeat after a restart, while a router still knows those of the process before.
         self._ids = count(secrets.randbits(62) + 1)
@@ -92,11 +95,13 @@ class Feed:
     def open(self, request: Any) -> None:
         """From now on the request has drafts, if its tenant may have any, and a router is told of it."""
         tenant = tenant_of(request)
-        limit = min(self._config.cap_of(tenant), _asked(request), self._max_draft_tokens) if _is_text(request) else 0
-        routed = bool(self._config.routers) and _has_tokens_alone(request)
-        if request.request_id in self._open or not (limit > 0 or routed):
+        limit = max(0, min(self._config.cap_of(tenant), _asked(request), self._max_draft_tokens))
+        text, tokens_alone = _is_text(request), _has_tokens_alone(request)
+        routed = bool(self._config.routers) and tokens_alone
+        own = limit if text or (self._drafts_itself and tokens_alone) else 0
+        if request.request_id in self._open or not (own or routed):
             return
-        speculation = Speculation(max(0, limit), max_own_draft_tokens=max(0, limit))
+        speculation = Speculation(limit if text else 0, max_own_draft_tokens=own)
         # First what may fail.
         key, opening = SequenceKey(0, next(self._ids)), opening_of(request, speculation, tenant)
         announced = announcement_of(key, opening, request) if routed else None
