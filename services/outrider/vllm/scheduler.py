@@ -70,6 +70,8 @@ class _Scheduled:
 class Scheduler(BaseScheduler):
     """Its `book` holds the drafts. Whoever fills it opens and closes the requests there."""
 
+    dynamic_sd_lookup: list[int] | None
+
     def __new__(cls, vllm_config: Any, *args: Any, **kwargs: Any) -> Self:
         if vllm_config.scheduler_config.async_scheduling and not issubclass(cls, AsyncScheduler):
             cls = type(cls.__name__, (cls, AsyncScheduler), {})
