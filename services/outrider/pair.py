@@ -95,9 +95,10 @@ class Pair:
         params: SamplingParams | None = None,
         salt: bytes = b"",
         predictions: Sequence[Sequence[int]] = (),
+        report: Callable[[int], None] = lambda num_tokens: None,
     ) -> list[Answered]:
         """One answer per prompt, in their order. Greedy unless `params` are given; those are verified in coupled mode.
-        `predictions`: of each prompt's answer; none, or one per prompt.
+        `predictions`: of each prompt's answer; none, or one per prompt. `report`: told the tokens of each step.
 
         Sequences share cached prefixes only under equal salts. Raises InvalidRequest for a prompt that does not fit,
         and any worker's error.
@@ -117,7 +118,9 @@ class Pair:
             while waiting and len(running) < self._limits.max_sequences:
                 opening, answer = waiting.popleft()
                 running[self._open(opening)] = answer
-            for committed in self._step():
+            commits = self._step()
+            report(sum(len(committed.token_ids) for committed in commits))
+            for committed in commits:
                 _note(running[committed.key], committed, self._clock())
                 if running[committed.key].finished:
                     del running[committed.key]

@@ -6,7 +6,7 @@ does not say what was trained, shows here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -23,6 +23,8 @@ from outrider.tree import DraftTree
 # Every proposed token is verified, so that the share depends on no clock and on no policy of serving.
 _EVERY_TOKEN = ModelConfig(min_confidence=0.0, num_alternatives=0)
 GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=0)
+Report = Callable[[int], None]
+"""Told of tokens as they are answered."""
 _CONCURRENCY = 16
 _BLOCK = 16
 
@@ -38,13 +40,14 @@ def share(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     params: SamplingParams = GREEDY,
+    report: Report = lambda num_tokens: None,
 ) -> float:
     """Of the first drafted tokens those that the target accepts: it answers the prompts with this draft, which proposes
     one token in each step. Raises CheckpointError."""
     config = EngineConfig(num_blocks=num_blocks(prompts, max_new_tokens), device=target.info.device)
     drafter = load_drafter(draft, engine=config, model=_EVERY_TOKEN)
     pair = Pair(target, drafter, max_sequences=_CONCURRENCY, max_draft_tokens=1, row_price=lambda _: 0.0, lookups=())
-    answers = pair.answer(prompts, max_new_tokens, speculate=True, params=params)
+    answers = pair.answer(prompts, max_new_tokens, speculate=True, params=params, report=report)
     verified = sum(answer.num_verified for answer in answers)
     return round(sum(answer.num_accepted for answer in answers) / max(verified, 1), 4)
 
@@ -55,11 +58,12 @@ def share_of_head(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     params: SamplingParams = GREEDY,
+    report: Report = lambda num_tokens: None,
 ) -> float:
     """As `share`, of a head for the target: it reads the target's states over each answer, and its guesses are verified
     as in serving. After an accepted token comes one that nothing was drafted for."""
     plain = Pair(target, None, max_sequences=_CONCURRENCY)
-    answers = plain.answer(prompts, max_new_tokens, speculate=False, params=params)
+    answers = plain.answer(prompts, max_new_tokens, speculate=False, params=params, report=report)
     verdicts = [
         verdict
         for prompt, answer in zip(prompts, answers, strict=True)

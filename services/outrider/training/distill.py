@@ -239,12 +239,18 @@ def _acceptance(
     tokens = _ANSWER_TOKENS * len(prompts)
     for number, (name, draft, params) in enumerate(passes):
         said = f"what is accepted of {draft.name} at temperature {params.temperature:g}"
-        progress("measure", tokens * number, tokens * len(passes), said)
+        answered = [tokens * number]
+
+        def report(num_tokens: int, said: str = said, answered: list[int] = answered) -> None:
+            answered[0] += num_tokens
+            progress("measure", answered[0], tokens * len(passes), said)
+
+        report(0)
         if is_head(draft):
             head, _ = load_head_of(target, draft, config.device)
-            measured[name] = acceptance.share_of_head(engine, head, prompts, _ANSWER_TOKENS, params)
+            measured[name] = acceptance.share_of_head(engine, head, prompts, _ANSWER_TOKENS, params, report)
         else:
-            measured[name] = acceptance.share(engine, draft, prompts, _ANSWER_TOKENS, params)
+            measured[name] = acceptance.share(engine, draft, prompts, _ANSWER_TOKENS, params, report)
     return measured
 
 

@@ -344,7 +344,7 @@ class TimeLeft:
     ) -> None:
         self._write, self._clock, self._interval_s = write, clock, interval_s
         self._stage, self._first, self._began_s = "", 0, clock()
-        self._said = (0, 0, "")
+        self._said, self._said_s = (0, 0, ""), self._began_s
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="time left", daemon=True)
 
@@ -358,17 +358,19 @@ class TimeLeft:
 
     def __call__(self, stage: str, done: int, total: int, text: str) -> None:
         """`done` of `total` tokens of a stage. One stage comes after another."""
-        self._said = (done, total, text)
+        self._said, self._said_s = (done, total, text), self._clock()
         if stage != self._stage:
-            self._stage, self._first, self._began_s = stage, done, self._clock()
+            self._stage, self._first, self._began_s = stage, done, self._said_s
 
     def line(self) -> str:
-        passed_s, (done, total, text) = self._clock() - self._began_s, self._said
+        now_s, (done, total, text) = self._clock(), self._said
         if not self._stage:
-            return f"starting, for {span(passed_s)} now"
-        # What was done when this run began with a stage is no sign of this run's speed.
-        fresh = done - self._first
-        left = f"about {span((total - done) * passed_s / fresh)} left" if fresh > 0 else "time left not known yet"
+            return f"starting, for {span(now_s - self._began_s)} now"
+        # What was done when this run began with a stage is no sign of this run's speed; nor is a speed that has ended.
+        fresh, passed_s, silent_s = done - self._first, self._said_s - self._began_s, now_s - self._said_s
+        left_s = (total - done) * passed_s / fresh - silent_s if fresh > 0 else 0.0
+        known = silent_s <= passed_s and (left_s > 0 or done == total)
+        left = f"about {span(max(left_s, 0.0))} left" if fresh > 0 and known else "time left not known"
         said = f"{self._stage}: {100 * done // max(total, 1)} % ({done:,} of {total:,} tokens), {left}"
         return f"{said}; {text}" if text else said
 

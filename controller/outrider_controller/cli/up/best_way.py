@@ -31,7 +31,7 @@ async def with_best_way(config: StackConfig, target: Path, report: Callable[[str
     options = shlex.split(config.target_args)
     file = file_of(target, options)
     if kept(file) is None:
-        report("measures once which drafts are fastest on this machine: some 15 s")
+        report("measures once which drafts are fastest on this machine")
         try:
             await said_by("outrider.comparison.best_way", [config.target_model, str(file), *options], _unsaid)
         except CommandError as error:
