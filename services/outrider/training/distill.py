@@ -26,7 +26,7 @@ from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.head_student import KINDS, HeadLearner, taps_of, taps_of_start
 from outrider.training.loop import Learner, LoopConfig, Training
 from outrider.training.plain_student import PlainLearner
-from outrider.training.shards import Corpus, Sample
+from outrider.training.shards import KEPT_BACK, Corpus, Sample
 from outrider.training.student import ModelLearner, StudentConfig, commonest_tokens
 
 # What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
@@ -133,7 +133,7 @@ def _learn(
     started = time.monotonic()
     learner, revision = _learner(config, target, token_map), weights_revision(target)
     student = _plain(asdict(config.student))
-    same = [learner.kind, revision, config.start, config.student_model, student, token_map.tolist()]
+    same = [KEPT_BACK, learner.kind, revision, config.start, config.student_model, student, token_map.tolist()]
     training = Training(learner, _loop(config), config.work / f"training-{learner.kind}.pt", same, config.cipher)
     training.run(corpus, lambda done, total, note: progress("train", done, total, note))
     measured: dict[str, Any] = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import random
-import zlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +19,11 @@ from torch import Tensor
 from outrider.engine import CheckpointError
 from outrider.samples import Cipher
 
-# One prompt in 20 is kept back, with all answers to it; more of a small corpus, so that there are some 16.
-_ONE_IN, _FEWEST, _HELD_OUT_LIMIT = 20, 16, 256
+KEPT_BACK = 0.1
+"""Share of all prompts that no training sees. One number for every corpus: a prompt that is kept back once always is."""
+_HELD_OUT_LIMIT = 256
+# A long prompt is cut at its start, for the room that its answer needs: this end of it is always there.
+_END_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +56,33 @@ class Sample:
         start = int(self.answers.int().argmax()) if bool(self.answers.any()) else len(self.answers) // 2
         return [int(token_id) for token_id in self.token_ids[: start + 1]]
 
-    def held_out(self, one_in: int) -> bool:
-        """Decided by the prompt, so that no other answer to it is learnt from."""
-        return zlib.crc32(repr(self.prompt).encode()) % one_in == 0
+    @property
+    def place(self) -> float:
+        """Of the prompt among all prompts, from 0 to 1. It is the same for each answer to it."""
+        end = array("i", self.prompt[-_END_TOKENS:])
+        return int.from_bytes(hashlib.sha256(end.tobytes()).digest()[:8], "little") / 2**64
 
 
 class Corpus:
     """The shards of a directory: what is kept back, and the rest."""
 
     def __init__(self, directory: Path, vocab_size: int, cipher: Cipher | None = None) -> None:
-        """Reads each shard once. Raises CheckpointError for one that is damaged."""
+        """Raises CheckpointError for a shard that is damaged, and where there is nothing to learn from."""
         self._directory, self._cipher = directory, cipher
-        self._one_in = max(2, min(_ONE_IN, count_samples(directory, cipher) // _FEWEST))
         self.token_counts = torch.zeros(vocab_size)
         self.num_tokens = 0
-        self.held_out: list[Sample] = []
-        for shard in list_shards(directory):
-            samples = read_corpus(shard, cipher)
-            # Of a corpus that small that no prompt is chosen, one is.
-            kept = [s for s in samples if s.held_out(self._one_in)] or ([] if self.held_out else samples[:1])
-            self.held_out += [s.copied() for s in kept[: _HELD_OUT_LIMIT - len(self.held_out)]]
-            for sample in samples:
-                self.token_counts += torch.bincount(sample.token_ids.long(), minlength=vocab_size)
-                self.num_tokens += len(sample.token_ids)
+        places = set[float]()
+        for sample in self._samples():
+            places.add(sample.place)
+            self.token_counts += torch.bincount(sample.token_ids.long(), minlength=vocab_size)
+            self.num_tokens += len(sample.token_ids)
+        # Of a corpus that small that no prompt is below, one is: a corpus that grows never keeps back what was learnt.
+        self._bound = max(KEPT_BACK, min(places, default=0.0))
+        if max(places, default=0.0) <= self._bound:
+            message = "all its prompts are kept back: there is nothing to learn from until it has more of them"
+            raise CheckpointError(str(directory), message)
+        kept = (sample.copied() for sample in self._samples() if sample.place <= self._bound)
+        self.held_out = list(itertools.islice(kept, _HELD_OUT_LIMIT))
 
     def passes(self, rng: random.Random) -> Iterator[list[Sample]]:
         """The samples to learn from, a shard at a time, in an order of its own in each pass; endless."""
@@ -81,9 +90,12 @@ class Corpus:
             shards = list_shards(self._directory)
             rng.shuffle(shards)
             for shard in shards:
-                samples = read_corpus(shard, self._cipher)
-                # A tiny corpus may be nothing but what is held out.
-                yield [s for s in samples if not s.held_out(self._one_in)] or samples
+                if found := [one for one in read_corpus(shard, self._cipher) if one.place > self._bound]:
+                    yield found
+
+    def _samples(self) -> Iterator[Sample]:
+        for shard in list_shards(self._directory):
+            yield from read_corpus(shard, self._cipher)
 
 
 def list_shards(directory: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -9,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.engine import Engine, EngineConfig, Row
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.loading.loader import load_engine
 from outrider.samples import SampleStore
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training.corpus import CorpusConfig, write_corpus
-from outrider.training.shards import Corpus, Sample, list_shards, read_corpus
+from outrider.training.shards import Corpus, Sample, list_shards, read_corpus, save_shard
 from outrider.training.texts import read_prompts, read_recorded, read_samples
 from torch import Tensor
 
@@ -129,15 +130,52 @@ def test_answers_that_exist_are_read_and_none_is_written(engine: Engine, tmp_pat
         torch.testing.assert_close(hidden, sample.hidden, rtol=1e-4, atol=1e-4)
 
 
+def answered(prompt: Sequence[int], answer: Sequence[int]) -> Sample:
+    ids = torch.tensor([*prompt, *answer], dtype=torch.int32)
+    answers = torch.arange(1, len(ids)) >= len(prompt)
+    return Sample(ids, torch.zeros(len(ids) - 1, 2), answers)
+
+
+def split(directory: Path, shards: int) -> tuple[set[tuple[int, ...]], set[tuple[int, ...]]]:
+    """Which prompts are kept back, and which are learnt in whole passes."""
+    found, rng = Corpus(directory, 384), random.Random(0)
+    passes = itertools.islice(found.passes(rng), 3 * shards)
+    learnt = {tuple(sample.prompt) for samples in passes for sample in samples}
+    assert found.num_tokens == found.token_counts.sum()
+    return {tuple(sample.prompt) for sample in found.held_out}, learnt
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_kept_back_was_never_learnt_whatever_shard_it_is_in_and_however_the_corpus_has_grown(
+    tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    prompts = [[rng.randrange(384) for _ in range(rng.choice((1, 9, 600)))] for _ in range(rng.choice((3, 20, 200)))]
+    learnt: set[tuple[int, ...]] = set()
+    for number in range(4):
+        # The last shard of a run is often tiny; and prompts come again, with another answer and another cut.
+        some = rng.sample(prompts, max(2, len(prompts) >> number)) if number < 3 else [rng.choice(prompts)]
+        cut = [prompt[-rng.choice((512, 590, 600)) :] for prompt in some]
+        save_shard([answered(prompt, [1] * rng.randrange(1, 5)) for prompt in cut], tmp_path, number)
+        kept, now = split(tmp_path, number + 1)
+        learnt |= {prompt[-512:] for prompt in now}
+        assert kept and now and not {prompt[-512:] for prompt in kept} & learnt
+    ours = {tuple(prompt[-512:]) for prompt in prompts}
+    assert {prompt[-512:] for prompt in kept | now} == ours
+
+
+def test_a_corpus_in_which_nothing_is_left_to_learn_from_is_refused(tmp_path: Path) -> None:
+    save_shard([answered([7, 8], [9]), answered([7, 8], [10])], tmp_path, 0)
+    with pytest.raises(CheckpointError, match="all its prompts are kept back"):
+        Corpus(tmp_path, 384)
+
+
 def test_no_answer_to_a_prompt_that_is_held_out_is_learnt_from(engine: Engine, tmp_path: Path) -> None:
     file = lines(tmp_path / "prompts.jsonl", *({"prompt": f"Question {n}"} for n in range(80)))
     config = CorpusConfig(prompts=tuple(read_prompts(file)), answer_tokens=4)
     corpus(engine, tmp_path / "corpus", config)
-    found = Corpus(tmp_path / "corpus", 384)
-    kept = {tuple(sample.prompt) for sample in found.held_out}
-    learnt = {tuple(sample.prompt) for sample in next(found.passes(random.Random(0)))}
-    assert kept and learnt and not kept & learnt
-    assert len(kept) + len(learnt) == 80 and found.num_tokens == found.token_counts.sum()
+    kept, learnt = split(tmp_path / "corpus", 1)
+    assert kept and learnt and not kept & learnt and len(kept) + len(learnt) == 80
 
 
 BAD_PROMPTS = {
