@@ -20,7 +20,7 @@ from outrider.engine import CheckpointError
 from outrider.samples import Cipher
 
 KEPT_BACK = 0.1
-"""Share of all prompts that no training sees. One number for every corpus: a prompt that is kept back once always is."""
+"""Share of all prompts that no training sees. One number for every corpus, so that none is kept back only sometimes."""
 _HELD_OUT_LIMIT = 256
 # A long prompt is cut at its start, for the room that its answer needs: this end of it is always there.
 _END_TOKENS = 512
