@@ -24,11 +24,16 @@ _NO_MEMORY = 77
 """Exit status of a process that reached its bound of memory."""
 _MAX_WAIT_S = 60.0
 """For an answer, on a machine that is busy: nothing in such a process waits, so that its processor time ends before."""
+_OF_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 Answer = Callable[[bytes], bytes]
 
 
 class OutOfBounds(Exception):
     """The work took too much, and its process has ended. The text says of what."""
+
+    def __init__(self, message: str, *, of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.of_memory = of_memory
 
 
 class BoundedProcess:
@@ -44,28 +49,41 @@ class BoundedProcess:
         self._cpu_s, self._extra_bytes = cpu_s, extra_bytes
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._started = False
 
     def ask(self, question: bytes) -> bytes:
-        """Raises OutOfBounds, and Overloaded where something else has killed the process, or a busy machine let it wait
+        """Raises OutOfBounds, and Overloaded where something else has ended the process, or a busy machine let it wait
         too long."""
+        used = self._child is not None
+        try:
+            return self._asked(question)
+        except OutOfBounds as error:
+            if not (used and error.of_memory):
+                raise
+        # What it kept of earlier questions is no part of the answer.
+        return self._asked(question)
+
+    def _asked(self, question: bytes) -> bytes:
         if self._child is None or self._child.poll() is not None:
             self._start()
         assert self._connection is not None
+        ready = False
         try:
             self._connection.send_bytes(question)
-            if self._connection.poll(_MAX_WAIT_S):
-                return self._connection.recv_bytes()
+            # The first is to say that it has started.
+            while self._connection.poll(_MAX_WAIT_S):
+                answer, ready = self._connection.recv_bytes(), True
+                if self._started:
+                    return answer
+                self._started = True
         except (EOFError, ConnectionError):
             pass
-        why, killed = self._ended()
-        if killed:
-            raise Overloaded(f"the machine is too busy for it: {why}", retry_after_s=1.0)
-        raise OutOfBounds(why)
+        raise self._ended(ready or self._started)
 
     def close(self) -> None:
         if self._child is not None:
             self._child.kill()
-            self._ended()
+            self._ended(started=True)
 
     def _start(self) -> None:
         ours, theirs = Pipe()
@@ -73,13 +91,13 @@ class BoundedProcess:
             bounds = [str(theirs.fileno()), str(self._cpu_s), str(self._extra_bytes)]
             command = bound_to_us([sys.executable, "-P", "-m", self._module, *bounds])
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._connection = ours
+        self._connection, self._started = ours, False
         # A process that has ended already is found when it is asked.
         with suppress(ConnectionError):
             ours.send_bytes(self._setting)
 
-    def _ended(self) -> tuple[str, bool]:
-        """Ends the process, if it has not. Why it has, and whether it was killed."""
+    def _ended(self, started: bool) -> OutOfBounds | Overloaded:
+        """Ends the process, if it has not ended. Says why it has."""
         child, connection = self._child, self._connection
         assert child is not None and connection is not None
         self._child = self._connection = None
@@ -89,10 +107,14 @@ class BoundedProcess:
         child.kill()
         status = child.wait()
         if status == -signal.SIGPROF:
-            return f"it takes more than {self._cpu_s:g} s of processor time", False
+            return OutOfBounds(f"it takes more than {self._cpu_s:g} s of processor time")
         if status == _NO_MEMORY:
-            return f"it takes more than {self._extra_bytes >> 20} MiB of memory", False
-        return f"its process ended with status {status}", status == -signal.SIGKILL
+            return OutOfBounds(f"it takes more than {self._extra_bytes >> 20} MiB of memory", of_memory=True)
+        why = f"its process ended with status {status}"
+        if started and -status not in _OF_OTHERS:
+            # Rust aborts where it gets no memory.
+            return OutOfBounds(why, of_memory=status == -signal.SIGABRT)
+        return Overloaded(f"the machine is too busy for it: {why}", retry_after_s=1.0)
 
 
 def serve(make: Callable[[bytes], Answer]) -> None:
@@ -102,6 +124,7 @@ def serve(make: Callable[[bytes], Answer]) -> None:
     with Connection(file) as connection, suppress(EOFError, ConnectionError):
         answer = make(connection.recv_bytes())
         _bound_memory(extra_bytes)
+        connection.send_bytes(b"")
         while True:
             question = connection.recv_bytes()
             # Its signal ends a process that does not handle it.

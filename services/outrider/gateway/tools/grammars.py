@@ -38,23 +38,32 @@ class GrammarMaker:
 
     def __init__(self) -> None:
         self._processes = threading.local()
-        self._answers: OrderedDict[bytes, bytes] = OrderedDict()
-        """By the hash of the question."""
+        self._answers: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+        """By the hash of the question, and by the tenant where it took too much: that may not happen again."""
 
     async def make(self, asked: Grammatical, marks: Marks, thought: Thought, tenant: str) -> str:
         """In llguidance's notation, with the reasoning that may come before it. Raises InvalidRequest or NotSupported
         with the client's field."""
         question = pickle.dumps((asked, NamedMarks.of(marks, MARKERS), thought))
-        digest = hashlib.blake2b(question, digest_size=16).digest()
-        if (answer := self._answers.pop(digest, None)) is None:
-            answer = await asyncio.wrap_future(self._turns.submit(tenant, lambda: self._ask(question, asked.field)))
-        self._answers[digest] = answer
-        if len(self._answers) > _MAX_CACHED:
-            self._answers.popitem(last=False)
+        key = "", hashlib.blake2b(question, digest_size=16).digest()
+        if (answer := self._known(key) or self._known((tenant, key[1]))) is None:
+            try:
+                answer = await asyncio.wrap_future(self._turns.submit(tenant, lambda: self._ask(question)))
+            except OutOfBounds:
+                key = tenant, key[1]
+                answer = _answer("is too complex: it takes too much time or memory to read", "invalid", asked.field)
+            self._answers[key] = answer
+            if len(self._answers) > _MAX_CACHED:
+                self._answers.popitem(last=False)
         found = json.loads(answer)
         if error := _ERRORS.get(found["error"]):
             raise error(found["field"], found["text"])
         return str(found["text"])
+
+    def _known(self, key: tuple[str, bytes]) -> bytes | None:
+        if key in self._answers:
+            self._answers.move_to_end(key)
+        return self._answers.get(key)
 
     def close(self) -> None:
         """Running work ends by itself."""
@@ -65,15 +74,12 @@ class GrammarMaker:
     def _turns(self) -> TenantTurns:
         return TenantTurns(_THREADS, "make grammar", most_per_tenant=_THREADS - 1, nice=_NICE)
 
-    def _ask(self, question: bytes, field: str) -> bytes:
+    def _ask(self, question: bytes) -> bytes:
         process: BoundedProcess | None = getattr(self._processes, "one", None)
         if process is None:
             # One for each thread, because it ends with the thread that starts it.
             process = self._processes.one = BoundedProcess(__name__, cpu_s=_CPU_S, extra_bytes=_BYTES)
-        try:
-            return process.ask(question)
-        except OutOfBounds:
-            return _answer("is too complex: it takes too much time or memory to read", "invalid", field)
+        return process.ask(question)
 
 
 def _answer(text: str, error: str = "", field: str | None = None) -> bytes:
