@@ -6,7 +6,7 @@ A message is shown to the client: never quote a prompt in one.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 MAX_MESSAGE_CHARS = 1000
 """Bound of the message of an error that leaves the process; the rest is cut off."""
@@ -64,6 +64,16 @@ class OutriderError(Exception):
 
     def __str__(self) -> str:
         return f"{self.field}: {self.message}" if self.field else self.message
+
+
+E = TypeVar("E", bound=Exception)
+
+
+def without_frames(error: E) -> E:
+    """The error, to be kept: it refers no longer to the frames that it came through. Where they refer to what keeps it,
+    all their objects would live until the garbage collector comes."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 class InvalidRequest(OutriderError, ValueError):

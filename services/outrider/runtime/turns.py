@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from outrider.errors import OutriderError, without_frames
+
 T = TypeVar("T")
 _Work = tuple[Future[Any], Callable[[], Any]]
 _STACK_BYTES = 256 << 20
@@ -96,5 +98,11 @@ class TenantTurns:
 def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         future.set_result(work())
+    except OutriderError as error:
+        # An answer like any other: nobody looks for the place that it comes from.
+        future.set_exception(without_frames(error))
     except BaseException as error:
         future.set_exception(error)
+    finally:
+        # The error may refer to this frame.
+        del future, work

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, OutriderError
 from outrider.options.logprobs import TokenLogprobs
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.speculation.logits import LogitsProcessor
@@ -67,10 +67,10 @@ class Verdict:
     """The candidate's rows after the first that belong to the accepted tokens: 1, 2, … for a chain."""
     logprobs: Sequence[TokenLogprobs] = ()
     """One per token, when requested."""
-    error: InvalidRequest | None = None
+    error: OutriderError | None = None
     """Why the target cannot choose a token; nothing is emitted then."""
 
-    def cut_before(self, row: int, error: InvalidRequest) -> None:
+    def cut_before(self, row: int, error: OutriderError) -> None:
         """Drops the tokens that `row` or a later one decides. Without the first row only the error is left.
 
         Exact: what is emitted depends on earlier rows alone.

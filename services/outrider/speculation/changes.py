@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import InvalidRequest
+from outrider.errors import OutriderError, without_frames
 from outrider.speculation.candidates import Candidate
 from outrider.speculation.columns import Columns
 from outrider.speculation.logits import LogitsProcessor, RowRefused
@@ -100,8 +100,8 @@ class Changes:
         for place, (row, prefix) in enumerate(zip(rows, candidate.prefixes(), strict=True)):
             try:
                 mask = processor.mask(prefix)
-            except InvalidRequest as error:
-                self.refused[number] = RowRefused(place, error)
+            except OutriderError as error:
+                self.refused[number] = RowRefused(place, without_frames(error))
                 return
             if mask is not None:
                 self._masks.append((row, mask))

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, OutriderError
 from outrider.options.logits import MAX_BAD_WORD_TOKENS, LogitsOptions
 
 
@@ -36,7 +36,8 @@ class Grammar(Protocol):
     def allowed(self, prefix: Sequence[int]) -> bytes | None:
         """The tokens allowed after the committed tokens and `prefix`: a bit for each, the lowest of a byte first. All
         masks of a model have one length. None when the prefix itself is not allowed. Raises InvalidRequest when the
-        mask costs more than a step may spend on it, MaskLate when it is not made yet."""
+        mask costs more than a step may spend on it, Overloaded when others hold the memory for it, MaskLate when it is
+        not made yet. After drafted tokens it may raise the first where it would not if they were committed."""
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens the grammar allows in sequence."""
@@ -45,7 +46,7 @@ class Grammar(Protocol):
 class RowRefused(Exception):
     """A grammar has no mask for this row, and later rows were not looked at."""
 
-    def __init__(self, row: int, error: InvalidRequest) -> None:
+    def __init__(self, row: int, error: OutriderError) -> None:
         super().__init__(row)
         self.row = row
         self.error = error
@@ -136,8 +137,8 @@ class LogitsProcessor:
         return len(token_ids) if self._grammar is None else self._grammar.num_allowed(token_ids)
 
     def mask(self, prefix: Sequence[int]) -> bytes | None:
-        """What the grammar allows after the committed tokens and `prefix`, as Grammar.allowed. Raises
-        InvalidRequest."""
+        """What the grammar allows after the committed tokens and `prefix`, as Grammar.allowed. Raises as that
+        does."""
         return None if self._grammar is None else self._grammar.allowed(prefix)
 
     def banned(self, prefix: Sequence[int]) -> list[int]:

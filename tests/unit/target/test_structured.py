@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -323,6 +325,103 @@ async def test_what_would_be_compiled_for_hours_leaves_its_thread_and_is_on_the_
     assert found.num_allowed(TOKENIZER.encode("ab")) == 2
 
 
+class Failing(Grammar):
+    """Has no mask."""
+
+    def __init__(self, inner: Grammar) -> None:
+        self._inner = inner
+
+    def allowed(self, prefix: Sequence[int]) -> bytes | None:
+        raise InvalidRequest("logits.grammar", "is too complex")
+
+
+@contextmanager
+def collector_off() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until_s
+        await asyncio.sleep(0.01)
+
+
+async def eventually_nothing_is_held(compiler: GrammarCompiler) -> None:
+    """Threads drop their last references a little later."""
+    await eventually(lambda: not any(each.users for each in compiler._cached.values()))
+    compiler._cached.clear()
+    await eventually(lambda: not compiler.memory.num_bytes)
+
+
+async def _followed_to_a_fault(compiler: GrammarCompiler, grammar: str, text: str) -> None:
+    matcher = await compiler.compile_on_thread(grammar, (), "a")
+    with pytest.raises(InvalidRequest):
+        for token in TOKENIZER.encode(text):
+            while True:
+                try:
+                    matcher.allowed(())
+                    break
+                except MaskLate:
+                    await asyncio.sleep(0.001)
+            matcher.advance([token])
+        await asyncio.sleep(0.05)
+        matcher.allowed(())
+
+
+@pytest.mark.parametrize("how", ["refused", "broken at its opening", "broken", "at a limit", "abandoned", "run"])
+async def test_memory_is_free_when_the_last_holder_ends_without_the_collector(tiny: Path, how: str) -> None:
+    """One that ends by an error holds nothing either: a tenant's share would be full with nothing running."""
+    compiler, choice = GrammarCompiler(tiny, VOCAB, [EOS]), ASKED[1].to_grammar()
+    with collector_off():
+        match how:
+            case "refused":
+                with pytest.raises(InvalidRequest):
+                    await compiler.compile_on_thread(TOO_LARGE["repetitions"], (), "a")
+            case "broken at its opening":
+                with pytest.raises(InvalidRequest):
+                    await compiler.compile_on_thread(choice, TOKENIZER.encode("x"), "a")
+            case "broken":
+                await _followed_to_a_fault(compiler, choice, "zz")
+            case "at a limit":
+                await _followed_to_a_fault(compiler, DEEP[0], "b" * 80 + "a" * 100)
+            case "abandoned":
+                compiling = asyncio.ensure_future(compiler.compile_on_thread(choice, (), "a"))
+                await asyncio.sleep(0.001)
+                compiling.cancel()
+                await asyncio.wait([compiling])
+                del compiling
+            case _:
+                opened, failing = asking(compiler, ASKED[1], False)[:2]
+                assert failing.grammar is not None
+                bench = Bench(tiny)
+                bench.open(0, opened)
+                bench.open(1, replace(failing, grammar=Failing(failing.grammar)))
+                bench.run()
+                assert bench.answers[key(1)].errors
+                del opened, failing, bench
+        await eventually_nothing_is_held(compiler)
+
+
+async def test_free_memory_goes_back_to_the_system(tiny: Path) -> None:
+    """Each thread's would be kept for that thread."""
+    compiler, process = GrammarCompiler(tiny, VOCAB, [EOS], most_bytes=64 << 20), psutil.Process()
+    await compiler.compile_on_thread(ASKED[1].to_grammar(), (), "a")
+    before = process.memory_info().rss
+    for number in range(12):
+        grammar = Structured("regex", rf"(.{{0,{120 + number}}}a){{2}}b", "x").to_grammar()
+        matcher = await compiler.compile_on_thread(grammar, (), "a")
+        matcher.advance(TOKENIZER.encode("ab" * 40))
+    del matcher
+    await eventually_nothing_is_held(compiler)
+    await eventually(lambda: process.memory_info().rss - before < 8 << 20)
+
+
 def test_what_is_refused_is_refused_again_without_another_trial(tiny: Path) -> None:
     compiler = GrammarCompiler(tiny, VOCAB, [EOS])
     with pytest.raises(InvalidRequest) as first:
@@ -451,11 +550,16 @@ def test_masks_that_come_late_end_no_answer(tiny: Path) -> None:
         def is_error(self) -> bool:
             return False
 
-        def consume_tokens(self, ids: list[int]) -> bool:
+        def consume_token(self, token_id: int) -> bool:
             return True
 
+    class Free:
+        lock = threading.Lock()
+
+        def measured(self, matcher: object, mask_bytes: int) -> None: ...
+
     now_s, slow = 0.0, Slow()
-    matcher = GrammarMatcher(slow, [EOS])  # type: ignore[arg-type]
+    matcher = GrammarMatcher(slow, [EOS], Free())  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "thread_time", lambda: now_s)
         for _ in range(1000):

@@ -22,17 +22,17 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.errors import InvalidRequest, NotSupported, Overloaded
+from outrider.errors import InvalidRequest, NotSupported
 from outrider.rpc.v1 import tokenizer_pb2
 from outrider.runtime.bounded import BoundedProcess, OutOfBounds
 from outrider.runtime.turns import TenantTurns
 from outrider.speculation import Grammar
 from outrider.target.config import GRAMMAR_BYTES
 from outrider.target.grammars import trial
-from outrider.target.grammars.matcher import FIELD, GrammarMatcher, ThreadedMatcher, WaitAllowance
+from outrider.target.grammars.matcher import FIELD, GrammarMatcher, Refusal, ThreadedMatcher, WaitAllowance
 from outrider.target.grammars.memory import TENANT_SHARE, GrammarMemory, footprint
 from outrider.target.grammars.tokenizer import read_tokenizer
-from outrider.target.grammars.trial import TrialSetting, process_bytes
+from outrider.target.grammars.trial import Trial, TrialSetting, process_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_COMPILE_S = 4.0
 """Processor time. The largest grammar that fits a message takes about a second to compile on a slow core."""
-_MAX_CACHED, _MAX_FAULTS = 64, 1024
+_MAX_CACHED, _MAX_TRIED = 64, 1024
 STEP_FUEL = 50_000
 """What the lexer may spend on one mask in a trial: some 4 ms."""
 _LEEWAY = 4
@@ -52,6 +52,12 @@ _MAX_SYMBOLS = 500_000
 _COMPILE_THREADS = 2
 _MAX_MASK_THREADS = 4
 _NICE = 10
+_TOO_LARGE = Refusal("is too complex: it needs more memory than a tenant's grammars may have")
+_NO_ROOM = Refusal("running requests use all memory for grammars", busy=True)
+
+
+_Key = tuple[str, bytes]
+"""A tenant, and the hash of a grammar. What one tenant's texts make of a lexer is of no effect on another's."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -59,7 +65,7 @@ class _Compiled:
     """A grammar at its start. Copies of the matcher share its lexer."""
 
     matcher: LLMatcher
-    num_chars: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
     users: set[object] = field(default_factory=set)
     """One for each sequence that runs."""
 
@@ -101,10 +107,10 @@ class GrammarCompiler:
         }
         self._limits = self._trial_limits | {"step_lexer_fuel": _LEEWAY * step_fuel}
         self._masks_on_threads = masks_on_threads
-        self._cached: OrderedDict[bytes, _Compiled] = OrderedDict()
-        """By the grammar's hash; the last used is last."""
-        self._faults: OrderedDict[bytes, str] = OrderedDict()
-        """Of what was tried, empty for none. By the grammar's hash."""
+        self._cached: OrderedDict[_Key, _Compiled] = OrderedDict()
+        """The last used is last."""
+        self._tried: OrderedDict[_Key, Trial] = OrderedDict()
+        """What depends on the grammar alone is under no tenant; that it took too long is not sure to happen again."""
         self._trials = threading.local()
         self._checkpoint = checkpoint
         self._vocab_size = vocab_size
@@ -134,6 +140,8 @@ class GrammarCompiler:
             found = await asyncio.wrap_future(compiling)
         finally:
             compiling.cancel()
+            # An error that it has refers to this frame.
+            del compiling
         if not self._masks_on_threads:
             return found
         submit = partial(self._mask_turns.submit, tenant)
@@ -164,28 +172,40 @@ class GrammarCompiler:
         """Two threads may compile the same: the second result is then kept."""
         digest = hashlib.blake2b(grammar.encode(), digest_size=16).digest()
         with self._lock:
-            if compiled := self._cached.get(digest):
-                self._cached.move_to_end(digest)
+            if compiled := self._cached.get((tenant, digest)):
+                self._cached.move_to_end((tenant, digest))
                 return compiled
-        compiled = self._compiled(digest, grammar, tenant)
+        trial = self._trial(digest, grammar, tenant)
+        if trial.fault:
+            raise InvalidRequest(FIELD, trial.fault)
+        compiled = self._compiled(grammar, tenant, trial.peak_bytes)
         with self._lock:
-            self._cached[digest] = compiled
+            self._cached[tenant, digest] = compiled
             while len(self._cached) > _MAX_CACHED:
                 self._cached.popitem(last=False)
         return compiled
 
-    def _compiled(self, digest: bytes, grammar: str, tenant: str) -> _Compiled:
-        if fault := self._fault(digest, grammar):
-            raise InvalidRequest(FIELD, fault)
-        matcher = self._built(grammar)
-        compiled = _Compiled(matcher, len(grammar))
-        weakref.finalize(compiled, self.memory.release, id(compiled))
-        held = footprint(matcher, len(grammar), self._vocab_size).shared
+    def _compiled(self, grammar: str, tenant: str, peak_bytes: int) -> _Compiled:
+        """`peak_bytes`: what it may take meanwhile."""
+        with self._held_meanwhile(tenant, peak_bytes):
+            compiled = _Compiled(self._built(grammar))
+            weakref.finalize(compiled, self.memory.release, id(compiled))
+        held = footprint(compiled.matcher, len(grammar), self._vocab_size).shared
         if held > TENANT_SHARE * self.memory.most_bytes:
-            raise InvalidRequest(FIELD, "is too complex: it needs more memory than a tenant's grammars may have")
+            raise InvalidRequest(FIELD, _TOO_LARGE.message)
         if not self._hold(id(compiled), tenant, held):
-            raise Overloaded("running requests use all memory for grammars", retry_after_s=1.0)
+            raise _NO_ROOM.error
         return compiled
+
+    @contextmanager
+    def _held_meanwhile(self, tenant: str, num_bytes: int) -> Iterator[None]:
+        part = object()
+        if not self._hold(part, tenant, num_bytes):
+            raise _NO_ROOM.error
+        try:
+            yield
+        finally:
+            self.memory.release(part)
 
     def _read_vocabulary(self) -> tuple[LLTokenizer, TrialSetting]:
         with self._reading:
@@ -201,12 +221,13 @@ class GrammarCompiler:
         limits = LLParserLimits(**self._limits, verbose_errors=True)
         return LLMatcher(self._read_vocabulary()[0], grammar, log_level=0, limits=limits)
 
-    def _fault(self, digest: bytes, grammar: str) -> str:
-        """What another process finds, in bounds that the kernel keeps; empty if the grammar can be followed."""
+    def _trial(self, digest: bytes, grammar: str, tenant: str) -> Trial:
+        """What another process finds, in bounds that the kernel keeps."""
         with self._lock:
-            if (known := self._faults.get(digest)) is not None:
-                self._faults.move_to_end(digest)
-                return known
+            for key in (("", digest), (tenant, digest)):
+                if (known := self._tried.get(key)) is not None:
+                    self._tried.move_to_end(key)
+                    return known
         # One for each thread, because it ends with the thread that starts it.
         process: BoundedProcess | None = getattr(self._trials, "process", None)
         if process is None:
@@ -215,46 +236,32 @@ class GrammarCompiler:
             most_bytes = int(TENANT_SHARE * self.memory.most_bytes)
             process = BoundedProcess(trial.__name__, setting.to_bytes(), cpu_s=self._max_s, extra_bytes=most_bytes)
             self._trials.process = process
+        key = "", digest
         try:
-            fault = process.ask(grammar.encode()).decode()
+            found = Trial.from_bytes(process.ask(grammar.encode()))
         except OutOfBounds as error:
             log.info("a grammar was refused: %s", error)
-            fault = "is too complex: it takes too much time or memory to compile"
+            key, found = (tenant, digest), Trial("is too complex: it takes too much time or memory to compile")
         with self._lock:
-            self._faults[digest] = fault
-            while len(self._faults) > _MAX_FAULTS:
-                self._faults.popitem(last=False)
-        return fault
+            self._tried[key] = found
+            while len(self._tried) > _MAX_TRIED:
+                self._tried.popitem(last=False)
+        return found
 
     def _matcher(self, grammar: str, compiled: _Compiled, tenant: str) -> GrammarMatcher:
         """A new user of the grammar, until nobody refers to it."""
-        owner = object()
-        measured = partial(self._measure, compiled, owner, tenant)
-        renewed = partial(self._renewed, grammar, compiled)
-        found = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids, measured, renewed)
-        compiled.users.add(owner)
+        lexing = _Lexing(self, grammar, compiled, tenant)
+        found = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids, lexing)
         # Neither takes this object's lock: they may run in any thread, also in one that holds it.
-        weakref.finalize(found, compiled.users.discard, owner)
-        weakref.finalize(found, self.memory.release, owner)
+        weakref.finalize(found, compiled.users.discard, lexing.owner)
+        weakref.finalize(found, self.memory.release, lexing.owner)
         return found
 
-    def _renewed(self, grammar: str, spent: _Compiled) -> LLMatcher:
-        """A matcher with a lexer of its own. New sequences get one too, and not that of `spent`."""
+    def _forget(self, spent: _Compiled) -> None:
+        """New sequences do not get its lexer."""
         with self._lock:
-            for digest in [digest for digest, each in self._cached.items() if each is spent]:
-                del self._cached[digest]
-        return self._built(grammar)
-
-    def _measure(self, compiled: _Compiled, owner: object, tenant: str, matcher: LLMatcher, alone: bool) -> None:
-        """Counts what the grammar and this matcher hold now; `alone`: its lexer is its own. Raises InvalidRequest where
-        that is too much."""
-        held = footprint(matcher, compiled.num_chars, self._vocab_size)
-        if alone:
-            fits = self._hold(owner, tenant, held.shared + held.own)
-        else:
-            fits = self._hold(id(compiled), tenant, held.shared) and self._hold(owner, tenant, held.own)
-        if not fits:
-            raise InvalidRequest(FIELD, "is too complex: its states use all memory for grammars")
+            for key in [key for key, each in self._cached.items() if each is spent]:
+                del self._cached[key]
 
     def _hold(self, part: object, tenant: str, num_bytes: int) -> bool:
         """Forgets unused grammars where there is too little memory. False where that is not enough."""
@@ -266,7 +273,7 @@ class GrammarCompiler:
     def _forget_one(self) -> bool:
         """Forgets the unused grammar that was used longest ago. False where there is none."""
         with self._lock:
-            unused = next((digest for digest, each in self._cached.items() if not each.users), None)
+            unused = next((key for key, each in self._cached.items() if not each.users), None)
             if unused is None:
                 return False
             # Its memory is released as the last reference ends: here, if no thread is about to use it.
@@ -289,6 +296,39 @@ class GrammarCompiler:
         except Exception as error:  # a target serves without one; requests that need it are refused
             log.info("no structured output: %s: %s", type(error).__name__, error)
             return None
+
+
+class _Lexing:
+    """Of one sequence."""
+
+    def __init__(self, compiler: GrammarCompiler, grammar: str, compiled: _Compiled, tenant: str) -> None:
+        self.owner = object()
+        """Of what is this sequence's own."""
+        self._compiler = compiler
+        self._grammar = grammar
+        self._compiled = compiled
+        self._tenant = tenant
+        compiled.users.add(self.owner)
+
+    @property
+    def lock(self) -> threading.Lock:
+        return self._compiled.lock
+
+    def renewed(self) -> LLMatcher:
+        compiler, spent = self._compiler, self._compiled
+        compiler._forget(spent)
+        self._compiled = _Compiled(compiler._built(self._grammar))
+        weakref.finalize(self._compiled, compiler.memory.release, id(self._compiled))
+        spent.users.discard(self.owner)
+        return self._compiled.matcher
+
+    def measured(self, matcher: LLMatcher, mask_bytes: int) -> Refusal | None:
+        compiler, tenant = self._compiler, self._tenant
+        held = footprint(matcher, len(self._grammar), compiler._vocab_size)
+        own = held.own + mask_bytes
+        if compiler._hold(id(self._compiled), tenant, held.shared) and compiler._hold(self.owner, tenant, own):
+            return None
+        return _TOO_LARGE if held.shared + own > TENANT_SHARE * compiler.memory.most_bytes else _NO_ROOM
 
 
 def _vocabulary_of(checkpoint: Path) -> str:

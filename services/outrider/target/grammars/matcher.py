@@ -10,11 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from outrider.errors import InvalidRequest
+from outrider.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.speculation import Grammar, MaskLate
 from outrider.target.grammars.trial import TOO_COMPLEX
 
@@ -24,93 +25,123 @@ if TYPE_CHECKING:
 FIELD = "logits.grammar"
 _MEASURE_AFTER_S = 0.002
 _MEASURE_AFTER = 32
-Bits = bytes | None
-"""A mask, as Grammar.allowed; None after a prefix that is not allowed itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no mask. It is kept, and an exception would keep the frames that it came through."""
+
+    message: str
+    busy: bool = False
+    """Others hold what it needs: it may be had later."""
+
+    @property
+    def error(self) -> OutriderError:
+        if self.busy:
+            return Overloaded(self.message, retry_after_s=1.0)
+        return InvalidRequest(FIELD, self.message)
+
+
+class Lexing(Protocol):
+    """The lexer that a matcher works on, and what the two hold of the memory."""
+
+    @property
+    def lock(self) -> threading.Lock:
+        """One thread at a time works on a lexer: the library waits for another without letting go of the GIL."""
+        ...
+
+    def renewed(self) -> LLMatcher | None:
+        """At the grammar's start, with a new lexer, from now on of this matcher alone. None if there is no other."""
+        ...
+
+    def measured(self, matcher: LLMatcher, mask_bytes: int) -> Refusal | None:
+        """Counts what it holds now. Says so where that is too much."""
+        ...
 
 
 class GrammarMatcher(Grammar):
     """A token that ends the text also ends the grammar: what follows is not checked.
 
-    The library's copies share one lexer. Its budget of work is renewed by each mask, and once it is spent, all copies
-    have failed. So a token is consumed only after the mask that allows it, whether it was drafted or committed; and
-    where a limit is reached, the text is followed again with a lexer of its own: only what fails there ends an answer.
-    That depends on grammar and text alone, neither on drafts nor on other sequences, nor on time.
+    The library's copies share one lexer. Its budget of work is renewed by each mask, and once it is spent, or has too
+    many states, all copies have failed. So a token is consumed only after the mask that allows it. Where a limit is
+    reached, the committed text is followed again on a lexer of its own: only what fails there ends an answer. Drafted
+    tokens end none: where they reach a limit, no more of them are looked at.
     """
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        eos_token_ids: Collection[int],
-        measured: Callable[[LLMatcher, bool], None] = lambda matcher, alone: None,
-        renewed: Callable[[], LLMatcher] | None = None,
-    ) -> None:
-        """`measured`: called as the matcher's memory grows, with whether its lexer is its own. Raises InvalidRequest
-        where there is no more memory. `renewed`: makes a matcher at the grammar's start, with a new lexer."""
+    def __init__(self, matcher: LLMatcher, eos_token_ids: Collection[int], lexing: Lexing) -> None:
         self._matcher = matcher
         self._eos_token_ids = eos_token_ids
-        self._measured = measured
-        self._renewed = renewed
+        self._lexing = lexing
         self._alone = False
+        """Whether its lexer is its own."""
+        self._looks_ahead = True
         self._committed: list[int] = []
         self._masks: dict[tuple[int, ...], bytes | None] = {}
         """After the committed tokens and this prefix; None where a limit is reached."""
         self._ahead: tuple[tuple[int, ...], LLMatcher] = ((), matcher)
         """A copy, after the prefix that was looked at last."""
         self._unmeasured_s, self._num_unmeasured = 0.0, 0
-        self._refused: InvalidRequest | None = None
+        self._refused: Refusal | None = None
         """There is no more memory."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest where they break the grammar."""
-        ids = tuple(self._before_end(token_ids))
-        if self.num_allowed(ids) < len(ids):
-            if any(mask is None for mask in self._masks.values()):
-                raise _too_complex()
-            raise InvalidRequest(FIELD, "the committed tokens break it")
-        if not self._matcher.consume_tokens(list(ids)):
-            self._renew(ids)
-            if self._matcher.is_error():
-                raise _too_complex()
-        self._committed += ids
-        self._masks = {each[len(ids) :]: mask for each, mask in self._masks.items() if each[: len(ids)] == ids}
-        self._ahead = (), self._matcher
+        """Raises InvalidRequest where they break the grammar, and as `allowed`."""
+        for token_id in self._before_end(token_ids):
+            if not _allows(self._required(()), token_id):
+                raise InvalidRequest(FIELD, "the committed tokens break it")
+            self._commit(token_id)
 
-    def allowed(self, prefix: Sequence[int]) -> Bits:
-        """Raises InvalidRequest where there is no mask within the limits of work and memory."""
+    def allowed(self, prefix: Sequence[int]) -> bytes | None:
+        """Raises InvalidRequest where there is no mask within the limits of work and memory, and Overloaded where
+        others have the memory."""
         ids = tuple(self._before_end(prefix))
-        if len(ids) < len(prefix) or self.num_allowed(ids) < len(ids):
+        if len(ids) < len(prefix):
             return None
-        if (found := self._mask(ids)) is None:
-            raise _too_complex()
-        if self._refused is not None:
-            raise self._refused
-        return found
+        for length, token_id in enumerate(ids):
+            if not _allows(self._required(ids[:length]), token_id):
+                return None
+        return self._required(ids)
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
-        """Those up to the place where a limit is reached: `allowed` says so when the text is there."""
+        """Those after each of which there is a mask."""
         ids = tuple(self._before_end(token_ids))
-        for length, token_id in enumerate(ids):
-            mask = self._mask(ids[:length])
-            if mask is None or not mask[token_id // 8] >> token_id % 8 & 1:
+        for length in range(len(ids) + 1):
+            if (mask := self._mask(ids[:length])) is None:
+                return max(0, length - 1)
+            if length < len(ids) and not _allows(mask, ids[length]):
                 return length
         return len(token_ids)
+
+    def _required(self, ids: tuple[int, ...]) -> bytes:
+        found = self._mask(ids)
+        if self._refused is not None:
+            raise self._refused.error
+        if found is None:
+            raise InvalidRequest(FIELD, TOO_COMPLEX)
+        return found
 
     def _mask(self, ids: tuple[int, ...]) -> bytes | None:
         """`ids`: allowed, one after the other. None where a limit is reached."""
         if ids not in self._masks:
             started_s = time.thread_time()
-            found = self._computed(ids)
-            if found is None and self._renewed is not None:
-                self._renew(())
-                found = self._computed(ids)
-            self._masks[ids] = found
+            self._masks[ids] = self._made(ids)
             self._measure(time.thread_time() - started_s)
         return self._masks[ids]
 
+    def _made(self, ids: tuple[int, ...]) -> bytes | None:
+        if not ids:
+            found = self._computed(())
+            return self._computed(()) if found is None and self._followed() else found
+        found = self._computed(ids) if self._looks_ahead else None
+        # Its lexer has failed too.
+        self._looks_ahead = found is not None
+        return found
+
     def _computed(self, ids: tuple[int, ...]) -> bytes | None:
-        matcher = self._at(ids)
-        found = bytes(matcher.compute_bitmask())
-        return None if matcher.is_error() else found
+        with self._lexing.lock:
+            matcher = self._at(ids)
+            found = bytes(matcher.compute_bitmask())
+            return None if matcher.is_error() else found
 
     def _at(self, ids: tuple[int, ...]) -> LLMatcher:
         if not ids:
@@ -123,15 +154,27 @@ class GrammarMatcher(Grammar):
         self._ahead = ids, matcher
         return matcher
 
-    def _renew(self, more: tuple[int, ...]) -> None:
-        """Begins again with a new lexer, after the committed tokens and `more`, if there may be one."""
-        if self._renewed is None:
-            return
-        self._matcher, self._alone = self._renewed(), True
+    def _commit(self, token_id: int) -> None:
+        with self._lexing.lock:
+            consumed = self._matcher.consume_token(token_id)
+        self._committed.append(token_id)
+        # What was not found along drafts may be found along a text.
+        self._masks = {ids[1:]: mask for ids, mask in self._masks.items() if ids[:1] == (token_id,) and mask}
         self._ahead = (), self._matcher
-        for token_id in (*self._committed, *more):
-            self._matcher.compute_bitmask()
-            self._matcher.consume_token(token_id)
+        if not consumed:
+            self._followed()
+
+    def _followed(self) -> bool:
+        """Begins again with a new lexer, and works as if there had never been a draft. False where there is none."""
+        if (matcher := self._lexing.renewed()) is None:
+            return False
+        # What fails on a lexer of its own has failed by what was looked at ahead, or fails again.
+        self._looks_ahead = self._looks_ahead and not self._alone
+        self._matcher, self._alone, self._ahead = matcher, True, ((), matcher)
+        for token_id in self._committed:
+            matcher.compute_bitmask()
+            matcher.consume_token(token_id)
+        return True
 
     def _measure(self, seconds: float) -> None:
         """What takes no time adds no states."""
@@ -139,13 +182,22 @@ class GrammarMatcher(Grammar):
         self._num_unmeasured += 1
         if self._unmeasured_s > _MEASURE_AFTER_S or self._num_unmeasured >= _MEASURE_AFTER:
             self._unmeasured_s, self._num_unmeasured = 0.0, 0
-            try:
-                self._measured(self._matcher, self._alone)
-            except InvalidRequest as error:
-                self._refused = error
+            self._refused = self._measured()
+            if self._refused is not None and (self._looks_ahead or not self._alone) and self._followed():
+                # Drafts, or others with the same grammar, may have taken it.
+                self._looks_ahead = False
+                self._refused = self._measured()
+
+    def _measured(self) -> Refusal | None:
+        with self._lexing.lock:
+            return self._lexing.measured(self._matcher, sum(map(len, filter(None, self._masks.values()))))
 
     def _before_end(self, token_ids: Sequence[int]) -> list[int]:
         return list(takewhile(lambda token_id: token_id not in self._eos_token_ids, token_ids))
+
+
+def _allows(mask: bytes, token_id: int) -> bool:
+    return bool(mask[token_id // 8] >> token_id % 8 & 1)
 
 
 class WaitAllowance:
@@ -189,7 +241,7 @@ class ThreadedMatcher(Grammar):
         self._generation = 0
         """Counts the advances. What belongs to an earlier one is of another place in the grammar."""
         self._asked: set[tuple[int, ...]] = set()
-        self._masks: dict[tuple[int, ...], Bits | InvalidRequest] = {}
+        self._masks: dict[tuple[int, ...], bytes | Refusal | None] = {}
         """After the committed tokens and this prefix."""
         self._counts: dict[tuple[int, ...], int] = {}
         self._ask(())
@@ -213,8 +265,8 @@ class ThreadedMatcher(Grammar):
             self._ask(ids)
             return self._counts.get(ids, len(ids))
 
-    def allowed(self, prefix: Sequence[int]) -> Bits:
-        """Raises MaskLate."""
+    def allowed(self, prefix: Sequence[int]) -> bytes | None:
+        """Raises MaskLate, and as GrammarMatcher."""
         ids = tuple(prefix)
         with self._changed:
             if ids not in self._masks:
@@ -223,8 +275,8 @@ class ThreadedMatcher(Grammar):
                 self._late = True
                 raise MaskLate(FIELD, "its mask takes long")
             found = self._masks[ids]
-        if isinstance(found, InvalidRequest):
-            raise found
+        if isinstance(found, Refusal):
+            raise found.error
         return found
 
     def _ask(self, ids: tuple[int, ...]) -> None:
@@ -256,8 +308,8 @@ class ThreadedMatcher(Grammar):
     def _advance(self, ids: tuple[int, ...], generation: int) -> None:
         try:
             self._inner.advance(ids)
-        except InvalidRequest as error:
-            self._know((), error, generation)
+        except OutriderError as error:
+            self._know((), _refusal(error), generation)
         else:
             self._make((), generation)
 
@@ -272,20 +324,20 @@ class ThreadedMatcher(Grammar):
         for length in range(len(ids) + 1):
             # Each is of use as soon as it is made.
             if generation == self._generation and ids[:length] not in self._masks:
-                self._know(ids[:length], self._mask(ids[:length]) if length <= count else None, generation)
+                self._know(ids[:length], self._mask(ids[:length]), generation)
 
-    def _mask(self, prefix: tuple[int, ...]) -> Bits | InvalidRequest:
+    def _mask(self, prefix: tuple[int, ...]) -> bytes | Refusal | None:
         try:
             return self._inner.allowed(prefix)
-        except InvalidRequest as error:
-            return error
+        except OutriderError as error:
+            return _refusal(error)
 
-    def _know(self, ids: tuple[int, ...], mask: Bits | InvalidRequest, generation: int) -> None:
+    def _know(self, ids: tuple[int, ...], mask: bytes | Refusal | None, generation: int) -> None:
         with self._changed:
             if generation == self._generation:
                 self._masks[ids] = mask
                 self._changed.notify_all()
 
 
-def _too_complex() -> InvalidRequest:
-    return InvalidRequest(FIELD, TOO_COMPLEX)
+def _refusal(error: OutriderError) -> Refusal:
+    return Refusal(error.message, busy=isinstance(error, Overloaded))

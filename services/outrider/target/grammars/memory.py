@@ -12,6 +12,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outrider.runtime.freed import release_memory_soon, start_releasing
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -20,9 +22,12 @@ _BYTES_PER_CHAR = 500
 _BYTES_PER_COST = 48
 _BYTES_PER_ITEM = 24
 _BYTES_PER_ROW = 96
+_COPIES = 2
 _COUNTS = re.compile(r'"(lexer_cost|all_items|rows)": (\d+)')
 TENANT_SHARE = 0.5
 """Share of the bound that one tenant's grammars may hold. The rest is for the others."""
+_FREED_SHARE = 1 / 16
+"""Of the bound; so much that is free again goes back to the system at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,13 @@ def footprint(matcher: LLMatcher, num_chars: int, vocab_size: int) -> Footprint:
     copy.consume_token(vocab_size + 1)
     counts = {name: int(count) for name, count in _COUNTS.findall(copy.get_error())}
     shared = _BASE_BYTES + _BYTES_PER_CHAR * num_chars + _BYTES_PER_COST * counts.get("lexer_cost", 0)
-    return Footprint(shared, _BYTES_PER_ITEM * counts.get("all_items", 0) + _BYTES_PER_ROW * counts.get("rows", 0))
+    # The library keeps a mask in each copy.
+    own = (
+        _COPIES * vocab_size // 8
+        + _BYTES_PER_ITEM * counts.get("all_items", 0)
+        + _BYTES_PER_ROW * counts.get("rows", 0)
+    )
+    return Footprint(shared, own)
 
 
 class GrammarMemory:
@@ -50,6 +61,8 @@ class GrammarMemory:
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
+        self._freed_bytes = 0
+        start_releasing()
         # Reentrant: a release may run wherever an object ends, also within `hold`.
         self._lock = threading.RLock()
         self._held: dict[object, tuple[str, int]] = {}
@@ -79,3 +92,7 @@ class GrammarMemory:
             self._of_tenant[tenant] -= num_bytes
             if not self._of_tenant[tenant]:
                 del self._of_tenant[tenant]
+            self._freed_bytes += num_bytes
+            if self._freed_bytes > _FREED_SHARE * self.most_bytes:
+                self._freed_bytes = 0
+                release_memory_soon()

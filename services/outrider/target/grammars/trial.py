@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.runtime.bounded import Answer, serve
+from outrider.runtime.freed import release_memory
 from outrider.runtime.turns import deep_stacks
 
 if TYPE_CHECKING:
@@ -41,13 +44,30 @@ class TrialSetting:
         return json.dumps(asdict(self)).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of one."""
+
+    fault: str = ""
+    """Empty if the grammar can be followed."""
+    peak_bytes: int = 0
+    """What it took of the memory; 0 where that is not known."""
+
+    @staticmethod
+    def from_bytes(found: bytes) -> Trial:
+        return Trial(**json.loads(found))
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
 def process_bytes(vocabulary_len: int, most_bytes: int) -> int:
     """What one process takes at most. `most_bytes`: of a compilation."""
     return _BASE_BYTES + _BYTES_PER_CHAR * vocabulary_len + most_bytes
 
 
 def make(given: bytes) -> Answer:
-    """Answers a grammar with its fault, or with nothing."""
+    """Answers grammars."""
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
     setting = TrialSetting(**json.loads(given))
@@ -55,15 +75,33 @@ def make(given: bytes) -> Answer:
     tokenizer = LLTokenizer(setting.vocabulary, n_vocab=setting.vocab_size, eos_token=eos or None)
     limits = LLParserLimits(**setting.limits)
 
-    def answer(grammar: bytes) -> bytes:
-        matcher = LLMatcher(tokenizer, grammar.decode(), log_level=0, limits=limits)
+    def fault_of(grammar: str) -> str:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             # The rest of the library's message is its internal state.
-            return matcher.get_error().partition("\n")[0].encode() or b"is invalid"
+            return matcher.get_error().partition("\n")[0] or "is invalid"
         reached = any(_reaches_limit(matcher.deep_copy(), eos, random.Random(text), text) for text in range(_TEXTS))
-        return TOO_COMPLEX.encode() if reached else b""
+        return TOO_COMPLEX if reached else ""
+
+    def answer(grammar: bytes) -> bytes:
+        before_bytes = _resident_bytes(peak=False)
+        fault = fault_of(grammar.decode())
+        found = Trial(fault, max(0, _resident_bytes(peak=True) - before_bytes))
+        release_memory()
+        return found.to_bytes()
 
     return answer
+
+
+def _resident_bytes(*, peak: bool) -> int:
+    """Of this process: now, from when on the peak is counted anew, or the peak since then. Linux only."""
+    if sys.platform != "linux":
+        return 0
+    if not peak:
+        Path("/proc/self/clear_refs").write_text("5")
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
+    return int(status["VmHWM" if peak else "VmRSS"].split()[0]) << 10
 
 
 def _reaches_limit(matcher: LLMatcher, eos: Sequence[int], chance: random.Random, again: int) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from outrider.drafting.source import DraftSource
 from outrider.drafting.speculation import Speculation
-from outrider.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.errors import InvalidRequest, Overloaded, Unavailable, without_frames
 from outrider.speculation import Grammar
 from outrider.target.drafts.own_drafts import OwnDrafts
 from outrider.target.requests import events
@@ -210,7 +210,7 @@ class TargetCore(ABC, Generic[S]):
         except Exception as error:
             # A draft only affects latency: the sequence continues without it.
             self.stats.num_refused_drafts += 1
-            self._report.refused_drafts.append(Failed(event.key, error))
+            self._report.refused_drafts.append(Failed(event.key, without_frames(error)))
 
     def _guarded(self, key: SequenceKey, sequence: S, action: Callable[[], None], when: str = "at its opening") -> None:
         """Ends the sequence if the action fails."""
@@ -220,7 +220,7 @@ class TargetCore(ABC, Generic[S]):
             self._failed(key, sequence, error, when)
 
     def _failed(self, key: SequenceKey, sequence: S, error: Exception, when: str) -> None:
-        if not isinstance(error, InvalidRequest):
+        if not isinstance(error, InvalidRequest | Overloaded):
             log.error("a sequence failed %s", when, exc_info=error, extra=sequence.opening.log_fields)
             self.stats.num_step_failures += 1
         self._fail(key, error)
@@ -240,7 +240,8 @@ class TargetCore(ABC, Generic[S]):
 
     def _fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)
-        self._report.failures.append(Failed(key, error))
+        # Frames of the step refer to the sequence, and to the error.
+        self._report.failures.append(Failed(key, without_frames(error)))
 
     def _remove(self, key: SequenceKey) -> None:
         sequence = self._sequences.remove(key)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
+from outrider.errors import without_frames
 from outrider.speculation import Grammar
 
 _WORD = 32
@@ -33,7 +34,7 @@ class MaskedGrammar(StructuredOutputGrammar):
             if ahead:
                 self._grammar.advance(ahead)
         except Exception as error:
-            self.error = error
+            self.error = without_frames(error)
 
     def num_possible(self, token_ids: list[int]) -> int:
         """How many of these drafted tokens the grammar lets through. Between two steps only."""
@@ -55,7 +56,7 @@ class MaskedGrammar(StructuredOutputGrammar):
             allowed = self._grammar.allowed(self._ahead)
         except Exception as error:
             # It may not escape: that would end every request.
-            self.error, allowed = error, None
+            self.error, allowed = without_frames(error), None
         if allowed is None:
             bitmask[batch_index].fill_(-1)
             return
