@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 
+from outrider.protocol.limits import MAX_WAIT_US, MAX_WEIGHT
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import tenants_pb2 as tenants
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -29,6 +30,9 @@ _MAX_SUM = 1e12
 # Tenants' weights may differ by far more; the value of a saved token stays between those of batch and latency.
 _BATCH, _LATENCY = 0.5, 2.0
 _MAX_NAME = 512
+_MAX_PRICE = 1e6
+# The year 9999: a later end is none.
+_NEVER_MS = 253_402_300_799_000
 
 
 def draft_version(info: worker.WorkerInfo) -> str:
@@ -61,9 +65,10 @@ def sums_to_proto(known: DecayedSums) -> policy.DraftEvidence:
 def sums_from_proto(message: policy.TenantDecision) -> Iterator[DecayedSums]:
     """All evidence in a decision's message."""
     for one in (message.evidence, *message.other_evidence):
-        # A resumed decision may not name its draft.
-        if one.draft:
-            yield EvidenceKey(one.tenant, one.target, one.draft), [float(getattr(one, name)) for name in STATE]
+        values = [float(getattr(one, name)) for name in STATE]
+        # A resumed decision may not name its draft. One impossible sum would spoil the means of all tenants.
+        if one.draft and all(map(math.isfinite, values)):
+            yield EvidenceKey(one.tenant, one.target, one.draft), values
 
 
 def report_to_proto(model: str, state: TargetState) -> policy.TargetReport:
@@ -79,10 +84,15 @@ def report_to_proto(model: str, state: TargetState) -> policy.TargetReport:
 def reported_state(message: policy.TargetReport) -> TargetState:
     return TargetState(
         frozenset(message.drafts),
-        max(0.0, message.row_price),
-        min(max(0.0, message.best_chance), 1.0),
+        _bounded(message.row_price, _MAX_PRICE),
+        _bounded(message.best_chance, 1.0),
         frozenset(message.candidates),
     )
+
+
+def _bounded(value: float, most: float) -> float:
+    """0, as where nothing is known, for a number that is none."""
+    return min(max(0.0, value), most)
 
 
 def speculation_of(tenant: tenants.Tenant) -> tenants.SpeculationPolicy | None:
@@ -103,11 +113,11 @@ def tenant_policy(
     override = override or tenants.SpeculationOverride()
     return TenantPolicy(
         speculation=_SETTING_OF.get(override.setting, TenantSetting.AUTO),
-        until_s=override.until_unix_ms / 1000 + clock_s if override.until_unix_ms else math.inf,
+        until_s=override.until_unix_ms / 1000 + clock_s if 0 < override.until_unix_ms < _NEVER_MS else math.inf,
         override_draft_tokens=override.max_draft_tokens if override.HasField("max_draft_tokens") else None,
         max_draft_tokens=record.max_draft_tokens if record.HasField("max_draft_tokens") else None,
-        max_wait_us=record.max_wait_ms * 1000 if record.HasField("max_wait_ms") else None,
-        weight=record.weight or 1.0,
+        max_wait_us=min(record.max_wait_ms * 1000, MAX_WAIT_US) if record.HasField("max_wait_ms") else None,
+        weight=min(record.weight, MAX_WEIGHT) if record.weight > 0 else 1.0,
         min_acceptance=record.min_acceptance if record.HasField("min_acceptance") else None,
         on_counts_as_auto=record.on_counts_as_auto,
     )
@@ -140,7 +150,7 @@ def decision_from_proto(message: policy.TenantDecision, *, clock_s: float = 0.0)
     return Cell(message.tenant, message.target), Decision(
         mode=_MODE_OF.get(message.mode, Mode.ON),
         reason=Reason(message.reason) if message.reason in _REASONS else Reason.UNKNOWN,
-        draft_shares=tuple((share.draft, share.share) for share in message.shares),
+        draft_shares=tuple((share.draft, _bounded(share.share, 1.0)) for share in message.shares),
         policy=tenant_policy(message.policy, message.override, clock_s=clock_s),
         saving=message.saving,
         lower=message.lower,

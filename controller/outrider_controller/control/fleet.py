@@ -90,6 +90,7 @@ class FleetWatch:
         self._leads = leads
         self._wall_clock = wall_clock
         self._known: dict[Key, LeaseRecord] | None = None
+        self._refused: Mapping[Key, str] = {}
         self._unpaired: dict[str, str] = {}
         """Drafts that no target can use, as far as an event was written."""
 
@@ -108,6 +109,7 @@ class FleetWatch:
             before = await self._announced(now)
         for change in changes(before, now, self._leases.given_back):
             change.tell(self._events)
+        self._tell_refused()
         self._tell_unpaired(now)
         now_ms = round(self._wall_clock() * 1000)
         for record in now.values():
@@ -120,6 +122,12 @@ class FleetWatch:
         last = await self._leases.last_events(MAX_EVENTS)
         announced = {event.fields.get("worker_id") for event in last if event.kind == EventKind.WORKER_JOINED}
         return {key: record for key, record in now.items() if record.info.worker_id in announced}
+
+    def _tell_refused(self) -> None:
+        known, self._refused = self._refused, self._leases.refused
+        for key in self._refused.keys() - known.keys():
+            fields = {"worker_id": key[1], "role": role_name(key[0]), "reason": self._refused[key]}
+            self._events.emit(EventKind.LEASE_REFUSED, fields)
 
     def _tell_unpaired(self, now: Mapping[Key, LeaseRecord]) -> None:
         """Also those that this control plane found when it came to lead."""

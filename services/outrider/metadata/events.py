@@ -25,6 +25,8 @@ class EventKind(enum.StrEnum):
     """It was stopped, and had drained first."""
     WORKER_LOST = "worker_lost"
     """Its lease expired without a drain."""
+    LEASE_REFUSED = "lease_refused"
+    """A lease cannot be a worker's, and counts for nothing."""
     DRAFT_UNPAIRED = "draft_unpaired"
     """No target can use a draft, because of its tokenizer or protocol."""
     WORKER_CORDONED = "worker_cordoned"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from outrider.errors import MAX_MESSAGE_CHARS
 from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S, StoreCounters
 from outrider.metadata.drafts import DraftStore
 from outrider.metadata.erasures import ErasureStore
@@ -25,6 +26,7 @@ from outrider.metadata.tenants.tenants import TenantStore
 from outrider.metadata.workers.cordons import CORDON_KEPT_S, CordonStore
 from outrider.metadata.workers.directory import (
     LEASE_TTL_S,
+    MAX_ID_CHARS,
     Key,
     LeaseRead,
     LeaseRecord,
@@ -178,6 +180,11 @@ class MetadataStore:
         """Leases that were given back, and did not expire, by the last read of `workers`."""
         return self._directory.given_back
 
+    @property
+    def refused(self) -> Mapping[Key, str]:
+        """Leases that cannot be a worker's, by the last read of `workers`, with the reason."""
+        return self._directory.refused
+
     async def write_lease(self, record: LeaseRecord) -> None:
         """One heartbeat: renews the lease and the worker's part of the prefix index for one term."""
         role, worker_id = record.key
@@ -217,22 +224,23 @@ class MetadataStore:
             keys = self._keys.workers(role), self._keys.lease(role, ""), self._keys.cordon("")
             pipe.eval(_READ_LEASES, len(keys), *keys)
         answers = await pipe.execute()
-        reads = [self._lease_read(role, *row) for role, rows in zip(roles, answers, strict=True) for row in rows]
-        return [seen for seen in reads if seen is not None]
+        return [self._lease_read(role, *row) for role, rows in zip(roles, answers, strict=True) for row in rows]
 
     def _lease_read(
         self, role: worker_pb2.WorkerRole.ValueType, raw_id: bytes, value: bytes, ttl_ms: int, cordon: bytes
-    ) -> LeaseRead | None:
+    ) -> LeaseRead:
+        worker_id = raw_id.decode(errors="replace")
+        key = role, worker_id
         try:
-            worker_id = raw_id.decode()
             check_id(worker_id)
-            key = role, worker_id
             if not value:
                 return LeaseRead(key, None)
+            if ttl_ms < 0:
+                raise ValueError("lease: has no end")
             return LeaseRead(key, decode_lease(key, value, cordon), min(ttl_ms, _TTL_MS) / 1000)
         except ValueError as error:
             self._malformed(error)
-            return None
+            return LeaseRead((role, worker_id[:MAX_ID_CHARS]), None, problem=str(error)[:MAX_MESSAGE_CHARS])
 
     # Prefix index
 

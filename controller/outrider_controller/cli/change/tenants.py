@@ -68,7 +68,7 @@ def apply(files: tuple[str, ...], dry_run: bool, control: str, output: str) -> N
 async def _models(stub: Control) -> set[str]:
     """Those that targets have now."""
     request = control_pb2.ListWorkersRequest(role=worker_pb2.WORKER_ROLE_TARGET)
-    return {worker.info.model for worker in (await stub.ListWorkers(request)).workers}
+    return {worker.info.model for worker in (await stub.ListWorkers(request)).workers if not worker.refused}
 
 
 def _unserved(tenants: Iterable[tenants_pb2.Tenant], served: Collection[str]) -> Iterator[str]:

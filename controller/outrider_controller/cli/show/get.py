@@ -41,8 +41,9 @@ def get() -> None:
 def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, output: str) -> None:
     """List workers that hold a lease: drafts, targets, routers, gateways.
 
-    A draft that no target can use is `unpaired`, and a line says why. A target that takes its requests itself, such as
-    `vllm serve` with the plugin, is `attached`.
+    A draft that no target can use is `unpaired`, and a line says why. What has a lease that cannot be a worker's is
+    `refused`, and counts for nothing. A target that takes its requests itself, such as `vllm serve` with the plugin, is
+    `attached`.
 
     With IDs only those; exit code 3 if one of them does not exist.
     """
@@ -56,6 +57,8 @@ def workers(ids: tuple[str, ...], role: str | None, watch: bool, control: str, o
         for row in rows:
             if row["status"] == "unpaired":
                 note(row["reason"])
+            if row["status"] == "refused":
+                note(f"{row['id']}: {row['reason']}")
         return named(ids, "worker", rows)
 
     show_rows("workers", read, _WIDE if output == "wide" else _TABLE, output, watch=watch)

@@ -12,7 +12,7 @@ from outrider.rpc.v1 import control_pb2, worker_pb2
 def worker_rows(workers: Sequence[control_pb2.WorkerStatus]) -> list[dict[str, Any]]:
     """Workers as flat rows, by role and id. A draft that none of the targets can use is `unpaired`, with the reason."""
     rows = [worker_row(status) for status in sorted(workers, key=lambda w: (w.info.role, w.info.worker_id))]
-    reasons = unpaired(status.info for status in workers)
+    reasons = unpaired(status.info for status in workers if not status.refused)
     for row in rows:
         if row["status"] == "ready" and row["id"] in reasons:
             row |= {"status": "unpaired", "reason": reasons[row["id"]]}
@@ -25,7 +25,7 @@ def worker_row(status: control_pb2.WorkerStatus) -> dict[str, Any]:
         "id": info.worker_id,
         "role": worker_pb2.WorkerRole.Name(info.role).removeprefix("WORKER_ROLE_").lower(),
         "status": _status(status),
-        "reason": status.cordon.reason,
+        "reason": status.refused or status.cordon.reason,
         "model": info.model,
         "engine": info.engine,
         "draft_kind": info.draft_kind,
@@ -67,6 +67,8 @@ def _gpu_fields(status: control_pb2.WorkerStatus) -> dict[str, float | None]:
 def _status(status: control_pb2.WorkerStatus) -> str:
     """In one word: whether it gets new sequences, and if not, why."""
     cordon = status.cordon
+    if status.refused:
+        return "refused"
     if status.load.draining:
         return "stopping"
     if cordon.drained_unix_ms:

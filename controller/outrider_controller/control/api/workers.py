@@ -31,8 +31,10 @@ class Workers:
     async def ListWorkers(self, request: control.ListWorkersRequest, _: object) -> control.ListWorkersResponse:
         if request.role not in worker.WorkerRole.values():
             raise InvalidRequest("role", f"{request.role} is not a role")
-        workers = map(status_of, await self._store.workers(request.role or None))
+        workers = list(map(status_of, await self._store.workers(request.role or None)))
         # Read after the leases: reading those is what detects a missing store.
+        for (role, worker_id), reason in self._store.refused.items():
+            workers.append(control.WorkerStatus(info=worker.WorkerInfo(role=role, worker_id=worker_id), refused=reason))
         return control.ListWorkersResponse(workers=workers, metadata_available=self._store.available)
 
     async def GetWorker(self, request: control.GetWorkerRequest, _: object) -> control.GetWorkerResponse:

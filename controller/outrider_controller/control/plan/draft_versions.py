@@ -11,10 +11,12 @@ from contextlib import suppress
 from outrider.errors import InvalidRequest, NotFound, Unavailable
 from outrider.metadata import LeaseRecord
 from outrider.metadata.drafts import DraftStore
+from outrider.metadata.workers.lease_check import MAX_TEXT_CHARS
 from outrider.rpc.v1 import drafts_pb2 as drafts
 from outrider.rpc.v1 import worker_pb2 as worker
 
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
+from outrider_controller.control.plan.left_out import leaving_out
 from outrider_controller.plan_messages import draft_version
 
 
@@ -39,14 +41,18 @@ class DraftVersions:
     def see(self, workers: Collection[LeaseRecord]) -> None:
         """All live draft workers."""
         for info in (one.info for one in workers):
-            version = draft_version(info)
-            known = self._known.setdefault(version, drafts.DraftVersion())
-            before = known.SerializeToString(deterministic=True)
-            if not known.version:
-                known.CopyFrom(self._new(version, info))
-            known.candidate = info.candidate
-            if known.SerializeToString(deterministic=True) != before:
-                self._unsaved.add(version)
+            with leaving_out(f"draft worker {info.worker_id}"):
+                self._see(info)
+
+    def _see(self, info: worker.WorkerInfo) -> None:
+        version = draft_version(info)
+        known = self._known.setdefault(version, drafts.DraftVersion())
+        before = known.SerializeToString(deterministic=True)
+        if not known.version:
+            known.CopyFrom(self._new(version, info))
+        known.candidate = info.candidate
+        if known.SerializeToString(deterministic=True) != before:
+            self._unsaved.add(version)
 
     def learn(self, evidence: Mapping[EvidenceKey, Evidence]) -> None:
         for key, news in evidence.items():
@@ -79,12 +85,12 @@ class DraftVersions:
 
 
 def _parent(recipe: str) -> str:
-    try:
+    with suppress(ValueError, RecursionError):
         found = json.loads(recipe)
-    except ValueError:
-        return ""
-    parent = found.get("parent_revision", "") if isinstance(found, dict) else ""
-    return parent if isinstance(parent, str) else ""
+        parent = found.get("parent_revision") if isinstance(found, dict) else None
+        if isinstance(parent, str) and len(parent) <= MAX_TEXT_CHARS and parent.isprintable():
+            return parent
+    return ""
 
 
 def named(draft: str, versions: Collection[drafts.DraftVersion]) -> drafts.DraftVersion:

@@ -14,6 +14,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision
 from outrider_controller.autoscaler.planner import Planner
+from outrider_controller.control.plan.left_out import leaving_out
 from outrider_controller.control.plan.followers import not_leading
 from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, sums_from_proto
 
@@ -64,4 +65,8 @@ class KeptPlan:
 def messages(planner: Planner, decisions: Mapping[Cell, Decision]) -> dict[Cell, policy.TenantDecision]:
     """The decisions as messages, with the evidence about each cell's drafts."""
     known = planner.estimator.of_cell
-    return {cell: decision_to_proto(cell, decision, known(cell)) for cell, decision in decisions.items()}
+    found = {}
+    for cell, decision in decisions.items():
+        with leaving_out(f"tenant {cell.tenant} at {cell.target}"):
+            found[cell] = decision_to_proto(cell, decision, known(cell))
+    return found

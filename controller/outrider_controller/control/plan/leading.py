@@ -94,6 +94,7 @@ class Announcements:
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
+_MAX_CORES = 1024.0
 
 
 class PlanLeader:
@@ -188,7 +189,7 @@ class PlanLeader:
         self._rollouts.learn(of_drafts, self._in_use)
         self._kept.unsaved.update(key.cell for key in evidence)
         follower.states = {target.model: reported_state(target) for target in message.targets}
-        follower.busy, follower.reaches_store = message.busy, message.reaches_store
+        follower.busy, follower.reaches_store = min(max(0.0, message.busy), _MAX_CORES), message.reaches_store
 
     def _in_use(self, cell: Cell) -> str:
         decision = self._planner.decisions_of([cell]).get(cell)

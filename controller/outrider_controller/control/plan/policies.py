@@ -11,6 +11,7 @@ from outrider.metadata.tenants.tenants import TenantStore
 from outrider.rpc.v1 import tenants_pb2 as tenants
 
 from outrider_controller.autoscaler.plan import TenantPolicy
+from outrider_controller.control.plan.left_out import leaving_out
 from outrider_controller.plan_messages import speculation_of, tenant_policy
 
 _READ_TENANTS_EVERY_S = 5.0
@@ -45,8 +46,11 @@ class TenantPolicies:
         return changed
 
     def by_tenant(self) -> dict[str, TenantPolicy]:
-        names = {*self._set, *self._overrides}
-        return {name: tenant_policy(self._set.get(name), self._overrides.get(name)) for name in names}
+        found = {}
+        for name in {*self._set, *self._overrides}:
+            with leaving_out(f"the settings of tenant {name}"):
+                found[name] = tenant_policy(self._set.get(name), self._overrides.get(name))
+        return found
 
     async def restore(self) -> None:
         """The store lost its data: writes again the overrides that it lacks."""

@@ -296,7 +296,7 @@ class LeasedTarget(TargetLink, PeerLink[target.VerifyResponse, BatchingOutbox[ta
     async def _call(self, channel: grpc.aio.Channel) -> Any:
         self._stub = target_pb2_grpc.TargetServiceStub(channel)
         reply = await self._get_info(self._setup.config.connect_timeout_s)
-        if problem := info_problem(reply.info, worker.WORKER_ROLE_TARGET, self.worker_id):
+        if problem := info_problem(reply.info, reply.load, worker.WORKER_ROLE_TARGET, self.worker_id):
             raise StreamEnded(problem)
         self.came_up(reply.info, reply.load)
         self._received_s = self._clock()

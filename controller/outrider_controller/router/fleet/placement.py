@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.metadata.keys import role_name
+from outrider.metadata.workers.lease_check import worker_problem
 from outrider.protocol.identity import protocol_problem
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -98,13 +99,15 @@ def same_weights(revision: str, other: str) -> bool:
     return revision.partition("/")[0] == other.partition("/")[0]
 
 
-def info_problem(info: worker.WorkerInfo, role: worker.WorkerRole.ValueType, worker_id: str) -> str | None:
+def info_problem(
+    info: worker.WorkerInfo, load: worker.WorkerLoad, role: worker.WorkerRole.ValueType, worker_id: str
+) -> str | None:
     """What is wrong with a worker's information about itself; None when it can be used."""
     if info.worker_id != worker_id:
         return f"worker_id: the lease says {worker_id!r}, the worker {info.worker_id!r}"
     if info.role != role:
         return f"role: is not that of a {role_name(role)}"
-    if problem := protocol_problem(info):
+    if problem := protocol_problem(info) or worker_problem(info, load):
         return problem
     if info.vocab_size == 0:
         return "vocab_size: must be above 0"

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Unavailable
 from outrider.metadata import MetadataStore
+from outrider.metadata.workers.lease_check import worker_problem
 from outrider.rpc.link import answering, read_stream
 from outrider.rpc.v1 import attach_pb2 as attach
 from outrider.rpc.v1 import attach_pb2_grpc
@@ -78,7 +79,7 @@ class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
         if self._draining.is_set():
             raise Unavailable("the router is draining", reason="DRAINING")
         info = message.info
-        if (problem := info_problem(info, worker.WORKER_ROLE_TARGET, info.worker_id)) is not None:
+        if (problem := info_problem(info, message.load, worker.WORKER_ROLE_TARGET, info.worker_id)) is not None:
             raise InvalidRequest("info", problem)
         if info.worker_id in self._dispatcher.fleet.targets:
             raise InvalidRequest("info.worker_id", "is that of a target of the fleet")
@@ -103,6 +104,8 @@ class _Server:
 
     def take(self, message: attach.AttachRequest) -> None:
         if message.HasField("load"):
+            if (problem := worker_problem(self._link.info, message.load)) is not None:
+                raise InvalidRequest("load", problem)
             self._link.load = message.load
         for opening in message.opens:
             self._open(opening)

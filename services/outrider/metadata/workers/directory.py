@@ -6,7 +6,8 @@ disappear before they can register again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -14,10 +15,12 @@ from google.protobuf.message import DecodeError
 
 from outrider.address import check_address, is_loopback
 from outrider.metadata.connection.network import own_network
+from outrider.metadata.workers.lease_check import MAX_LEASE_BYTES, check_status
 from outrider.rpc.v1 import control_pb2, worker_pb2
 
 LEASE_TTL_S = 5.0
 MAX_ID_CHARS = 128
+_MAX_REFUSED = 100
 
 Key: TypeAlias = "tuple[worker_pb2.WorkerRole.ValueType, str]"
 """Role and worker id."""
@@ -56,12 +59,19 @@ class LeaseRecord:
 
 
 def decode_lease(key: Key, value: bytes, cordon: bytes = b"") -> LeaseRecord:
-    """Raises ValueError when the record is damaged or belongs to another key."""
+    """Raises ValueError when the record is damaged, cannot be a worker's, or belongs to another key."""
+    if len(value) + len(cordon) > MAX_LEASE_BYTES:
+        raise ValueError(f"lease: {len(value) + len(cordon)} bytes; at most {MAX_LEASE_BYTES} are allowed")
     try:
         status = control_pb2.WorkerStatus.FromString(value)
         cordoned = control_pb2.Cordon.FromString(cordon) if cordon else None
     except DecodeError as error:
         raise ValueError(f"lease: {error}") from None
+    # Of the cordon only what lies in its own key counts.
+    status.ClearField("cordon")
+    if cordoned is not None:
+        status.cordon.CopyFrom(cordoned)
+    check_status(status)
     if is_loopback(status.address) and status.network not in ("", own_network()):
         raise ValueError(f"lease: {status.address} of {status.info.worker_id} is the loopback interface of elsewhere")
     record = LeaseRecord(status.info, status.load, status.address, status.pid, cordon=cordoned)
@@ -81,8 +91,10 @@ class LeaseRead:
 
     key: Key
     record: LeaseRecord | None
-    """None: the lease was given back."""
+    """None: the lease was given back, or is refused."""
     ttl_s: float = 0.0
+    problem: str = ""
+    """Why the lease is refused."""
 
 
 @dataclass(slots=True)
@@ -96,10 +108,13 @@ class _Known:
 class WorkerDirectory:
     given_back: frozenset[Key] = frozenset()
     """Leases that were given back, by the last read: their workers were stopped."""
+    refused: Mapping[Key, str] = field(default_factory=dict)
+    """Leases that cannot be a worker's, by the last read, with the reason. They count for nothing."""
     _known: dict[Key, _Known] = field(default_factory=dict)
 
     def update(self, reads: Collection[LeaseRead], now_s: float) -> None:
-        self.given_back = frozenset(seen.key for seen in reads if seen.record is None)
+        self.given_back = frozenset(seen.key for seen in reads if seen.record is None and not seen.problem)
+        self.refused = dict(itertools.islice(((s.key, s.problem) for s in reads if s.problem), _MAX_REFUSED))
         for seen in reads:
             if seen.record is None:
                 self._known.pop(seen.key, None)

@@ -43,6 +43,7 @@ class Leases:
         self.told = {record.info.worker_id for record in records} - set(new)
         self.available = True
         self.given_back: frozenset[Key] = frozenset()
+        self.refused: dict[Key, str] = {}
 
     async def workers(self) -> list[LeaseRecord]:
         return self.records

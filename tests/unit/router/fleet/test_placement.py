@@ -103,12 +103,12 @@ def test_prompts_with_one_beginning_meet_the_same_workers_whatever_their_load() 
 
 
 def test_a_worker_is_who_its_lease_says_or_it_is_not_used() -> None:
-    assert info_problem(TARGET, worker.WORKER_ROLE_TARGET, "t") is None
-    assert "worker_id" in str(info_problem(TARGET, worker.WORKER_ROLE_TARGET, "x"))
-    assert "role" in str(info_problem(TARGET, worker.WORKER_ROLE_DRAFT, "t"))
+    assert info_problem(TARGET, worker.WorkerLoad(), worker.WORKER_ROLE_TARGET, "t") is None
+    assert "worker_id" in str(info_problem(TARGET, worker.WorkerLoad(), worker.WORKER_ROLE_TARGET, "x"))
+    assert "role" in str(info_problem(TARGET, worker.WorkerLoad(), worker.WORKER_ROLE_DRAFT, "t"))
     for field in ("protocol_version", "vocab_size", "max_context_len"):
         broken = fake_info(worker.WORKER_ROLE_TARGET, worker_id="t", **{field: 0})
-        assert field in str(info_problem(broken, worker.WORKER_ROLE_TARGET, "t"))
+        assert field in str(info_problem(broken, worker.WorkerLoad(), worker.WORKER_ROLE_TARGET, "t"))
 
 
 def test_the_mode_follows_temperature_and_seed() -> None:
