@@ -14,8 +14,8 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.control.plan.left_out import leaving_out
 from outrider_controller.control.plan.followers import not_leading
+from outrider_controller.control.plan.left_out import leaving_out
 from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, sums_from_proto
 
 _SAVE_EVERY_S = 2.0
