@@ -154,7 +154,7 @@ def _keep_preempted(shipped: Any) -> Any:
 def _end_at_draft(shipped: Any) -> Any:
     def offer(target: Any, event: Any) -> None:
         if isinstance(event, events.DraftRefused):
-            target._fail(event.key, event.error)
+            target.fail(event.key, event.error)
         else:
             shipped(target, event)
 

@@ -13,6 +13,7 @@ from functools import partial
 from outrider.draft import events
 from outrider.draft.events import DraftReport, Event, Proposed
 from outrider.drafting.source import DraftLimits, Features, SourceOpening
+from outrider.errors import InvalidRequest
 from outrider.protocol.convert import (
     distribution_to_proto,
     mode_from_proto,
@@ -20,11 +21,14 @@ from outrider.protocol.convert import (
     sampling_to_proto,
 )
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.limits import MAX_UINT32, to_us
+from outrider.protocol.limits import MAX_TREE_TOKENS, MAX_UINT32, to_us
 from outrider.protocol.validate import check_label, check_opening
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.speculation import VerificationMode
 from outrider.worker.events import Closed, SequenceKey, translated
+
+_MAX_COMMITTED = MAX_TREE_TOKENS + 1
+_MAX_BEYOND = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,11 @@ def _opened(
 def _committed(
     key: SequenceKey, message: sequence_pb2.Commit, limits: ProposalLimits, now_s: float
 ) -> events.DraftCommitted:
+    if (count := len(message.token_ids)) > _MAX_COMMITTED:
+        raise InvalidRequest("token_ids", f"{count} in one commit; at most {_MAX_COMMITTED} are accepted")
+    # A target's context may be longer than this worker's, which then proposes nothing.
+    if message.base_len + count > limits.max_context_len + _MAX_BEYOND:
+        raise InvalidRequest("base_len", f"{message.base_len} is far beyond the context of {limits.max_context_len}")
     finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
     features = Features(message.features_start, message.features) if message.features else None
     return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features)

@@ -140,7 +140,7 @@ class DraftWorker:
                 for key in [key for key in self._sequences.keys if key.stream == event.stream]:
                     self._remove(key)
             case Refused():
-                self._fail(event.key, event.error)
+                self.fail(event.key, event.error)
             case DrainStarted():
                 self.draining = True
             case DrainExpired():
@@ -159,13 +159,13 @@ class DraftWorker:
 
     def fail_all(self, error: Exception) -> None:
         for key in self._sequences.keys:
-            self._fail(key, error)
+            self.fail(key, error)
 
     def _answer(self, found: OpenSequence, outcome: Outcome) -> None:
         if outcome is None:
             return
         if isinstance(outcome, Exception):
-            self._fail(found.key, outcome)
+            self.fail(found.key, outcome)
             return
         self._sequences.clear_due(found.key)
         self._report.proposals.append(found.proposed(outcome))
@@ -177,15 +177,22 @@ class DraftWorker:
         key = event.key
         if key in self._sequences:
             # A later message could mean either of the two: both end.
-            self._fail(key, InvalidRequest("sequence_id", "already open"))
+            self.fail(key, InvalidRequest("sequence_id", "already open"))
         elif self.draining:
-            self._fail(key, Unavailable("the worker is draining", reason="DRAINING"))
+            self.fail(key, Unavailable("the worker is draining", reason="DRAINING"))
         elif len(self._sequences) >= self._max_sequences:
-            self._fail(key, Overloaded(f"all {self._max_sequences} sequences are taken"))
+            self.fail(key, Overloaded(f"all {self._max_sequences} sequences are taken"))
         else:
-            found = OpenSequence(key, self._drafter.open(event.opening))
-            self._sequences.add(found)
-            self._sequences.make_due(found, event.received_s)
+            self._take_in(event)
+
+    def _take_in(self, event: events.DraftOpened) -> None:
+        try:
+            found = OpenSequence(event.key, self._drafter.open(event.opening))
+        except InvalidRequest as error:
+            self.fail(event.key, error)
+            return
+        self._sequences.add(found)
+        self._sequences.make_due(found, event.received_s)
 
     def _commit(self, found: OpenSequence, event: events.DraftCommitted) -> None:
         epoch = found.sequence.epoch
@@ -193,10 +200,10 @@ class DraftWorker:
             due = event.features is not None and self._drafter.see(found.sequence, event.features)
             self._drafter.commit(found.sequence, event.base_len, event.token_ids)
         except CommitMismatch as error:
-            self._fail(event.key, InvalidRequest("base_len", str(error), reason="COMMIT_MISMATCH"))
+            self.fail(event.key, InvalidRequest("base_len", str(error), reason="COMMIT_MISMATCH"))
             return
         except InvalidRequest as error:
-            self._fail(event.key, error)
+            self.fail(event.key, error)
             return
         self.stats.num_diverged += found.sequence.epoch - epoch
         if event.finished:
@@ -214,7 +221,7 @@ class DraftWorker:
         elif grown:
             self._sequences.make_due(found, event.received_s)
 
-    def _fail(self, key: SequenceKey, error: Exception) -> None:
+    def fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)
         self._report.failures.append(Failed(key, error))
         self.stats.num_failed += 1

@@ -24,6 +24,7 @@ from outrider.heads.loading import load_head_of
 from outrider.heads.remote import read
 from outrider.heads.runner import HeadRunner
 from outrider.heads.text import HeadText
+from outrider.protocol.validate import check_token_ids
 from outrider.tree import DraftTree
 
 
@@ -61,6 +62,7 @@ class HeadDrafter(Drafter):
         return cls(loaded, len(parts.embedding), context, parts.width, config.device, engine)
 
     def on_open(self, sequence: DraftSequence) -> None:
+        check_token_ids("prompt_token_ids", sequence.tokens, self.info.vocab_size)
         self._texts[sequence] = self._runner.open(sequence.opening, sequence.tokens)
 
     @torch.inference_mode()
@@ -76,6 +78,12 @@ class HeadDrafter(Drafter):
         return text.seen == len(sequence.tokens) - 1
 
     def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
+        # Its embedding is the target's, so it has all ids of the target, and reads no others.
+        check_token_ids("token_ids", sequence.tokens[known_len:], self.info.vocab_size)
+        if (count := len(sequence.tokens)) > self.info.max_context_len:
+            raise InvalidRequest(
+                "base_len", f"{count} tokens with the commit, in a context of {self.info.max_context_len}"
+            )
         text = self._texts[sequence]
         if text.seen >= len(sequence.tokens):
             raise CommitMismatch(f"features of {text.seen} positions, but {len(sequence.tokens)} tokens are held")

@@ -22,12 +22,14 @@ class Drafter(ABC):
     """What a caller needs to know before it opens a sequence."""
 
     def open(self, opening: SourceOpening) -> DraftSequence:
+        """Raises InvalidRequest for what the drafter cannot read."""
         sequence = DraftSequence.start(opening)
         self.on_open(sequence)
         return sequence
 
     def commit(self, sequence: DraftSequence, base_len: int, token_ids: Sequence[int]) -> None:
-        """Appends committed tokens. Raises CommitMismatch, with nothing changed."""
+        """Appends committed tokens. Raises CommitMismatch, with nothing changed, and InvalidRequest for tokens that the
+        drafter cannot read: then the sequence is over."""
         known_len = sequence.committed_len
         sequence.commit(base_len, token_ids)
         self.on_commit(sequence, known_len)

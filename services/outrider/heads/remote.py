@@ -18,6 +18,8 @@ from outrider.tree import DraftTree
 
 _MAX_BYTES = 256 << 10
 """Of one message: the features of a long prompt come in several."""
+_MOST = 1e12
+"""Above all that a model computes, and its square below all that a head cannot."""
 _KNOWN = 512
 """Positions of a cached prefix whose features are sent: the last ones, which tell a head nearly all."""
 
@@ -105,7 +107,11 @@ def written(start: int, features: Tensor) -> Iterator[Features]:
 
 
 def read(features: Features, width: int) -> Tensor:
-    """[positions, width]. Raises ValueError for bytes that are no whole vectors."""
+    """[positions, width]. Raises ValueError for bytes that are no whole vectors, and for numbers that no model has."""
     if not features.rows or len(features.rows) % (2 * width):
         raise ValueError(f"{len(features.rows)} bytes are no vectors of {width} numbers of 2 bytes")
-    return torch.frombuffer(bytearray(features.rows), dtype=torch.bfloat16).view(-1, width)
+    rows = torch.frombuffer(bytearray(features.rows), dtype=torch.bfloat16).view(-1, width)
+    # Not a number fails too.
+    if not bool((rows.abs() < _MOST).all()):
+        raise ValueError(f"a number is none, or not below {_MOST:g}")
+    return rows

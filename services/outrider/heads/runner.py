@@ -83,15 +83,16 @@ class HeadRunner:
     def _read(self, texts: Sequence[HeadText]) -> None:
         if not texts:
             return
-        ids, features = [], []
+        ids, features, left = [], [], []
         for text in texts:
             count = min(text.num_unread, _READ_AT_ONCE)
-            waiting = torch.cat(text.waiting)
+            unread = torch.cat(text.waiting)
             ids.append(text.tokens[text.read + 1 : text.read + 1 + count])
-            features.append(waiting[:count])
-            text.waiting = [waiting[count:]] if count < len(waiting) else []
-        for text, tokens, place in zip(texts, ids, self._forward(texts, ids, features), strict=True):
-            text.place = place
+            features.append(unread[:count])
+            left.append([unread[count:]] if count < len(unread) else [])
+        # Changed once all is read: after a fault each is read again, alone.
+        for text, tokens, waiting, place in zip(texts, ids, left, self._forward(texts, ids, features), strict=True):
+            text.place, text.waiting = place, waiting
             text.read += len(tokens)
             if self._engine is not None and not text.begin:
                 self._engine.kv.publish(text.kv, text.read)

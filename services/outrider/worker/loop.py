@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from outrider.engine import DeviceLost
+from outrider.protocol.sequence_key import SequenceKey
 from outrider.worker.events import Load, WorkerEvent
 from outrider.worker.faults import WholeStepFailed
 from outrider.worker.watchdog import end_broken
@@ -97,6 +98,10 @@ class StepMachine(Protocol[E_contra, R_co]):
         """What happened since the last call. May be empty."""
         ...
 
+    def fail(self, key: SequenceKey, error: Exception) -> None:
+        """Ends this sequence with `error`, whether it is open or not."""
+        ...
+
     def fail_all(self, error: Exception) -> None:
         """Ends every sequence with `error`."""
         ...
@@ -153,7 +158,7 @@ class StepLoop(Generic[E, R]):
         for event in events:
             # Each by itself: a fault in one must not lose the next, which may be the end of a stream.
             try:
-                self._machine.apply(event)
+                self._apply(event)
             except Exception as error:
                 self._failed(error)
         try:
@@ -164,6 +169,19 @@ class StepLoop(Generic[E, R]):
         self._deliver(self._machine.take_report())
         self.busy_since_s = None
         return wake_at_s
+
+    def _apply(self, event: E | WorkerEvent) -> None:
+        """What one message breaks is its own sequence, never another's."""
+        key = getattr(event, "key", None)
+        try:
+            self._machine.apply(event)
+        except DeviceLost:
+            raise
+        except Exception as error:
+            if key is None:
+                raise
+            log.error("a message about a sequence failed", exc_info=error)
+            self._machine.fail(key, error)
 
     def _step(self) -> float | None:
         try:

@@ -21,6 +21,7 @@ from outrider.drafting.speculation import Speculation
 from outrider.heads import HeadDrafts, HeadFeatures
 from outrider.heads.interface import DraftHead
 from outrider.heads.remote import read, written
+from outrider.heads.text import HeadText, Place
 from outrider.protocol.convert import mode_to_proto, sampling_to_proto
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import draft_pb2
@@ -412,3 +413,103 @@ def test_features_are_written_in_parts_and_read_again() -> None:
     assert [part.start for part in parts] == [7 + 227 * number for number in range(len(parts))]
     found = torch.cat([read(part, 576) for part in parts])
     assert torch.equal(found, features.to(torch.bfloat16))
+
+
+def _lie(commit: sequence.Commit, kind: str) -> None:
+    width = 128
+    match kind:
+        case "a token at the end of the type":
+            commit.token_ids[-1] = 2**32 - 1
+        case "a token beyond the vocabulary":
+            commit.token_ids[0] = 384
+        case "a token that is not the sequence's":
+            commit.base_len -= 1
+            commit.token_ids[0] = (commit.token_ids[0] + 1) % 384
+        case "tokens without end":
+            commit.token_ids.extend([5] * 100_000)
+        case "a place without end":
+            commit.base_len = 2**32 - 1
+        case "no number":
+            commit.features = b"\xc0\x7f" * (len(commit.features) // 2)
+        case "infinite":
+            commit.features = b"\x80\x7f" * (len(commit.features) // 2)
+        case "beyond all models":
+            commit.features = b"\x7f\x7f" * (len(commit.features) // 2)
+        case "a start at the end of the type":
+            commit.features_start = 2**32 - 1
+        case "features of half a number":
+            commit.features += b"x"
+        case "features of positions to come":
+            commit.features += bytes(width) * 900
+
+
+LIES = {
+    "a token at the end of the type": "token_ids",
+    "a token beyond the vocabulary": "token_ids",
+    "a token that is not the sequence's": "base_len",
+    "tokens without end": "token_ids",
+    "a place without end": "base_len",
+    "no number": "features",
+    "infinite": "features",
+    "beyond all models": "features",
+    "a start at the end of the type": "base_len",
+    "features of half a number": "features",
+    "features of positions to come": "base_len",
+}
+
+
+def of_others(made: Remote) -> dict[tuple[int, int], tuple[object, object]]:
+    """What was proposed for all sequences but the first."""
+    return {at: (tree.token_ids, tree.parents) for at, tree in made.proposed.items() if at[0]}
+
+
+@pytest.mark.parametrize("kind", ["mtp", pytest.param("medusa", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lie", LIES)
+def test_a_commit_that_lies_ends_the_draft_of_its_own_sequence_alone(deep: Path, lie: str, kind: str) -> None:
+    def change(at: int, commit: sequence.Commit) -> list[sequence.Commit]:
+        if at == 1 and commit.sequence_id == 0:
+            _lie(commit, lie)
+        return [commit]
+
+    what = wanted(4, GREEDY, ASKED)
+    head = random_head(kind, deep)
+    honest = answered(remote(deep, head), what)
+    made = answered(remote(deep, head, change=counted(change)), what)
+    [error] = made.errors
+    assert error.sequence_id == 0 and error.code == 3
+    assert error.field.startswith(LIES[lie])
+    assert made.bench.tokens == honest.bench.tokens
+    assert of_others(made) == of_others(honest) != {}
+
+
+def test_what_breaks_a_round_ends_one_draft_and_the_others_propose_what_they_would_have(deep: Path) -> None:
+    what = wanted(4, GREEDY, ASKED)
+    head = random_head("mtp", deep)
+    honest = answered(remote(deep, head), what)
+    made = remote(deep, head)
+    runner = made.worker._drafter._runner  # type: ignore[attr-defined]
+    forward = runner._forward
+
+    def breaks(texts: Sequence[HeadText], *more: object) -> list[Place]:
+        if any(text.tokens[:3] == list(what[0].prompt[:3]) and len(text.tokens) > 12 for text in texts):
+            raise RuntimeError("what no check foresaw")
+        return forward(texts, *more)  # type: ignore[no-any-return]
+
+    runner._forward = breaks
+    answered(made, what)
+    assert {error.sequence_id for error in made.errors} == {0}
+    assert of_others(made) == of_others(honest) != {}
+
+
+def test_an_opening_with_a_token_that_the_head_does_not_have_is_refused(deep: Path) -> None:
+    made = remote(deep, random_head("mtp", deep))
+    message = sequence.OpenSequence(
+        sequence_id=7,
+        prompt_token_ids=[5, 2**32 - 1],
+        sampling=sampling_to_proto(GREEDY),
+        mode=sequence.VERIFICATION_MODE_GREEDY,
+        stopping=sequence.Stopping(max_new_tokens=4),
+    )
+    made._hear(draft_pb2.DraftRequest(opens=[message]))
+    made._work()
+    assert [(error.sequence_id, error.field) for error in made.errors] == [(7, "prompt_token_ids[1]")]

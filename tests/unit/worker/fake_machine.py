@@ -41,6 +41,9 @@ class FakeMachine:
         report, self._report = self._report, WorkerReport()
         return report
 
+    def fail(self, key: SequenceKey, error: Exception) -> None:
+        self._report.failures.append(Failed(key, error))
+
     def fail_all(self, error: Exception) -> None:
         self.failed.append(error)
 

@@ -6,11 +6,12 @@ import io
 import logging
 import threading
 import time
+from dataclasses import dataclass
 
 import pytest
 from outrider.engine import DeviceLost
 from outrider.telemetry.logging import configure_logging
-from outrider.worker.events import DrainStarted, PeerStreamEnded, WorkerReport
+from outrider.worker.events import DrainStarted, PeerStreamEnded, SequenceKey, WorkerReport
 from outrider.worker.faults import WholeStepFailed
 from outrider.worker.loop import StepLoop
 
@@ -33,6 +34,22 @@ def test_a_fault_in_one_event_costs_no_other_event() -> None:
     loop.turn(["a", FakeMachine.BREAKS, PeerStreamEnded(3), DrainStarted()])
     assert machine.applied == ["a", PeerStreamEnded(3), DrainStarted()]
     assert len(machine.failed) == 1 and machine.num_steps == 1
+
+
+def test_what_a_message_breaks_is_its_own_sequence() -> None:
+    machine, reports = FakeMachine(), list[WorkerReport]()
+
+    @dataclass
+    class Breaks:
+        key: SequenceKey
+
+        def __eq__(self, other: object) -> bool:
+            raise OverflowError("what no check foresaw")
+
+    StepLoop(machine, reports.append).turn(["a", Breaks(SequenceKey(2, 9)), PeerStreamEnded(3)])
+    assert machine.applied == ["a", PeerStreamEnded(3)] and machine.failed == []
+    [_, failed] = reports[0].failures
+    assert failed.key == SequenceKey(2, 9) and isinstance(failed.error, OverflowError)
 
 
 def test_a_fault_in_the_step_is_told_to_all_and_the_next_waits_a_little() -> None:

@@ -164,7 +164,7 @@ class TargetCore(ABC, Generic[S]):
                 for key in [key for key in self._sequences.keys if key.stream == event.stream]:
                     self._remove(key)
             case Refused():
-                self._fail(event.key, event.error)
+                self.fail(event.key, event.error)
             case DrainStarted():
                 self.draining = True
             case DrainExpired():
@@ -175,17 +175,17 @@ class TargetCore(ABC, Generic[S]):
     def fail_all(self, error: Exception) -> None:
         """Ends every sequence with `error`."""
         for key in self._sequences.keys:
-            self._fail(key, error)
+            self.fail(key, error)
 
     def _open(self, event: events.Opened) -> None:
         key = event.key
         if key in self._sequences:
             # A later message could mean either of the two: both end.
-            self._fail(key, InvalidRequest("sequence_id", "already open"))
+            self.fail(key, InvalidRequest("sequence_id", "already open"))
         elif self.draining:
-            self._fail(key, Unavailable("the worker is draining"))
+            self.fail(key, Unavailable("the worker is draining"))
         elif len(self._sequences) >= self._limits.max_sequences:
-            self._fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
+            self.fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
         else:
             self._own_drafts.open(key, event.opening)
             if self._samples is not None:
@@ -223,7 +223,7 @@ class TargetCore(ABC, Generic[S]):
         if not isinstance(error, InvalidRequest | Overloaded):
             log.error("a sequence failed %s", when, exc_info=error, extra=sequence.opening.log_fields)
             self.stats.num_step_failures += 1
-        self._fail(key, error)
+        self.fail(key, error)
 
     def _report_step(self, rows: Sequence[StepRow[Any]], started_s: float) -> float:
         """After all its commits. Returns the seconds of the step."""
@@ -238,7 +238,7 @@ class TargetCore(ABC, Generic[S]):
         self._accounting.divide(rows, ended_s - started_s)
         return ended_s - started_s
 
-    def _fail(self, key: SequenceKey, error: Exception) -> None:
+    def fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)
         # Frames of the step refer to the sequence, and to the error.
         self._report.failures.append(Failed(key, without_frames(error)))
