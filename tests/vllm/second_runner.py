@@ -228,7 +228,7 @@ class Drafts:
         self._known: list[list[int]] = []
         self._kind = "none"
         self._rng = random.Random(0)
-        self.num_drafted = self.num_accepted = 0
+        self.num_drafted = self.num_accepted = self.num_miscounted = 0
         self.most = dict[int, int]()
         """Most drafted tokens in a step, by the cap of a request."""
         caps: dict[str, int] = {}
@@ -246,9 +246,14 @@ class Drafts:
             allowed = Speculation(2 * NUM_DRAFTED + 2, max_own_draft_tokens=own)
             scheduler.book.open(request.request_id, request.all_token_ids, allowed)
 
-        def followed(*args: Any) -> None:
-            follow(*args)
+        def followed(step: Any, output: Any, outputs: Any, ran: Any) -> None:
+            follow(step, output, outputs, ran)
+            committed = {one.request_id: len(one.new_token_ids) for one in outputs}
             for name, one in scheduler.verified.items():
+                num_sampled = len(ran.sampled_token_ids[ran.req_id_to_index[name]])
+                # Of a chain that had died nothing is counted.
+                if one.draft.token_ids and one.num_accepted != min(num_sampled - 1, committed[name]):
+                    self.num_miscounted += 1
                 self.most[caps[name]] = max(len(one.draft), self.most.get(caps[name], 0))
                 self.num_drafted += len(one.draft)
                 self.num_accepted += one.num_accepted
@@ -325,6 +330,7 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
         ours, alone = ({tuple(half) for half in halves} for halves in (ran, ran_alone))
         result = {"found": found, "faults": scheduler.num_faults, "preemptions": scheduler.num_preemptions}
         result |= {"ran": sum(map(len, alone)), "differs": [sorted(ours - alone), sorted(alone - ours)]}
+        result["miscounted"] = source.num_miscounted
         path.write_text(json.dumps(result))
 
 
@@ -353,8 +359,8 @@ def main() -> None:
     wrong = [one for _, _, said, *_ in result["found"] for one in said]
     drafted, accepted = (sum(one[at] for one in result["found"]) for at in (3, 4))
     print(f"{texts - len(wrong)} of {texts} texts equal; {accepted} of {drafted} drafted tokens accepted")
-    print(f"{result['faults']} faults, {result['preemptions']} preemptions")
-    print(f"without drafts, not run alone, and only alone: {result['differs']}")
+    print(f"{result['faults']} faults, {result['preemptions']} preemptions, {result['miscounted']} commits miscounted")
+    print(f"without drafts, not run alone, and only alone: {list(map(len, result['differs']))} kinds of half steps")
     print(*wrong[:5], sep="\n")
 
 

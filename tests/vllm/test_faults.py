@@ -9,7 +9,6 @@ from typing import Any
 
 import grpc
 import pytest
-from outrider.engine import resolve
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import worker_pb2
@@ -17,8 +16,8 @@ from outrider_controller.router.fleet.placement import same_weights
 
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.processes import Running, drafting, running, target
-from tests.vllm.questions import MODEL, chats
 from tests.vllm.served import Loaded, loaded, served
+from tests.vllm.test_texts import PROMPTS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -71,14 +70,12 @@ TOKENS, NUMBERS = 80, range(1, 21)
 """Of each text; and the numbers of the sequences, each with a prompt and a seed of its own."""
 
 
-def ask(
-    prompts: Sequence[Sequence[int]], wanted: Texts | None = None, held: Texts | None = None
-) -> list[sp.OpenSequence]:
+def ask(wanted: Texts | None = None, held: Texts | None = None) -> list[sp.OpenSequence]:
     """`wanted`: with drafts, looked up in these texts. `held`: continued after these tokens."""
     return [
         open_sequence(
             number,
-            prompts[number - 1],
+            PROMPTS[number - 1],
             sampling=sp.Sampling(temperature=0.8, top_p=0.95, seed=1000 + number),
             mode=sp.VERIFICATION_MODE_COUPLED,
             stopping=sp.Stopping(max_new_tokens=TOKENS),
@@ -124,20 +121,21 @@ def num_equal(one: Texts, other: Texts) -> int:
     return sum(one[number] == other[number] for number in NUMBERS)
 
 
-async def test_texts_of_a_target_that_is_killed_continue_on_another_of_vllm_and_of_our_own_engine() -> None:
-    model, prompts = resolve(MODEL), chats()
-    own_engine = running("--model", str(model), "--dtype", "float32", "--max-sequences", "40", "--threads", "1")
-    async with target(model, SHORT) as second, own_engine as own:
-        off = await answered(second.stub, ask(prompts))
-        on = await answered(second.stub, ask(prompts, off.text))
+async def test_texts_of_a_target_that_is_killed_continue_on_another_of_vllm_and_of_our_own_engine(
+    tiny_vllm: Path,
+) -> None:
+    own_engine = running("--model", str(tiny_vllm), "--dtype", "float32", "--max-sequences", "40", "--threads", "1")
+    async with target(tiny_vllm, SHORT) as second, own_engine as own:
+        off = await answered(second.stub, ask())
+        on = await answered(second.stub, ask(off.text))
         assert num_equal(on.text, off.text) == 20 and accepted(on) > 0 == accepted(off)
-        async with target(model, SHORT) as first:
+        async with target(tiny_vllm, SHORT) as first:
             assert first.info.model_revision == second.info.model_revision
-            half = await until_killed(first, ask(prompts, off.text))
-        moved = await answered(second.stub, ask(prompts, off.text, half))
+            half = await until_killed(first, ask(off.text))
+        moved = await answered(second.stub, ask(off.text, half))
         assert num_equal(joined(half, moved.text), off.text) == 20
         # The same weights in another arithmetic: no token is lost, and what follows may differ.
         assert same_weights(own.info.model_revision, first.info.model_revision)
         assert own.info.model_revision != first.info.model_revision
-        elsewhere = await answered(own.stub, ask(prompts, held=half))
+        elsewhere = await answered(own.stub, ask(held=half))
         assert {len(text) for text in joined(half, elsewhere.text).values()} == {TOKENS}

@@ -49,7 +49,7 @@ def test_texts_with_drafts_are_those_of_vllm_alone(tiny_vllm: Path, name: str) -
         if kind == "own":
             assert all(found <= int(cap) for cap, found in most.items())
     assert accepted["own" if own else "right"] > 10 and not accepted.get("none")
-    assert not result["faults"] and bool(result["preemptions"]) == (name == "preempted")
+    assert not result["faults"] and not result["miscounted"] and bool(result["preemptions"]) == (name == "preempted")
     # What runs without drafts, kernel by kernel; a drafter runs then too.
     assert result["ran"] > 100 and (own or result["differs"] == [[], []])
 
