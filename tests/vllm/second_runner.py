@@ -69,6 +69,10 @@ class Plan:
     kinds: Sequence[str] = KINDS
     speculative: Case = field(default_factory=lambda: {"method": "ngram_gpu"})
     """What vLLM is told of its drafter. With another method than this, the kind `own` has its drafts."""
+    more: Case = field(default_factory=dict)
+    """Further arguments of vLLM's engine."""
+    adapter: str = ""
+    """Directory of a LoRA adapter, which every other request of a group uses."""
 
 
 def cases(plan: Plan, vocab_size: int) -> list[list[Case]]:
@@ -137,7 +141,9 @@ def engine(plan: Plan, *, drafts: bool) -> Iterator[Any]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
 
-    more: dict[str, Any] = {"async_scheduling": plan.asynchronous}
+    more: dict[str, Any] = {"async_scheduling": plan.asynchronous, **plan.more}
+    if plan.adapter:
+        more |= {"enable_lora": True, "max_lora_rank": 8}
     if drafts:
         more |= {
             "scheduler_cls": "outrider.vllm.scheduler.Scheduler",
@@ -163,9 +169,12 @@ def engine(plan: Plan, *, drafts: bool) -> Iterator[Any]:
         llm.llm_engine.engine_core.shutdown()
 
 
-def answers(llm: Any, group: Sequence[Case]) -> list[dict[str, Any]]:
+def answers(llm: Any, group: Sequence[Case], adapter: str = "") -> list[dict[str, Any]]:
+    from vllm.lora.request import LoRARequest
+
     prompts = [{"prompt_token_ids": one["prompt"]} for one in group]
-    done = llm.generate(prompts, [made(one["options"]) for one in group], use_tqdm=False)
+    adapters = [LoRARequest("a", 1, adapter) if adapter and number % 2 else None for number in range(len(group))]
+    done = llm.generate(prompts, [made(one["options"]) for one in group], lora_request=adapters, use_tqdm=False)
     found = []
     for one in done:
         rows = [*(one.prompt_logprobs or [])[1:], *(one.outputs[0].logprobs or [])]
@@ -304,7 +313,7 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
         vocab_size = llm.llm_engine.vllm_config.model_config.get_vocab_size()
         groups = cases(plan, vocab_size)
         if not drafts:
-            texts = [answers(llm, group) for group in groups]
+            texts = [answers(llm, group, plan.adapter) for group in groups]
             with recording(llm) as ran:
                 answers(llm, RECORDED)
             path.write_text(json.dumps([texts, ran]))
@@ -318,7 +327,7 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
                 scheduler.reset_prefix_cache()
                 source.begin(expected, kind)
                 before = source.num_drafted, source.num_accepted
-                texts = answers(llm, group)
+                texts = answers(llm, group, plan.adapter)
                 pairs = zip(texts, expected, strict=True)
                 wrong = [said for one, other in pairs if (said := differences(one, other, 1e-3))]
                 drafted, accepted = source.num_drafted - before[0], source.num_accepted - before[1]

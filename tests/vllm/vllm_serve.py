@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.vllm.processes import ending, free_address
@@ -62,6 +63,14 @@ class Verified:
 @dataclass(frozen=True, slots=True)
 class Server:
     url: str
+    pid: int
+
+    def kill(self) -> None:
+        """With all of its processes."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            server = psutil.Process(self.pid)
+            for process in (server, *server.children(recursive=True)):
+                process.kill()
 
     def answer(self, prompt: str, tenant: str = "", **changes: Any) -> str:
         """The text of a completion."""
@@ -147,7 +156,7 @@ def serving(model: Path, *arguments: str) -> Iterator[Server]:
     plugins = {} if "--worker-cls" in arguments else {"VLLM_PLUGINS": ""}
     command = [sys.executable, "-c", _SERVE, "serve", str(model), *listen, *OPTIONS, *arguments]
     process = subprocess.Popen(command, env=os.environ | plugins)
-    server = Server(f"http://{host}:{port}")
+    server = Server(f"http://{host}:{port}", process.pid)
     with ending(process, patience_s=60):
         _await_health(process, server.url)
         yield server
