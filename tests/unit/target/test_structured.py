@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import random
 import re
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from outrider.errors import InvalidRequest
 from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.sequence_key import Finish
+from outrider.runtime.bounded import BoundedProcess, OutOfBounds
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
@@ -448,31 +450,91 @@ DEEP = [
 ]
 
 
-@pytest.mark.parametrize("grammar", DEEP)
-@pytest.mark.parametrize("num_drafted", [1, 3, 8])
-def test_a_limit_ends_a_text_at_the_same_token_with_drafts_and_without(
-    tiny: Path, grammar: str, num_drafted: int
-) -> None:
-    text = TOKENIZER.encode("b" * 80 + "a" * 100)
+def text_of_its_own(compiler: GrammarCompiler, grammar: str, length: int) -> list[int]:
+    """Drawn from the grammar by chance."""
+    matcher, chance, text = compiler.compile(grammar, (), "another"), random.Random(0), list[int]()
+    for _ in range(length):
+        mask = matcher.allowed(())
+        assert mask is not None
+        ids = [token for token in range(3, VOCAB) if mask[token // 8] >> token % 8 & 1]
+        if not ids:
+            break
+        text.append(chance.choice(ids))
+        matcher.advance(text[-1:])
+    return text
 
-    def ends(drafted: int) -> tuple[int, str]:
-        """How many tokens were committed, and what the error says."""
-        matcher, done = GrammarCompiler(tiny, VOCAB, [EOS]).compile(grammar, ()), 0
+
+def verdict_on(
+    compiler: GrammarCompiler, grammar: str, text: list[int], tenant: str, num_drafted: int = 0, begun: int = 0
+) -> tuple[int, str]:
+    """How many tokens are committed, and what the error says. Of each draft one branch is right and one goes wrong in
+    the middle."""
+    done, chance = begun, random.Random(num_drafted)
+    try:
+        matcher = compiler.compile(grammar, text[:begun], tenant)
         while done < len(text):
-            try:
-                assert matcher.allowed(()) is not None
-                draft = text[done : done + drafted]
-                num_rows = matcher.num_allowed(draft)
-                for length in range(1, num_rows):
-                    assert matcher.allowed(draft[:length]) is not None
-                matcher.advance(text[done : done + max(1, num_rows)])
-            except InvalidRequest as error:
-                return done, str(error)
+            assert matcher.allowed(()) is not None
+            draft = text[done : done + num_drafted]
+            other = [*draft[: len(draft) // 2], *(chance.randrange(3, VOCAB) for _ in draft)]
+            for branch in (other, draft):
+                num_rows = matcher.num_allowed(branch)
+                for length in range(num_rows):
+                    assert matcher.allowed(branch[:length]) is not None
+            matcher.advance(text[done : done + max(1, num_rows)])
             done += max(1, num_rows)
-        return done, ""
+    except InvalidRequest as error:
+        return done, str(error)
+    return done, ""
 
-    assert 80 < ends(0)[0] < len(text)
-    assert ends(num_drafted) == ends(0)
+
+TAGS = """start: TEXT | call
+call: "<f>" args "</f>"
+args: %json {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(.{0,9}a){2}$"}}}
+TEXT: /(.|\\n)*/ & ~/(.|\\n)*<f>(.|\\n)*/"""
+LIKE = {
+    "json_object": Structured("json_schema", {"type": "object"}, "x").to_grammar(),
+    "schema": Structured("json_schema", SCHEMA, "x").to_grammar(),
+    "regex": Structured("regex", r"((.{0,60}a){2}b|[^a]{3}){1,30}", "x").to_grammar(),
+    "lark": 'start: e\ne: e e | "a" e | "(" e ")" | "b"',
+    "tags": TAGS,
+}
+
+
+@pytest.mark.parametrize("kind", [*LIKE, 0, 1, 2])
+def test_the_verdict_is_one_with_drafts_and_without_for_other_tenants_and_when_taken_over(
+    tiny: Path, kind: str | int
+) -> None:
+    compiler = GrammarCompiler(tiny, VOCAB, [EOS])
+    if isinstance(kind, str):
+        grammar = LIKE[kind]
+        text = text_of_its_own(compiler, grammar, 60)
+    else:
+        grammar, text = DEEP[kind], TOKENIZER.encode("b" * 80 + "a" * 100)
+    expected = verdict_on(compiler, grammar, text, "a")
+    assert bool(expected[1]) == isinstance(kind, int)
+    for num_drafted in (3, 8):
+        assert verdict_on(compiler, grammar, text, "a", num_drafted) == expected
+    for tenant in ("a", "b"):
+        assert verdict_on(compiler, grammar, text, tenant) == expected
+    for begun in (len(text) // 4, expected[0]):
+        assert verdict_on(compiler, grammar, text, "b", 3, begun) == expected
+
+
+async def test_a_verdict_on_time_is_its_tenants_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same work may take less time for another."""
+    compiler, asked = GrammarCompiler(tiny, VOCAB, [EOS]), list[bytes]()
+
+    def slow(process: BoundedProcess, question: bytes) -> bytes:
+        asked.append(question)
+        raise OutOfBounds("it takes more than 4 s of processor time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundedProcess, "ask", slow)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="too much time"):
+                compiler.compile("start: /a/", (), "a")
+    assert len(asked) == 1
+    assert compiler.compile("start: /a/", (), "b").num_allowed(TOKENIZER.encode("a")) == 1
 
 
 def test_a_text_that_reaches_a_limit_takes_no_mask_from_others_of_the_same_grammar(tiny: Path) -> None:

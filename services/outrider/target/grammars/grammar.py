@@ -150,9 +150,7 @@ class GrammarCompiler:
     def compile(self, grammar: str, committed: Sequence[int], tenant: str = "") -> GrammarMatcher:
         """The grammar's state after `committed`, with its first mask computed. Raises InvalidRequest, NotSupported, or
         Overloaded when the grammars of others leave no memory."""
-        compiled = self._begin(grammar, tenant)
-        # A copy: a sequence's commits must not change the cached one.
-        found = self._matcher(grammar, compiled, tenant)
+        found = self._matcher(grammar, self._begin(grammar, tenant), tenant)
         found.advance(committed)
         # The first mask costs most, and copies share its work. Computed here, it delays no step.
         found.allowed(())
@@ -251,6 +249,7 @@ class GrammarCompiler:
     def _matcher(self, grammar: str, compiled: _Compiled, tenant: str) -> GrammarMatcher:
         """A new user of the grammar, until nobody refers to it."""
         lexing = _Lexing(self, grammar, compiled, tenant)
+        # A copy: a sequence's commits must not change the cached one.
         found = GrammarMatcher(compiled.matcher.deep_copy(), self._eos_token_ids, lexing)
         # Neither takes this object's lock: they may run in any thread, also in one that holds it.
         weakref.finalize(found, compiled.users.discard, lexing.owner)
