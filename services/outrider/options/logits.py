@@ -39,7 +39,8 @@ class LogitsOptions:
     min_tokens: int = 0
     """Output tokens before any stop token may be chosen."""
     grammar: str = ""
-    """The grammar that the whole output follows, in the form that the target compiles; empty for none."""
+    """The grammar that the whole output follows, in the form that the target compiles; empty for none. Not with allowed
+    tokens, which it may not let through."""
 
     def __post_init__(self) -> None:
         for name in ("presence_penalty", "frequency_penalty"):
@@ -59,6 +60,8 @@ class LogitsOptions:
                 )
         if len(self.grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise InvalidRequest("grammar", f"must be at most {MAX_GRAMMAR_BYTES} bytes")
+        if self.grammar and self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids", "cannot be combined with grammar")
         if self.min_tokens < 0:
             raise InvalidRequest("min_tokens", f"{self.min_tokens} is negative")
 

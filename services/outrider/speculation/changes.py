@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.errors import OutriderError, without_frames
+from outrider.errors import InvalidRequest, OutriderError, without_frames
 from outrider.speculation.candidates import Candidate
 from outrider.speculation.columns import Columns
 from outrider.speculation.logits import LogitsProcessor, RowRefused
@@ -104,6 +104,10 @@ class Changes:
                 self.refused[number] = RowRefused(place, without_frames(error))
                 return
             if mask is not None:
+                if mask.count(0) == len(mask):
+                    nothing = InvalidRequest("logits.grammar", "allows no token of this model after the text so far")
+                    self.refused[number] = RowRefused(place, nothing)
+                    return
                 self._masks.append((row, mask))
             if banned := processor.banned(prefix):
                 self._banned += [(len(self._rows_with_bans), row, token_id) for token_id in banned]

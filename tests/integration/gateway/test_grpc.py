@@ -248,6 +248,16 @@ BAD: list[tuple[Request, str]] = [
     (Request(model=MODEL, text="a", options=Options(logit_bias={5: NAN})), "options.logit_bias[5]"),
     (Request(model=MODEL, text="a", options=Options(allowed_token_ids=[VOCAB])), "options.allowed_token_ids"),
     (Request(model=MODEL, text="a", options=Options(bad_words=[""])), "options.bad_words[0]"),
+    (
+        Request(
+            model=MODEL,
+            text="a",
+            options=Options(
+                logits=sequence_pb2.LogitsOptions(repetition_penalty=1, allowed_token_ids=[5], grammar="start: /[0-9]/")
+            ),
+        ),
+        "options.logits.allowed_token_ids",
+    ),
     (Request(model=MODEL, text="a", options=Options(stop=["a", "b" * 257])), "options.stop[1]"),
     (Request(model=MODEL, text="a", options=Options(stop=["a"] * 17)), "options.stop"),
     (Request(model=MODEL, text="a", options=Options(stop_token_ids=[VOCAB])), "options.stop_token_ids[0]"),

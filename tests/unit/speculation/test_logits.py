@@ -273,6 +273,7 @@ def test_nothing_waits_for_a_gpu_between_what_goes_in_and_what_comes_out(
         ("logit_bias", {"logit_bias": ((4, 1.0), (4, 2.0))}),
         ("bad_words[1]", {"bad_words": ((1,), ())}),
         ("min_tokens", {"min_tokens": -1}),
+        ("allowed_token_ids", {"allowed_token_ids": (1,), "grammar": 'start: "a"'}),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(field: str, asked: dict[str, object]) -> None:

@@ -231,6 +231,24 @@ def test_a_grammar_that_is_exhausted_ends_its_sequence_at_the_same_token_and_no_
     assert not retracted, "the step was run once"
 
 
+class Nothing(Grammar):
+    """Allows no token."""
+
+    def allowed(self, prefix: Sequence[int]) -> bytes | None:
+        return bytes(VOCAB // 8)
+
+
+def test_a_place_without_any_token_ends_its_answer_alone_by_name(tiny: Path) -> None:
+    bench = Bench(tiny)
+    bench.open(0, opening(PROMPTS[0], max_new_tokens=5))
+    logits = LogitsOptions(grammar="x")
+    bench.open(1, replace(opening(PROMPTS[1], max_new_tokens=5), logits=logits, grammar=Nothing()))
+    bench.run()
+    [error] = bench.answers[key(1)].errors
+    assert isinstance(error, InvalidRequest) and error.field == "logits.grammar"
+    assert not bench.answers[key(0)].errors
+
+
 def test_a_grammar_whose_first_mask_costs_too_much_is_refused_as_it_is_compiled(tiny: Path) -> None:
     grammar = "\n".join(["start: A | B", "A: /(.*a){2}b/", "B: /(.*a){3}b/"])
     GrammarCompiler(tiny, VOCAB, [EOS]).compile(grammar, ())
