@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,9 @@ class SampleStore:
     max_bytes: int = MAX_BYTES
     max_days: float = MAX_DAYS
     wall_clock: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    _doubted_s: tuple[float, float] | None = None
+    """What both clocks said when the wall clock was first doubted."""
     _unseen_bytes: int = 0
     """Written since the volume was looked at."""
     _pruned_s: float = 0.0
@@ -71,9 +74,11 @@ class SampleStore:
         """Unless the tenant's samples were ordered to be erased after `consent_us`, the metadata store's time when the
         tenant's consent was read. Raises OSError.
         """
-        data = json.dumps(record, separators=(",", ":")).encode()
-        if self.cipher is not None:
-            data = self.cipher.encrypt(data)
+        self.write_parts(tenant, acceptance, [json.dumps(record, separators=(",", ":")).encode()], consent_us)
+
+    def write_parts(self, tenant: str, acceptance: float, record: Iterable[bytes], consent_us: int = 0) -> None:
+        """As `write`, of a record whose JSON comes in parts. Each is encrypted by itself, on a line of its own."""
+        data = b"\n".join(map(self.cipher.encrypt, record)) if self.cipher is not None else b"".join(record)
         # In the order of names, the lowest acceptance comes first.
         name = f"{round(1000 * acceptance):04d}-{consent_us}-{token_hex(8)}"
         with self._locked("lock", fcntl.LOCK_SH):
@@ -87,7 +92,7 @@ class SampleStore:
                 file.write(data)
             new.rename(place / name)
         self._unseen_bytes += len(data)
-        if self._unseen_bytes > self.max_bytes // _SLACK or self.wall_clock() - self._pruned_s > _PRUNE_EVERY_S:
+        if self._unseen_bytes > self.max_bytes // _SLACK or abs(self.wall_clock() - self._pruned_s) > _PRUNE_EVERY_S:
             self.prune()
 
     def read(self, tenant: str) -> Iterator[dict[str, Any]]:
@@ -99,7 +104,9 @@ class SampleStore:
                 # Another process has removed it meanwhile: it was too old, or is erased.
                 continue
             try:
-                found: dict[str, Any] = json.loads(data if self.cipher is None else self.cipher.decrypt(data))
+                found: dict[str, Any] = json.loads(
+                    data if self.cipher is None else b"".join(map(self.cipher.decrypt, data.split(b"\n")))
+                )
             # Fernet's InvalidToken is no ValueError.
             except Exception as error:
                 raise ValueError(f"{path}: cannot be read; is it encrypted with another key?") from error
@@ -195,13 +202,14 @@ class SampleStore:
     def prune(self) -> None:
         """Removes what is too old. If the rest is too much, the highest acceptance goes first."""
         self._unseen_bytes, self._pruned_s = 0, self.wall_clock()
+        now_s = self._believed_s()
         self._remove_erased()
         left, total = [], 0
         # Those that a process left half written, too.
         for path in (*self.directory.glob("tenant-*/[0-9]*-*"), *self.directory.glob(f"tenant-*/{_NEW}*")):
             with suppress(FileNotFoundError):
                 found = path.stat()
-                if self._pruned_s - found.st_mtime > self.max_days * _DAY_S:
+                if now_s - found.st_mtime > self.max_days * _DAY_S:
                     path.unlink()
                     continue
                 left.append((path.name, path, found.st_size))
@@ -211,6 +219,26 @@ class SampleStore:
                 return
             path.unlink(missing_ok=True)
             total -= size
+
+    def _believed_s(self) -> float:
+        """The time by which records are too old. A wall clock that has jumped by more than a day since the volume was
+        looked at is believed once it has gone on from there for a day; until then it is the time of that look."""
+        wall_s, running_s = self.wall_clock(), self.clock()
+        with self._locked("looked", fcntl.LOCK_EX) as file:
+            file.seek(0)
+            looked_s = float(file.read() or wall_s)
+            if abs(wall_s - looked_s) > _DAY_S:
+                first_s = self._doubted_s or (wall_s, running_s)
+                if abs((wall_s - first_s[0]) - (running_s - first_s[1])) > _PRUNE_EVERY_S:
+                    # Another jump.
+                    first_s = wall_s, running_s
+                self._doubted_s = first_s
+                if running_s - first_s[1] < _DAY_S:
+                    return looked_s
+            self._doubted_s = None
+            file.truncate(0)
+            file.write(b"%d" % wall_s)
+        return wall_s
 
 
 def _unless_gone(function: object, path: str, raised: tuple[type[BaseException], BaseException, object]) -> None:

@@ -74,8 +74,7 @@ class TenantTurns:
                         return
                     self._changed.wait()
                 future, work = self._take(tenant)
-            if future.set_running_or_notify_cancel():
-                _settle(future, work)
+            settle(future, work)
             # Or this thread would keep the last work's objects alive while it waits.
             del future, work
             with self._changed:
@@ -95,7 +94,10 @@ class TenantTurns:
         return taken
 
 
-def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+def settle(future: Future[Any], work: Callable[[], Any]) -> None:
+    """Unless nobody waits for it any more."""
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(work())
     except OutriderError as error:

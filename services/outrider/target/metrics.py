@@ -75,6 +75,7 @@ def _counters(stats: TargetStats) -> tuple[CounterRow, ...]:
         ("dropped_draft_tokens", "Draft tokens that came late or with a gap.", stats.num_dropped_tokens),
         ("branch_tokens", "Draft tokens in steps beyond one path of each draft.", stats.num_branch_tokens),
         ("branch_tokens_accepted", "Draft tokens accepted on a branch.", stats.num_branch_tokens_accepted),
+        ("dropped_samples", "Samples not recorded as too many waited for their volume.", stats.num_dropped_samples),
         ("unknown_sequence_messages", "Messages about sequences that are not open.", stats.num_unknown),
         *_by_source(dict(stats.sources)),
     )

@@ -178,6 +178,5 @@ def _servicer(
         tokenizer=read_tokenizer(resolve(config.model)),
         credential=credential(config.secret, Role.TARGET),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
-        samples=config.sample_store,
     )
     return obedient(servicer, samples, store)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import json
 import logging
 import socket
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from array import array
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
-from threading import Thread
+from threading import Condition, Event, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.errors import Unavailable
 from outrider.metadata.erasures import Order
-from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.runtime.supervision import background
+from outrider.runtime.turns import settle
 from outrider.samples import SampleStore
-from outrider.target.requests.opening import Opening, SampleConsent
+from outrider.target.requests.opening import SAMPLED_TOP, Opening, SampleConsent
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 
@@ -31,34 +33,68 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0
+_START_S = 5.0
+"""A target starts without a volume that has not answered by then."""
+_CLOSE_S = 2.0
+_PAUSE_S = 0.001
+_LOOK_EVERY_S = 3600.0
+_PART = 64
+"""Positions of one part of a record."""
+_CHUNK_CHARS = 1 << 15
+"""What is encrypted at once."""
+_BYTES_PER_TOKEN = 36
+"""Of an opening: a number of Python's, and its place in a list."""
+_MAX_HELD_BYTES = 64 << 20
+_LISTS = ("prompt", "committed", "output", "top_token_ids", "top_logprobs")
+_WIDE = _LISTS[3:]
+T = TypeVar("T")
 Servicer = TypeVar("Servicer", bound=AbstractAsyncContextManager[Any])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Sample:
-    """A sequence under way."""
+    """A sequence under way. A step does work for what it committed; the rest is done by the thread that writes."""
 
     opening: Opening
-    output: list[int] = field(default_factory=list)
-    top: list[TokenLogprobs] = field(default_factory=list)
+    output: array[int] = field(default_factory=lambda: array("i"))
+    top_ids: array[int] = field(default_factory=lambda: array("i"))
+    """Next, their log probabilities; `width` of each at every position."""
+    top_logprobs: array[float] = field(default_factory=lambda: array("f"))
+    width: int = 1
     accepted: Counter[str] = field(default_factory=Counter)
     """By source; next, those verified."""
     verified: Counter[str] = field(default_factory=Counter)
 
+    @property
+    def num_bytes(self) -> int:
+        opening = self.opening
+        return _BYTES_PER_TOKEN * (len(opening.prompt) + len(opening.committed)) + 4 * (
+            len(self.output) + len(self.top_ids) + len(self.top_logprobs)
+        )
+
     def add(self, committed: StepRow[Any]) -> None:
-        self.output += committed.token_ids
-        self.top += committed.top
         for one in committed.sources:
             self.accepted[one.source] += one.num_accepted
             self.verified[one.source] += one.num_verified
+        self.output.extend(committed.token_ids)
+        if self.opening.samples is SampleConsent.TEXT:
+            for each in committed.top:
+                self.width = len(each.top_token_ids[:SAMPLED_TOP])
+                self.top_ids.extend(each.top_token_ids[:SAMPLED_TOP])
+                self.top_logprobs.extend(each.top_logprobs[:SAMPLED_TOP])
+
+    def concerns(self, tenant: str, ordered_us: int) -> bool:
+        """Whether the order is about it; 0: of now."""
+        return self.opening.tenant == tenant and (not ordered_us or self.opening.consent_us < ordered_us)
 
     @property
     def acceptance(self) -> float:
         return self.accepted.total() / max(1, self.verified.total())
 
-    def record(self, revision: str) -> dict[str, Any]:
+    def parts(self, revision: str) -> Iterator[str]:
+        """The record as JSON. Each part is little work: the interpreter runs one thread at a time."""
         opening = self.opening
-        found: dict[str, Any] = {
+        numbers = {
             "unix_s": round(time.time()),
             "model_revision": revision,
             "temperature": opening.params.temperature,
@@ -67,12 +103,22 @@ class _Sample:
             "accepted": dict(self.accepted),
             "verified": dict(self.verified),
         }
+        yield _json(numbers)[:-1]
         if opening.samples is SampleConsent.TEXT:
-            found["prompt"] = [*opening.prompt, *opening.committed]
-            found["output"] = self.output
-            found["top_token_ids"] = [each.top_token_ids for each in self.top]
-            found["top_logprobs"] = [[round(p, 3) for p in each.top_logprobs] for each in self.top]
-        return found
+            # Apart, since what a lost target has committed is of the answer: a prompt is the same in all its records.
+            lists = (opening.prompt, opening.committed, self.output, self.top_ids, self.top_logprobs)
+            for name, values in zip(_LISTS, lists, strict=True):
+                width = self.width if name in _WIDE else 1
+                for start in range(0, max(1, len(values)), _PART * width):
+                    part = [round(value, 3) for value in values[start : start + _PART * width]]
+                    rows = [part[n : n + width] for n in range(0, len(part), width)] if name in _WIDE else part
+                    yield (f',"{name}":[' if not start else ",") + _json(rows)[1:-1]
+                yield "]"
+        yield "}"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 def recorder_of(store: SampleStore | None, revision: str) -> SampleRecorder | None:
@@ -81,91 +127,163 @@ def recorder_of(store: SampleStore | None, revision: str) -> SampleRecorder | No
 
 
 class SampleRecorder:
-    """Called by the step thread."""
+    """Called by the step thread. What it holds in memory is bounded: where the volume does not keep up, or does not
+    answer at all, samples are dropped, and nothing waits."""
 
-    def __init__(self, store: SampleStore, revision: str) -> None:
-        """`revision`: of the model, for the records."""
+    def __init__(self, store: SampleStore, revision: str, max_bytes: int = _MAX_HELD_BYTES) -> None:
+        """`revision`: of the model, for the records. `max_bytes`: of the samples in memory."""
         self.store = store
         self.paused = False
         """Nothing is recorded."""
+        self.num_dropped = 0
+        """Samples, since the start."""
+        self.held_bytes = 0
+        self._max_bytes = max_bytes
         self._revision = revision
         self._samples: dict[SequenceKey, _Sample] = {}
-        self._work = SimpleQueue[Callable[[], None] | None]()
+        self._work: deque[_Sample | Callable[[], None]] = deque()
+        self._lock = Condition()
+        """Of what the two threads share: the work, and the bytes."""
+        self._closing = Event()
         self._thread = Thread(target=self._run, name="samples", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     def open(self, key: SequenceKey, opening: Opening) -> None:
         if opening.samples is not SampleConsent.OFF and not self.paused:
-            self._samples[key] = _Sample(opening)
+            sample = self._samples[key] = _Sample(opening)
+            self._hold(key, sample, sample.num_bytes)
 
     def note(self, report: TargetReport) -> None:
         """Adds what was committed; records those that have ended and had drafts verified."""
         for committed in report.commits:
             if (sample := self._samples.get(committed.key)) is not None:
+                before = sample.num_bytes
                 sample.add(committed)
+                self._hold(committed.key, sample, sample.num_bytes - before)
         for key, _ in report.removed:
-            if (sample := self._samples.pop(key, None)) is not None and sample.verified:
-                record = sample.record(self._revision)
-                of = sample.opening
-                self._work.put(partial(self.store.write, of.tenant, sample.acceptance, record, of.consent_us))
+            if (sample := self._samples.pop(key, None)) is not None:
+                if sample.verified:
+                    self._put(sample)
+                else:
+                    self._release(sample)
 
-    def erase(self, tenant: str, ordered_us: int, done: Callable[[int], None]) -> None:
-        """As SampleStore.erase. Nothing of a sequence that it concerns and that runs now is recorded either. `done` is
-        called with the number of records.
+    def erase(self, tenant: str, ordered_us: int, done: Callable[[int, str, bool], None]) -> None:
+        """As SampleStore.erase. Nothing of a sequence that it concerns is recorded later, whether it runs now or waits
+        to be written. `done` is called with the number of records, the volume, and whether somebody keeps what it has
+        read of them; never, while the volume does not answer.
         """
         for key, sample in list(self._samples.items()):
-            if sample.opening.tenant == tenant and (not ordered_us or sample.opening.consent_us < ordered_us):
-                del self._samples[key]
-        # After all that was put before.
-        self._work.put(lambda: done(self.store.erase(tenant, ordered_us)))
+            if sample.concerns(tenant, ordered_us):
+                self._release(self._samples.pop(key))
+        with self._lock:
+            waiting = [one for one in self._work if isinstance(one, _Sample) and one.concerns(tenant, ordered_us)]
+            for one in waiting:
+                self._work.remove(one)
+                self._release(one)
+        store = self.store
+        # After what is being written now.
+        self._put(lambda: done(len(waiting) + store.erase(tenant, ordered_us), store.volume_id(), store.held(tenant)))
+
+    async def on_volume(self, work: Callable[[SampleStore], T]) -> T:
+        """What `work` finds, in the thread that may wait for the volume. Raises what it raises."""
+        found = Future[T]()
+        self._put(partial(settle, found, lambda: work(self.store)))
+        return await asyncio.wrap_future(found)
 
     def close(self) -> None:
-        """Returns once everything is written."""
-        self._work.put(None)
-        self._thread.join()
+        """Gives the volume a moment for what is still to be written, and does not wait for one that does not answer."""
+        self._closing.set()
+        with self._lock:
+            self._lock.notify()
+        self._thread.join(_CLOSE_S)
+
+    def _hold(self, key: SequenceKey, sample: _Sample, num_bytes: int) -> None:
+        """Counts what the sample has become longer by. Drops it where that is too much."""
+        with self._lock:
+            self.held_bytes += num_bytes
+        if self.held_bytes > self._max_bytes:
+            self.num_dropped += 1
+            self._release(self._samples.pop(key))
+
+    def _release(self, sample: _Sample) -> None:
+        with self._lock:
+            self.held_bytes -= sample.num_bytes
+
+    def _put(self, work: _Sample | Callable[[], None]) -> None:
+        with self._lock:
+            self._work.append(work)
+            self._lock.notify()
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._work or self._closing.is_set(), _LOOK_EVERY_S)
+                if not self._work and self._closing.is_set():
+                    return
+                # What is too old goes though nothing is written.
+                work = self._work.popleft() if self._work else self.store.prune
             try:
-                work()
+                self._write(work) if isinstance(work, _Sample) else work()
             except Exception as error:
                 # Its traceback may have a record.
                 log.error("samples could not be written or erased: %s", type(error).__name__)
+            finally:
+                if isinstance(work, _Sample):
+                    self._release(work)
+                del work
+
+    def _write(self, sample: _Sample) -> None:
+        def paced() -> Iterator[bytes]:
+            chunk = ""
+            for part in sample.parts(self._revision):
+                chunk += part
+                if len(chunk) > _CHUNK_CHARS:
+                    yield chunk.encode()
+                    chunk = ""
+                self._closing.wait(_PAUSE_S)
+            yield chunk.encode()
+
+        of = sample.opening
+        self.store.write_parts(of.tenant, sample.acceptance, paced(), of.consent_us)
 
 
 @asynccontextmanager
 async def obedient(
     servicer: Servicer, samples: SampleRecorder | None, store: MetadataStore | None
 ) -> AsyncIterator[Servicer]:
-    """Within the block the servicer runs. What was ordered to be erased while it was away is erased before, and if the
-    metadata store does not answer, nothing is recorded until it does.
+    """Within the block the servicer runs. What was ordered to be erased while it was away is erased before. If the
+    metadata store or the volume does not answer, nothing is recorded until it does.
     """
     async with servicer, AsyncExitStack() as stack:
         if samples is not None and store is not None:
-            samples.paused = not await _obeyed(samples.store, store)
-            if samples.paused:
-                await stack.enter_async_context(background(_obey_later(samples, store), "erase what was ordered"))
+            samples.paused = True
+            tried = asyncio.Event()
+            await stack.enter_async_context(background(_obey(samples, store, tried), "erase what was ordered"))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(tried.wait(), _START_S)
         yield servicer
 
 
-async def _obey_later(samples: SampleRecorder, store: MetadataStore) -> None:
+async def _obey(samples: SampleRecorder, store: MetadataStore, tried: asyncio.Event) -> None:
     while samples.paused:
-        await asyncio.sleep(_RETRY_S)
-        samples.paused = not await _obeyed(samples.store, store)
+        samples.paused = not await _obeyed(samples, store)
+        tried.set()
+        if samples.paused:
+            await asyncio.sleep(_RETRY_S)
 
 
-async def _obeyed(samples: SampleStore, store: MetadataStore) -> bool:
+async def _obeyed(samples: SampleRecorder, store: MetadataStore) -> bool:
     """False while the metadata store does not answer, or the volume fails."""
     try:
         # First: an order that comes meanwhile waits for this volume.
-        where = f"{socket.gethostname()}:{samples.directory.absolute()}"
-        await store.erasures.add_volume(await asyncio.to_thread(samples.volume_id), where)
-        own = await asyncio.to_thread(samples.orders)
+        where = f"{socket.gethostname()}:{samples.store.directory.absolute()}"
+        await store.erasures.add_volume(await samples.on_volume(SampleStore.volume_id), where)
+        own = await samples.on_volume(SampleStore.orders)
         await store.erasures.known(Order(tenant, True, at_us) for tenant, at_us in own)
         for order in await store.erasures.orders():
             if order.samples:
-                await asyncio.to_thread(samples.erase, order.tenant, order.at_us)
+                await samples.on_volume(partial(SampleStore.erase, tenant=order.tenant, ordered_us=order.at_us))
         return True
     except Unavailable:
         return False

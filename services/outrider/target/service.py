@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from outrider.drafting.pool import DraftLeases, ReadLeases, no_leases
@@ -12,7 +13,7 @@ from outrider.errors import NotFound
 from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
-from outrider.samples import SampleStore
+from outrider.runtime.turns import settle
 from outrider.target.drafts.pool import PooledDrafts
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.events import Compiled, Erased, Event, GrammarWork, Opened, TargetEvent
@@ -52,7 +53,6 @@ class TargetServicer(
         read_leases: ReadLeases = no_leases,
         tokenizer: bytes = b"",
         credential: tuple[tuple[str, str], ...] = (),
-        samples: SampleStore | None = None,
     ) -> None:
         """`connect`: to the drafts that routers name, with `credential` as metadata of each call; `read_leases`: the
         leases of drafts; `tokenizer`: what gateways need, serialised. A stream that was sent nothing for
@@ -62,7 +62,6 @@ class TargetServicer(
         self._pace = worker.pace
         self._limits = limits
         self._tokenizer = tokenizer
-        self._samples = samples
         self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
         leases = DraftLeases(read_leases, clock)
@@ -96,18 +95,13 @@ class TargetServicer(
     async def EraseHistory(
         self, request: target_pb2.EraseHistoryRequest, context: object
     ) -> target_pb2.EraseHistoryResponse:
-        erased: asyncio.Future[int] = self._event_loop.create_future()
+        erased = Future[target_pb2.EraseHistoryResponse]()
 
-        def done(count: int) -> None:
-            self._event_loop.call_soon_threadsafe(erased.set_result, count)
+        def done(count: int, volume_id: str = "", held: bool = False) -> None:
+            settle(erased, lambda: target_pb2.EraseHistoryResponse(num_texts=count, volume_id=volume_id, held=held))
 
         self.post(Erased(request.tenant, request.samples, request.ordered_unix_us, done))
-        answer = target_pb2.EraseHistoryResponse(num_texts=await erased)
-        if request.samples and self._samples is not None:
-            answer.volume_id, answer.held = await asyncio.to_thread(
-                lambda of: (of.volume_id(), of.held(request.tenant)), self._samples
-            )
-        return answer
+        return await asyncio.wrap_future(erased)
 
     # The generated type knows generators only.
     async def Verify(  # type: ignore[override]

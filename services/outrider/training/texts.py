@@ -33,7 +33,9 @@ class Sampled:
 def read_recorded(store: SampleStore, tenant: str) -> list[Sampled]:
     """The lowest acceptance first. Raises ValueError where there is no sample with text, or one cannot be read."""
     found = [
-        Sampled(tuple(record["prompt"]), tuple(record["output"])) for record in store.read(tenant) if "prompt" in record
+        Sampled(tuple(record["prompt"]), (*record.get("committed", ()), *record["output"]))
+        for record in store.read(tenant)
+        if "prompt" in record
     ]
     if not found:
         raise ValueError(f"{store.directory}: no samples of {tenant} with their text")

@@ -234,6 +234,29 @@ async def test_a_deleted_tenant_leaves_nothing_and_the_next_one_of_its_name_is_a
         await cluster.control.DeleteTenant(control_pb2.DeleteTenantRequest(name="b"), metadata=OPERATOR)
 
 
+async def test_a_target_whose_volume_does_not_answer_serves_and_ends_and_the_order_waits_for_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with cluster.target("one"):
+        pass
+    answers, locked = threading.Event(), SampleStore._locked
+
+    def stuck(self: SampleStore, *arguments: Any) -> Any:
+        answers.wait()
+        return locked(self, *arguments)
+
+    monkeypatch.setattr(SampleStore, "_locked", stuck)
+    monkeypatch.setattr("outrider.target.samples._START_S", 0.1)
+    monkeypatch.setattr("outrider.target.samples._CLOSE_S", 0.1)
+    monkeypatch.setattr("outrider_controller.control.api.history._TIMEOUT_S", 0.5)
+    async with cluster.target("one") as (_, stub):
+        await answered(stub, await cluster.consent_us())
+        assert len((await cluster.delete()).pending) == 2, "the target and its volume"
+    answers.set()
+    async with cluster.target("one"):
+        await cluster.done()
+
+
 async def test_a_volume_that_exists_no_more_is_not_waited_for(cluster: Cluster) -> None:
     async with cluster.target("lost"):
         pass

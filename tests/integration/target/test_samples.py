@@ -194,6 +194,52 @@ def test_where_there_is_too_much_the_highest_acceptance_goes_first_and_what_is_o
     assert not list(store.read("a")) and not list(store.read("b"))
 
 
+def test_no_jump_of_the_clock_removes_what_is_not_old_until_it_has_gone_on_from_there_for_a_day(
+    tmp_path: Path,
+) -> None:
+    day, wall, running = 86_400.0, [1e9], [0.0]
+
+    def store() -> SampleStore:
+        return SampleStore(tmp_path, wall_clock=lambda: wall[0], clock=lambda: running[0])
+
+    def passed(seconds: float) -> None:
+        wall[0] += seconds
+        running[0] += seconds
+
+    here = store()
+    here.write("a", 0.1, {"n": 1})
+    for path in tmp_path.rglob("0*"):
+        os.utime(path, (1e9, 1e9))
+    for jump in (40 * day, -80 * day, 40 * day):
+        wall[0] += jump
+        for each in (here, store(), here):
+            each.prune()
+            passed(3600.0)
+            assert here.count("a") == 1
+    wall[0] += 40 * day
+    here.prune()
+    passed(day - 1)
+    here.prune()
+    assert here.count("a") == 1
+    passed(2)
+    here.prune()
+    assert here.count("a") == 0
+
+
+def test_time_that_passes_removes_what_is_old_also_where_nobody_looks_for_days(tmp_path: Path) -> None:
+    days = [0.0]
+    store = SampleStore(tmp_path, wall_clock=lambda: 1e9 + 86_400 * days[0], clock=lambda: 86_400 * days[0])
+    store.write("a", 0.1, {"n": 1})
+    for path in tmp_path.rglob("0*"):
+        os.utime(path, (1e9, 1e9))
+    for days[0] in (0.5, 3, 20, 29.9):
+        store.prune()
+        assert store.count("a") == 1
+    for days[0] in (30.1, 31.2):
+        store.prune()
+    assert store.count("a") == 0
+
+
 def test_whoever_reads_meanwhile_finds_whole_records_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, found, opened = SampleStore(tmp_path, wall_clock=lambda: 1e9), list[Any](), os.open
 

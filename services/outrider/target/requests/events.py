@@ -68,8 +68,9 @@ class Erased:
     samples: bool
     ordered_us: int
     """When it was ordered; 0: all that is here now."""
-    done: Callable[[int], None]
-    """Called on a thread of the worker with the number of texts that were forgotten."""
+    done: Callable[..., None]
+    """Called on a thread of the worker with the number of texts that were forgotten; of samples, also with the volume,
+    and whether somebody keeps what it has read of them."""
 
 
 TargetEvent = Opened | Compiled | GrammarWork | Offered | Adjusted | DraftRefused | Erased

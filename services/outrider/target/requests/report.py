@@ -81,6 +81,7 @@ class TargetStats:
     num_committed_tokens: int = 0
     num_source_failures: int = 0
     """Calls of such a source that raised an error."""
+    num_dropped_samples: int = 0
     sources: dict[str, SourceStats] = field(default_factory=lambda: {name: SourceStats() for name in KINDS})
     """By name: the kinds of this process, and the first few that draft workers name."""
 

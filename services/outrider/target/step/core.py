@@ -133,6 +133,7 @@ class TargetCore(ABC, Generic[S]):
         report, self._report = self._report, TargetReport()
         if self._samples is not None:
             self._samples.note(report)
+            self.stats.num_dropped_samples = self._samples.num_dropped
         report.row_price = self._accounting.row_price
         report.best_chance = self._accounting.calibration.best(Fit())
         report.prefix_added, report.prefix_removed = map(list, self._prefix_changes())

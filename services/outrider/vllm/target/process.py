@@ -163,7 +163,6 @@ def _servicer(
         tokenizer=read_tokenizer(path),
         credential=credential(config.secret, Role.TARGET),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
-        samples=config.sample_store,
     )
     servicer.drafts.deepen = core.scheduler.book.deepen
     return obedient(servicer, samples, store)
