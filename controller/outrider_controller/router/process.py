@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from signal import Signals
 
 from outrider.metadata import MetadataStore
+from outrider.metadata.tenants.ledger import ATTACHED
 from outrider.protocol.identity import own_info
 from outrider.rpc.access.credentials import cluster_port
 from outrider.rpc.access.roles import Role, RoleGuard
@@ -94,6 +95,8 @@ async def running_router(
         traces = Traces(config.traces, info.worker_id, _span_writer(stack))
         dispatcher = await stack.enter_async_context(Dispatcher(store, config, telemetry, traces, connect).running())
         await stack.enter_async_context(LedgerWriter(dispatcher.usage, store.ledger, info.worker_id).running())
+        by_servers = LedgerWriter(dispatcher.attached_usage, store.ledger, f"{ATTACHED}{info.worker_id}")
+        await stack.enter_async_context(by_servers.running())
         draining = asyncio.Event()
         salt_key = config.cache_salt_key or secrets.token_bytes(32)
         servicer = RouterServicer(dispatcher, telemetry, config, salt_key, draining)

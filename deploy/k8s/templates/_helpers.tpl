@@ -295,7 +295,7 @@ readinessProbe:
 {{- define "outrider.ofControllers" -}}
 {{- toJson (list
   "outrider_admission_queue_length" "outrider_admission_queue_seconds" "outrider_admission_rejected_total"
-  "outrider_alert_active" "outrider_draft_pool_utilization" "outrider_draft_workers_wanted" "outrider_failover_total"
+  "outrider_alert_active" "outrider_attached_tokens_total" "outrider_draft_pool_utilization" "outrider_draft_workers_wanted" "outrider_failover_total"
   "outrider_fallback_total" "outrider_late_replies_total" "outrider_low_acceptance_total"
   "outrider_round_duration_seconds" "outrider_router_requests_running" "outrider_routers_wanted"
   "outrider_speculation_acceptance" "outrider_speculation_enabled" "outrider_speculation_price"

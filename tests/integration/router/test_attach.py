@@ -19,7 +19,17 @@ from outrider.errors import OutriderError
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
-from outrider.rpc.v1 import control_pb2, target_pb2, tenants_pb2, trace_pb2, trace_pb2_grpc, worker_pb2
+from outrider.rpc.v1 import (
+    attach_pb2,
+    attach_pb2_grpc,
+    control_pb2,
+    sequence_pb2,
+    target_pb2,
+    tenants_pb2,
+    trace_pb2,
+    trace_pb2_grpc,
+    worker_pb2,
+)
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Limits, Opening, Stopping
 from outrider.target.requests.report import TargetReport
@@ -168,7 +178,8 @@ async def test_drafts_trace_and_bill_are_as_with_a_target(fleet: Any, eventually
         assert trace.finish_reason and not trace.error
         assert trace.metrics.num_draft_tokens == sum(server.drafted) >= trace.metrics.num_accepted_draft_tokens > 0
         assert {event.worker_id for event in trace.events} == {server.info.worker_id, draft.info.worker_id}
-        bill = router.dispatcher.usage.sums["t"]
+        assert not router.dispatcher.usage.sums, "no gateway has admitted anything of any tenant"
+        bill = router.dispatcher.attached_usage.sums[f"t {server.info.worker_id}"]
         assert (bill.requests, bill.prompt_tokens, bill.output_tokens) == (1, len(PROMPT), len(tokens))
         assert bill.drafted_tokens == sum(server.drafted) and bill.target_useful_us > 0
     await eventually(lambda: not router.dispatcher.fleet.attached)
@@ -224,6 +235,44 @@ async def test_a_server_that_goes_before_it_has_erased_is_named(fleet: Any) -> N
         assert list((await erasing).unreachable_targets) == [server.info.worker_id]
 
 
+async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenant(fleet: Any, eventually: Any) -> None:
+    """It announces requests of a quiet tenant, and says that it has served what another target serves."""
+    router = await fleet.start()
+    honest = await fleet.target()
+    await eventually(lambda: bool(router.dispatcher.fleet.live_targets("simulated")))
+    await fleet.ask(fleet.request(tenant="quiet", max_new_tokens=8))
+    [before] = [replace(one) for one in router.dispatcher.usage.sums.values()]
+    known = [*router.dispatcher.table._closed]
+    async with create_channel(router.address) as channel:
+        call = attach_pb2_grpc.AttachServiceStub(channel).Attach()
+        info = fake_info(worker_pb2.WORKER_ROLE_TARGET, worker_id="target-liar")
+        await call.write(attach_pb2.AttachRequest(info=info))
+        await call.initial_metadata()
+        opens = [
+            sequence_pb2.OpenSequence(
+                sequence_id=number,
+                prompt_token_ids=[5] * 3000,
+                sampling=sequence_pb2.Sampling(top_p=1),
+                stopping=sequence_pb2.Stopping(max_new_tokens=1000),
+                mode=sequence_pb2.VERIFICATION_MODE_GREEDY,
+                tenant="quiet",
+            )
+            for number in range(1, 41)
+        ]
+        lies = [sequence_pb2.Commit(sequence_id=o.sequence_id, base_len=3000, token_ids=[7] * 900) for o in opens]
+        lies += [sequence_pb2.Commit(sequence_id=number, base_len=3, token_ids=[7] * 900) for number in known * 20]
+        usage = [sequence_pb2.SequenceUsage(sequence_id=number, share_us=2**32 - 1) for number in known * 20]
+        step = target_pb2.VerifyResponse(commits=lies, usage=usage, step_us=10**9)
+        await call.write(attach_pb2.AttachRequest(opens=opens, step=step))
+        await eventually(lambda: bool(router.dispatcher.attached_usage.sums))
+        call.cancel()
+    assert router.dispatcher.usage.sums == {"quiet": before}
+    [(name, said)] = router.dispatcher.attached_usage.sums.items()
+    assert (name, said.output_tokens) == ("quiet target-liar", 40 * 900)
+    assert fleet.counter("outrider_attached_tokens_total") == 40 * 900
+    assert honest.info.worker_id not in name
+
+
 async def test_a_server_outlives_its_router_and_is_attached_to_the_next(
     fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +301,8 @@ async def test_a_server_outlives_its_router_and_is_attached_to_the_next(
     await eventually(lambda: not again.dispatcher.table.requests)
     (trace,) = await trace_of(again, "r")
     assert trace.resumed_tokens + trace.output_tokens == len(tokens) and trace.resumed_tokens > 0
-    assert again.dispatcher.usage.sums["t"].prompt_tokens == 0, "the first router has billed the prompt"
+    bill = again.dispatcher.attached_usage.sums[f"t {server.info.worker_id}"]
+    assert bill.prompt_tokens == 0, "the first router has billed the prompt"
 
 
 async def test_without_a_router_drafts_come_from_fixed_addresses(fleet: Any, eventually: Any) -> None:

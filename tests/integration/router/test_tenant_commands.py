@@ -219,17 +219,21 @@ def test_usage_is_told_by_tenant_and_by_hour(
                 used = TenantUsage(requests=2, output_tokens=7, target_useful_us=1_500_000, draft_wasted_us=-1)
                 used.drafted("ngram", SourceSums(4, 3, 2, 250_000, 1_000))
                 await store.ledger.write(hour - ago, "router-1", {"usage-1": used, "usage-2": used})
+                said = TenantUsage(requests=1, output_tokens=999)
+                await store.ledger.write(hour - ago, "attached:router-1", {"usage-1 target-7": said})
 
     asyncio.run(write())
     assert command(control, "get", "usage", "usage-1", "-o", "json") == 0
-    [row] = json.loads(capsys.readouterr().out)["usage"]
-    assert (row["tenant"], row["requests"], row["output_tokens"]) == ("usage-1", 4, 14)
+    row, of_server = json.loads(capsys.readouterr().out)["usage"]
+    assert (row["tenant"], row["server"], row["requests"], row["output_tokens"]) == ("usage-1", "", 4, 14)
+    assert [of_server[name] for name in ("tenant", "server", "output_tokens")] == ["usage-1", "target-7", 1998]
     tokens = {"drafted_tokens": 8, "verified_tokens": 6, "accepted_tokens": 4}
     assert row["sources"] == {"ngram": {**tokens, "target_s": 0.5, "draft_s": 0.002}}
     assert (row["target_s"], row["target_useful_s"], row["draft_wasted_s"]) == (3.0, 3.0, 0.0)
     assert command(control, "get", "usage", "--by", "hour", "--since", "3h", "-o", "wide") == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("usage-")]
-    assert len(lines) == 4 and all(" 1.5 " in line and "ngram 2/3 0.3 s" in line for line in lines)
+    own = [line for line in lines if "target-7" not in line]
+    assert (len(lines), len(own)) == (6, 4) and all(" 1.5 " in line and "ngram 2/3 0.3 s" in line for line in own)
     assert command(control, "get", "usage", "--since", "100d") == 2
     assert "since_unix_s" in capsys.readouterr().err
     assert command(control, "get", "usage", "--since", "yesterday") == 2

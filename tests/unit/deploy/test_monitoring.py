@@ -197,7 +197,7 @@ def test_on_a_ray_cluster_nobody_is_missed_whom_prometheus_does_not_ask(mode: st
     # All that ask for what only routers and control planes tell, and no others.
     told = {name: process for name, process in _processes().items() if process in ("router", "control")}
     asking = [rule for rule in rules() if re.search("|".join([*told, 'component="(router|control)"']), rule["expr"])]
-    assert len(told) == 17 and dropped == {rule.get("alert") for rule in asking}
+    assert len(told) == 18 and dropped == {rule.get("alert") for rule in asking}
 
 
 def test_a_request_that_its_client_spoils_is_no_failure_of_ours() -> None:

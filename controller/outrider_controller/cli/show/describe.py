@@ -136,8 +136,9 @@ def usage(tenant: str, since_s: int, control: str, output: str) -> None:
         total = await usage_rows(stub, tenant, since_s, "total")
         if not total:
             await _tenant(stub, tenant)
-        row = total[0] if total else usage_row(usage_pb2.UsageRow(tenant=tenant))
-        return {"usage": {**row, **shares(row)}, "hours": await usage_rows(stub, tenant, since_s, "hour")}
+        row = next((row for row in total if not row["server"]), usage_row(usage_pb2.UsageRow(tenant=tenant)))
+        hours = [row for row in await usage_rows(stub, tenant, since_s, "hour") if not row["server"]]
+        return {"usage": {**row, **shares(row)}, "hours": hours}
 
     _show("usage", ask_control(control, ask), output)
 

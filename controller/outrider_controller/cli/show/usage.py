@@ -34,8 +34,10 @@ def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, out
 
     Hours are whole: the one that --since falls into is the first. Times are in seconds. Useful is what accepted
     and other output tokens took, wasted are rows and drafts that came to nothing.
+
+    What a server that takes its requests itself says that it served has rows of its own, which name it.
     """
-    key = ("tenant",) if by == "total" else ("tenant", "since")
+    key = ("tenant", "server") if by == "total" else ("tenant", "server", "since")
     brief = COLUMNS if by == "total" else BRIEF
     shown = (*key, *_TOKENS, *_DRAFTED, "by_source", *_TIMES) if output == "wide" else (*key, *brief)
 
@@ -58,6 +60,7 @@ def usage_row(row: usage_pb2.UsageRow) -> dict[str, Any]:
     times = {name: getattr(used, name.removesuffix("s") + "us") / 1e6 for name in _TIMES}
     return {
         "tenant": row.tenant,
+        "server": row.server,
         "since": moment(row.start_unix_s),
         **{name: getattr(used, name) for name in (*_TOKENS, *_DRAFTED)},
         "sources": {one.source: _of_source(one) for one in used.sources},

@@ -35,16 +35,17 @@ class Bills:
             raise InvalidRequest(
                 "since_unix_s", f"more than {KEPT_HOURS // _DAY_HOURS} days: no usage is kept for longer"
             )
-        sums: dict[tuple[int, str], TenantUsage] = {}
+        sums: dict[tuple[int, str, str], TenantUsage] = {}
         for entry in await self._ledger.read(first, last, request.tenant):
-            sums.setdefault((_start(entry.hour, first, request.by), entry.tenant), TenantUsage()).add(entry.usage)
+            key = _start(entry.hour, first, request.by), entry.tenant, entry.server
+            sums.setdefault(key, TenantUsage()).add(entry.usage)
         if len(sums) > MAX_ROWS:
             raise InvalidRequest(
                 "since_unix_s", f"{len(sums)} rows, more than {MAX_ROWS}: ask for less time or one tenant"
             )
         rows = [
-            usage.UsageRow(start_unix_s=hour * HOUR_S, tenant=tenant, usage=_message(each))
-            for (hour, tenant), each in sorted(sums.items())
+            usage.UsageRow(start_unix_s=hour * HOUR_S, tenant=tenant, usage=_message(each), server=server)
+            for (hour, tenant, server), each in sorted(sums.items(), key=lambda item: item[0])
         ]
         return usage.GetUsageResponse(rows=rows)
 

@@ -61,6 +61,11 @@ class RouterTelemetry:
             ["tenant"],
             registry=registry,
         )
+        self._attached = Counter(
+            "outrider_attached_tokens",
+            "Tokens that servers which take their requests themselves say that they served.",
+            registry=registry,
+        )
         self._running = Gauge("outrider_router_requests_running", "Requests this router carries.", registry=registry)
         self.events = EventWriter(events)
 
@@ -70,6 +75,9 @@ class RouterTelemetry:
         phases.observe("queue", [one.queue_us / 1e6 for one in done])
         phases.observe("other", [max(0, one.round_us - one.queue_us - verify_us) / 1e6 for one in done])
         phases.observe("draft", [one.draft_us / 1e6 for one in done if one.num_drafted])
+
+    def attached_tokens(self, count: int) -> None:
+        self._attached.inc(count)
 
     def late_reply(self, role: str) -> None:
         self._late.labels(role).inc()

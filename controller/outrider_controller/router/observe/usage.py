@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from outrider.metadata.tenants.ledger import HOUR_S, LedgerStore, SourceSums, TenantUsage
@@ -31,6 +31,41 @@ _MAX_WAITING_HOURS = 24
 _WRITE_EVERY_S = 10.0
 # Rounding error of a share and of the times of its steps.
 _ROUNDED_US = 2
+# What comes late of a sequence that has ended, and errors of clocks.
+_GRACE_US = 1_000_000
+
+
+@dataclass(slots=True)
+class Account:
+    """What the worker that has a sequence open can add to a bill by its word, at most: time that has passed since the
+    opening, and, after the sequence has ended here, the tokens that it could still have committed."""
+
+    tenant: str
+    worker_id: str
+    opened_us: int
+    tokens_left: int = 0
+    """Once it has ended."""
+    closed_us: int | None = None
+    _target_us: int = 0
+    _draft_us: int = 0
+
+    def target_time(self, said_us: int, now_us: int) -> int:
+        counted = max(0, min(said_us, self._passed_us(now_us) - self._target_us))
+        self._target_us += counted
+        return counted
+
+    def draft_time(self, said_us: int, now_us: int) -> int:
+        counted = max(0, min(said_us, self._passed_us(now_us) - self._draft_us))
+        self._draft_us += counted
+        return counted
+
+    def late(self, num_tokens: int) -> bool:
+        """Whether a commit of so many tokens may still come."""
+        self.tokens_left -= num_tokens
+        return self.tokens_left >= 0
+
+    def _passed_us(self, now_us: int) -> int:
+        return (now_us if self.closed_us is None else self.closed_us) - self.opened_us + _GRACE_US
 
 
 class UsageSums:
@@ -39,21 +74,22 @@ class UsageSums:
     def __init__(self) -> None:
         self.sums: dict[str, TenantUsage] = {}
 
-    def round(self, tenant: str, commit: sequence.Commit, done: Round, request: Request | None = None) -> None:
+    def round(
+        self, account: Account, commit: sequence.Commit, done: Round, now_us: int, request: Request | None = None
+    ) -> None:
         """Adds one commit; `done` was read from it. `request`: while it is still open.
 
         Fields that only usage needs are read from `commit`: to copy a field into `Round` first costs four times as
         much. A sequence's share of a target's time is bounded by the time of its steps.
         """
-        usage = self.sums.get(tenant) or self._begin(tenant)
+        usage = self.sums.get(account.tenant) or self._begin(account.tenant)
         if request is not None and done.base_len == request.begins_at:
             usage.requests += 1
             usage.prompt_tokens += request.billed_prompt_tokens
             usage.cached_tokens += min(done.num_cached_tokens, request.billed_prompt_tokens)
         usage.output_tokens += done.num_tokens
         share_us, most_us = commit.share_us, done.verify_us + done.prefill_us + _ROUNDED_US
-        if share_us > most_us:
-            share_us = most_us
+        share_us = account.target_time(min(share_us, most_us), now_us)
         if num_drafted := done.num_drafted:
             usage.drafted_tokens += num_drafted
             usage.verified_tokens += done.num_verified
@@ -70,16 +106,18 @@ class UsageSums:
                 share_us -= wasted_us
         usage.target_useful_us += share_us
         if done.draft_active:
-            useful_us = done.draft_useful_us
+            spent_us = account.draft_time(commit.draft_stats.share_us, now_us)
+            # It may be of time that was counted before.
+            useful_us = min(done.draft_useful_us, now_us - account.opened_us)
             usage.draft_useful_us += useful_us
-            usage.draft_wasted_us += (spent_us := commit.draft_stats.share_us) - useful_us
+            usage.draft_wasted_us += spent_us - useful_us
             usage.drafted(commit.draft_stats.source, SourceSums(draft_us=spent_us))
 
-    def ended(self, tenant: str, used: sequence.SequenceUsage) -> None:
+    def ended(self, account: Account, used: sequence.SequenceUsage, now_us: int) -> None:
         """Adds the time that workers spent on a sequence after its last commit."""
-        usage = self.sums.get(tenant) or self._begin(tenant)
-        usage.target_useful_us += used.share_us
-        usage.draft_wasted_us += used.draft_share_us
+        usage = self.sums.get(account.tenant) or self._begin(account.tenant)
+        usage.target_useful_us += account.target_time(used.share_us, now_us)
+        usage.draft_wasted_us += account.draft_time(used.draft_share_us, now_us)
 
     def take_all(self) -> dict[str, TenantUsage]:
         sums, self.sums = self.sums, {}

@@ -58,6 +58,8 @@ class Dispatcher:
         self.policy = Policy(config.policy)
         self.settings_sender = SettingsSender(self.policy, self.fleet, self.table, telemetry)
         self.usage = UsageSums()
+        self.attached_usage = UsageSums()
+        """What servers that take their requests themselves say that they served, by tenant and server."""
         self.assigner = Assigner(self.fleet, self.picker, self.table, self.policy, self.admission, config, telemetry)
         self._telemetry = telemetry
         self._num_runs = 0
@@ -119,6 +121,7 @@ class Dispatcher:
         batch = TraceBatch(reply.batch_sequences, reply.batch_tokens)
         link.price.update(reply, at_us / 1e6)
         counted = []
+        usage = self.attached_usage if link.info.attached else self.usage
         for commit in reply.commits:
             if active := self.table.at_target(link, commit.sequence_id):
                 try:
@@ -128,7 +131,10 @@ class Dispatcher:
                     continue
                 counted.append((active, active.draft, done))
                 active.respond(commit, done)
-                self.usage.round(active.request.tenant, commit, done, active.request)
+                assert active.target is not None
+                usage.round(active.target.account, commit, done, at_us, active.request)
+                if link.info.attached:
+                    self._telemetry.attached_tokens(done.num_tokens)
                 setting = active.speculation.sent
                 active.recorder.round(done, setting=setting, batch=batch, now_us=at_us)
                 active.failover.round_committed()
@@ -136,11 +142,13 @@ class Dispatcher:
                     active.events.wake()
                     self.table.drop_target(active, None)
                     self.table.drop_draft(active)
-            elif (tenant := self.table.tenant_of(commit.sequence_id)) is not None:
-                self.usage.round(tenant, commit, Round.from_commit(commit, step_us))
+            elif account := self.table.account_of(link, commit.sequence_id):
+                late = Round.from_commit(commit, step_us)
+                if account.late(late.num_tokens):
+                    usage.round(account, commit, late, at_us)
         for used in reply.usage:
-            if (tenant := self.table.tenant_of(used.sequence_id)) is not None:
-                self.usage.ended(tenant, used)
+            if account := self.table.account_of(link, used.sequence_id):
+                usage.ended(account, used, at_us)
         if counted:
             # After the clients' messages of this step were sent.
             asyncio.get_running_loop().call_soon(self.settings_sender.after_step, counted, at_us)

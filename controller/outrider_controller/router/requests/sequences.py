@@ -25,12 +25,13 @@ from outrider.rpc.v1 import target_pb2
 from outrider_controller.router.fleet.fleet import LeasedDraft, TargetLink
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import Recorder, now_us
+from outrider_controller.router.observe.usage import Account
 from outrider_controller.router.request.checks import Request
 from outrider_controller.router.request.failover import FailoverState
 from outrider_controller.router.request.state import BadReply, RequestState
 from outrider_controller.router.speculation.controller import SpeculationController
 
-# Closed target sequences whose tenant is remembered.
+# Closed target sequences whose account is remembered.
 _MAX_CLOSED = 16_384
 
 NewResponse = Callable[[], router.RouteResponse]
@@ -93,6 +94,7 @@ class SequenceEvents:
 class OpenTarget:
     sequence_id: int
     link: TargetLink
+    account: Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class SequenceTable:
         self.requests: dict[ActiveRequest, None] = {}
         self.by_target: dict[int, ActiveRequest] = {}
         self.by_draft: dict[int, ActiveRequest] = {}
-        self._tenants: OrderedDict[int, str] = OrderedDict()
+        self._closed: OrderedDict[int, Account] = OrderedDict()
         """By id, of the target sequences closed last: their targets may still report usage for them."""
         # Random start: ids must not repeat after a restart, while workers still hold sequences of the process before.
         self._ids = itertools.count(secrets.randbits(62) + 1 if first_id is None else first_id)
@@ -189,10 +191,12 @@ class SequenceTable:
             return None
         return active
 
-    def tenant_of(self, sequence_id: int) -> str | None:
-        """The tenant of the sequence that is open under this id, or was until recently."""
+    def account_of(self, link: TargetLink, sequence_id: int) -> Account | None:
+        """Of the sequence that is open on this target under this id, or was until recently."""
         active = self.by_target.get(sequence_id)
-        return active.request.tenant if active is not None else self._tenants.get(sequence_id)
+        opened = None if active is None else active.target
+        account = self._closed.get(sequence_id) if opened is None else opened.account
+        return account if account is not None and account.worker_id == link.worker_id else None
 
     def at_draft_of(self, link: TargetLink, sequence_id: int) -> ActiveRequest | None:
         """The request that this target opened at a draft under this id."""
@@ -228,7 +232,7 @@ class SequenceTable:
         self._opened(active, link, sequence_id, now_us())
 
     def _opened(self, active: ActiveRequest, link: TargetLink, sequence_id: int, at_us: int) -> None:
-        active.target = OpenTarget(sequence_id, link)
+        active.target = OpenTarget(sequence_id, link, Account(ledger_of(active.request, link), link.worker_id, at_us))
         active.failover.target_opened()
         self.by_target[sequence_id] = active
         link.open_sequences.add(sequence_id)
@@ -267,9 +271,10 @@ class SequenceTable:
         if dropped is None:
             return None
         del self.by_target[dropped.sequence_id]
-        self._tenants[dropped.sequence_id] = active.request.tenant
-        if len(self._tenants) > _MAX_CLOSED:
-            self._tenants.popitem(last=False)
+        account = self._closed[dropped.sequence_id] = dropped.account
+        account.closed_us, account.tokens_left = now_us(), active.state.remaining
+        if len(self._closed) > _MAX_CLOSED:
+            self._closed.popitem(last=False)
         dropped.link.open_sequences.discard(dropped.sequence_id)
         if reason is not None and dropped.link.up:
             message = sequence.CloseSequence(sequence_id=dropped.sequence_id, reason=reason)
@@ -289,6 +294,11 @@ class SequenceTable:
         """The target closes the draft's sequence and decodes without a draft."""
         if self.drop_draft(active) is not None and active.target is not None:
             _set_draft(active.target, target_pb2.SetDraft(sequence_id=active.target.sequence_id))
+
+
+def ledger_of(request: Request, link: TargetLink) -> str:
+    """Under which name it is counted. No gateway has admitted what a server takes itself: it is no tenant's bill."""
+    return f"{request.tenant} {link.worker_id}" if link.info.attached else request.tenant
 
 
 def _set_draft(target: OpenTarget, change: target_pb2.SetDraft) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis
 
 HOUR_S = 3600
+ATTACHED = "attached:"
+"""Before a writer's name: a ledger of what attached servers say, by tenant and server. It is no tenant's own bill."""
 KEPT_HOURS = 90 * 24
 # Most in one call, as each call has a timeout of a second.
 _MAX_TENANTS, _MAX_LEDGERS = 1000, 100
@@ -79,6 +81,8 @@ class LedgerEntry:
     """Hours since 1970."""
     tenant: str
     usage: TenantUsage
+    server: str = ""
+    """The attached server that says so."""
 
 
 class LedgerStore(StorePart):
@@ -127,20 +131,27 @@ class LedgerStore(StorePart):
             pipe = redis.pipeline(transaction=False)
             for hour, writer in ledgers:
                 key = self._keys.ledger(hour, writer)
-                if tenant:
+                if tenant and not writer.startswith(ATTACHED):
                     pipe.hmget(key, wanted)
                 else:
                     pipe.hgetall(key)
             return await pipe.execute()
 
-        answers = await self._link.require(work)
-        if tenant:
-            answers = [{k.encode(): v for k, v in zip(wanted, a, strict=True) if v is not None} for a in answers]
-        return [
-            LedgerEntry(hour, name, usage)
-            for (hour, _), answer in zip(ledgers, answers, strict=True)
-            for name, usage in _by_tenant(answer.items()).items()
-        ]
+        found = []
+        for (hour, writer), answer in zip(ledgers, await self._link.require(work), strict=True):
+            if isinstance(answer, list):
+                answer = {k.encode(): v for k, v in zip(wanted, answer, strict=True) if v is not None}
+            for name, usage in _by_tenant(answer.items()).items():
+                whose, server = _named(name) if writer.startswith(ATTACHED) else (name, "")
+                if tenant in ("", whose):
+                    found.append(LedgerEntry(hour, whose, usage, server))
+        return found
+
+
+def _named(name: str) -> tuple[str, str]:
+    """Tenant and server. Beyond the number that is counted separately neither is known."""
+    tenant, _, server = name.partition(" ")
+    return tenant, server or tenant
 
 
 def _by_tenant(values: Iterable[tuple[bytes, bytes]]) -> dict[str, TenantUsage]:

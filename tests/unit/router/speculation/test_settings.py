@@ -20,6 +20,7 @@ from outrider_controller.router.config import PolicyConfig, RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet, LeasedDraft, RowPrice
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import now_us
+from outrider_controller.router.observe.usage import Account
 from outrider_controller.router.requests.sequences import ActiveRequest, OpenTarget, SequenceTable
 from outrider_controller.router.requests.settings import SettingsSender
 from outrider_controller.router.speculation.policy import Policy
@@ -77,7 +78,7 @@ class Router:
 
     def request(self, link: Link, **fields: Any) -> ActiveRequest:
         active = under_way(a_request(**fields))
-        active.target = OpenTarget(len(self.table.requests) + 1, link)  # type: ignore[arg-type]
+        active.target = OpenTarget(len(self.table.requests) + 1, link, Account("t", "w", 0))  # type: ignore[arg-type]
         active.speculation.allow(self.policy.allowance(active.request))
         self.table.requests[active] = None
         return active
