@@ -65,7 +65,7 @@ def page() -> str:
     sections += _sections("python -m loadtest", loadtest, click.Context(loadtest))
     count = Counter(row for section in sections for row in section.rows)
     common = [row for row in count if count[row] >= _OF_MANY]
-    parts = [_HEAD, _exit_codes(), "Options of many commands:\n", _table(common)]
+    parts = [_HEAD, _exit_codes(), "Options of many commands:\n", _listed(common)]
     for number, section in enumerate(sections):
         parts += _written(section, set(common), sections[:number])
     return "\n".join(parts)
@@ -80,7 +80,7 @@ def _written(section: Section, common: set[tuple[str, str]], earlier: list[Secti
     if len(same) < _OF_ONE:
         same = set()
     if own := [row for row in rows if row not in same]:
-        yield _table(own)
+        yield _listed(own)
     if same:
         yield f"As `{like.path}`: {_named(row for row in rows if row in same)}.\n"
     if shared := [row for row in section.rows if row in common]:
@@ -91,10 +91,8 @@ def _named(rows: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"`{re.search(r'--[a-z-]+', flags)[0]}`" for flags, _ in rows)  # type: ignore[index]
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
-    return "\n".join(
-        ["| option | meaning |", "|---|---|", *(f"| `{flags}` | {meaning} |" for flags, meaning in rows), ""]
-    )
+def _listed(rows: list[tuple[str, str]]) -> str:
+    return "\n".join([*(f"- `{flags}` {meaning}".rstrip() for flags, meaning in rows), ""])
 
 
 def _exit_codes() -> str:
@@ -128,7 +126,7 @@ def _option(parameter: click.Parameter, context: click.Context) -> tuple[str, st
     record = parameter.get_help_record(context)
     if record is None or not isinstance(parameter, click.Option):
         return None
-    flags, meaning = (" ".join(part.split()).replace("|", r"\|") for part in record)
+    flags, meaning = (" ".join(part.split()) for part in record)
     # What the type says already.
     flags = re.sub(r" (INTEGER|FLOAT)( RANGE)?$", " N", flags)
     return flags, meaning
@@ -139,8 +137,7 @@ def _options(cls: type[Any]) -> Iterator[tuple[str, str]]:
     for setting in settings(cls):
         if setting.name not in listed:
             listed.add(setting.name)
-            meaning = re.sub(r"([|<])", r"\\\1", setting.doc())
-            yield setting.flag, f"{meaning} {_default(setting)}".strip()
+            yield setting.flag, f"{setting.doc()} {_default(setting)}".strip()
 
 
 def _default(setting: ConfigOption) -> str:

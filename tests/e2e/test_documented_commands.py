@@ -25,7 +25,7 @@ COMMANDS = [command for page in PAGES for command in commands(page)]
 _QUICK = [command for command in COMMANDS if command.quick]
 _SLOW = [command for command in COMMANDS if not command.quick and not command.reason]
 _GOES_ON = re.compile(r"outrider (up|top|target|draft|gateway|controller)\b|outrider events -w")
-_UP_S, _COMMAND_S = 300.0, 600.0
+_UP_S, _COMMAND_S = 900.0, 900.0
 
 
 class Shell:
