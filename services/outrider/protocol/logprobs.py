@@ -28,10 +28,6 @@ def to_proto(logprobs: Sequence[TokenLogprobs]) -> list[sequence_pb2.TokenLogpro
     ]
 
 
-def from_proto(messages: Sequence[sequence_pb2.TokenLogprobs]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(each.logprob, tuple(each.top_token_ids), tuple(each.top_logprobs)) for each in messages]
-
-
 def check_commit(
     commit: sequence_pb2.Commit, asked: sequence_pb2.LogprobsOptions, prompt_len: int, vocab_size: int
 ) -> None:

@@ -45,8 +45,12 @@ class TenantShares:
 
 
 class TenantPlaces:
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, most: int, clock: Callable[[], float] = time.monotonic, unit: str = "requests are under way"
+    ) -> None:
+        """`unit`: what holds a place, for refusals."""
         self.most = most
+        self._unit = unit
         self.taken = 0
         self._clock = clock
         self._shares = TenantShares()
@@ -81,11 +85,11 @@ class TenantPlaces:
         # Who holds all that is taken leaves some to whoever comes next.
         most = self.most if self.taken > held or not held else self.most - self.most // _KEPT
         if self.taken + count > most:
-            self._refuse(f"{self.taken} requests are under way; this gateway takes {most}", self.taken, count)
+            self._refuse(f"{self.taken} {self._unit}; this gateway takes {most}", self.taken, count)
         self._shares.add(tenant, weight)
         # Who holds none is below any share.
         if held and not self._shares.allow(tenant, held + count - 1, self.taken + count - 1, self.most, self.most):
-            self._refuse(f"{held} requests are under way, this tenant's share of a busy gateway", held, count)
+            self._refuse(f"{held} {self._unit}, this tenant's share of a busy gateway", held, count)
 
     def _refuse(self, problem: str, ending: int, count: int) -> NoReturn:
         retry_after_s = self._retry_after_s(ending, count)

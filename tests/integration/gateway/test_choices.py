@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import grpc
 import httpx
 import openai
 import pytest
 from outrider.gateway.config import GatewayLimits
 from outrider.gateway.generation.logits import LogitsChoice
+from outrider.gateway.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, pieces, prompt_logprobs
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2
+from outrider.rpc.v1.sequence_pb2 import TokenLogprobs
+from outrider.runtime.supervision import background
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import (
@@ -282,3 +287,76 @@ async def test_logprobs_of_a_prompt_too_long_for_one_message_are_refused(
     async with routing(router) as address, gateway(address) as running, httpx.AsyncClient() as http:
         answer = await http.post(f"http://{running.http_address}/v1/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
+
+
+async def test_others_have_their_turns_while_many_log_probabilities_are_written(tokenizer: ModelTokenizer) -> None:
+    found = [TokenLogprobs(logprob=-1.0, top_token_ids=range(20), top_logprobs=[-2.0] * 20)] * 3000
+    ids, turns = [40] * 3000, 0
+
+    async def neighbour() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with background(neighbour(), "neighbour"):
+        chat, completion = ChatLogprobs(tokenizer, 20), CompletionLogprobs.begin(tokenizer, 20)
+        for write in (
+            lambda: chat.add(ids, found),
+            lambda: completion.add(ids, found),
+            lambda: prompt_logprobs(tokenizer, [40, *ids], found, 20),
+        ):
+            turns = 0
+            await write()
+            assert turns > 3000 / 20
+    assert json.loads(b"".join(pieces(chat.take())))["content"][2999]["top_logprobs"][19]["logprob"] == -2.0
+    assert len(json.loads(b"".join(pieces(completion.take())))["text_offset"]) == 3000
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "gRPC"])
+async def test_answers_that_are_not_streamed_share_a_bounded_memory(
+    gateway: OpenGateway, router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("outrider.gateway.tenants.admission.MAX_KEPT_BYTES", 1 << 20)
+    async with (
+        routing(router) as address,
+        gateway(address) as running,
+        httpx.AsyncClient(base_url=f"http://{running.http_address}", timeout=60) as http,
+        create_channel(running.grpc_address) as channel,
+    ):
+        pieces = running.core.admission._pieces
+
+        async def ask(num_answers: int, *, stream: bool = False) -> bool:
+            """Whether it is answered."""
+            if path == "gRPC":
+                options = generation_pb2.GenerationOptions(n=num_answers, logprobs=20, max_tokens=100)
+                prompt = generation_pb2.TokenPrompt(token_ids=range(40, 140))
+                request = generation_pb2.GenerateRequest(model=MODEL, tokens=prompt, options=options)
+                stub = generation_pb2_grpc.GenerationServiceStub(channel)
+                try:
+                    if stream:
+                        return all([each.id async for each in stub.StreamGenerate(streamed(request))])
+                    return bool((await stub.Generate(request)).id)
+                except grpc.aio.AioRpcError as error:
+                    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                    assert "not streamed" in (error.details() or "")
+                    return False
+            asked = {"prompt": "a" * 100, "logprobs": 20, "echo": True}
+            if "chat" in path:
+                asked = {"messages": [{"role": "user", "content": "a" * 100}], "logprobs": True, "top_logprobs": 20}
+            body = {"model": MODEL, "n": num_answers, "max_tokens": 100, "stream": stream} | asked
+            response = await http.post(path, json=body)
+            if refused := response.status_code == 429:
+                assert "not streamed" in response.json()["error"]["message"]
+            return not refused and "error" not in response.text[-200:]
+
+        assert await ask(1)
+        assert not await ask(96)
+        assert await ask(96, stream=True)
+        with pieces.hold("another", 1.0, 16):
+            assert not await ask(12)
+        await until(lambda: pieces.taken == 0)
+
+
+def streamed(request: generation_pb2.GenerateRequest) -> generation_pb2.StreamGenerateRequest:
+    return generation_pb2.StreamGenerateRequest(request=request)

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from outrider.gateway.generation.generation import Answer, Chunk
+from outrider.gateway.tenants.admission import Kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class Choices:
 
     answers: list[Answer]
     num_prompts: int
+    kept: Kept
+    """To be told of what is kept of them until they are whole."""
 
     @property
     def id(self) -> str:
@@ -44,7 +47,8 @@ class Choices:
                 yield numbered
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Chunk], None]:
-        came: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
+        # What is not taken stays with the answers.
+        came: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue(len(self.answers))
         begun = [asyncio.Event() for _ in range(self.num_prompts)]
         tasks = [
             asyncio.create_task(self._feed(number, came, begun[number // self.per_prompt]))
@@ -70,7 +74,7 @@ class Choices:
             await begun.wait()
         try:
             async for chunk in self.answers[number].chunks:
-                came.put_nowait((number, chunk))
+                await came.put((number, chunk))
                 begun.set()
         except Exception as error:
-            came.put_nowait(error)
+            await came.put(error)

@@ -44,9 +44,8 @@ from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads, TokenizerThreads
 from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.parsers.tool_calls import Delta
-from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions, TokenLogprobs
+from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions
 from outrider.options.prediction import Prediction
-from outrider.protocol import logprobs
 from outrider.protocol.receipts import ReceiptKey, receipt_of
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2, tenants_pb2
@@ -72,9 +71,9 @@ class Chunk:
     num_accepted: int
     """The first `num_accepted` of `token_ids` were drafted."""
     finish: AnswerFinish | None = None
-    logprobs: Sequence[TokenLogprobs] = ()
+    logprobs: Sequence[sequence_pb2.TokenLogprobs] = ()
     """One per token, if requested."""
-    prompt_logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[sequence_pb2.TokenLogprobs] = ()
     """With the first chunk, if requested: one per token of the prompt except the first."""
 
     @property
@@ -198,16 +197,16 @@ class _Job:
             about = {"request_id": self.id, "tenant": self.tenant.name}
             log.error("the router gave %d log probabilities for %d tokens", *given, extra=about)
             raise InternalError("the router gave too few log probabilities")
-        found = logprobs.from_proto(response.logprobs)[: len(piece.token_ids)]
-        return self.chunk(piece, response.num_accepted, now_s, found, logprobs.from_proto(response.prompt_logprobs))
+        found = response.logprobs[: len(piece.token_ids)]
+        return self.chunk(piece, response.num_accepted, now_s, found, response.prompt_logprobs)
 
     def chunk(
         self,
         piece: Piece,
         num_accepted: int,
         now_s: float,
-        found: Sequence[TokenLogprobs] = (),
-        of_prompt: Sequence[TokenLogprobs] = (),
+        found: Sequence[sequence_pb2.TokenLogprobs] = (),
+        of_prompt: Sequence[sequence_pb2.TokenLogprobs] = (),
     ) -> Chunk:
         finish = None
         if piece.finish_reason is not None:

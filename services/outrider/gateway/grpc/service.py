@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 import grpc
@@ -31,13 +31,11 @@ from outrider.gateway.generation.stats import AnswerFinish, Summary, Usage
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
 from outrider.gateway.tenants.auth import check_model, default_tenant
 from outrider.gateway.tools.structured import Structured, parsed_schema
-from outrider.options.logprobs import TokenLogprobs
-from outrider.protocol import logprobs
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.link import write_within
-from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2, tenants_pb2
+from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tenants_pb2
 from outrider.telemetry.context import TraceContext
 
 SERVICE = "outrider.rpc.v1.GenerationService"
@@ -70,17 +68,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> generation_pb2.GenerateResponse:
         async with self._start(request, "", context) as choices:
             stats, chunks = ChoiceStats(choices), [list[Chunk]() for _ in choices.answers]
-            async for number, chunk in choices.chunks():
-                stats.add(number, chunk)
-                chunks[number].append(chunk)
+            async with aclosing(choices.chunks()) as numbered:
+                async for number, chunk in numbered:
+                    stats.add(number, chunk)
+                    chunks[number].append(chunk)
+                    choices.kept.add(sum(each.ByteSize() for each in (*chunk.logprobs, *chunk.prompt_logprobs)))
         first, *others = (Chunk.join(of_one) for of_one in chunks)
         response = generation_pb2.GenerateResponse(
             id=choices.id,
             model=choices.model,
             text=first.text,
             token_ids=first.token_ids,
-            logprobs=_logprobs(first.logprobs),
-            prompt_logprobs=_logprobs(first.prompt_logprobs),
+            logprobs=first.logprobs,
+            prompt_logprobs=first.prompt_logprobs,
             others=[_choice(other) for other in others],
         )
         if first.finish:
@@ -96,8 +96,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             if tenant is not None and tenant.pacing == tenants_pb2.PACING_CONSTANT:
                 await self._paced(choices, context)
                 return
-            async for number, chunk in choices.chunks():
-                await write_within(context, _response(choices, number, chunk), self._send_timeout_s)
+            async with aclosing(choices.chunks()) as numbered:
+                async for number, chunk in numbered:
+                    await write_within(context, _response(choices, number, chunk), self._send_timeout_s)
 
     async def _paced(self, choices: Choices, context: Context) -> None:
         unsent: list[tuple[int, Chunk]] = []
@@ -108,9 +109,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         pacer, failed = Pacer(self._core.beat.s, send), None
         async with pacer.beating():
             try:
-                async for numbered_chunk in choices.chunks():
-                    pacer.check()
-                    unsent.append(numbered_chunk)
+                async with aclosing(choices.chunks()) as numbered:
+                    async for numbered_chunk in numbered:
+                        pacer.check()
+                        unsent.append(numbered_chunk)
             except OutriderError as error:
                 # Sent after the tokens before it.
                 failed = error
@@ -155,7 +157,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 tenant=current_caller().tenant,
                 sharing=sharing(context),
             ) as answers:
-                yield Choices(answers, num_prompts=1)
+                with self._core.admission.keeping(sharing(context)) as kept:
+                    yield Choices(answers, num_prompts=1, kept=kept)
 
 
 @contextmanager
@@ -199,8 +202,8 @@ def _response(choices: Choices, number: int, chunk: Chunk) -> generation_pb2.Str
         token_ids=chunk.token_ids,
         num_accepted=chunk.num_accepted,
         index=number,
-        logprobs=_logprobs(chunk.logprobs),
-        prompt_logprobs=_logprobs(chunk.prompt_logprobs),
+        logprobs=chunk.logprobs,
+        prompt_logprobs=chunk.prompt_logprobs,
     )
     if chunk.finish:
         _finish(response, chunk.finish, choices.answers[number].options.include_metrics)
@@ -209,18 +212,13 @@ def _response(choices: Choices, number: int, chunk: Chunk) -> generation_pb2.Str
 
 def _choice(answer: Chunk) -> generation_pb2.Choice:
     reason = answer.finish.reason if answer.finish else ""
-    found = _logprobs(answer.logprobs)
     return generation_pb2.Choice(
         text=answer.text,
         token_ids=answer.token_ids,
         finish_reason=reason,
-        logprobs=found,
+        logprobs=answer.logprobs,
         receipt=answer.receipt,
     )
-
-
-def _logprobs(found: Sequence[TokenLogprobs]) -> list[sequence_pb2.TokenLogprobs]:
-    return logprobs.to_proto(found)
 
 
 def _finish(

@@ -35,6 +35,7 @@ from outrider.gateway.http.openai.schemas import ChatRequest, CompletionRequest,
 from outrider.gateway.http.openai.shapes import ChatShape, CompletionShape
 from outrider.gateway.http.reading import BodyReader
 from outrider.gateway.http.tokens import TokenEndpoints
+from outrider.gateway.tenants.admission import Kept
 from outrider.gateway.tenants.auth import check_model, may_ask
 from outrider.rpc.access.guard import while_admitted
 from outrider.rpc.access.roles import Caller, Guard
@@ -120,19 +121,20 @@ class _Endpoint:
         try:
             body = await self.reader.read(self.kind, request)
             send = with_headers(send, lambda: ignored_header(body.ignored))
-            answering, about = self._answering(body, request), {"tenant": tenant_of(request).name}
-            if body.stream:
-                paced = tenant_of(request).pacing == tenants_pb2.PACING_CONSTANT
-                work = self._stream(body, answering, about, send, paced=paced)
-            else:
-                work = self._whole(body, answering, about, scope, send)
-            await sse.while_connected(receive, work)
+            with self.core.admission.keeping(sharing(request)) as kept:
+                answering, about = self._answering(body, request, kept), {"tenant": tenant_of(request).name}
+                if body.stream:
+                    paced = tenant_of(request).pacing == tenants_pb2.PACING_CONSTANT
+                    work = self._stream(body, answering, about, send, paced=paced)
+                else:
+                    work = self._whole(body, answering, about, send)
+                await sse.while_connected(receive, work)
         except (sse.ClientLeft, ClientDisconnect):
             return
         except HttpError as error:
             await error.response(scope["path"])(scope, receive, send)
 
-    def _answering(self, body: GenerationBody, request: Request) -> Answering:
+    def _answering(self, body: GenerationBody, request: Request, kept: Kept) -> Answering:
         generations = _generations(body)
         answering = self.core.start(
             generations,
@@ -141,11 +143,9 @@ class _Endpoint:
             tenant=tenant_of(request),
             sharing=sharing(request),
         )
-        return _for_caller(caller_of(request), answering, len(generations))
+        return _for_caller(caller_of(request), answering, len(generations), kept)
 
-    async def _whole(
-        self, body: GenerationBody, answering: Answering, about: dict[str, str], scope: Scope, send: Send
-    ) -> None:
+    async def _whole(self, body: GenerationBody, answering: Answering, about: dict[str, str], send: Send) -> None:
         """`about`: for log lines."""
         try:
             async with answering as choices:
@@ -153,8 +153,7 @@ class _Endpoint:
                 data = await self.writer.whole(choices, body)
         except Exception as error:
             raise _as_http(error, body, about) from error
-        response = JSONResponse(data, headers=dict.fromkeys(sse.ID_HEADERS, choices.id))
-        await response(scope, _nothing_to_receive, send)
+        await sse.send_whole(data, choices.id, send)
 
     async def _stream(
         self, body: GenerationBody, answering: Answering, about: dict[str, str], send: Send, *, paced: bool
@@ -180,10 +179,10 @@ class _Endpoint:
 
 @asynccontextmanager
 async def _for_caller(
-    caller: Caller, answering: AbstractAsyncContextManager[list[Answer]], num_prompts: int
+    caller: Caller, answering: AbstractAsyncContextManager[list[Answer]], num_prompts: int, kept: Kept
 ) -> AsyncIterator[Choices]:
     async with while_admitted(caller), answering as answers:
-        yield Choices(answers, num_prompts)
+        yield Choices(answers, num_prompts, kept)
 
 
 def _generations(body: GenerationBody) -> list[list[Generation]]:
@@ -201,10 +200,6 @@ def _as_http(error: Exception, body: GenerationBody, about: dict[str, str]) -> H
     # The message is not logged, as it may quote the prompt.
     log.error("request failed with %s", type(error).__name__, exc_info=error, extra=about)
     return HttpError(500, "internal error", "server_error")
-
-
-async def _nothing_to_receive() -> dict[str, str]:
-    raise RuntimeError("the body has been read")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ _CODES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: context managers set its traceback.
+@dataclass(slots=True, eq=False)
 class HttpError(Exception):
     status: int
     message: str

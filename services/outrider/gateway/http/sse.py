@@ -6,12 +6,11 @@ import asyncio
 import random
 import string
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from pydantic_core import to_json
 from starlette.types import Receive, Send
 
 from outrider.gateway.generation.choices import Choices
@@ -21,6 +20,7 @@ from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.openai.bodies import usage
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
+from outrider.gateway.http.openai.logprobs import pieces
 from outrider.gateway.http.openai.schemas import GenerationBody, StreamOptions
 from outrider.gateway.http.openai.shapes import AnswerShape, ChatShape, Choice, CompletionShape, Json
 
@@ -40,6 +40,7 @@ COMMENT = b": waiting\n\n"
 """A line that clients skip, and that keeps what lies between from taking the connection for dead."""
 COMMENT_EVERY_S = 15.0
 _LOGPROB_BYTES = 192
+_PART_BYTES = 1 << 16
 OPEN_AFTER_S = 0.5
 """A refusal that takes less has its own status: the headers wait so long for the first event."""
 # Clients that split a stream by what Unicode takes for line ends break at these. JSON escapes all others.
@@ -80,7 +81,7 @@ OBFUSCATED_BYTES = 128
 
 def one_line(data: Json) -> bytes:
     """The data as JSON that every client takes for one line."""
-    line = to_json(data)
+    line = b"".join(pieces(data))
     for end, escaped in _LINE_ENDS.items():
         line = line.replace(end, escaped)
     return line
@@ -88,6 +89,22 @@ def one_line(data: Json) -> bytes:
 
 def event(data: Json) -> bytes:
     return b"data: " + one_line(data) + b"\n\n"
+
+
+async def send_whole(data: Json, answer_id: str, send: Send) -> None:
+    """An answer in one body, which goes in parts: others have their turns in between."""
+    parts = pieces(data)
+    described = {"content-type": "application/json", "content-length": str(sum(map(len, parts)))}
+    headers = [
+        (name.encode(), value.encode()) for name, value in (described | dict.fromkeys(ID_HEADERS, answer_id)).items()
+    ]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for part in parts:
+        for start in range(0, len(part), _PART_BYTES):
+            body = bytes(part[start : start + _PART_BYTES])
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 @dataclass(slots=True)
@@ -210,16 +227,17 @@ async def events(choices: Choices, shape: AnswerShape, asked: StreamOptions) -> 
     include_usage = bool(asked.include_usage)
     writers: dict[int, Choice] = {}
     stats = ChoiceStats(choices)
-    async for number, chunk in choices.chunks():
-        if number not in writers:
-            writers[number] = shape.choice(number, choices.answers[number])
-            for data in shape.opening(number):
-                yield event(data | _usage_in_chunk(asked, stats, number))
-        stats.add(number, chunk)
-        for part in writers[number].write(chunk).parts:
-            data = shape.piece(part) | _usage_in_chunk(asked, stats, number)
-            data = data | stats.metrics if part.finish_reason and not include_usage else data
-            yield event(obfuscated(data) if asked.include_obfuscation else data)
+    async with aclosing(choices.chunks()) as numbered:
+        async for number, chunk in numbered:
+            if number not in writers:
+                writers[number] = shape.choice(number, choices.answers[number])
+                for data in shape.opening(number):
+                    yield event(data | _usage_in_chunk(asked, stats, number))
+            stats.add(number, chunk)
+            for part in writers[number].write(await writers[number].read(chunk)).parts:
+                data = shape.piece(part) | _usage_in_chunk(asked, stats, number)
+                data = data | stats.metrics if part.finish_reason and not include_usage else data
+                yield event(obfuscated(data) if asked.include_obfuscation else data)
     if include_usage:
         yield event(shape.closing(_counted(stats, writers.values())) | stats.metrics)
 
@@ -264,15 +282,25 @@ async def whole(choices: Choices, shape: AnswerShape, num_choices: int) -> Json:
 
     If there are no more answers than that, all of them in their order.
     """
-    chunks: list[list[Chunk]] = [[] for _ in choices.answers]
+    writers = [shape.choice(number, answer) for number, answer in enumerate(choices.answers)]
+    chunks: list[list[Chunk]] = [[] for _ in writers]
+    logprobs = [0.0] * len(writers)
     stats = ChoiceStats(choices)
-    async for number, chunk in choices.chunks():
-        stats.add(number, chunk)
-        chunks[number].append(chunk)
-    kept = _best([Chunk.join(of_one) for of_one in chunks], choices.per_prompt, num_choices)
-    writers = [shape.choice(index, choices.answers[number]) for index, (number, _) in enumerate(kept)]
-    written = [writer.write(chunk) for writer, (_, chunk) in zip(writers, kept, strict=True)]
-    return shape.whole(written, _counted(stats, writers)) | stats.metrics
+    async with aclosing(choices.chunks()) as numbered:
+        async for number, chunk in numbered:
+            stats.add(number, chunk)
+            logprobs[number] += sum(each.logprob for each in chunk.logprobs)
+            before = writers[number].num_bytes
+            chunks[number].append(await writers[number].read(chunk))
+            choices.kept.add(writers[number].num_bytes - before)
+    means = [sums / max(1, stats.so_far(number).completion_tokens) for number, sums in enumerate(logprobs)]
+    kept = [writers[number] for number in _best(means, choices.per_prompt, num_choices)]
+    written = []
+    for index, writer in enumerate(kept):
+        joined = Chunk.join(chunks[writer.index])
+        writer.index = index
+        written.append(writer.write(joined))
+    return shape.whole(written, _counted(stats, kept)) | stats.metrics
 
 
 def _counted(stats: ChoiceStats, writers: Iterable[Choice]) -> Usage:
@@ -280,15 +308,11 @@ def _counted(stats: ChoiceStats, writers: Iterable[Choice]) -> Usage:
     return replace(stats.usage, reasoning_tokens=sum(writer.num_reasoning_tokens for writer in writers))
 
 
-def _best(answers: list[Chunk], per_prompt: int, num_choices: int) -> list[tuple[int, Chunk]]:
-    numbered = list(enumerate(answers))
+def _best(means: Sequence[float], per_prompt: int, num_choices: int) -> list[int]:
+    """The numbers of the answers that are kept."""
     if num_choices == per_prompt:
-        return numbered
+        return list(range(len(means)))
     kept = []
-    for start in range(0, len(numbered), per_prompt):
-        kept += sorted(numbered[start : start + per_prompt], key=lambda pair: -_mean_logprob(pair[1]))[:num_choices]
+    for start in range(0, len(means), per_prompt):
+        kept += sorted(range(start, start + per_prompt), key=lambda number: -means[number])[:num_choices]
     return kept
-
-
-def _mean_logprob(answer: Chunk) -> float:
-    return sum(each.logprob for each in answer.logprobs) / max(1, len(answer.logprobs))

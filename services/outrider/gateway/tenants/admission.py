@@ -8,7 +8,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from outrider.errors import Unavailable
@@ -39,6 +39,30 @@ class RefusalPace:
         return min(_MAX_WAIT_S, max(0.0, wait_s))
 
 
+# Of all answers that are not sent as they grow; in pieces, as the places of a gateway.
+MAX_KEPT_BYTES, PIECE_BYTES = 256 << 20, 1 << 16
+CHUNK_BYTES = 1024
+"""About what the text of one chunk takes until its answer is whole."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """The memory of one request's answers that are not sent as they grow."""
+
+    places: TenantPlaces
+    caller: str
+    stack: ExitStack
+    num_bytes: int = 0
+    num_pieces: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        """Raises Overloaded if that is more than there is room for, or more than the caller's share of it."""
+        self.num_bytes += num_bytes + CHUNK_BYTES
+        if pieces := self.num_bytes // PIECE_BYTES - self.num_pieces:
+            self.stack.enter_context(self.places.hold(self.caller, 1.0, pieces))
+            self.num_pieces += pieces
+
+
 @dataclass(slots=True)
 class Admission:
     max_running: int
@@ -47,11 +71,14 @@ class Admission:
     """The gateway reports that it is not ready. Requests that arrive anyway are admitted until `draining`."""
     draining: bool = False
     _places: TenantPlaces = field(init=False)
+    _pieces: TenantPlaces = field(init=False)
     _left: asyncio.Event = field(default_factory=asyncio.Event)
     _refusals: RefusalPace = field(default_factory=RefusalPace)
 
     def __post_init__(self) -> None:
         self._places = TenantPlaces(self.max_running, self.clock)
+        unit = f"pieces of {PIECE_BYTES >> 10} KiB of answers that are not streamed are kept"
+        self._pieces = TenantPlaces(MAX_KEPT_BYTES // PIECE_BYTES, self.clock, unit)
 
     @property
     def running(self) -> int:
@@ -67,6 +94,12 @@ class Admission:
                 yield
         finally:
             self._left.set()
+
+    @contextmanager
+    def keeping(self, caller: str) -> Iterator[Kept]:
+        """What is added within the block is kept until its end."""
+        with ExitStack() as stack:
+            yield Kept(self._pieces, caller, stack)
 
     async def refusing(self, caller: str) -> None:
         """To be awaited before a refusal is sent, with nothing held."""

@@ -30,6 +30,7 @@ class MessagesWriter:
         async for number, chunk in choices.chunks():
             stats.add(number, chunk)
             chunks.append(chunk)
+            choices.kept.add(0)
         joined, items = Chunk.join(chunks), Items()
         for _ in items.add(joined.delta, MessageReader.of(choices.answers[0])):
             pass

@@ -95,6 +95,7 @@ class ResponsesWriter:
         async for number, chunk in choices.chunks():
             stats.add(number, chunk)
             chunks.append(chunk)
+            choices.kept.add(0)
         reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id, body.namespaces)
         joined = Chunk.join(chunks)
         reader.count(joined)

@@ -10,10 +10,9 @@ from outrider.gateway.generation.generation import Answer, Chunk
 from outrider.gateway.generation.message_reader import MessageReader, function_call, joined
 from outrider.gateway.generation.requests import TextPrompt
 from outrider.gateway.generation.stats import Usage
-from outrider.gateway.http.openai import logprobs
 from outrider.gateway.http.openai.bodies import usage
+from outrider.gateway.http.openai.logprobs import Array, ChatLogprobs, CompletionLogprobs, prompt_logprobs
 from outrider.gateway.tokenizer.text import Detokeniser
-from outrider.options.logprobs import TokenLogprobs
 
 Json = dict[str, Any]
 
@@ -28,7 +27,7 @@ class Written:
     finish_reason: str | None
     reasoning: str = ""
     tool_calls: tuple[Json, ...] = ()
-    prompt_logprobs: list[Json | None] | None = None
+    prompt_logprobs: Array | None = None
     legacy: bool = False
     """Whether a call is written in OpenAI's older form."""
     receipt: str = ""
@@ -53,6 +52,33 @@ class Choice(ABC):
 
     index: int
     answer: Answer
+    _of_prompt: Array | None = field(default=None, init=False)
+    _begun: bool = field(default=False, init=False)
+    """Whether the log probabilities of the first chunk have been read."""
+
+    async def read(self, chunk: Chunk) -> Chunk:
+        """Writes its log probabilities, which `write` adds; returns the rest of it. To be called with each chunk."""
+        answer, asked = self.answer, self.answer.options
+        if asked.prompt_logprobs is not None and not self._begun:
+            given = answer.tokenizer, answer.prompt_token_ids, chunk.prompt_logprobs
+            self._of_prompt = await prompt_logprobs(*given, asked.prompt_logprobs)
+        if asked.shows_logprobs:
+            await self._read(chunk)
+        self._begun = True
+        return replace(chunk, logprobs=(), prompt_logprobs=())
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the log probabilities that are kept."""
+        of_prompt = 0 if self._of_prompt is None else len(self._of_prompt.data)
+        return of_prompt + self._logprobs.num_bytes
+
+    @property
+    @abstractmethod
+    def _logprobs(self) -> ChatLogprobs | CompletionLogprobs: ...
+
+    @abstractmethod
+    async def _read(self, chunk: Chunk) -> None: ...
 
     @abstractmethod
     def write(self, chunk: Chunk) -> Written:
@@ -61,12 +87,6 @@ class Choice(ABC):
     @property
     def num_reasoning_tokens(self) -> int:
         return 0
-
-    def _prompt_logprobs(self, chunk: Chunk) -> list[Json | None] | None:
-        answer, num_top = self.answer, self.answer.options.prompt_logprobs
-        if num_top is None:
-            return None
-        return logprobs.prompt(answer.tokenizer, answer.prompt_token_ids, chunk.prompt_logprobs, num_top)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,27 +124,29 @@ class AnswerShape(ABC):
 
 @dataclass(slots=True)
 class _CompletionChoice(Choice):
-    _logprobs: logprobs.CompletionLogprobs = field(init=False)
-    _begun: bool = False
+    _logprobs: CompletionLogprobs = field(init=False)
+    _echoes: bool = field(init=False)
+    """Whether the prompt is still to be written."""
 
     def __post_init__(self) -> None:
-        self._logprobs = logprobs.CompletionLogprobs.begin(self.answer.tokenizer, self.answer.options.logprobs or 0)
+        self._logprobs = CompletionLogprobs.begin(self.answer.tokenizer, self.answer.options.logprobs or 0)
+        self._echoes = self.answer.options.echo
+
+    async def _read(self, chunk: Chunk) -> None:
+        if self.answer.options.echo and not self._begun:
+            await self._logprobs.add(self.answer.prompt_token_ids, [None, *chunk.prompt_logprobs])
+        if not self.answer.options.prompt_only:
+            await self._logprobs.add(chunk.token_ids, chunk.logprobs)
 
     def write(self, chunk: Chunk) -> Written:
         options = self.answer.options
-        text, token_ids, found = chunk.text, list(chunk.token_ids), list[TokenLogprobs | None](chunk.logprobs)
-        if options.prompt_only:
-            text, token_ids, found = "", [], []
-        if options.echo and not self._begun:
-            prompt = self.answer.prompt_token_ids
-            asked = self.answer.prompt
+        text = "" if options.prompt_only else chunk.text
+        if self._echoes:
+            asked, self._echoes = self.answer.prompt, False
             text = (asked.text if isinstance(asked, TextPrompt) else _decoded(self.answer)) + text
-            token_ids, found = [*prompt, *token_ids], [None, *chunk.prompt_logprobs, *found]
-        self._begun = True
-        written = self._logprobs.write(token_ids, found) if options.shows_logprobs else None
-        of_prompt = self._prompt_logprobs(chunk)
+        written = self._logprobs.take() if options.shows_logprobs else None
         reason = chunk.finish.reason if chunk.finish else None
-        return Written(self.index, text, written, reason, prompt_logprobs=of_prompt, receipt=chunk.receipt)
+        return Written(self.index, text, written, reason, prompt_logprobs=self._of_prompt, receipt=chunk.receipt)
 
 
 def _decoded(answer: Answer) -> str:
@@ -163,24 +185,26 @@ def _of_prompt(written: Written) -> Json:
 @dataclass(slots=True)
 class _ChatChoice(Choice):
     _reader: MessageReader = field(init=False)
+    _logprobs: ChatLogprobs = field(init=False)
 
     def __post_init__(self) -> None:
         self._reader = MessageReader.of(self.answer)
+        self._logprobs = ChatLogprobs(self.answer.tokenizer, self.answer.options.logprobs or 0)
+
+    async def _read(self, chunk: Chunk) -> None:
+        await self._logprobs.add(chunk.token_ids, chunk.logprobs)
 
     @property
     def num_reasoning_tokens(self) -> int:
         return self._reader.num_reasoning_tokens
 
     def write(self, chunk: Chunk) -> Written:
-        written, options = None, self.answer.options
-        if options.shows_logprobs:
-            written = logprobs.chat(self.answer.tokenizer, chunk.token_ids, chunk.logprobs, options.logprobs or 0)
+        written = self._logprobs.take() if self.answer.options.shows_logprobs else None
         self._reader.count(chunk)
         delta = chunk.delta
         calls = tuple(self._reader.call(each) for each in delta.calls)
         reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
-        of_prompt = self._prompt_logprobs(chunk)
-        said = delta.content, written, reason, delta.reasoning, calls, of_prompt
+        said = delta.content, written, reason, delta.reasoning, calls, self._of_prompt
         return Written(self.index, *said, legacy=self._reader.legacy, receipt=chunk.receipt)
 
 
