@@ -30,9 +30,9 @@ from outrider.heads import HeadDrafts
 from outrider.protocol.convert import sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.speculation import VerificationMode
-from outrider.target.step.calibration import Bin, Calibration, Fit
-from outrider.target.step.choice import Pricing
-from outrider.target.step.sequence import TargetSequence
+from outrider.target.drafts.calibration import Bin, Calibration, Fit
+from outrider.target.drafts.choice import Pricing
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.tree import DraftTree
 from torch import Tensor
 
@@ -153,13 +153,13 @@ def _planted(fault: Fault) -> Iterator[None]:
             setattr(owner, name, code)
 
 
-def _match_where_it_begins_the_same(pricing: Pricing, sequence: TargetSequence) -> DraftTree | None:
+def _match_where_it_begins_the_same(pricing: Pricing, drafts: SequenceDrafts, depth: int) -> DraftTree | None:
     """The match where its first token is the one that was drawn, else the drawn chain."""
-    trees = {tree.source: tree for tree in sequence.drafts.trees}
+    trees = {tree.source: tree for tree in drafts.buffer.trees}
     match, drawn = trees.get(NGRAM), trees.get(MODEL)
     if match is not None and (drawn is None or match.token_ids[0] == drawn.token_ids[0]):
-        return match.upto(sequence.max_depth)
-    return None if drawn is None else drawn.upto(sequence.max_depth)
+        return match.upto(depth)
+    return None if drawn is None else drawn.upto(depth)
 
 
 def _ended_by_what_was_drawn(chain: DraftChain) -> bool:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from outrider.drafting.speculation import Speculation
 from outrider.engine import EngineSequence
 from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.drafts.calibration import Calibration, bin_at
+from outrider.target.drafts.choice import Pricing
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.times import Timer
-from outrider.target.step.calibration import Calibration, bin_at
-from outrider.target.step.choice import Pricing
 from outrider.target.step.scheduler import Batching, TargetRow, plan
 from outrider.target.step.sequence import TargetSequence
 from outrider.tree import DraftTree
@@ -152,8 +153,9 @@ class _Stream:
             stopping=Stopping(self.answer_tokens),
             speculation=Speculation(max_draft_tokens=self.num_drafted),
         )
-        self.sequence = TargetSequence(SequenceKey(1, serial), serial, opening, 1 << 20, Timer(0.0))
-        self.sequence.fit = self.calibration.fit(self.text.tenant)
+        drafts = SequenceDrafts.of(opening)
+        self.sequence = TargetSequence(SequenceKey(1, serial), serial, opening, 1 << 20, Timer(0.0), drafts)
+        self.sequence.drafts.fit = self.calibration.fit(self.text.tenant)
         self.sequence.kv = EngineSequence(tokens=[])
 
     def draft(self, chance: random.Random, price: float, now_s: float) -> None:
@@ -164,8 +166,8 @@ class _Stream:
             tokens.append(_RIGHT if chance.random() < self.text.chance(confidence, now_s) else _WRONG)
         length = self.sequence.committed_len
         tree = DraftTree(length, tuple(tokens), chances=tuple(confidences), source="model", epoch=length)
-        self.sequence.drafts.keep(lambda held: held.upto(0))
-        self.sequence.offer(tree, now_s)
+        self.sequence.drafts.buffer.keep(lambda held: held.upto(0))
+        self.sequence.drafts.offer(tree)
 
     def _confidences(self, chance: random.Random, price: float) -> Iterator[float]:
         joint = 1.0
@@ -178,13 +180,14 @@ class _Stream:
 
     def commit(self, row: TargetRow, now_s: float) -> Committed:
         sequence, draft = self.sequence, row.draft
-        offered, guess = min(sequence.drafts.num_sent, sequence.max_depth), draft.guess()
+        offered, guess = min(sequence.drafts.buffer.num_sent, sequence.max_depth), draft.guess()
         accepted = next((n for n, token in enumerate(guess) if token != _RIGHT), len(guess))
         verified = min(accepted + 1, len(guess))
         seen = [(bin_at(draft, node, node + 1), node < accepted) for node in range(verified)]
-        self.calibration.observe(seen, sequence.fit)
+        self.calibration.observe(seen, sequence.drafts.fit)
         tokens = [*guess[:accepted], _RIGHT][: sequence.remaining]
-        sequence.commit(tokens, len(guess))
+        sequence.drafts.advance(tokens, len(guess))
+        sequence.commit(tokens)
         assert sequence.kv is not None
         sequence.kv.tokens = sequence.tokens[:-1]
         return Committed(now_s, self.text, offered, len(guess), verified, accepted, len(tokens))

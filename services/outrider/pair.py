@@ -17,10 +17,9 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter
 from outrider.drafting import source as drafting
 from outrider.drafting.lookup import NAMES
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, DraftSource, make_sources
+from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, make_sources
 from outrider.drafting.speculation import Speculation
 from outrider.engine import Engine
-from outrider.errors import OutriderError
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Opened
@@ -152,8 +151,8 @@ def _note(answer: Answered, committed: StepRow[Any], now_s: float) -> None:
     answer.finished = committed.finish is not Finish.NONE
 
 
-class DrafterSource:
-    """A DraftSource of a draft worker in this process: one round of it for each step of the target."""
+class DrafterSource(DraftSource):
+    """A draft worker in this process: one round of it for each step of the target."""
 
     name = "model"
 
@@ -162,9 +161,7 @@ class DrafterSource:
         self._worker = worker
         self._max_tokens = max_tokens
 
-    def open(
-        self, key: SequenceKey, opening: drafting.SourceOpening, assignment: DraftAssignment | None = None
-    ) -> None:
+    def open(self, key: SequenceKey, opening: drafting.SourceOpening) -> None:
         opening = replace(opening, limits=self._within(opening.limits))
         self._worker.apply(events.DraftOpened(key, opening, time.monotonic()))
 
@@ -182,7 +179,7 @@ class DrafterSource:
     def _within(self, limits: DraftLimits) -> DraftLimits:
         return replace(limits, max_draft_tokens=min(limits.max_draft_tokens, self._max_tokens))
 
-    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree | OutriderError]]:
+    def poll(self) -> Iterator[tuple[SequenceKey, DraftTree]]:
         # The target steps those that catch up with their prompts without a draft.
         if self._worker.load.num_waiting:
             self._worker.step()

@@ -247,13 +247,15 @@ class Drafts:
 
         def add_request(request: Any) -> None:
             from outrider.drafting.speculation import Speculation
+            from outrider.target.drafts.sequence import SequenceDrafts
 
             add(request)
             self._texts[request.request_id] = self._known.pop(0)
             own = OWN_CAPS[(len(self._texts) - 1) % len(OWN_CAPS)] if self._kind == "own" else 0
             caps[request.request_id] = own
             allowed = Speculation(2 * NUM_DRAFTED + 2, max_own_draft_tokens=own)
-            scheduler.book.open(request.request_id, request.all_token_ids, allowed)
+            drafts = SequenceDrafts(request.all_token_ids, allowed, scheduler.book.deepen(allowed))
+            scheduler.book.open(request.request_id, drafts)
 
         def followed(step: Any, output: Any, outputs: Any, ran: Any) -> None:
             follow(step, output, outputs, ran)
@@ -294,7 +296,7 @@ class Drafts:
                 for one in text[done : done + count]
             ]
             if ids:
-                self._scheduler.book.offer(name, DraftTree(at, tuple(ids), source="test"))
+                self._scheduler.book.find(name).offer(DraftTree(at, tuple(ids), source="test"))
 
 
 def differences(one: dict[str, Any], other: dict[str, Any], tolerance: float) -> str:

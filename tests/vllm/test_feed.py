@@ -16,14 +16,15 @@ from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2
-from outrider.target.drafts.own_drafts import OwnDrafts
+from outrider.target.drafts.choice import StepRoom
+from outrider.target.drafts.drafts import Drafts
 from outrider.target.requests.events import Adjusted, Event, Offered
 from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.tree import DraftTree
 from outrider.vllm import plugin
-from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
+from outrider.vllm.drafts import Decoding, DraftBook, VerifiedDraft
 from outrider.vllm.front import WORKER
 from outrider.vllm.scheduler import METHOD, StepFacts
 from outrider.vllm.server.feed import Feed, client_id, opening_of
@@ -81,12 +82,12 @@ class Pool:
 
 
 def made(pool: Pool | None = None, **config: Any) -> tuple[Feed, DraftBook]:
-    book = DraftBook(100, lambda cost: 0.0)
+    book = DraftBook(lambda cost: 0.0)
     config = {
         "lookups": ["ngram"],
         "tenants": {"off": {"max_draft_tokens": 0}, "two": {"max_draft_tokens": 2}},
     } | config
-    lookups = OwnDrafts(make_sources(config["lookups"]), TargetStats())
+    lookups = Drafts(make_sources(config["lookups"]), TargetStats(), book.calibration)
     return Feed(book, PluginConfig.of({"outrider": config}), 8, pool, lookups), book
 
 
@@ -289,15 +290,6 @@ def test_with_a_router_a_step_waits_as_long_as_it_says() -> None:
 )
 def test_a_request_is_known_by_the_id_of_its_answer(request_id: str, known: str) -> None:
     assert client_id(request_id) == known
-
-
-def test_ids_beyond_the_vocabulary_are_refused_and_counted() -> None:
-    feed, book = made(lookups=[])
-    one = request()
-    feed.open(one)
-    for token in (100, 1 << 40):
-        feed._offer(Offered(next(iter(feed._names)), DraftTree(len(PROMPT), (7, token))))
-    assert chosen(feed, book, one) == [] and feed.num_refused == 2
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.5}, {"seed": 7, "temperature": 0.5, "top_p": 0.9}])

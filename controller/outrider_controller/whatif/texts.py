@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
+from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, SourceOpening
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.tree import DraftTree
 
@@ -55,7 +55,7 @@ class Texts:
 
 
 @dataclass(slots=True)
-class ReplayedLookups:
+class ReplayedLookups(DraftSource):
     """A source in the target's process that proposes what was recorded: as far as it proposed without a gap."""
 
     name: str
@@ -65,7 +65,7 @@ class ReplayedLookups:
     _due: dict[SequenceKey, int] = field(default_factory=dict)
     """Committed lengths that were not answered yet."""
 
-    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
         self._text[key], self._limit[key] = self.texts.of(opening.prompt), opening.limits.max_draft_tokens
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:

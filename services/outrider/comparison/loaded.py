@@ -16,7 +16,7 @@ from outrider.comparison.step_line import Clock
 from outrider.comparison.texts import Question, Text, kept_back, make_texts
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import load_drafter
-from outrider.drafting.source import KINDS, DraftSource, make_sources, reads_states
+from outrider.drafting.source import KINDS, DraftSource, make_sources
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row, resolve, weights_revision
 from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
@@ -91,7 +91,7 @@ class Drafts:
         self._make: dict[str, Make] = {}
         for name in names:
             self._make[name] = _lookup(name) if name in KINDS else made(name)
-        taps = {source.taps for make in self._make.values() if reads_states(source := make())}
+        taps = {source.taps for make in self._make.values() if (source := make()).taps is not None}
         if len(taps) > 1:
             raise ValueError("drafts: heads that read different layers are compared apart")
         self.taps = next(iter(taps), None)
@@ -105,7 +105,7 @@ class Drafts:
         """Whether a target may have these together: each once, one model and one head at most."""
         sources = self.sources(parts)
         models = sum(isinstance(source, DrafterSource) for source in sources)
-        return models <= 1 and sum(map(reads_states, sources)) <= 1 and len(set(parts)) == len(parts)
+        return models <= 1 and sum(source.taps is not None for source in sources) <= 1 and len(set(parts)) == len(parts)
 
     def check(self, parts: Sequence[str]) -> None:
         """Raises ValueError for a mixture that is not served."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Any
 
-from outrider.errors import InvalidRequest, OutriderError
+from outrider.errors import InvalidRequest
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.tree import DraftTree
@@ -84,65 +84,43 @@ class CloseReason(enum.IntEnum):
     """The sequence continues, elsewhere or without this source."""
 
 
-class DraftSource(Protocol):
-    """Proposes for sequences that a target runs. Never waited for beyond max_wait; may fail at any time.
+class DraftSource:
+    """Proposes for sequences that a target runs. Never waited for; may fail at any time.
 
     Owned by one thread, which makes all calls. A key that is not open is ignored.
     """
 
-    @property
-    def name(self) -> str:
-        """Its kind, for operators."""
-        ...
+    name: str
+    """Its kind, for operators."""
+    taps: tuple[int, ...] | None = None
+    """The layers whose inputs it reads; empty: what the target's vocabulary head reads; None: it reads none."""
+    for_workers = False
+    """Whether it serves draft workers, and so goes by their limits."""
 
-    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
-        """The sequence begins. `assignment`: for sources that draft elsewhere."""
-        ...
+    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
+        """The sequence begins."""
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         """The target has committed these tokens at base_len, where the last commit ended."""
-        ...
 
     def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
         """From now on these limits hold."""
-        ...
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         """The sequence has ended here."""
-        ...
 
-    def poll(self) -> Iterable[tuple[SequenceKey, DraftTree | OutriderError]]:
-        """What was proposed since the last call. An error: a draft of this sequence was refused."""
-        ...
+    def poll(self) -> Iterable[tuple[SequenceKey, DraftTree]]:
+        """What was proposed since the last call."""
+        return ()
 
-
-class StateSource(DraftSource, Protocol):
-    """A source that is also shown the target's hidden states."""
-
-    taps: tuple[int, ...]
-    """The layers whose inputs it reads; empty: what the target's vocabulary head reads."""
-
-    def see(self, key: SequenceKey, start: int, states: Any) -> None:
+    def see(self, key: SequenceKey, start: int, states: Any) -> Sequence[Features]:
         """A tensor [positions, layers · width], of committed positions from `start` on. Before the commit that gives
-        the token after them."""
-        ...
-
-
-class LearningSource(DraftSource, Protocol):
-    """A source that remembers texts."""
+        the token after them. Returns what a head on a draft worker reads of them."""
+        return ()
 
     def erase(self, tenant: str) -> int:
         """Forgets the texts of a tenant, those of its running sequences too; returns how many. Any thread may call."""
-        ...
-
-
-def learns(source: DraftSource) -> TypeGuard[LearningSource]:
-    return hasattr(type(source), "erase")
-
-
-def reads_states(source: DraftSource) -> TypeGuard[StateSource]:
-    """Asks the class: a source that fails in all it does must not fail here."""
-    return hasattr(type(source), "see")
+        return 0
 
 
 KINDS: dict[str, Callable[[], DraftSource]] = {}

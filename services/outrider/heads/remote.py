@@ -3,18 +3,16 @@ in commits instead of drafting itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
-from outrider.errors import OutriderError
+from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Features, SourceOpening
 from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.heads.interface import DraftHead
 from outrider.protocol.sequence_key import SequenceKey
-from outrider.tree import DraftTree
 
 _MAX_BYTES = 256 << 10
 """Of one message: the features of a long prompt come in several."""
@@ -41,8 +39,10 @@ class _Shown:
     """Start and states of positions that were committed while no draft was wanted."""
 
 
-class HeadFeatures:
-    """A DraftSource that is shown the target's states and proposes nothing. Its limits are those of draft workers."""
+class HeadFeatures(DraftSource):
+    """Is shown the target's states, and proposes nothing."""
+
+    for_workers = True
 
     def __init__(self, head: DraftHead) -> None:
         self.name = head.kind
@@ -51,7 +51,7 @@ class HeadFeatures:
         self._cache = FeatureCache()
         self._shown: dict[SequenceKey, _Shown] = {}
 
-    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
         tokens, writer = [*opening.prompt, *opening.committed], FeatureWriter(self._cache, opening.salt)
         self._shown[key] = _Shown(opening.limits.max_draft_tokens > 0, tokens, opening.salt, writer)
 
@@ -66,20 +66,19 @@ class HeadFeatures:
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         self._shown.pop(key, None)
 
-    def poll(self) -> Iterable[tuple[SequenceKey, DraftTree | OutriderError]]:
-        return ()
-
     @torch.inference_mode()
-    def see(self, key: SequenceKey, start: int, states: Tensor) -> None:
+    def see(self, key: SequenceKey, start: int, states: Tensor) -> Sequence[Features]:
         """states [positions, taps · width] of committed positions from `start` on."""
         shown = self._shown.get(key)
         if shown is None or not (shown.wanted or shown.begun):
-            return
+            return ()
         shown.held.append((start, states))
         if shown.wanted:
             held, shown.held = shown.held, []
             for at, each in held:
                 self._show(shown, at, self._head.features(each[None])[0])
+        features, shown.features = shown.features, []
+        return features
 
     def _show(self, shown: _Shown, start: int, features: Tensor) -> None:
         """The first ones come after those of a prefix that the target had cached."""
@@ -89,13 +88,6 @@ class HeadFeatures:
         shown.begun = True
         shown.writer.add(shown.tokens, start, features)
         shown.features += written(start, features)
-
-    def take(self, key: SequenceKey) -> list[Features]:
-        """Those of the positions that were seen since the last call."""
-        if (shown := self._shown.get(key)) is None:
-            return []
-        features, shown.features = shown.features, []
-        return features
 
 
 def written(start: int, features: Tensor) -> Iterator[Features]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
+from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Features, SourceOpening
 from outrider.heads.engine import HeadEngine, torch_engine
 from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.heads.interface import DraftHead
@@ -22,8 +22,8 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.tree import DraftTree
 
 
-class HeadDrafts:
-    """A DraftSource that is also shown the target's states. Its name is the head's kind: eagle3, medusa or mtp."""
+class HeadDrafts(DraftSource):
+    """Is also shown the target's states. Its name is the head's kind: eagle3, medusa or mtp."""
 
     def __init__(self, head: DraftHead, max_tokens: int = 5, engine: HeadEngine | None = None) -> None:
         """`max_tokens`: of a proposal; each is one more pass of the head. `engine`: the head's; not given: torch."""
@@ -38,13 +38,13 @@ class HeadDrafts:
         self._counts: dict[SequenceKey, int] = {}
         self._due: dict[SequenceKey, HeadText] = {}
 
-    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
         self._texts[key] = self._runner.open(opening, [*opening.prompt, *opening.committed])
         self._writers[key] = FeatureWriter(self._cache, opening.salt)
         self._counts[key] = min(opening.limits.max_draft_tokens, self._max_tokens)
 
     @torch.inference_mode()
-    def see(self, key: SequenceKey, start: int, states: Tensor) -> None:
+    def see(self, key: SequenceKey, start: int, states: Tensor) -> Sequence[Features]:
         """states [positions, taps · width] of committed positions from `start` on; some may have been seen before."""
         if (text := self._texts.get(key)) is not None:
             features = self._head.features(states[None])[0]
@@ -54,6 +54,7 @@ class HeadDrafts:
             self._writers[key].add(text.tokens, start, features)
             self._runner.see(text, start, features)
             self._fall_due(key, text)
+        return ()
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if (text := self._texts.get(key)) is not None:

@@ -6,7 +6,6 @@ request, merged to one tree, the path is taken of which most tokens are expected
 
 from __future__ import annotations
 
-import heapq
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from outrider.drafting.buffer import DraftBuffer
 from outrider.drafting.speculation import Speculation
-from outrider.errors import InvalidRequest
 from outrider.protocol.sequence_key import Finish
+from outrider.target.drafts.calibration import Bin, Calibration, bin_at, bins_of
+from outrider.target.drafts.choice import DraftChoice, Pricing, StepRoom, take_drafts
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.by_source import tokens_by_source
 from outrider.target.requests.row import StepRow
-from outrider.target.step.calibration import Bin, Calibration, Fit, bin_at, bins_of
 from outrider.tree import ROOT, DraftTree, common_len
 from outrider.worker.step_cost import StepCost
 
@@ -44,16 +43,6 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
-class StepRoom:
-    """What a step has left for drafted tokens."""
-
-    tokens: int
-    blocks: int
-    """Free blocks of the KV cache beyond those that the committed tokens need: drafts never preempt."""
-    block_size: int
-
-
-@dataclass(frozen=True, slots=True)
 class VerifiedDraft:
     """What one step did with a request's drafted tokens."""
 
@@ -73,69 +62,6 @@ class VerifiedDraft:
         row.sources = tokens_by_source(self.draft, row.accepted, range(self.num_verified))
 
 
-@dataclass(slots=True)
-class OpenRequest:
-    tokens: Sequence[int]
-    """Prompt and committed output. It grows as the engine commits."""
-    speculation: Speculation
-    deep: Speculation
-    """What sources of drafts are told."""
-    fit: Fit
-    num_possible: Callable[[list[int]], int] | None = None
-    """How many of some drafted tokens a grammar lets through. None: all."""
-    buffer: DraftBuffer = field(default_factory=DraftBuffer)
-    _chances: tuple[DraftTree | None, list[float]] = (None, [])
-    """What was last looked up: a chain stays as it is for several steps."""
-
-    def best_path(
-        self, calibration: Calibration, room: int, num_ahead: int = 0
-    ) -> tuple[DraftTree | None, list[float]]:
-        """Of all that is buffered the chain of which most tokens are expected to be accepted, and the chance of each,
-        if all before it are. The first `num_ahead` tokens count for nothing: a running step should commit them."""
-        tree = self.buffer.merged()
-        if tree is None:
-            return None, []
-        if not tree.parents:
-            if self._chances[0] is not tree:
-                self._chances = tree, calibration.owns(tree, self.fit)
-            return self._chances
-        limit = num_ahead + min(room, self.cap)
-        joint, expected = {ROOT: 1.0}, {ROOT: 0.0}
-        for node, depth in enumerate(tree.depths()):
-            if depth <= limit:
-                parent = tree.parent(node)
-                joint[node] = joint[parent] * calibration.own(bin_at(tree, node, depth), self.fit)
-                expected[node] = expected[parent] + (joint[node] if depth > num_ahead else 0.0)
-        path = tree.take(tree.path(max(expected, key=expected.__getitem__)))
-        return path, calibration.owns(path, self.fit)
-
-    @property
-    def cap(self) -> int:
-        """Most drafted tokens in a step."""
-        return max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens)
-
-    def values(self, chances: Sequence[float], room: int, num_ahead: int) -> list[float]:
-        """What each token is worth that a step may verify: weight times the chance that it and all before are right."""
-        values, joint = [], self.speculation.weight
-        for chance in chances[:num_ahead]:
-            joint *= chance
-        for chance in chances[num_ahead : num_ahead + min(room, self.cap)]:
-            joint *= chance
-            values.append(joint)
-        return values
-
-    def cut_impossible(self) -> None:
-        if self.num_possible is not None:
-            self.buffer.keep(self._possible)
-
-    def _possible(self, tree: DraftTree) -> DraftTree:
-        assert self.num_possible is not None
-        kept = set[int]()
-        for path in tree.paths():
-            kept.update(path[: self.num_possible([tree.token_ids[node] for node in path])])
-        return tree if len(kept) == len(tree) else tree.take(sorted(kept))
-
-
 _NOTHING = VerifiedDraft()
 
 
@@ -148,25 +74,19 @@ def _verified(chain: DraftTree, tokens: Sequence[int], before: int, count: int) 
     return chain.part(done, done + count)
 
 
-def _within(
-    chosen: Sequence[tuple[Decoding, DraftTree, int]], values: Sequence[Sequence[float]], room: StepRoom
-) -> list[tuple[Decoding, DraftTree, int]]:
-    """As many of the chosen tokens as there is room for."""
-    tokens, blocks, counts = room.tokens, room.blocks, [0] * len(chosen)
-    queue = [(-own[0], number) for number, own in enumerate(values)]
-    heapq.heapify(queue)
-    while queue and tokens:
-        _, number = heapq.heappop(queue)
-        one, _, most = chosen[number]
-        # The token at this position opens a block of its own.
-        needs = (one.num_tokens + one.num_ahead + counts[number]) % room.block_size == 0
-        if needs > blocks:
-            continue
-        tokens, blocks = tokens - 1, blocks - needs
-        counts[number] += 1
-        if counts[number] < most:
-            heapq.heappush(queue, (-values[number][counts[number]], number))
-    return [(one, chain, count) for (one, chain, _), count in zip(chosen, counts, strict=True) if count]
+def best_path(drafts: SequenceDrafts, calibration: Calibration, room: int, num_ahead: int) -> DraftTree | None:
+    """Of all that is buffered the chain of which most tokens are expected to be accepted, as far as a step verifies it.
+    The first `num_ahead` tokens count for nothing: a running step should commit them."""
+    tree, limit = drafts.buffer.merged(), num_ahead + min(room, drafts.cap)
+    if tree is None or not tree.parents:
+        return tree and tree.upto(limit)
+    joint, expected = {ROOT: 1.0}, {ROOT: 0.0}
+    for node, depth in enumerate(tree.depths()):
+        if depth <= limit:
+            parent = tree.parent(node)
+            joint[node] = joint[parent] * calibration.own(bin_at(tree, node, depth), drafts.fit)
+            expected[node] = expected[parent] + (joint[node] if depth > num_ahead else 0.0)
+    return tree.take(tree.path(max(expected, key=expected.__getitem__)))
 
 
 def _as_it_is(speculation: Speculation) -> Speculation:
@@ -184,11 +104,7 @@ class DraftBook:
     """The drafts of all open requests of one engine, and what their rows cost."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
-        *,
-        asynchronous: bool = False,
+        self, row_price: Callable[[StepCost], float] = lambda cost: cost.price, *, asynchronous: bool = False
     ) -> None:
         """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs.
         `asynchronous`: whether a step is scheduled while the one before it runs."""
@@ -196,16 +112,12 @@ class DraftBook:
         """What sources of drafts are told of a request's setting."""
         self.cost = StepCost()
         self.calibration = Calibration()
-        self._vocab_size = vocab_size
         self._row_price = row_price
-        self._open: dict[str, OpenRequest] = {}
-        self.drafted: dict[str, OpenRequest] = {}
-        """Those for which something is buffered: others cost a step nothing."""
+        self._open: dict[str, SequenceDrafts] = {}
         self.forgotten: list[str] = []
         """Requests of which faults ended the drafting, until somebody takes them."""
         self.num_faults = 0
         self._quiet_until_s = 0.0
-        self._most_weight = 1.0
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._open
@@ -218,40 +130,25 @@ class DraftBook:
         """Price of one more row in a step, as a chance."""
         return self._row_price(self.cost)
 
-    def find(self, request_id: str) -> OpenRequest | None:
+    def holds(self, request_id: str) -> bool:
+        """Whether something is buffered: others cost a step nothing."""
+        found = self._open.get(request_id)
+        return found is not None and bool(found.buffer.trees)
+
+    @property
+    def drafted(self) -> list[str]:
+        """Those for which something is buffered that could be worth its row: in a large batch nothing is."""
+        price = self.row_price
+        return [name for name, each in self._open.items() if each.buffer.trees and each.speculation.weight >= price]
+
+    def find(self, request_id: str) -> SequenceDrafts | None:
         return self._open.get(request_id)
 
-    def open(
-        self,
-        request_id: str,
-        tokens: Sequence[int],
-        speculation: Speculation,
-        tenant: str = "",
-        num_possible: Callable[[list[int]], int] | None = None,
-    ) -> None:
-        self._open[request_id] = OpenRequest(
-            tokens, speculation, self.deepen(speculation), self.calibration.fit(tenant), num_possible
-        )
-        self._most_weight = max(self._most_weight, speculation.weight)
-
-    def adjust(self, request_id: str, speculation: Speculation) -> None:
-        if (found := self._open.get(request_id)) is not None:
-            found.speculation = speculation
-            self._most_weight = max(self._most_weight, speculation.weight)
-            found.deep = deep = self.deepen(speculation)
-            found.buffer.limit(deep.max_draft_tokens, deep.max_own_draft_tokens)
-            self._note(request_id, found)
+    def open(self, request_id: str, drafts: SequenceDrafts) -> None:
+        self._open[request_id] = drafts
 
     def close(self, request_id: str) -> None:
         self._open.pop(request_id, None)
-        self.drafted.pop(request_id, None)
-
-    def _note(self, request_id: str, found: OpenRequest) -> None:
-        found.cut_impossible()
-        if found.buffer.trees:
-            self.drafted[request_id] = found
-        else:
-            self.drafted.pop(request_id, None)
 
     def forget(self, request_id: str) -> None:
         """After a fault in what is kept of one request, while it is handled: it is decoded plainly to its end."""
@@ -264,7 +161,6 @@ class DraftBook:
         self._fault("drafting ends for %d open requests", len(self._open))
         self.forgotten += self._open
         self._open.clear()
-        self.drafted.clear()
 
     def _fault(self, message: str, *args: object) -> None:
         self.num_faults += 1
@@ -272,40 +168,11 @@ class DraftBook:
             self._quiet_until_s = now_s + _QUIET_S
             log.exception(message + "; faults so far: %d", *args, self.num_faults)
 
-    def offer(self, request_id: str, draft: DraftTree) -> None:
-        """Buffers what is useful of a draft worker's tree.
-
-        Raises InvalidRequest for ids beyond the vocabulary: for them a GPU would read memory that is not the
-        embedding's.
-        """
-        if (found := self._open.get(request_id)) is None:
-            return
-        if draft.token_ids and not 0 <= min(draft.token_ids) <= max(draft.token_ids) < self._vocab_size:
-            raise InvalidRequest("draft.token_ids", "a token id is outside the vocabulary")
-        found.buffer.offer(draft, found.tokens, found.deep.max_draft_tokens)
-        self._note(request_id, found)
-
-    def put(self, request_id: str, tree: DraftTree) -> None:
-        """Buffers a tree that was made in this process."""
-        if (found := self._open.get(request_id)) is not None:
-            found.buffer.put(tree, len(found.tokens), found.deep.max_own_draft_tokens)
-            self._note(request_id, found)
-
     def awaits(self, request_id: str) -> bool:
         """Whether a draft worker owes an answer to the last commit, and may be worth its row and more than what was
         looked up."""
         found = self._open.get(request_id)
-        if found is None or not found.buffer.active or found.buffer.has_answer(len(found.tokens)):
-            return False
-        _, chances = found.best_path(self.calibration, 1)
-        looked_up = found.values(chances, 1, 0)
-        value = found.speculation.weight * self.calibration.best(found.fit)
-        return value >= self.row_price and value > max(looked_up, default=0.0)
-
-    @property
-    def pays(self) -> bool:
-        """Whether a drafted token could be worth its row: in a large batch none is."""
-        return self.row_price <= self._most_weight
+        return found is not None and found.waits and Pricing(self.row_price, self.calibration).may_pay(found)
 
     def own_values(self, request_id: str, source: str, most: int) -> list[float]:
         """What each token is worth that the engine drafts for a request itself, of those that it may have and that are
@@ -337,32 +204,28 @@ class DraftBook:
     def choose(
         self, decoding: Iterable[Decoding], room: StepRoom, own_sums: Mapping[str, float] = MappingProxyType({})
     ) -> list[tuple[Decoding, DraftTree, int]]:
-        """The chains of which the next step verifies so many tokens, after those that a running one commits: the most
-        valuable first, as long as one is worth its row. `own_sums`: what the drafts of the engine's own
-        are worth, in whose place they would be."""
-        price, tokens, blocks = self.row_price, 0, 0
-        chosen: list[tuple[Decoding, DraftTree, int]] = []
-        values: list[list[float]] = []
+        """The chains of which the next step verifies so many tokens, after those that a running one commits.
+        `own_sums`: what the drafts of the engine's own are worth, in whose place they would be."""
+        price, choices = self.row_price, list[tuple[Decoding, DraftChoice]]()
         for one in decoding:
-            if (found := self.drafted.get(one.request_id)) is None:
+            if (found := self._open.get(one.request_id)) is None:
                 continue
             try:
-                chain, chances = found.best_path(self.calibration, one.room, one.num_ahead)
-                own = found.values(chances, one.room, one.num_ahead)
+                choice = self._choice(found, one)
             except Exception:
                 self.forget(one.request_id)
                 continue
-            # Written so that NaN is worth nothing.
-            count = next((at for at, value in enumerate(own) if not value >= price), len(own))
-            if chain is not None and count and sum(own[:count]) > own_sums.get(one.request_id, 0.0):
-                chosen.append((one, chain, count))
-                values.append(own)
-                tokens += count
-                first = one.num_tokens + one.num_ahead
-                blocks += (first + count - 1) // room.block_size - (first - 1) // room.block_size
-        if tokens <= room.tokens and blocks <= room.blocks:
-            return chosen
-        return _within(chosen, values, room)
+            if choice is not None and choice.worth(price) > own_sums.get(one.request_id, 0.0):
+                choices.append((one, choice))
+        take_drafts([choice for _, choice in choices], room, Pricing(price, self.calibration))
+        counted = [(one, choice.tree, len(choice.nodes) - one.num_ahead) for one, choice in choices]
+        return [(one, chain, count) for one, chain, count in counted if count]
+
+    def _choice(self, found: SequenceDrafts, one: Decoding) -> DraftChoice | None:
+        path = best_path(found, self.calibration, one.room, one.num_ahead)
+        if path is None or len(path) <= one.num_ahead:
+            return None
+        return DraftChoice(path, found, self.calibration, one.num_ahead)
 
     def committed(
         self, request_id: str, token_ids: Sequence[int], chain: DraftTree | None, num_drafted: int, *, finished: bool
@@ -380,7 +243,7 @@ class DraftBook:
     def _follow(
         self,
         request_id: str,
-        found: OpenRequest,
+        found: SequenceDrafts,
         token_ids: Sequence[int],
         chain: DraftTree | None,
         num_drafted: int,
@@ -395,9 +258,8 @@ class DraftBook:
         if num_verified:
             bins = bins_of(draft.upto(num_verified))
             self.calibration.observe([(each, node < num_accepted) for node, each in enumerate(bins)], found.fit)
-        if request_id in self.drafted:
-            found.buffer.advance(token_ids, len(draft))
-            self._note(request_id, found)
+        if found.buffer.trees:
+            found.advance(token_ids, len(draft))
         return VerifiedDraft(draft, num_verified, num_accepted, found.buffer.take_num_dropped())
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:

@@ -20,7 +20,7 @@ from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import connect_to
 from outrider.rpc.v1 import worker_pb2
-from outrider.target.drafts.own_drafts import OwnDrafts
+from outrider.target.drafts.drafts import Drafts
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetStats
 from outrider.vllm.scheduler import Scheduler as BaseScheduler
@@ -42,7 +42,7 @@ class Scheduler(BaseScheduler):
         if config.row_price is not None:
             price = config.row_price
             self.book._row_price = lambda cost: price
-        lookups = OwnDrafts(make_sources(config.lookups), TargetStats())
+        lookups = Drafts(make_sources(config.lookups), TargetStats(), self.book.calibration)
         lookups.deepen = self.book.deepen
         make = partial(self._drafts, config, lookups.erase)
         pool = PoolThread(make) if config.drafts or config.routers else None

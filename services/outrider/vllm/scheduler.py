@@ -20,9 +20,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as BaseScheduler
 from vllm.v1.outputs import DraftTokenIds
 
+from outrider.target.drafts.choice import StepRoom
 from outrider.tree import DraftTree
 from outrider.vllm import versions
-from outrider.vllm.drafts import Decoding, DraftBook, StepRoom, VerifiedDraft
+from outrider.vllm.drafts import Decoding, DraftBook, VerifiedDraft
 from outrider.vllm.front import WORKER
 
 METHOD = "ngram_gpu"
@@ -91,8 +92,7 @@ class Scheduler(BaseScheduler):
         """How many tokens vLLM drafts, by the number of requests."""
         self._draft_nothing = self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
         self.asynchronous = isinstance(self, AsyncScheduler)
-        vocab_size = self.vllm_config.model_config.get_vocab_size()
-        self.book = DraftBook(vocab_size, asynchronous=self.asynchronous)
+        self.book = DraftBook(asynchronous=self.asynchronous)
         self.verified: dict[str, VerifiedDraft] = {}
         """What the last step did, by request that committed tokens in it."""
         self.num_preemptions = 0
@@ -166,8 +166,6 @@ class Scheduler(BaseScheduler):
         self.before_step()
         own_sums = self._cut_own() if self.drafter else {}
         book, requests = self.book, self.requests
-        if not book.drafted or not book.pays:
-            return
         known = (requests[name] for name in book.drafted if name in requests)
         decoding = [one for request in known if (one := self._decoding(request)) is not None]
         for one, chain, count in book.choose(decoding, self._room(), own_sums):
@@ -215,11 +213,11 @@ class Scheduler(BaseScheduler):
         seconds, self._ended_s = now_s - max(step.began_s, self._ended_s), now_s
         counts, total = scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
         self.step = StepFacts(counts, drafted, seconds, total)
-        chains, open_ones = step.chains, self.book.drafted
-        if drafted or open_ones:
+        chains, holds = step.chains, self.book.holds
+        if drafted or len(self.book):
             for output in outputs:
                 name, token_ids = output.request_id, output.new_token_ids
-                if token_ids and (name in drafted or name in open_ones):
+                if token_ids and (name in drafted or holds(name)):
                     finished, ids, chain = output.finish_reason is not None, drafted.get(name, ()), chains.get(name)
                     if self.drafter and ids and chain is None:
                         num_drawn = len(ran.sampled_token_ids[ran.req_id_to_index[name]])

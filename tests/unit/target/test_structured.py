@@ -145,8 +145,8 @@ def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: Grammar
     ids = TOKENIZER.encode("noise")
     bench.offer(0, len(asked.prompt), ids)
     sequence = bench.worker._sequences.find(key(0))
-    assert sequence.drafts.merged().guess() == TOKENIZER.encode("no"), "the rest can never be accepted"
-    assert sequence.drafts.num_dropped == len("ise")
+    assert sequence.drafts.buffer.merged().guess() == TOKENIZER.encode("no"), "the rest can never be accepted"
+    assert sequence.drafts.buffer.num_dropped == len("ise")
 
 
 def test_a_draft_that_breaks_the_grammar_at_once_has_answered(tiny: Path, compiler: GrammarCompiler) -> None:
@@ -172,8 +172,8 @@ def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler
     sequence = sequence_of.worker._sequences.find(key(0))
     ids = TOKENIZER.encode("noise")
     q = tuple(DraftDistribution((token,), (65536,)) for token in ids)
-    sequence.offer(DraftTree(len(asked.prompt), tuple(ids), q=q), 0.0)
-    [kept] = sequence.drafts.trees
+    sequence.drafts.offer(DraftTree(len(asked.prompt), tuple(ids), q=q))
+    [kept] = sequence.drafts.buffer.trees
     assert kept.guess() == TOKENIZER.encode("noi")
 
 
@@ -185,7 +185,7 @@ def test_each_branch_is_kept_as_far_as_the_grammar_lets_it_through(tiny: Path, c
     tree = DraftTree(len(asked.prompt), (n, o, i, y, i, e, s), (-1, 0, 1, -1, 3, 3, 5))
     bench.apply(Offered(key(0), tree))
     sequence = bench.worker._sequences.find(key(0))
-    assert sequence.drafts.merged().token_ids == (n, o, y, e, s)
+    assert sequence.drafts.buffer.merged().token_ids == (n, o, y, e, s)
 
 
 class Exhausted(Grammar):

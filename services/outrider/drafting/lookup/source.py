@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
+from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, SourceOpening
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.tree import DraftTree
@@ -45,8 +45,8 @@ class _Text:
 
 
 @dataclass(slots=True)
-class LookupDrafts:
-    """A DraftSource with one lookup for each sequence."""
+class LookupDrafts(DraftSource):
+    """One lookup for each sequence."""
 
     name: str
     make: Callable[[SourceOpening], Lookup | None]
@@ -55,7 +55,7 @@ class LookupDrafts:
     _due: dict[SequenceKey, _Text] = field(default_factory=dict)
     """Those whose text or limits have changed since they were last looked up."""
 
-    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
         if (lookup := self.make(opening)) is None:
             return
         length, ratio = len(opening.prompt) + len(opening.committed), opening.mode is VerificationMode.RATIO

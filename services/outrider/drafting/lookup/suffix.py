@@ -196,7 +196,6 @@ class SuffixDrafts(LookupDrafts):
                 text.lookup.remember()
 
     def erase(self, tenant: str) -> int:
-        """As a LearningSource does; from any thread."""
         with self.history.lock:
             # Copied at once: other texts may be opened meanwhile.
             for text in list(self._texts.values()):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from outrider.target.drafts.calibration import Calibration, Fit, bins_of
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.row import StepRow
-from outrider.target.step.calibration import Calibration, Fit, bins_of
 from outrider.worker.step_cost import StepCost
 
 

@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from outrider.drafting.source import DraftSource
-from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, without_frames
 from outrider.speculation import Grammar
-from outrider.target.drafts.own_drafts import OwnDrafts
+from outrider.target.drafts.calibration import Fit
+from outrider.target.drafts.drafts import Drafts
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests import events
 from outrider.target.requests.events import Event
 from outrider.target.requests.opening import Limits, Opening
@@ -24,8 +25,6 @@ from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting
-from outrider.target.step.calibration import Fit
-from outrider.tree import DraftTree
 from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, PeerStreamEnded, Refused, SequenceKey
 from outrider.worker.watchdog import StepPace
 
@@ -40,13 +39,8 @@ class CoreSequence(Protocol):
 
     opening: Opening
     timer: Timer
+    drafts: SequenceDrafts
     grammar_s: float
-
-    def offer(self, tree: DraftTree, received_s: float) -> None:
-        """Buffers what is useful of a draft worker's tree."""
-        ...
-
-    def adjust(self, speculation: Speculation) -> None: ...
 
     def take_grammar(self, grammar: Grammar) -> None:
         """It may run from here on."""
@@ -116,12 +110,12 @@ class TargetCore(ABC, Generic[S]):
         self._accounting = accounting
         self._limits = limits
         self._clock = clock
-        self._own_drafts = OwnDrafts(sources, self.stats)
+        self._drafts = Drafts(sources, self.stats, accounting.calibration)
         self._samples = samples
         self._report = TargetReport()
 
     @abstractmethod
-    def _start(self, event: events.Opened) -> None:
+    def _start(self, event: events.Opened, drafts: SequenceDrafts) -> None:
         """Takes the sequence in. What is wrong with it alone is raised, or ends it with `_refuse`."""
 
     @abstractmethod
@@ -153,9 +147,8 @@ class TargetCore(ABC, Generic[S]):
                 if (sequence := self._sequences.get(event.key)) is not None:
                     sequence.grammar_worked(event.seconds)
             case events.Adjusted():
-                if (sequence := self._sequences.find(event.key)) is not None:
-                    sequence.adjust(event.speculation)
-                    self._own_drafts.limit(event.key, event.speculation)
+                if self._sequences.find(event.key) is not None:
+                    self._drafts.limit(event.key, event.speculation)
             case events.Erased():
                 self._erase(event)
             case Closed():
@@ -188,14 +181,14 @@ class TargetCore(ABC, Generic[S]):
         elif len(self._sequences) >= self._limits.max_sequences:
             self.fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
         else:
-            self._own_drafts.open(key, event.opening)
+            drafts = self._drafts.open(key, event.opening)
             if self._samples is not None:
                 self._samples.open(key, event.opening)
-            self._start(event)
+            self._start(event, drafts)
 
     def _erase(self, event: events.Erased) -> None:
         if not event.samples:
-            event.done(self._own_drafts.erase(event.tenant, event.ordered_us))
+            event.done(self._drafts.erase(event.tenant, event.ordered_us))
         elif self._samples is None:
             event.done(0)
         else:
@@ -207,7 +200,9 @@ class TargetCore(ABC, Generic[S]):
         try:
             if isinstance(event, events.DraftRefused):
                 raise event.error
-            sequence.offer(event.tree, event.received_s)
+            sequence.drafts.offer(event.tree)
+            if sequence.drafts.answered:
+                sequence.timer.draft_answered(event.received_s)
         except Exception as error:
             # A draft only affects latency: the sequence continues without it.
             self.stats.num_refused_drafts += 1
@@ -246,7 +241,7 @@ class TargetCore(ABC, Generic[S]):
 
     def _remove(self, key: SequenceKey) -> None:
         sequence = self._sequences.remove(key)
-        self._own_drafts.close(key)
+        self._drafts.close(key)
         if sequence is not None:
             # After the steps' shares, which a router bounds by the time of the steps.
             sequence.timer.times.share_s += sequence.grammar_s

@@ -1,5 +1,5 @@
-"""Plans the next step. Pure: sequences, free blocks and the clock in, a plan out. Decides how many drafted tokens of
-each sequence are verified (`_add_drafts`).
+"""Plans the next step. Pure: sequences, free blocks and the clock in, a plan out. How many drafted tokens of
+each sequence are verified, `take_drafts` decides.
 
 Every step mixes decoding, verification and chunks of prefill. Decoding goes first, one token per sequence. A quarter of
 the step is kept for prefill while there is any. Draft tokens fill what decoding leaves, the most valuable of all
@@ -9,13 +9,11 @@ is recomputed later; drafts never preempt.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from outrider.target.drafts.choice import DraftChoice, Pricing, StepRoom, blocks_for, take_drafts
 from outrider.target.requests.row import StepRow
-from outrider.target.step.choice import DraftChoice, Pricing
 from outrider.target.step.sequence import TargetSequence
 
 _MAX_PROMPT_LOGPROBS = 256
@@ -68,33 +66,6 @@ class StepPlan:
         return min((until_s for _, until_s in self.held), default=None)
 
 
-@dataclass(slots=True)
-class _Room:
-    """The tokens left in the step and the blocks left in the pool."""
-
-    tokens: int
-    blocks: int
-    block_size: int
-
-    def fit(self, start: int, wanted: int, keep_tokens: int = 0) -> int:
-        """How many of `wanted` tokens fit from position `start` on."""
-        slots = self.blocks * self.block_size + -start % self.block_size
-        return max(0, min(wanted, self.tokens - keep_tokens, slots))
-
-    def holds(self, counts: Sequence[int], keep_tokens: int) -> bool:
-        """Whether so many tokens of each of some rows fit, wherever they start."""
-        blocks = sum(blocks_for(count, self.block_size) for count in counts)
-        return sum(counts) <= self.tokens - keep_tokens and blocks <= self.blocks
-
-    def take(self, start: int, count: int) -> None:
-        self.tokens -= count
-        self.blocks -= blocks_for(count - -start % self.block_size, self.block_size)
-
-
-def blocks_for(num_tokens: int, block_size: int) -> int:
-    return -(-num_tokens // block_size)
-
-
 def admissible(sequences: Sequence[TargetSequence], batching: Batching, free_blocks: int) -> list[TargetSequence]:
     """The waiting sequences that get KV now: in the order of opening, as long as all that have KV can finish their
     prefill.
@@ -132,14 +103,14 @@ def plan(
     for sequence in running:
         if sequence.pending > 1:
             prefilling.append(sequence)
-        elif (until_s := sequence.held_until(now_s)) is not None and pricing.may_pay(sequence):
+        elif (until_s := sequence.held_until(now_s)) is not None and pricing.may_pay(sequence.drafts):
             held.append((sequence, until_s))
         else:
             decoding.append(sequence)
     if prefilling:
         # A step with a chunk of a prompt is never a recorded one.
         pricing = replace(pricing, num_free=lambda num_rows, num_tokens: 0)
-    room = _Room(batching.max_batch_tokens, free_blocks, batching.block_size)
+    room = StepRoom(batching.max_batch_tokens, free_blocks, batching.block_size)
     rows = _decode(decoding, room)
     if rows is not None:
         waiting_tokens = sum(s.pending for s in prefilling)
@@ -152,7 +123,7 @@ def plan(
     return StepPlan(rows=rows or [], held=held)
 
 
-def _decode(decoding: list[TargetSequence], room: _Room) -> list[TargetRow] | None:
+def _decode(decoding: list[TargetSequence], room: StepRoom) -> list[TargetRow] | None:
     """One token for each, oldest first; None when the pool cannot hold them all."""
     rows = [_row(sequence, 1) for sequence in decoding[: room.tokens]]
     blocks = sum(row.start % room.block_size == 0 for row in rows)
@@ -163,49 +134,28 @@ def _decode(decoding: list[TargetSequence], room: _Room) -> list[TargetRow] | No
     return rows
 
 
-def _add_drafts(rows: list[TargetRow], room: _Room, keep_tokens: int, pricing: Pricing, batching: Batching) -> None:
-    """Adds drafted tokens of all rows, the most valuable first, as long as one is worth its row or the row is free.
-
-    A token is a candidate once its parent is taken, and its value is never higher than its parent's.
-    """
+def _add_drafts(rows: list[TargetRow], room: StepRoom, keep_tokens: int, pricing: Pricing, batching: Batching) -> None:
     choices, num_tokens = list[tuple[TargetRow, DraftChoice]](), 0
     for row in rows:
         num_tokens += row.num_tokens
-        if (tree := pricing.offered(row.sequence)) is None:
+        if (tree := pricing.offered(row.sequence.drafts, row.sequence.max_depth)) is None:
             row.drop_draft()
         else:
-            choices.append((row, DraftChoice(tree, row.sequence, pricing.calibration)))
-    if room.holds([len(choice.tree.token_ids) for _, choice in choices], keep_tokens):
-        # Nobody takes another's room, so the order of those that pay does not matter.
-        for row, choice in choices:
-            count = choice.take_paying(pricing.price)
-            room.take(row.start + row.num_tokens, count)
-            num_tokens += count
-    order = itertools.count()
-    waiting = [
-        (-value, next(order), number, node)
-        for number, (_, choice) in enumerate(choices)
-        for value, node in choice.candidates()
-    ]
-    heapq.heapify(waiting)
-    while waiting:
-        least, _, number, node = heapq.heappop(waiting)
-        if not (-least >= pricing.price or pricing.num_free(len(rows), num_tokens)):
-            break
-        row, choice = choices[number]
-        start = row.start + row.num_tokens + len(choice.nodes)
-        if not (choice.may_take(node, batching.max_branch_tokens) and room.fit(start, 1, keep_tokens)):
-            continue
-        room.take(start, 1)
-        num_tokens += 1
-        choice.take(node)
-        for value, child in choice.candidates():
-            heapq.heappush(waiting, (-value, next(order), number, child))
+            choices.append((row, DraftChoice(tree, row.sequence.drafts, pricing.calibration)))
+    take_drafts(
+        [choice for _, choice in choices],
+        room,
+        pricing,
+        keep_tokens=keep_tokens,
+        max_branch_tokens=batching.max_branch_tokens,
+        num_rows=len(rows),
+        num_tokens=num_tokens,
+    )
     for row, choice in choices:
         row.draft = choice.draft
 
 
-def _prefill(prefilling: list[TargetSequence], room: _Room) -> list[TargetRow]:
+def _prefill(prefilling: list[TargetSequence], room: StepRoom) -> list[TargetRow]:
     rows, wanted_left = [], _MAX_PROMPT_LOGPROBS
     for sequence in prefilling:
         wanted = sequence.pending

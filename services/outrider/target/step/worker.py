@@ -12,22 +12,23 @@ from collections.abc import Callable, Sequence
 from outrider.drafting.source import DraftSource, Features
 from outrider.engine import Engine, OutOfBlocks
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
+from outrider.engine.models.taps import HEAD_INPUT
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
+from outrider.target.drafts.choice import Pricing
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests import events
 from outrider.target.requests.by_source import tokens_by_source, verified_nodes
 from outrider.target.requests.commit import apply_stop_conditions
-from outrider.target.requests.opening import Limits, Opening
+from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting
-from outrider.target.step.choice import Pricing
 from outrider.target.step.core import Clock, KnownSequences, TargetCore
 from outrider.target.step.scheduler import Batching, StepPlan, TargetRow, admissible, plan
 from outrider.target.step.sequence import PromptReport, TargetSequence
 from outrider.target.step.verify import kv_of, verify_rows
-from outrider.tree import DraftTree
 from outrider.worker.events import Load, SequenceKey
 from outrider.worker.faults import check_engine
 from outrider.worker.step_cost import StepCost
@@ -60,6 +61,8 @@ class TargetWorker(TargetCore[TargetSequence]):
         super().__init__(
             OpenSequences(engine.kv, stats), StepAccounting(stats, row_price), limits, pace, clock, sources, samples
         )
+        self._taps = () if self._drafts.taps is None else self._drafts.taps or (HEAD_INPUT,)
+        """The layers whose states a step has to give."""
         self._engine = engine
         self._batching = batching
 
@@ -73,9 +76,8 @@ class TargetWorker(TargetCore[TargetSequence]):
     def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         return self._engine.kv.take_prefix_changes()
 
-    def _start(self, event: events.Opened) -> None:
-        made = self._sequences.add(event.key, event.opening, self._limits.max_context_len, event.received_s)
-        made.fit = self._accounting.calibration.fit(event.opening.tenant)
+    def _start(self, event: events.Opened, drafts: SequenceDrafts) -> None:
+        self._sequences.add(event, self._limits.max_context_len, drafts)
 
     def step(self) -> float | None:
         """Runs one engine step.
@@ -83,7 +85,7 @@ class TargetWorker(TargetCore[TargetSequence]):
         Returns when to call again if no event comes before: 0 for at once, None for never, else monotonic seconds.
         """
         started_s = self._clock()
-        self._own_drafts.offer(self._sequences.put)
+        self._drafts.poll()
         drafting_s = self._clock() - started_s
         planned = self._schedule(started_s)
         for sequence, until_s in planned.held:
@@ -91,7 +93,7 @@ class TargetWorker(TargetCore[TargetSequence]):
         if not planned.rows:
             return planned.wake_at_s
         try:
-            verify_rows(self._engine, planned.rows, self._own_drafts.taps)
+            verify_rows(self._engine, planned.rows, self._taps)
         except OutOfBlocks as error:
             # The plan and the pool disagree. Preempting the newest sequence is always safe.
             log.error("planned a step that does not fit: %s", error)
@@ -149,15 +151,15 @@ class TargetWorker(TargetCore[TargetSequence]):
         stops = opening.stopping.stop_token_ids
         apply_stop_conditions(row, verdict, stop_token_ids=stops, remaining=sequence.remaining)
         verified = verified_nodes(draft, row.accepted, row.num_verified)
-        self._accounting.verified(row, sequence.fit, verified)
+        self._accounting.verified(row, sequence.drafts.fit, verified)
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache, and the last
         # committed one is not in it yet.
         self._engine.kv.keep(kv_of(sequence), row.accepted[: len(row.token_ids) - 1])
         features, prompt = self._see(row), sequence.prompt_report or _NO_PROMPT
         self._show(sequence, features[:-1])
-        sequence.commit(row.token_ids, draft.depth)
-        self._own_drafts.commit(row.key, row.base_len, row.token_ids)
-        row.num_dropped, row.times = sequence.drafts.take_num_dropped(), sequence.timer.take()
+        sequence.commit(row.token_ids)
+        self._drafts.commit(row)
+        row.times = sequence.timer.take()
         row.num_prompt_tokens, row.num_cached_tokens = prompt.num_tokens, prompt.num_cached_tokens or 0
         row.prompt_logprobs, row.top = prompt.logprobs, verdict.logprobs[: len(row.token_ids)]
         row.logprobs = opening.asked_logprobs(row.top)
@@ -172,9 +174,8 @@ class TargetWorker(TargetCore[TargetSequence]):
         if row.states is None:
             return []
         nodes = [row.num_tokens + node for node in row.accepted]
-        self._own_drafts.see(row.key, row.start, row.states[[*range(row.num_tokens), *nodes]])
-        row.states = None
-        return self._own_drafts.take_features(row.key)
+        states, row.states = row.states[[*range(row.num_tokens), *nodes]], None
+        return self._drafts.see(row.key, row.start, states)
 
     def _show(self, sequence: TargetSequence, features: Sequence[Features]) -> None:
         self._report.features += [(sequence.key, sequence.committed_len, each) for each in features]
@@ -193,15 +194,11 @@ class OpenSequences(KnownSequences[TargetSequence]):
         """Sequences that have KV."""
         return sum(1 for sequence in self if sequence.kv is not None)
 
-    def put(self, key: SequenceKey, tree: DraftTree) -> None:
-        """A tree that was made in this process, for a sequence that may have ended."""
-        if (sequence := self._open.get(key)) is not None:
-            sequence.put(tree)
-
-    def add(self, key: SequenceKey, opening: Opening, max_context_len: int, received_s: float) -> TargetSequence:
-        made = TargetSequence(key, next(self._serials), opening, max_context_len, Timer(received_s))
-        self._open[key] = made
-        return made
+    def add(self, event: events.Opened, max_context_len: int, drafts: SequenceDrafts) -> None:
+        timer = Timer(event.received_s)
+        self._open[event.key] = TargetSequence(
+            event.key, next(self._serials), event.opening, max_context_len, timer, drafts
+        )
 
     def admit(self, batching: Batching) -> None:
         """Gives KV to those that wait for it, as far as all that have it can finish their prefill."""

@@ -20,20 +20,20 @@ from typing import Any
 
 from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
-from outrider.drafting.speculation import Speculation
+from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.errors import InvalidRequest
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.protocol.validate import check_label
 from outrider.rpc.v1 import sequence_pb2
-from outrider.target.drafts.own_drafts import OwnDrafts
+from outrider.target.drafts.calibration import Fit
+from outrider.target.drafts.drafts import Drafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
-from outrider.target.step.calibration import Fit
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.measured_wait import MeasuredWait
@@ -67,13 +67,11 @@ class Feed:
         config: PluginConfig,
         max_draft_tokens: int,
         pool: PoolThread | None,
-        lookups: OwnDrafts,
+        lookups: Drafts,
         *,
         drafts_itself: bool = False,
     ) -> None:
         """`max_draft_tokens`: what vLLM verifies in one step at most. `drafts_itself`: whether vLLM has a drafter."""
-        self.num_refused = 0
-        """Drafts that fit no request."""
         self._book = book
         self._config = config
         self._max_draft_tokens = max_draft_tokens
@@ -110,10 +108,13 @@ class Feed:
             self.followed.add(request.request_id)
         self._names[key] = request.request_id
         # With a router a request has no drafts before the router allows some, or the pool finds no router.
-        self._book.open(request.request_id, request.all_token_ids, Speculation() if routed else speculation, tenant)
+        drafts = self._lookups.open(key, opening)
+        drafts.tokens = request.all_token_ids
+        if routed:
+            drafts.adjust(PLAIN, PLAIN)
+        self._book.open(request.request_id, drafts)
         if self._pool is not None:
             self._pool.tell(lambda drafts: drafts.open(key, opening, announced))
-        self._lookups.open(key, opening)
 
     def before_step(self, running: Sequence[Any] = ()) -> None:
         """Offers what has arrived, and applies the settings of a router. `running`: the requests of the next step, if
@@ -130,11 +131,10 @@ class Feed:
             if isinstance(event, Offered):
                 self._offer(event)
             elif isinstance(event, Adjusted):
-                self._book.adjust(self._names.get(event.key, ""), event.speculation)
                 self._lookups.limit(event.key, event.speculation)
             elif isinstance(event, Followed) and (name := self._names.get(event.key)) is not None:
                 self.followed.add(name)
-        self._lookups.offer(lambda key, tree: self._book.put(self._names.get(key, ""), tree))
+        self._lookups.poll()
 
     def _hold(self, running: Sequence[Any]) -> float:
         """Seconds for which all requests still wait for a draft; 0 when one is ready. vLLM steps all or none."""
@@ -223,7 +223,7 @@ class Feed:
             pool.tell(lambda drafts, key=key: drafts.close(key, CloseReason.CANCELLED))  # type: ignore[misc]
 
     def _commit(self, fed: _Fed, tokens: list[int]) -> None:
-        self._lookups.commit(fed.key, fed.sent_len, tokens)
+        self._lookups.follow(fed.key, fed.sent_len, tokens)
         fed.sent_len += len(tokens)
         fed.committed_s.append((fed.sent_len, time.monotonic()))
 
@@ -235,12 +235,11 @@ class Feed:
 
     def _offer(self, event: Offered) -> None:
         request_id = self._names.get(event.key, "")
-        try:
-            self._book.offer(request_id, event.tree)
-        except InvalidRequest:
-            self.num_refused += 1
         fed, found = self._open.get(request_id), self._book.find(request_id)
-        if fed is None or found is None or not found.buffer.has_answer(len(found.tokens)):
+        if fed is None or found is None:
+            return
+        found.offer(event.tree)
+        if not found.answered:
             return
         fed.timer.draft_answered(event.received_s)
         if (asked_s := dict(fed.committed_s).get(event.tree.base_len)) is not None:

@@ -16,6 +16,7 @@ from vllm.v1.engine.core import EngineCore
 from outrider.drafting.source import DraftSource
 from outrider.errors import Unavailable
 from outrider.speculation import Grammar
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests import events
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetStats
@@ -24,12 +25,11 @@ from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting
 from outrider.target.step.core import TargetCore
-from outrider.tree import DraftTree
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of
 from outrider.vllm.target.sequence import FINISHES, VllmSequence, VllmSequences
-from outrider.worker.events import Load, SequenceKey
+from outrider.worker.events import Load
 from outrider.worker.watchdog import MIN_ON_GPU_S, StepPace
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         self._scheduler = scheduler
         self._book = book
         self._on_broken = on_broken
-        self._own_drafts.deepen = book.deepen
+        self._drafts.deepen = book.deepen
 
     @property
     def load(self) -> Load:
@@ -82,8 +82,8 @@ class VllmMachine(TargetCore[VllmSequence]):
         added, removed = self._scheduler.kv_event_publisher.take()
         return added, removed
 
-    def _start(self, event: events.Opened) -> None:
-        sequence = VllmSequence(event.key, event.opening, Timer(event.received_s), self._book, self._begin)
+    def _start(self, event: events.Opened, drafts: SequenceDrafts) -> None:
+        sequence = VllmSequence(event.key, event.opening, Timer(event.received_s), drafts, self._begin)
         self._sequences.add(sequence)
         self._guarded(event.key, sequence, lambda: self._check(sequence))
 
@@ -96,20 +96,19 @@ class VllmMachine(TargetCore[VllmSequence]):
         """From here on vLLM runs it."""
         opening = sequence.opening
         sequence.request = request_of(sequence.request_id, opening, self._limits, self._core.request_block_hasher)
-        possible: dict[str, Any] = {}
         if grammar is not None:
             sequence.grammar = MaskedGrammar(grammar)
             sequence.request.structured_output_request.grammar = sequence.grammar
-            possible = {"num_possible": sequence.grammar.num_possible}
+            sequence.drafts.num_possible = sequence.grammar.num_possible
         self._core.add_request(sequence.request)
         self._sequences.running[sequence.request_id] = sequence
-        tokens = sequence.request.all_token_ids
-        self._book.open(sequence.request_id, tokens, sequence.speculation, opening.tenant, **possible)
+        sequence.drafts.tokens = sequence.request.all_token_ids
+        self._book.open(sequence.request_id, sequence.drafts)
 
     def step(self) -> float | None:
         """Runs one step of vLLM. Returns as `StepMachine.step`. Raises Unavailable when vLLM's engine has failed."""
         started_s = self._clock()
-        self._own_drafts.offer(self._put)
+        self._drafts.poll()
         if (until_s := self._held_until(started_s)) is not None:
             return until_s
         if not (self._scheduler.has_requests() or self._core.batch_queue):
@@ -126,10 +125,6 @@ class VllmMachine(TargetCore[VllmSequence]):
         elif not ran:
             return self._clock() + _PAUSE_S if self._scheduler.has_requests() else None
         return 0.0
-
-    def _put(self, key: SequenceKey, tree: DraftTree) -> None:
-        if (sequence := self._sequences.get(key)) is not None:
-            self._book.put(sequence.request_id, tree)
 
     # -- waiting for drafts
 
@@ -150,7 +145,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         left = sequence.request.max_tokens - sequence.request.num_output_tokens
         if not sequence.decoding or left <= 1 or not self._book.awaits(sequence.request_id):
             return None
-        until_s = sequence.timer.ready_since_s + sequence.speculation.max_wait_us * 1e-6
+        until_s = sequence.timer.ready_since_s + sequence.drafts.speculation.max_wait_us * 1e-6
         return until_s if until_s > now_s else None
 
     # -- results of a step
@@ -196,7 +191,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         self._verified(output.request_id).fill(row, token_ids, FINISHES[output.finish_reason])
         if sequence.grammar is not None:
             sequence.grammar.settle()
-        self._own_drafts.commit(row.key, row.base_len, token_ids)
+        self._drafts.follow(row.key, row.base_len, token_ids)
         row.times = sequence.timer.take()
         row.num_prompt_tokens = 0 if sequence.answered else prompt_len
         row.num_cached_tokens = _num_cached(output, prompt_len)

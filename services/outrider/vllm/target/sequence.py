@@ -10,15 +10,14 @@ from typing import Any
 from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCore
 
-from outrider.drafting.speculation import Speculation
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Grammar
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.times import Timer
 from outrider.target.step.core import KnownSequences
-from outrider.tree import DraftTree
 from outrider.vllm.drafts import DraftBook
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.worker.events import SequenceKey
@@ -36,10 +35,9 @@ class VllmSequence:
     key: SequenceKey
     opening: Opening
     timer: Timer
-    book: DraftBook
+    drafts: SequenceDrafts
     begin: Callable[[VllmSequence, Grammar | None], None]
     """Has vLLM run it."""
-    speculation: Speculation = field(init=False)
     request_id: str = field(init=False)
     """Among vLLM's requests. Never used again: vLLM may still clean up after a request that has ended."""
     request: Any = None
@@ -52,19 +50,8 @@ class VllmSequence:
     """Whether tokens were committed since the opening."""
 
     def __post_init__(self) -> None:
-        self.speculation = self.opening.speculation
         self.request_id = str(next(_NUMBERS))
         self.committed_len = len(self.opening.prompt) + len(self.opening.committed)
-
-    def offer(self, tree: DraftTree, received_s: float) -> None:
-        self.book.offer(self.request_id, tree)
-        drafted = self.book.find(self.request_id)
-        if drafted is not None and drafted.buffer.has_answer(self.committed_len):
-            self.timer.draft_answered(received_s)
-
-    def adjust(self, speculation: Speculation) -> None:
-        self.speculation = speculation
-        self.book.adjust(self.request_id, speculation)
 
     def take_grammar(self, grammar: Grammar) -> None:
         self.begin(self, grammar)

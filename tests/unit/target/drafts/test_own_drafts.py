@@ -9,16 +9,15 @@ from pathlib import Path
 
 import pytest
 from outrider.drafting.lookup import ALL_NAMES, NAMES
-from outrider.drafting.source import make_sources
+from outrider.drafting.source import DraftSource, SourceOpening, make_sources
 from outrider.drafting.speculation import Speculation
 from outrider.engine import EngineConfig
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.speculation import SamplingParams, VerificationMode
+from outrider.target.drafts.choice import Pricing
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.opening import Opening
-from outrider.target.requests.times import Timer
-from outrider.target.step.choice import Pricing
-from outrider.target.step.sequence import TargetSequence
 from outrider.tree import DraftTree
 
 from tests.unit.engine.test_trees import skip_what_cannot_run
@@ -107,7 +106,7 @@ def test_a_kind_that_is_not_shipped_serves_once_it_is_registered(tiny: Path) -> 
     assert bench.worker.stats.num_accepted_tokens > 60
 
 
-class RandomTrees:
+class RandomTrees(DraftSource):
     """Proposes trees of three or four positions in which the text to come is somewhere, or almost."""
 
     def __init__(self, texts: dict[int, list[int]], seed: int) -> None:
@@ -115,13 +114,11 @@ class RandomTrees:
         self._lengths: dict[SequenceKey, int] = {}
         self.name = f"random {seed}"
 
-    def open(self, key: SequenceKey, opening: object, assignment: object = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
         self._lengths[key] = len(opening.prompt)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self._lengths[key] = base_len + len(tokens)
-
-    def limit(self, key: SequenceKey, limits: object) -> None: ...
 
     def close(self, key: SequenceKey, reason: object) -> None:
         del self._lengths[key]
@@ -185,12 +182,14 @@ def test_what_each_source_proposed_and_what_came_of_it_is_counted(tiny: Path) ->
     assert {"prediction", ""} <= told
 
 
-class Broken:
+class Broken(DraftSource):
     """A source that fails whatever it is asked."""
 
     name = "broken"
 
-    def __getattr__(self, name: str) -> object:
+    def __getattribute__(self, name: str) -> object:
+        if name in ("name", "taps"):
+            return super().__getattribute__(name)
         raise RuntimeError(name)
 
 
@@ -207,11 +206,11 @@ def test_in_ratio_mode_what_was_drawn_decides_neither_which_source_is_verified_n
     q = DraftDistribution((6, 7, 8), (60000, 5000, 536))
     verified = set()
     for drawn in q.token_ids:
-        sequence = TargetSequence(key(0), 0, what, 512, Timer(0.0))
+        drafts = SequenceDrafts.of(what)
         chance = q.count_of(drawn) / 65536
-        sequence.offer(DraftTree(3, (drawn,), chances=(chance,), q=(q,), source="model"), 0.0)
-        sequence.put(DraftTree(3, (7,), q=(point,), source="ngram", matched=matched))
-        chosen = Pricing().offered(sequence)
+        drafts.offer(DraftTree(3, (drawn,), chances=(chance,), q=(q,), source="model"))
+        drafts.put(DraftTree(3, (7,), q=(point,), source="ngram", matched=matched))
+        chosen = Pricing().offered(drafts, 4)
         assert chosen is not None
         verified.add(chosen.source)
     assert verified == {"ngram" if matched == 20 else "model"}

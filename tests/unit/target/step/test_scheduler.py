@@ -9,12 +9,13 @@ from operator import mul
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.drafting.speculation import Speculation
+from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.engine import EngineSequence
 from outrider.speculation import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
+from outrider.target.drafts.calibration import Bin, Calibration, Fit, bin_of
+from outrider.target.drafts.choice import Pricing
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.times import Timer
-from outrider.target.step.calibration import Bin, Calibration, Fit, bin_of
-from outrider.target.step.choice import Pricing
 from outrider.target.step.scheduler import Batching, StepPlan, admissible, plan
 from outrider.target.step.sequence import TargetSequence
 from outrider.tree import DraftTree
@@ -38,12 +39,12 @@ def sequence(
     draft_active: bool = True,
 ) -> TargetSequence:
     what = opening([1] * length, speculation=speculation, max_new_tokens=max_new_tokens)
-    made = TargetSequence(SequenceKey(1, serial), serial, what, 512, Timer(ready_since_s))
+    made = TargetSequence(SequenceKey(1, serial), serial, what, 512, Timer(ready_since_s), SequenceDrafts.of(what))
     if cached is not None:
         made.kv = EngineSequence(tokens=[1] * cached)
-    made.drafts.active = draft_active
+    made.drafts.buffer.active = draft_active
     if drafts:
-        made.offer(DraftTree(length, (7,) * drafts), 0.0)
+        made.drafts.offer(DraftTree(length, (7,) * drafts))
     return made
 
 
@@ -79,7 +80,7 @@ def branching(serial: int, *chances: float, **more: object) -> TargetSequence:
     """7 and then 8 are guessed, and in the place of the second one of these may come: 20, 21, …"""
     made = sequence(serial, **more)  # type: ignore[arg-type]
     ids, parents = (7, 8, *range(20, 20 + len(chances))), (-1, 0, *(0 for _ in chances))
-    made.offer(DraftTree(10, ids, parents, (0.9, 0.4, *chances), source="model"), 0.0)
+    made.drafts.offer(DraftTree(10, ids, parents, (0.9, 0.4, *chances), source="model"))
     return made
 
 
@@ -122,18 +123,18 @@ def test_no_step_exceeds_the_token_budget() -> None:
 @pytest.mark.parametrize(("matched", "taken"), [(3, range(2, 6)), (20, range(12, 25)), (200, range(32, 33))])
 def test_the_longer_the_run_that_a_lookup_continues_the_more_of_it_is_verified(matched: int, taken: range) -> None:
     made = sequence(0, speculation=Speculation(max_own_draft_tokens=32), draft_active=False)
-    made.put(DraftTree(10, (7,) * 32, source="suffix", matched=matched))
+    made.drafts.put(DraftTree(10, (7,) * 32, source="suffix", matched=matched))
     planned = plan([made], Batching(block_size=8), free_blocks=99, now_s=0, pricing=Pricing(price=0.5))
     assert len(planned.rows[0].draft) in taken
 
 
 def test_beside_a_long_lookup_no_more_is_verified_of_what_a_draft_worker_sends() -> None:
     made = sequence(0, speculation=Speculation(2, max_own_draft_tokens=32))
-    made.offer(DraftTree(10, (8,) * 6, source="model"), 0.0)
-    made.put(DraftTree(10, (7,) * 12, source="suffix", matched=200))
+    made.drafts.offer(DraftTree(10, (8,) * 6, source="model"))
+    made.drafts.put(DraftTree(10, (7,) * 12, source="suffix", matched=200))
     [row] = plan([made], BATCHING, free_blocks=99, now_s=0).rows
     assert row.draft.token_ids.count(7) == 12 and row.draft.token_ids.count(8) == 2
-    made.adjust(Speculation(1, max_own_draft_tokens=8))
+    made.drafts.adjust(Speculation(1, max_own_draft_tokens=8), Speculation(1, max_own_draft_tokens=8))
     [row] = plan([made], BATCHING, free_blocks=99, now_s=0).rows
     assert row.draft.token_ids.count(7) == 8 and row.draft.token_ids.count(8) == 1
 
@@ -161,16 +162,16 @@ def test_a_draft_is_not_waited_for_before_its_first_word() -> None:
     silent = sequence(0, speculation=WAITING, draft_active=False)
     assert rows(plan([silent], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
     # Of what was committed before, and dropped.
-    silent.offer(DraftTree(8, (3, 3)), 0.0)
+    silent.drafts.offer(DraftTree(8, (3, 3)))
     assert plan([silent], BATCHING, free_blocks=9, now_s=0.001).held
 
 
 def test_a_draft_that_paused_is_waited_for_after_its_next_word() -> None:
     paused = sequence(0, speculation=WAITING)
-    paused.adjust(Speculation())
+    paused.drafts.adjust(PLAIN, PLAIN)
     # Said before it knew.
-    paused.offer(DraftTree(10, (3, 3)), 0.0)
-    paused.adjust(WAITING)
+    paused.drafts.offer(DraftTree(10, (3, 3)))
+    paused.drafts.adjust(WAITING, WAITING)
     assert rows(plan([paused], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
 
 
@@ -186,7 +187,7 @@ def test_the_wait_ends_when_a_draft_is_there() -> None:
 
 def test_the_wait_ends_when_the_draft_declines() -> None:
     declined = sequence(0, speculation=WAITING)
-    declined.offer(DraftTree(10, ()), 0.0)
+    declined.drafts.offer(DraftTree(10, ()))
     assert rows(plan([declined], BATCHING, free_blocks=9, now_s=0.001)) == [(0, 1, 0, True)]
 
 
@@ -247,7 +248,7 @@ def offering(serial: int, *confidence: float, weight: float = 1.0, **more: objec
     """One guess, of which a draft says how likely each token is."""
     speculation = replace(FOUR_AHEAD, weight=weight)
     made = sequence(serial, speculation=speculation, **more)  # type: ignore[arg-type]
-    made.offer(DraftTree(10, (7,) * len(confidence), chances=confidence, source="model"), 0.0)
+    made.drafts.offer(DraftTree(10, (7,) * len(confidence), chances=confidence, source="model"))
     return made
 
 
@@ -330,9 +331,9 @@ def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_judged() -> 
 
     def drawn(first: float, second: float) -> int:
         what = replace(opening([1] * 10, speculation=FOUR_AHEAD), params=DRAWN, mode=VerificationMode.RATIO)
-        made = TargetSequence(SequenceKey(1, 0), 0, what, 512, Timer(0.0))
+        made = TargetSequence(SequenceKey(1, 0), 0, what, 512, Timer(0.0), SequenceDrafts.of(what))
         made.kv = EngineSequence(tokens=[1] * 9)
-        made.offer(DraftTree(10, (7, 7), q=(point, point), chances=(first, second), source="model"), 0.0)
+        made.drafts.offer(DraftTree(10, (7, 7), q=(point, point), chances=(first, second), source="model"))
         return priced([made], 0.4)[0]
 
     assert drawn(0.9, 0.01) == drawn(0.9, 0.99) == 2

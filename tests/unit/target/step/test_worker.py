@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, SourceOpening
+from outrider.drafting.source import CloseReason, DraftSource, SourceOpening
 from outrider.drafting.speculation import Speculation
 from outrider.engine import DeviceLost, Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
@@ -520,7 +520,7 @@ class TimedEngine:
 
 
 @dataclass
-class SlowSource:
+class SlowSource(DraftSource):
     """Says what a text says next, one to four tokens in turn, and takes its time for each."""
 
     texts: dict[int, list[int]]
@@ -530,13 +530,11 @@ class SlowSource:
     lengths: dict[SequenceKey, int] = field(default_factory=dict)
     turns: int = 0
 
-    def open(self, key: SequenceKey, opening: SourceOpening, assignment: DraftAssignment | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
         self.lengths[key] = len(opening.prompt)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self.lengths[key] = base_len + len(tokens)
-
-    def limit(self, key: SequenceKey, limits: DraftLimits) -> None: ...
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         self.lengths.pop(key, None)

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from outrider.target.step.calibration import Bin, Calibration, Fit, bin_of
+from outrider.target.drafts.calibration import Bin, Calibration, Fit, bin_of
 
 
 def judged(calibration: Calibration, each: Bin, share: float, *, times: int, fit: Fit | None = None) -> Fit:

@@ -1,0 +1,92 @@
+"""The drafts of one sequence: what is buffered, what its grammar lets through, and how much of it may be verified."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from outrider.drafting.buffer import DraftBuffer
+from outrider.drafting.speculation import PLAIN, Speculation
+from outrider.options.sampling import VerificationMode
+from outrider.target.drafts.calibration import Fit
+from outrider.target.requests.opening import Opening
+from outrider.tree import DraftTree
+
+
+@dataclass(slots=True, eq=False)
+class SequenceDrafts:
+    tokens: list[int]
+    """Prompt and committed output. It grows as the engine commits."""
+    speculation: Speculation = PLAIN
+    deep: Speculation = PLAIN
+    """What sources are told: an engine may need drafts that are longer than its steps."""
+    fit: Fit = field(default_factory=Fit)
+    """How well they do, compared with those of others."""
+    ratio: bool = False
+    """Whether one chain with its q is verified by p / q."""
+    num_possible: Callable[[list[int]], int] | None = None
+    """How many of some drafted tokens a grammar lets through. None: all."""
+    buffer: DraftBuffer = field(default_factory=DraftBuffer)
+
+    @classmethod
+    def of(cls, opening: Opening) -> Self:
+        tokens, setting = [*opening.prompt, *opening.committed], opening.speculation
+        return cls(tokens, setting, setting, ratio=opening.mode is VerificationMode.RATIO)
+
+    @property
+    def cap(self) -> int:
+        """Most drafted positions in a step."""
+        return max(self.speculation.max_draft_tokens, self.speculation.max_own_draft_tokens)
+
+    @property
+    def answered(self) -> bool:
+        """Whether a draft worker has answered the last commit, with tokens or with none."""
+        return self.buffer.has_answer(len(self.tokens))
+
+    @property
+    def waits(self) -> bool:
+        """Whether a draft worker owes an answer to the last commit."""
+        return self.buffer.active and not self.answered
+
+    def offer(self, tree: DraftTree) -> None:
+        """Buffers what is useful of a draft worker's tree."""
+        self.buffer.offer(tree, self.tokens, self.deep.max_draft_tokens)
+        self.cut_offered()
+
+    def put(self, tree: DraftTree) -> None:
+        """Buffers what is useful of a tree that was made in this process."""
+        self.buffer.put(tree, len(self.tokens), self.deep.max_own_draft_tokens)
+        self.cut_impossible()
+
+    def adjust(self, speculation: Speculation, deep: Speculation) -> None:
+        self.speculation, self.deep = speculation, deep
+        self.buffer.limit(deep.max_draft_tokens, deep.max_own_draft_tokens)
+
+    def advance(self, token_ids: Sequence[int], num_in_step: int) -> None:
+        """Follows a commit, in which so many drafted positions were verified."""
+        self.buffer.advance(token_ids, num_in_step)
+        self.cut_impossible()
+
+    def cut_offered(self) -> None:
+        """As `cut_impossible`, where a draft worker's tokens may go."""
+        sent = self.num_possible and self.buffer.num_sent
+        self.cut_impossible()
+        if sent and not self.buffer.num_sent:
+            # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
+            self.buffer.declined_len = len(self.tokens)
+
+    def cut_impossible(self) -> None:
+        """Drops drafted tokens that no grammar lets through, before they cost a row."""
+        if self.num_possible is not None and self.buffer.trees:
+            self.buffer.keep(self._possible)
+
+    def _possible(self, tree: DraftTree) -> DraftTree:
+        assert self.num_possible is not None
+        # Ratio mode verifies the first impossible token anyway: it was sampled, and the residual distribution depends
+        # on it.
+        kept = set[int]()
+        for path in tree.paths():
+            count = self.num_possible([tree.token_ids[node] for node in path])
+            kept.update(path[: count + self.ratio])
+        return tree if len(kept) == len(tree) else tree.take(sorted(kept))
