@@ -69,7 +69,7 @@ class CompareConfig:
         return [tuple(name.split("+")) for name in dict.fromkeys(self.drafts)]
 
 
-class Drafts:
+class LoadedDrafts:
     """What makes the sources of each draft that was named; models are loaded once."""
 
     def __init__(
@@ -132,7 +132,7 @@ def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: i
 class Loaded:
     config: CompareConfig
     engine: Engine
-    drafts: Drafts
+    drafts: LoadedDrafts
     texts: list[Text]
 
     def answer(self, engine: Engine, parts: Parts, streams: int, clock: Clock) -> tuple[Pair, list[Answered]]:
@@ -171,7 +171,7 @@ def load(config: CompareConfig, report: Report) -> Loaded:
     target = resolve(config.target, report)
     engine = load_engine(target, replace(config.engine, prefix_cache=False))
     names = [part for parts in config.mixtures for part in parts]
-    drafts = Drafts(engine, target, names, max(config.streams), config.max_draft_tokens)
+    drafts = LoadedDrafts(engine, target, names, max(config.streams), config.max_draft_tokens)
     for parts in config.mixtures:
         drafts.check(parts)
     if config.corpus is not None:
