@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from outrider.comparison.best_way import best_way
-from outrider.comparison.loaded import Drafts
+from outrider.comparison.loaded import LoadedDrafts
 from outrider.engine import EngineConfig, resolve
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
@@ -65,7 +65,7 @@ class Speculator:
             names = _fastest(path, SHIPPED[str(target)], config) if str(target) in SHIPPED else []
         # First the target: on a GPU it takes nine tenths of what is free, and the draft of what it leaves.
         engine = load_engine(path, config)
-        drafts = Drafts(engine, path, names, max_sequences, max_draft_tokens, prefix_cache=True)
+        drafts = LoadedDrafts(engine, path, names, max_sequences, max_draft_tokens, prefix_cache=True)
         self._tokenizer: Any = load_tokenizer(path)
         self._pair = Pair(engine, None, max_sequences=max_sequences, sources=drafts.sources(names))
 

@@ -215,7 +215,7 @@ class DraftBook:
             except Exception:
                 self.forget(one.request_id)
                 continue
-            if choice is not None and choice.worth(price) > own_sums.get(one.request_id, 0.0):
+            if choice is not None and choice.paying_sum(price) > own_sums.get(one.request_id, 0.0):
                 choices.append((one, choice))
         take_drafts([choice for _, choice in choices], room, Pricing(price, self.calibration))
         counted = [(one, choice.tree, len(choice.nodes) - one.num_ahead) for one, choice in choices]

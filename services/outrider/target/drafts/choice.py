@@ -135,7 +135,7 @@ class DraftChoice:
         self.nodes += range(before, self.depth)
         return self.depth - before
 
-    def worth(self, price: float) -> float:
+    def paying_sum(self, price: float) -> float:
         """The sum of the values of those that pay, of a chain."""
         return sum(value for value in self.values[self.num_ahead + 1 :] if value >= price)
 
