@@ -10,7 +10,7 @@ import socket
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -106,7 +106,10 @@ class _Sample:
         yield _json(numbers)[:-1]
         if opening.samples is SampleConsent.TEXT:
             # Apart, since what a lost target has committed is of the answer: a prompt is the same in all its records.
-            lists = (opening.prompt, opening.committed, self.output, self.top_ids, self.top_logprobs)
+            lists: tuple[Sequence[float], ...] = (
+                *(opening.prompt, opening.committed),
+                *(self.output, self.top_ids, self.top_logprobs),
+            )
             for name, values in zip(_LISTS, lists, strict=True):
                 width = self.width if name in _WIDE else 1
                 for start in range(0, max(1, len(values)), _PART * width):
