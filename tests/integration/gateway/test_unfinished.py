@@ -9,7 +9,7 @@ from contextlib import suppress
 import grpc
 import httpx
 import pytest
-from outrider.errors import DeadlineExceeded, Overloaded
+from outrider.errors import Code, DeadlineExceeded, Overloaded
 from outrider.gateway.config import GatewayLimits
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.access.roles import ClusterSecret, RoleGuard
@@ -156,8 +156,10 @@ async def test_a_call_without_a_proof_is_refused_before_its_message_has_arrived(
             kind, flags = 0, 0
             while (kind, flags & raw_http2.END_STREAM) != (raw_http2.HEADERS, raw_http2.END_STREAM):
                 header = await reader.readexactly(9)
-                await reader.readexactly(int.from_bytes(header[:3], "big"))
+                payload = await reader.readexactly(int.from_bytes(header[:3], "big"))
                 kind, flags = header[3], header[4]
+        # As an HPACK literal.
+        assert b"grpc-status\x02%d" % Code.UNAUTHENTICATED in payload
 
 
 async def test_a_call_that_ends_without_a_message_is_told_so() -> None:
