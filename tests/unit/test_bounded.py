@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from outrider.errors import Overloaded
 from outrider.runtime.bounded import BoundedProcess, OutOfBounds
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its bounds are Linux's")
@@ -43,6 +44,30 @@ def test_one_process_answers_many_questions_and_is_replaced_if_it_has_gone(proce
     killed.kill()
     killed.wait(60)
     assert process.ask(b"pid") != pid
+
+
+def test_one_that_cannot_start_or_that_others_end_says_nothing_of_the_question(
+    process: BoundedProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = BoundedProcess("tests.unit.bounded_program", b"fault", cpu_s=9, extra_bytes=64 << 20)
+    with pytest.raises(Overloaded):
+        broken.ask(b"you")
+    pid = int(process.ask(b"pid"))
+    monkeypatch.setattr(process._connection, "poll", lambda timeout_s: os.kill(pid, signal.SIGTERM) or True)
+    with pytest.raises(Overloaded):
+        process.ask(b"loop")
+
+
+def test_what_takes_long_has_what_others_leave_of_the_cores_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    core = min(os.sched_getaffinity(0))
+    process = BoundedProcess("tests.unit.bounded_program", cpu_s=60, extra_bytes=64 << 20, cores=[core], yields=True)
+    try:
+        assert process.ask(b"policy") == b"%d [%d]" % (os.SCHED_OTHER, core)
+        assert process.ask(b"long") == b"%d [%d]" % (os.SCHED_IDLE, core)
+        assert process.ask(b"policy") == b"%d [%d]" % (os.SCHED_OTHER, core)
+    finally:
+        process.close()
 
 
 def test_it_ends_with_the_thread_that_uses_it(process: BoundedProcess) -> None:

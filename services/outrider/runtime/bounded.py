@@ -11,7 +11,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -24,6 +25,8 @@ _NO_MEMORY = 77
 """Exit status of a process that reached its bound of memory."""
 _MAX_WAIT_S = 60.0
 """For an answer, on a machine that is busy: nothing in such a process waits, so that its processor time ends before."""
+_SHORT_S, _LOOK_S = 0.25, 0.05
+"""Processor time after which work yields, and the time between two looks at it."""
 _OF_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 Answer = Callable[[bytes], bytes]
 
@@ -42,14 +45,25 @@ class BoundedProcess:
     For one thread, which has to outlive it: the process ends with the thread that starts it.
     """
 
-    def __init__(self, module: str, setting: bytes = b"", *, cpu_s: float, extra_bytes: int) -> None:
+    def __init__(
+        self,
+        module: str,
+        setting: bytes = b"",
+        *,
+        cpu_s: float,
+        extra_bytes: int,
+        cores: Iterable[int] = (),
+        yields: bool = False,
+    ) -> None:
         """`module`: of the program; `setting`: what all its questions need. `cpu_s`: processor time of an answer.
-        `extra_bytes`: memory beyond that of the process before its first question."""
+        `extra_bytes`: memory beyond that of the process before its first question. `cores`: where it runs; none means
+        where we do. `yields`: whether an answer that takes long has only what all others leave of these cores."""
         self._module, self._setting = module, setting
         self._cpu_s, self._extra_bytes = cpu_s, extra_bytes
+        self._cores, self._yields = tuple(cores), yields
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-        self._started = False
+        self._started = self._retired = False
 
     def ask(self, question: bytes) -> bytes:
         """Raises OutOfBounds, and Overloaded where something else has ended the process, or a busy machine let it wait
@@ -64,14 +78,17 @@ class BoundedProcess:
         return self._asked(question)
 
     def _asked(self, question: bytes) -> bytes:
+        if self._retired:
+            self.close()
         if self._child is None or self._child.poll() is not None:
             self._start()
+        assert self._child is not None
         assert self._connection is not None
         ready = False
         try:
             self._connection.send_bytes(question)
             # The first is to say that it has started.
-            while self._connection.poll(_MAX_WAIT_S):
+            while self._answers(self._child, self._connection):
                 answer, ready = self._connection.recv_bytes(), True
                 if self._started:
                     return answer
@@ -79,6 +96,17 @@ class BoundedProcess:
         except (EOFError, ConnectionError):
             pass
         raise self._ended(ready or self._started)
+
+    def _answers(self, child: subprocess.Popen[bytes], connection: Connection) -> bool:
+        """Waits until it does, or ends, or it has been too long."""
+        until_s, before_s, yielding = time.monotonic() + _MAX_WAIT_S, _processor_s(child), False
+        while not (found := connection.poll(_LOOK_S)) and time.monotonic() < until_s:
+            if self._yields and not yielding and _processor_s(child) - before_s > _SHORT_S:
+                yielding = _schedule(child, os.SCHED_IDLE)
+        if yielding and not _schedule(child, os.SCHED_OTHER):
+            # It needs a right that we have not. The next question has a new process.
+            self._retired = True
+        return found
 
     def close(self) -> None:
         if self._child is not None:
@@ -89,9 +117,9 @@ class BoundedProcess:
         ours, theirs = Pipe()
         with theirs:
             bounds = [str(theirs.fileno()), str(self._cpu_s), str(self._extra_bytes)]
-            command = bound_to_us([sys.executable, "-P", "-m", self._module, *bounds])
+            command = bound_to_us([sys.executable, "-P", "-m", self._module, *bounds], self._cores)
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
-        self._connection, self._started = ours, False
+        self._connection, self._started, self._retired = ours, False, False
         # A process that has ended already is found when it is asked.
         with suppress(ConnectionError):
             ours.send_bytes(self._setting)
@@ -115,6 +143,25 @@ class BoundedProcess:
             # Rust aborts where it gets no memory.
             return OutOfBounds(why, of_memory=status == -signal.SIGABRT)
         return Overloaded(f"the machine is too busy for it: {why}", retry_after_s=1.0)
+
+
+def _processor_s(child: subprocess.Popen[bytes]) -> float:
+    """0 when it has ended, and where only Linux could tell."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def _schedule(child: subprocess.Popen[bytes], policy: int) -> bool:
+    """All its threads. Whether that is permitted."""
+    with suppress(ProcessLookupError, FileNotFoundError):
+        try:
+            for thread in Path(f"/proc/{child.pid}/task").iterdir():
+                os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
+        except PermissionError:
+            return False
+    return True
 
 
 def serve(make: Callable[[bytes], Answer]) -> None:

@@ -22,8 +22,8 @@ MIN_GRAMMAR_BYTES = MIN_SAMPLES_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetConfig(WorkerConfig):
-    """One target worker process. Long steps may have more threads: engine.prefill_threads. What only helps with prompts
-    keeps off `cpu_cores` where there are others."""
+    """One target worker process. Long steps may have more threads: engine.prefill_threads. What only helps with
+    prompts, and what tries grammars, keeps off `cpu_cores` where there are others."""
 
     runs_on: Annotated[str, Option("engine")] = "outrider"
     """What runs the model: outrider, our own engine, or vllm, which has to be installed in this environment."""

@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -62,26 +62,28 @@ SERVICE = target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 async def run(config: TargetConfig) -> None:
     """Serves until SIGTERM or SIGINT, then drains. Raises CheckpointError, or OSError when it cannot listen."""
     started_s = time.monotonic()
-    place_threads(config)
+    spare_cores = place_threads(config)
     # Loading blocks for seconds; the event loop has nothing to do meanwhile.
     engine, info = load(config)
     log.info("loaded %s in %.1f s", info.model, time.monotonic() - started_s)
-    await serve_until_stopped(serve(config, engine, info, signals=STOP_SIGNALS), info, config)
+    await serve_until_stopped(serve(config, engine, info, spare_cores, signals=STOP_SIGNALS), info, config)
 
 
-def place_threads(config: TargetConfig) -> None:
+def place_threads(config: TargetConfig) -> set[int]:
     """Places the threads of every step on the process's cores, and those for prefill only on the others, if there are
-    any."""
+    any. Returns the others."""
     allowed = os.sched_getaffinity(0)
     limit_cpu(config)
     own = os.sched_getaffinity(0)
-    if (others := allowed - own) and config.engine.prefill_threads > torch.get_num_threads():
+    others = allowed - own
+    if others and config.engine.prefill_threads > torch.get_num_threads():
         variant = config.engine.native_variant
         # In this order: every step uses the first threads.
         start_helpers(torch.get_num_threads() - 1, variant)
         os.sched_setaffinity(0, others)
         start_helpers(config.engine.prefill_threads - 1, variant)
         os.sched_setaffinity(0, own)
+    return others
 
 
 def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
@@ -119,11 +121,13 @@ def serve(
     config: TargetConfig,
     engine: Engine,
     info: worker_pb2.WorkerInfo,
+    spare_cores: Collection[int] = (),
     *,
     signals: Sequence[signal.Signals] = (),
 ) -> AbstractAsyncContextManager[RunningWorker[TargetServicer]]:
-    """Within the block the worker serves, and holds a lease if there is a metadata store."""
-    make = partial(_servicer, config, engine, info)
+    """Within the block the worker serves, and holds a lease if there is a metadata store. `spare_cores`: for what no
+    step waits for."""
+    make = partial(_servicer, config, engine, info, spare_cores)
     add = target_pb2_grpc.add_TargetServiceServicer_to_server
     notes = _notes(engine.info)
     return process.serve(config, info, SERVICE, make, add, signals=signals, devices=[info.device], notes=notes)
@@ -148,6 +152,7 @@ def _servicer(
     config: TargetConfig,
     engine: Engine,
     info: worker_pb2.WorkerInfo,
+    spare_cores: Collection[int],
     registry: CollectorRegistry,
     publisher: PrefixPublisher,
     store: MetadataStore | None,
@@ -161,7 +166,11 @@ def _servicer(
         max_draft_tokens=config.max_draft_tokens,
         samples=bool(config.samples),
         grammars=GrammarCompiler(
-            resolve(config.model), info.vocab_size, engine.info.eos_token_ids, most_bytes=config.grammar_bytes
+            resolve(config.model),
+            info.vocab_size,
+            engine.info.eos_token_ids,
+            most_bytes=config.grammar_bytes,
+            trial_cores=spare_cores,
         ),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)

@@ -221,12 +221,14 @@ class StackPlanner:
         if self._config.engine == "vllm":
             flags += ("--engine", "vllm", "--tensor-parallel", str(self._config.tensor_parallel), *more)
             return self._spec(f"target-{number}", "outrider.target", flags, port, own, self._config.vllm_python)
-        if not self._config.borrow_cores:
-            return self._spec(f"target-{number}", "outrider.target", (*flags, *more), port, own)
-        borrowed = self.cores.drafts_without(own)
-        flags += ("--prefill-threads", str(threads + len(borrowed) if own else self._num_cores))
+        if self._config.borrow_cores:
+            others = self.cores.drafts_without(own)
+            flags += ("--prefill-threads", str(threads + len(others) if own else self._num_cores))
+        else:
+            # For what no step waits for.
+            others = tuple(core for core in self.cores.rest if core not in own)
         flags += ("--cpu-cores", ",".join(map(str, own)), *more)
-        return self._spec(f"target-{number}", "outrider.target", flags, port, (*own, *borrowed))
+        return self._spec(f"target-{number}", "outrider.target", flags, port, (*own, *others))
 
     def _draft(self, number: int, port: int) -> ProcessSpec:
         config = self._config

@@ -23,7 +23,7 @@ from outrider.runtime.turns import TenantTurns, deep_stacks
 
 _THREADS = 2
 _NICE = 10
-_CPU_S = 4.0
+_CPU_S = 2.0
 """The largest grammar that fits a message takes about a second on a slow core."""
 _BYTES = 256 << 20
 _MAX_CACHED = 128
@@ -78,7 +78,7 @@ class GrammarMaker:
         process: BoundedProcess | None = getattr(self._processes, "one", None)
         if process is None:
             # One for each thread, because it ends with the thread that starts it.
-            process = self._processes.one = BoundedProcess(__name__, cpu_s=_CPU_S, extra_bytes=_BYTES)
+            process = self._processes.one = BoundedProcess(__name__, cpu_s=_CPU_S, extra_bytes=_BYTES, yields=True)
         return process.ask(question)
 
 

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -32,13 +32,13 @@ from outrider.target.grammars import trial
 from outrider.target.grammars.matcher import FIELD, GrammarMatcher, Refusal, ThreadedMatcher, WaitAllowance
 from outrider.target.grammars.memory import TENANT_SHARE, GrammarMemory, footprint
 from outrider.target.grammars.tokenizer import read_tokenizer
-from outrider.target.grammars.trial import Trial, TrialSetting, process_bytes
+from outrider.target.grammars.trial import TrialResult, TrialSetting, process_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 log = logging.getLogger(__name__)
-MAX_COMPILE_S = 4.0
+MAX_COMPILE_S = 2.0
 """Processor time. The largest grammar that fits a message takes about a second to compile on a slow core."""
 _MAX_CACHED, _MAX_TRIED = 64, 1024
 STEP_FUEL = 50_000
@@ -93,9 +93,10 @@ class GrammarCompiler:
         step_fuel: int = STEP_FUEL,
         most_bytes: int = GRAMMAR_BYTES,
         masks_on_threads: bool = True,
+        trial_cores: Collection[int] = (),
     ) -> None:
         """`most_bytes`: of cached and running grammars together. `masks_on_threads`: for callers that can do
-        without a mask for a while."""
+        without a mask for a while. `trial_cores`: where grammars are tried; none means where the steps run."""
         self.memory = GrammarMemory(most_bytes)
         self._max_s = max_s
         self._trial_limits = {
@@ -109,9 +110,10 @@ class GrammarCompiler:
         self._masks_on_threads = masks_on_threads
         self._cached: OrderedDict[_Key, _Compiled] = OrderedDict()
         """The last used is last."""
-        self._tried: OrderedDict[_Key, Trial] = OrderedDict()
+        self._tried: OrderedDict[_Key, TrialResult] = OrderedDict()
         """What depends on the grammar alone is under no tenant; that it took too long is not sure to happen again."""
         self._trials = threading.local()
+        self._trial_cores = trial_cores
         self._checkpoint = checkpoint
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
@@ -219,7 +221,7 @@ class GrammarCompiler:
         limits = LLParserLimits(**self._limits, verbose_errors=True)
         return LLMatcher(self._read_vocabulary()[0], grammar, log_level=0, limits=limits)
 
-    def _trial(self, digest: bytes, grammar: str, tenant: str) -> Trial:
+    def _trial(self, digest: bytes, grammar: str, tenant: str) -> TrialResult:
         """What another process finds, in bounds that the kernel keeps."""
         with self._lock:
             for key in (("", digest), (tenant, digest)):
@@ -232,14 +234,21 @@ class GrammarCompiler:
             setting = self._read_vocabulary()[1]
             # A grammar that needs more memory is refused anyway.
             most_bytes = int(TENANT_SHARE * self.memory.most_bytes)
-            process = BoundedProcess(trial.__name__, setting.to_bytes(), cpu_s=self._max_s, extra_bytes=most_bytes)
+            process = BoundedProcess(
+                trial.__name__,
+                setting.to_bytes(),
+                cpu_s=self._max_s,
+                extra_bytes=most_bytes,
+                cores=self._trial_cores,
+                yields=True,
+            )
             self._trials.process = process
         key = "", digest
         try:
-            found = Trial.from_bytes(process.ask(grammar.encode()))
+            found = TrialResult.from_bytes(process.ask(grammar.encode()))
         except OutOfBounds as error:
             log.info("a grammar was refused: %s", error)
-            key, found = (tenant, digest), Trial("is too complex: it takes too much time or memory to compile")
+            key, found = (tenant, digest), TrialResult("is too complex: it takes too much time or memory to compile")
         with self._lock:
             self._tried[key] = found
             while len(self._tried) > _MAX_TRIED:

@@ -45,7 +45,7 @@ class TrialSetting:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TrialResult:
     """What came of one."""
 
     fault: str = ""
@@ -54,8 +54,8 @@ class Trial:
     """What it took of the memory; 0 where that is not known."""
 
     @staticmethod
-    def from_bytes(found: bytes) -> Trial:
-        return Trial(**json.loads(found))
+    def from_bytes(found: bytes) -> TrialResult:
+        return TrialResult(**json.loads(found))
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -86,7 +86,7 @@ def make(given: bytes) -> Answer:
     def answer(grammar: bytes) -> bytes:
         before_bytes = _resident_bytes(peak=False)
         fault = fault_of(grammar.decode())
-        found = Trial(fault, max(0, _resident_bytes(peak=True) - before_bytes))
+        found = TrialResult(fault, max(0, _resident_bytes(peak=True) - before_bytes))
         release_memory()
         return found.to_bytes()
 
