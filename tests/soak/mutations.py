@@ -44,6 +44,51 @@ def mutated(seeds: Sequence[Message], rng: random.Random) -> Iterator[bytes]:
         yield change(rng.choice(seeds), rng)
 
 
+def directed(seeds: Sequence[Message]) -> Iterator[bytes]:
+    """Each field of the messages given, also of those inside, at each of its edges, one at a time."""
+    for seed in seeds:
+        message = type(seed)()
+        message.CopyFrom(seed)
+        for _ in _each_edge(message):
+            yield message.SerializeToString()
+
+
+def _each_edge(message: Any) -> Iterator[None]:
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if _is_map(field):
+            continue
+        if field.message_type is not None:
+            for inside in list(value)[:1] if field.is_repeated else [value] if message.HasField(field.name) else []:
+                if isinstance(inside, Message):
+                    yield from _each_edge(inside)
+            continue
+        for edge in _edges(field):
+            if field.is_repeated:
+                value.append(edge)
+                yield
+                value.pop()
+            else:
+                before = value if field.has_presence is False or message.HasField(field.name) else None
+                setattr(message, field.name, edge)
+                yield
+                message.ClearField(field.name)
+                if before is not None:
+                    setattr(message, field.name, before)
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+def _edges(field: FieldDescriptor) -> Sequence[Any]:
+    if field.type == _F.TYPE_STRING:
+        return _TEXTS
+    if field.type == _F.TYPE_BYTES:
+        return b"", b"x", b"\xc0\x7f" * 64, bytes(5000)
+    return _EDGES[field.cpp_type]
+
+
 def _with_odd_fields(seed: Message, rng: random.Random) -> bytes:
     message = type(seed)()
     message.CopyFrom(seed)
@@ -86,7 +131,7 @@ def _fill(message: Any, rng: random.Random, depth: int) -> None:
 
 def _change_one(message: Any, rng: random.Random) -> None:
     """Some field of the message or of one inside it."""
-    inside = [value for field, value in message.ListFields() if field.message_type is not None]
+    inside = [value for field, value in message.ListFields() if field.message_type is not None and not _is_map(field)]
     if inside and rng.random() < 0.75:
         value = rng.choice(inside)
         if isinstance(value, Message):
@@ -100,7 +145,10 @@ def _change_one(message: Any, rng: random.Random) -> None:
 
 
 def _set(message: Any, field: FieldDescriptor, rng: random.Random, depth: int) -> None:
-    if field.is_repeated:
+    if _is_map(field):
+        for _ in range(rng.choice((0, 1, 50))):
+            getattr(message, field.name)[rng.choice(_TEXTS)] = _edge(field.message_type.fields_by_name["value"], rng)
+    elif field.is_repeated:
         _set_repeated(getattr(message, field.name), field, rng, depth)
     elif field.message_type is None:
         setattr(message, field.name, _edge(field, rng))

@@ -26,16 +26,19 @@ import psutil
 from google.protobuf.message import DecodeError
 from outrider.errors import Code
 from outrider.rpc.channel import create_channel
+from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 from outrider_controller.cli.exits import CommandError, ExitCode
 
-from tests.soak.mutations import mutated
-from tests.soak.rpc_services import BARRIER_ID, RPCS, Rpc
+from tests.route_call import RouteCall
+from tests.soak.mutations import directed, mutated
+from tests.soak.rpc_services import ALL, BARRIER_ID, MODEL, Rpc
 
 OURS = (Code.INTERNAL, Code.UNKNOWN)
 """Codes that say that the fault is the server's."""
 _PER_STREAM = 20
 _TIMEOUT_S = 30.0
 _WARM_UP = 2000
+_DIRECTED = 400
 
 
 @dataclass(slots=True)
@@ -55,15 +58,17 @@ class Outcome:
             self.faults.append(f"{where}: {name}: {details}")
 
 
-async def attack(channel: Any, rpc: Rpc, num_messages: int, seed: int) -> Outcome:
-    """Sends so many, drawn from `seed`, and then the messages that they are made of, as they are. Raises TimeoutError
-    where an answer does not come."""
+async def attack(channel: Any, rpc: Rpc, num_messages: int, seed: int, num_directed: int = 0) -> Outcome:
+    """Sends so many, drawn from `seed`, after so many with one field at an edge, and then the messages that they are
+    made of, as they are. Raises TimeoutError where an answer does not come."""
     outcome, rng = Outcome(), random.Random(f"{seed}{rpc.path}")
-    messages = islice(mutated(rpc.seeds, rng), num_messages)
+    edges = list(directed(rpc.seeds))
+    chosen = rng.sample(edges, min(len(edges), num_directed))
+    messages = chain(chosen, islice(mutated(rpc.seeds, rng), num_messages))
     batches = iter(lambda: list(islice(messages, _PER_STREAM)), [])
     for batch in chain(batches, [[message.SerializeToString() for message in rpc.seeds]]):
         async with asyncio.timeout(_TIMEOUT_S):
-            if rpc.barrier is not None:
+            if rpc.streams:
                 await _attack_stream(channel, rpc, batch, outcome)
             else:
                 await asyncio.gather(*(_attack_once(channel, rpc, data, outcome) for data in batch))
@@ -73,7 +78,9 @@ async def attack(channel: Any, rpc: Rpc, num_messages: int, seed: int) -> Outcom
 
 async def _attack_once(channel: Any, rpc: Rpc, data: bytes, outcome: Outcome) -> None:
     try:
-        await channel.unary_unary(rpc.path)(data, timeout=_TIMEOUT_S)
+        # Also of one that answers once.
+        async for _ in channel.unary_stream(rpc.path)(data, timeout=_TIMEOUT_S):
+            pass
         outcome.note(0, None, rpc.path)
     except grpc.aio.AioRpcError as error:
         outcome.note(error.code().value[0], error.details(), rpc.path)
@@ -82,13 +89,15 @@ async def _attack_once(channel: Any, rpc: Rpc, data: bytes, outcome: Outcome) ->
 async def _attack_stream(channel: Any, rpc: Rpc, batch: list[bytes], outcome: Outcome) -> None:
     """On as many streams as it takes: bytes that do not parse end theirs."""
     for group, readable in _until_unreadable(rpc, batch):
-        assert rpc.barrier is not None
+        first = [rpc.begins.SerializeToString()] if rpc.begins is not None else []
         # Not after what ends the stream: grpc.aio makes INTERNAL of a write that comes too late.
-        last = [rpc.barrier.SerializeToString()] if readable else []
+        last = [rpc.barrier.SerializeToString()] if readable and rpc.barrier is not None else []
         call: Any = channel.stream_stream(rpc.path)()
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-            for data in (*group, *last):
+            for data in (*first, *group, *last):
                 await call.write(data)
+            if rpc.barrier is None:
+                await call.done_writing()
         try:
             await _until_barrier(call, rpc, outcome)
             outcome.note(0, None, rpc.path)
@@ -127,6 +136,41 @@ async def _until_barrier(call: Any, rpc: Rpc, outcome: Outcome) -> None:
 
 
 @asynccontextmanager
+async def undisturbed(address: str) -> AsyncIterator[list[list[int]]]:
+    """Asks the router the same again and again within the block. Gives the answers: first what it says alone."""
+    answers: list[list[int]] = []
+    async with create_channel(address) as channel:
+        stub: Any = router_pb2_grpc.RouterServiceStub(channel)
+
+        async def ask() -> None:
+            request = router_pb2.RouteRequest(
+                request_id=f"innocent-{len(answers)}",
+                model=MODEL,
+                prompt_token_ids=[11, 12, 13, 14],
+                sampling=sequence_pb2.Sampling(top_p=1),
+                stopping=sequence_pb2.Stopping(max_new_tokens=24),
+                max_draft_tokens=3,
+            )
+            rounds = [each async for each in RouteCall(stub, request, _TIMEOUT_S)]
+            answers.append([token for each in rounds for token in each.token_ids])
+
+        async def keep_asking() -> None:
+            while True:
+                await ask()
+                await asyncio.sleep(0.01)
+
+        await ask()
+        asking = asyncio.create_task(keep_asking())
+        try:
+            yield answers
+            if asking.done():
+                asking.result()
+        finally:
+            asking.cancel()
+            await asyncio.wait({asking})
+
+
+@asynccontextmanager
 async def services_process(log_path: Path) -> AsyncIterator[tuple[dict[str, str], psutil.Process]]:
     """All services in a process of their own: their addresses, and the process."""
     with log_path.open("wb") as log:
@@ -158,10 +202,10 @@ class Slope:
 
 async def measure(addresses: dict[str, str], process: psutil.Process, rpc: Rpc, num_messages: int, seed: int) -> Slope:
     """After a warm-up, in which caches and pools fill."""
-    async with create_channel(addresses[rpc.service]) as channel:
+    async with create_channel(addresses[rpc.place]) as channel:
         warm = await attack(channel, rpc, _WARM_UP, seed)
         before = process.memory_info().rss
-        outcome = await attack(channel, rpc, num_messages, seed + 1)
+        outcome = await attack(channel, rpc, num_messages, seed + 1, _DIRECTED)
         grown = process.memory_info().rss - before
     outcome.faults = warm.faults + outcome.faults
     gc.collect()
@@ -184,7 +228,7 @@ async def _fuzz(num_messages: int, seed: int, only: str) -> list[str]:
     with tempfile.TemporaryDirectory() as directory:
         log_path = Path(directory) / "log"
         async with services_process(log_path) as (addresses, process):
-            for rpc in RPCS:
+            for rpc in ALL:
                 if only not in rpc.path:
                     continue
                 slope = await measure(addresses, process, rpc, num_messages, seed)

@@ -6,20 +6,32 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe
 from outrider.draft.process import serve as serve_draft
+from outrider.drafters.head import HeadDrafter
 from outrider.drafters.loading import load_drafter
 from outrider.engine import EngineConfig
 from outrider.metadata import MetadataStore
-from outrider.rpc.v1 import control_pb2, draft_pb2, router_pb2, sequence_pb2, target_pb2, trace_pb2, worker_pb2
+from outrider.rpc.v1 import (
+    attach_pb2,
+    control_pb2,
+    draft_pb2,
+    policy_pb2,
+    router_pb2,
+    sequence_pb2,
+    target_pb2,
+    trace_pb2,
+    worker_pb2,
+)
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
@@ -31,6 +43,7 @@ from outrider_controller.router.config import FailoverConfig, RouterConfig
 from outrider_controller.router.process import running_router
 
 from benchmarks.support.redis_server import EmbeddedServer
+from tests.unit.target.test_head_drafts import random_head
 
 MODEL = "tiny"
 BARRIER_ID = 2**63 + 12345
@@ -59,6 +72,10 @@ _OPEN_RATIO = sequence_pb2.OpenSequence(
 )
 _SETTINGS = [sequence_pb2.SetSpeculation(sequence_id=1, speculation=_SPECULATION)]
 _CLOSES = [sequence_pb2.CloseSequence(sequence_id=1, reason=sequence_pb2.CLOSE_REASON_CANCELLED)]
+_FEATURES = [
+    sequence_pb2.Commit(sequence_id=1, base_len=4, token_ids=[9], features=bytes(128 * 4), features_start=0),
+    sequence_pb2.Commit(sequence_id=1, base_len=5, features=b"\x80\x3f" * 64, features_start=4),
+]
 _COMMITS = [
     sequence_pb2.Commit(sequence_id=1, base_len=4, token_ids=[9, 10], num_drafted=2, num_verified=2, num_accepted=1),
     sequence_pb2.Commit(sequence_id=2, base_len=3, token_ids=[9], rejected_token_ids=[3]),
@@ -97,11 +114,23 @@ class Rpc:
     response: type[Any]
     seeds: tuple[Message, ...]
     barrier: Message | None = None
-    """Of a call that takes a stream of requests."""
+    """Of a call that takes a stream of requests, and answers this with an error of its own."""
+    begins: Message | None = None
+    """Of one that answers nothing which it refuses: what it is sent first."""
+    at: str = ""
+    """Where it is served; empty: as its service."""
+
+    @property
+    def streams(self) -> bool:
+        return self.barrier is not None or self.begins is not None
 
     @property
     def runs_model(self) -> bool:
         return self.barrier is not None
+
+    @property
+    def place(self) -> str:
+        return self.at or self.service
 
     @property
     def path(self) -> str:
@@ -169,6 +198,79 @@ RPCS = (
     ),
 )
 
+_HEAD_DRAFT = replace(
+    next(rpc for rpc in RPCS if rpc.method == "Draft"),
+    seeds=(
+        draft_pb2.DraftRequest(opens=[_OPEN, _OPEN_RATIO]),
+        draft_pb2.DraftRequest(opens=[_OPEN], commits=[*_FEATURES, *_COMMITS], settings=_SETTINGS),
+        draft_pb2.DraftRequest(commits=_FEATURES, closes=_CLOSES),
+    ),
+    at="HeadDraftService",
+)
+_INFO = worker_pb2.WorkerInfo(
+    protocol_version=1,
+    role=worker_pb2.WORKER_ROLE_TARGET,
+    worker_id="target-attached",
+    model="attached",
+    vocab_size=384,
+    max_context_len=512,
+    tenant_draft_tokens={"t": 3},
+)
+_LOAD = worker_pb2.WorkerLoad(num_running=1, gpu=worker_pb2.GpuLoad(utilization=0.5))
+_STEP = target_pb2.VerifyResponse(
+    commits=_COMMITS,
+    step_us=1000,
+    errors=[sequence_pb2.SequenceError(sequence_id=1, code=3, reason="X")],
+    usage=[sequence_pb2.SequenceUsage(sequence_id=1, share_us=5)],
+    row_price=0.1,
+    best_chance=0.9,
+)
+_ATTACH = Rpc(
+    "AttachService",
+    "Attach",
+    target_pb2.VerifyRequest,
+    (
+        attach_pb2.AttachRequest(info=_INFO, load=_LOAD),
+        attach_pb2.AttachRequest(opens=[_OPEN, _OPEN_RATIO], step=_STEP),
+        attach_pb2.AttachRequest(step=_STEP, closes=_CLOSES, erased=[target_pb2.EraseHistoryResponse(num_texts=1)]),
+    ),
+    begins=attach_pb2.AttachRequest(info=_INFO, load=_LOAD),
+)
+_EVIDENCE = policy_pb2.DraftEvidence(
+    tenant="t", target=MODEL, draft="d@r/model", rounds=10, tokens=20, saved=5, verified=20, accepted=10, draft_us=9
+)
+_REPORT = policy_pb2.TargetReport(model=MODEL, drafts=["d@r/model"], row_price=0.1, best_chance=0.9)
+_FOLLOW = policy_pb2.FollowRequest(
+    router_id="router-1", evidence=[_EVIDENCE], targets=[_REPORT], busy=0.5, reaches_store=True
+)
+_POLICY = Rpc("PolicyService", "Follow", policy_pb2.FollowResponse, (_FOLLOW,), begins=_FOLLOW)
+
+
+def _unary(service: Any, *but: str) -> Iterator[Rpc]:
+    """All calls of a service that take one message, with an empty one, and one with each text set."""
+    for method in service.methods:
+        if method.name in but or method.client_streaming:
+            continue
+        kind, response = (GetMessageClass(of) for of in (method.input_type, method.output_type))
+        full = kind()
+        for field in kind.DESCRIPTOR.fields:
+            if field.type == field.TYPE_STRING and not field.is_repeated:
+                setattr(full, field.name, "t")
+        yield Rpc(service.name, method.name, response, (kind(), full))
+
+
+_KNOWN = {rpc.path for rpc in RPCS}
+_MORE = [
+    rpc
+    for module in (target_pb2, router_pb2, trace_pb2, attach_pb2, control_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    # It does not end by itself, or would refuse what others here do.
+    for rpc in _unary(service, "WatchEvents", "CreateKey", "PutTenants")
+    if rpc.path not in _KNOWN
+]
+ALL = (*RPCS, _HEAD_DRAFT, _ATTACH, _POLICY, *_MORE)
+"""Also those whose every message is taken, or whose every message is refused."""
+
 _ENGINE = EngineConfig(dtype="float32", num_blocks=256)
 
 
@@ -185,6 +287,9 @@ async def serving_all(directory: Path) -> AsyncIterator[Mapping[str, str]]:
             drafter = load_drafter(tiny, engine=_ENGINE, model=draft_config.drafting)
             info = describe(draft_config, tiny, drafter)
             draft = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
+            head = HeadDrafter(random_head("mtp", tiny), 384, 512, 64, "cpu")
+            info_of_head = describe(draft_config, tiny, head)
+            head_draft = await stack.enter_async_context(serve_draft(draft_config, head, info_of_head))
             store = await stack.enter_async_context(MetadataStore.connect(redis.url))
             config = RouterConfig(failover=FailoverConfig(wait_for_target_s=1.0))
             router = await stack.enter_async_context(running_router(config, store))
@@ -192,9 +297,12 @@ async def serving_all(directory: Path) -> AsyncIterator[Mapping[str, str]]:
             yield {
                 "TargetService": target.life.address,
                 "DraftService": draft.life.address,
+                "HeadDraftService": head_draft.life.address,
                 "RouterService": router.address,
                 "TraceService": router.address,
+                "AttachService": router.address,
                 "ControlService": control.address,
+                "PolicyService": control.address,
             }
 
 

@@ -20,7 +20,7 @@ from outrider.protocol.identity import own_info
 from outrider.rpc.access.credentials import cluster_port
 from outrider.rpc.access.roles import ANYBODY, NO_ROLES, Access, Caller, Role, RoleGuard
 from outrider.rpc.channel import connect_to
-from outrider.rpc.link import read_stream
+from outrider.rpc.link import read_message, read_stream
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc
 from outrider.rpc.v1 import policy_pb2 as policy
@@ -96,7 +96,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def Follow(  # type: ignore[override]
         self, requests: AsyncIterator[policy.FollowRequest], context: Any
     ) -> None:
-        first = await context.read()
+        first = await read_message(context)
         if first is grpc.aio.EOF:
             return
         follower = self._leader.follow(first.epoch)

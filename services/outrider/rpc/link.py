@@ -56,11 +56,16 @@ class StreamEnded(OutriderError):
 
 async def read_stream(stream: Any, received: Callable[[Any], None]) -> None:
     """Passes each message to `received`, until the other end sends no more."""
-    while (message := await stream.read()) is not grpc.aio.EOF:
-        if message is None:
-            # gRPC returns this for bytes that do not parse.
-            raise StreamEnded("a message cannot be read")
+    while (message := await read_message(stream)) is not grpc.aio.EOF:
         received(message)
+
+
+async def read_message(stream: Any) -> Any:
+    """The next message, or `grpc.aio.EOF`. Raises StreamEnded for bytes that do not parse."""
+    message = await stream.read()
+    if message is None:
+        raise StreamEnded("a message cannot be read")
+    return message
 
 
 async def write_stream(stream: Any, outbox: Outbox[Any]) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from outrider.rpc.channel import create_channel
 
-from tests.soak.rpc_fuzz import Outcome, attack
-from tests.soak.rpc_services import RPCS, serving_all
+from tests.soak.rpc_fuzz import Outcome, attack, undisturbed
+from tests.soak.rpc_services import ALL, RPCS, Rpc, serving_all
 
-PER_RPC = 80
+PER_RPC = 25
 
 
 async def test_whatever_is_sent_is_answered_and_never_as_a_fault_of_the_server(
@@ -21,13 +21,15 @@ async def test_whatever_is_sent_is_answered_and_never_as_a_fault_of_the_server(
     # Tasks that earlier tests forgot are reported when they are collected: now, and not among the faults below.
     gc.collect()
     caplog.clear()
-    outcomes: dict[str, Outcome] = {}
-    async with serving_all(tmp_path) as addresses:
-        for rpc in RPCS:
-            async with create_channel(addresses[rpc.service]) as channel:
-                outcomes[rpc.path] = await attack(channel, rpc, PER_RPC, seed=1)
-    for path, outcome in outcomes.items():
-        assert outcome.faults == [], path
+    outcomes: list[tuple[Rpc, Outcome]] = []
+    async with serving_all(tmp_path) as addresses, undisturbed(addresses["RouterService"]) as answers:
+        for rpc in ALL:
+            async with create_channel(addresses[rpc.place]) as channel:
+                count = PER_RPC if rpc in RPCS or rpc.streams else 4
+                outcomes.append((rpc, await attack(channel, rpc, count, seed=1, num_directed=count)))
+    for rpc, outcome in outcomes:
+        assert outcome.faults == [], rpc.path
         # Both kinds reached it: messages that it takes, and messages that it refuses.
-        assert outcome.codes["OK"] and outcome.codes["INVALID_ARGUMENT"], path
+        assert rpc not in RPCS or (outcome.codes["OK"] and outcome.codes["INVALID_ARGUMENT"]), rpc.path
+    assert len(answers) > 1 and all(tokens == answers[0] != [] for tokens in answers)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

@@ -16,7 +16,7 @@ import grpc
 from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Unavailable
 from outrider.metadata import MetadataStore
 from outrider.metadata.workers.lease_check import worker_problem
-from outrider.rpc.link import answering, read_stream
+from outrider.rpc.link import answering, read_message, read_stream
 from outrider.rpc.v1 import attach_pb2 as attach
 from outrider.rpc.v1 import attach_pb2_grpc
 from outrider.rpc.v1 import router_pb2 as router
@@ -48,7 +48,7 @@ class AttachServicer(attach_pb2_grpc.AttachServiceServicer):
 
     # Written with `context.write`, as RouteMany.
     async def Attach(self, requests: object, context: Any) -> None:  # type: ignore[override]
-        first = await context.read()
+        first = await read_message(context)
         if first is grpc.aio.EOF:
             return
         link = self._link(first)
