@@ -81,6 +81,12 @@ def _is_map(field: FieldDescriptor) -> bool:
     return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
+def _value_of(field: FieldDescriptor) -> FieldDescriptor:
+    """Of a map."""
+    assert field.message_type is not None
+    return field.message_type.fields_by_name["value"]
+
+
 def _edges(field: FieldDescriptor) -> Sequence[Any]:
     if field.type == _F.TYPE_STRING:
         return _TEXTS
@@ -147,7 +153,7 @@ def _change_one(message: Any, rng: random.Random) -> None:
 def _set(message: Any, field: FieldDescriptor, rng: random.Random, depth: int) -> None:
     if _is_map(field):
         for _ in range(rng.choice((0, 1, 50))):
-            getattr(message, field.name)[rng.choice(_TEXTS)] = _edge(field.message_type.fields_by_name["value"], rng)
+            getattr(message, field.name)[rng.choice(_TEXTS)] = _edge(_value_of(field), rng)
     elif field.is_repeated:
         _set_repeated(getattr(message, field.name), field, rng, depth)
     elif field.message_type is None:

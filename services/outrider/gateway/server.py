@@ -115,6 +115,7 @@ async def running(config: GatewayConfig, signals: Sequence[Signals] = ()) -> Asy
                 services=[SERVICE],
                 signals=signals,
                 credentials=public_port(config.public_tls, handshakes.began),
+                max_connections=max_connections,
                 drain_delay_s=config.leaving_s,
             )
         )

@@ -23,8 +23,10 @@ _MAX_INT = 2**31 - 1
 Options = list[tuple[str, str | int]]
 
 
-def server_options(max_message_bytes: int) -> Options:
+def server_options(max_message_bytes: int, max_connections: int) -> Options:
     return [
+        # The others of the process's files are for what it does for those that are connected.
+        ("grpc.max_allowed_incoming_connections", max_connections),
         # Twice the limit, so that `ErrorInterceptor` refuses and counts larger messages; gRPC reports its own refusals
         # nowhere.
         *_message_sizes(2 * max_message_bytes, max_message_bytes),
@@ -32,6 +34,9 @@ def server_options(max_message_bytes: int) -> Options:
         # Otherwise a fast client may send megabytes of a message that nobody reads. One that is read gets all its room.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        # Who connects and says nothing, or makes no call any more, holds a file.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 300_000),
         # A second server on a used port must fail instead of sharing it.
         ("grpc.so_reuseport", 0),
     ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -22,14 +23,16 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
 from outrider.address import check_listen
 from outrider.rpc.access.guard import AccessInterceptor
 from outrider.rpc.access.roles import Guard, RoleGuard, check_declared
 from outrider.rpc.arriving import Arriving
+from outrider.rpc.health import HealthService
 from outrider.rpc.interceptor import ErrorInterceptor, OnRefused, Refusing
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, Options, server_options
+from outrider.rpc.silent import end_silent
+from outrider.runtime.supervision import background
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +50,7 @@ class Health:
     """A server's health status: for the whole server as "", and for each service's name."""
 
     def __init__(self, services: Sequence[str]) -> None:
-        self.servicer = HealthServicer()
+        self.servicer = HealthService()
         self._names = ("", *services)
         self.serving = False
 
@@ -60,7 +63,7 @@ class Health:
     async def _set(self, serving: bool) -> None:
         self.serving = serving
         for name in self._names:
-            await self.servicer.set(name, _SERVING if serving else _NOT_SERVING)
+            self.servicer.set(name, _SERVING if serving else _NOT_SERVING)
 
 
 async def add_health(server: grpc.aio.Server, services: Sequence[str]) -> Health:
@@ -145,6 +148,11 @@ class ServerLife:
         task.add_done_callback(self._tasks.discard)
 
 
+def files_allowed() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 20 if limit == resource.RLIM_INFINITY else limit
+
+
 def create_server(
     *,
     max_message_bytes: int = INTERNAL_MESSAGE_BYTES,
@@ -164,7 +172,7 @@ def create_server(
     with its peer. `arriving` bounds messages that have not arrived whole; None: those of admitted callers are not
     bounded.
     """
-    options = [*server_options(max_message_bytes), *(more or [])]
+    options = [*server_options(max_message_bytes, files_allowed() // 2), *(more or [])]
     return grpc.aio.server(
         interceptors=[
             ErrorInterceptor(max_message_bytes, strict, on_refused, refusing),
@@ -184,13 +192,15 @@ async def serving(
     draining: asyncio.Event | None = None,
     drain_delay_s: float = 0.0,
     grace_s: float = 1.0,
+    max_connections: int | None = None,
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[ServerLife]:
     """Binds to HOST:PORT, serves with health and reflection for `services`, and stops at the end of the block. Plain
     text without credentials.
 
     One of the `signals` starts the drain; a second one ends the process at once. `draining` is set `drain_delay_s`
-    after the health status changes; pass an event for servicers, which are made earlier. At the end of the block
+    after the health status changes; pass an event for servicers, which are made earlier. `max_connections`: as in the
+    server's options; None: those of `create_server`. At the end of the block
     running calls have `grace_s` to end. Raises OSError when the address cannot be bound, Undeclared for a service with
     a method that is missing in the table of `roles`.
     """
@@ -202,8 +212,11 @@ async def serving(
     loop = asyncio.get_running_loop()
     for number in signals:
         loop.add_signal_handler(number, life.on_signal, number)
+    port = int(bound.rpartition(":")[2])
+    most = max_connections or files_allowed() // 2
     try:
-        yield life
+        async with background(end_silent(port, most), "end silent connections"):
+            yield life
     finally:
         for number in signals:
             loop.remove_signal_handler(number)

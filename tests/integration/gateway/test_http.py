@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -421,6 +422,14 @@ async def test_models_are_listed_and_found_by_name(serve: Any) -> None:
         assert (await client.models.retrieve(MODEL)).owned_by == "outrider"
         with pytest.raises(openai.NotFoundError):
             await client.models.retrieve("other")
+
+
+async def test_no_answer_sends_a_client_to_the_host_that_its_request_names(serve: Any) -> None:
+    paths = "/v1/completions/", "/v1/chat/completions/", "/v1/models/", "/health/", "/tokenize/", "//elsewhere.example/"
+    async with serve() as (gateway, _), httpx.AsyncClient(base_url=f"http://{gateway.http_address}") as http:
+        for method, path in itertools.product(("GET", "POST"), paths):
+            answer = await http.request(method, path, json={}, headers={"Host": "elsewhere.example"})
+            assert answer.status_code in (404, 405) and "location" not in answer.headers, (method, path)
 
 
 async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:

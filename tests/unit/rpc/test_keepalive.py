@@ -45,7 +45,7 @@ class EchoTarget(target_pb2_grpc.TargetServiceServicer):
 
 @asynccontextmanager
 async def connected(target: EchoTarget) -> AsyncIterator[target_pb2_grpc.TargetServiceAsyncStub]:
-    server = grpc.aio.server(options=[*hastened(server_options(INTERNAL_MESSAGE_BYTES)), _STRIKES])
+    server = grpc.aio.server(options=[*hastened(server_options(INTERNAL_MESSAGE_BYTES, 100)), _STRIKES])
     target_pb2_grpc.add_TargetServiceServicer_to_server(target, server)
     async with serving(server, "127.0.0.1:0", services=[], grace_s=0.1) as life:
         options = hastened(channel_options(INTERNAL_MESSAGE_BYTES))

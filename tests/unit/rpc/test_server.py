@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from outrider.errors import DeadlineExceeded
 from outrider.rpc.channel import create_channel, remaining_s
+from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, bind, create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2
@@ -69,6 +70,53 @@ async def test_reflection_lists_the_services_under_both_its_names(version: str) 
             service.name for response in [await call.read()] for service in response.list_services_response.service
         ]
     assert {SERVICE, "grpc.health.v1.Health"} <= set(names)
+
+
+async def test_silent_sockets_cost_nobody_a_connection() -> None:
+    """Without that, others wait for as long as gRPC waits for first bytes: here for ever."""
+    limits = public_options(max_connections=20, max_streams=10, first_bytes_s=600, idle_s=600)
+    server = create_server(more=limits)
+    async with (
+        serving(server, "127.0.0.1:0", services=[SERVICE], max_connections=20) as life,
+        create_channel(life.address) as before,
+    ):
+        await check(before, "")
+        host, _, port = life.address.rpartition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(60)]
+        try:
+            async with asyncio.timeout(60), create_channel(life.address) as late:
+                health = health_pb2_grpc.HealthStub(late)
+                await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
+            await check(before, "")
+        finally:
+            for _, writer in silent:
+                writer.close()
+
+
+async def test_a_watch_is_told_of_changes_also_after_another_has_ended_and_lasts_while_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, call_error: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr("outrider.rpc.health.MAX_WATCHES", 3)
+    async with running() as (life, channel):
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = []
+        for _ in range(5):
+            watches.append(stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE)))
+            assert (await watches[-1].read()).status == NOT_SERVING
+        for over in watches[:2]:
+            error = await call_error(over.read())
+            assert from_rpc_error(error).reason == "WATCH_ENDED"
+        await life.ready()
+        for open_watch in watches[2:]:
+            assert (await open_watch.read()).status == SERVING
+
+
+async def test_a_watch_does_not_last_for_ever(monkeypatch: pytest.MonkeyPatch, call_error: Callable[..., Any]) -> None:
+    monkeypatch.setattr("outrider.rpc.health.MAX_WATCH_S", 0.05)
+    async with running() as (_, channel):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="no.such"))
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        assert (await call_error(watch.read())).code() is grpc.StatusCode.UNAVAILABLE
 
 
 async def test_a_port_that_is_taken_is_an_error_not_a_second_listener() -> None:

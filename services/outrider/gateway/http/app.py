@@ -80,10 +80,13 @@ def create_app(
         Route("/v1/receipt-key", listings.receipt_key),
         Route("/metrics", _Scraped(core, caches).page if options.api_metrics else _not_served),
     ]
-    return Starlette(
+    app = Starlette(
         routes=guarded(routes, guard, core.quotas, core.admission),
         exception_handlers={HTTPException: _http_exception, Exception: _unexpected},
     )
+    # It would send a client, with its key, to whatever host the request names.
+    app.router.redirect_slashes = False
+    return app
 
 
 def for_pages(app: ASGIApp, origins: Sequence[str]) -> ASGIApp:
