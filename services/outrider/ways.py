@@ -18,7 +18,7 @@ from outrider.engine_config import EngineConfig
 from outrider.hardware import compute
 from outrider.user_cache import cache_directory, write_whole
 
-MORE = 1.1
+MORE = 1.15
 """A draft worker has to bring this much more than what the target does alone: it is another process, which takes cores
 and memory, and its messages take time that a replay does not count."""
 
@@ -76,7 +76,7 @@ def file_of(target: Path, options: Sequence[str]) -> Path:
     weights = [(file.name, (stat := file.stat()).st_size, stat.st_mtime_ns) for file in sorted(target.glob("*.*"))]
     variables = [f"OUTRIDER_{member.name.upper()}" for member in fields(EngineConfig)]
     engine = {name: os.environ[name] for name in variables if name in os.environ}
-    known = [version("outrider"), compute(), str(target), weights, list(options), engine]
+    known = [version("outrider"), compute(), target.name, weights, list(options), engine]
     return cache_directory() / "ways" / f"{hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]}.json"
 
 

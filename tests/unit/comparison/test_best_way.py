@@ -17,7 +17,7 @@ from outrider.ways import SHIPPED, Measured
         (0.98, 0.7, 0.9, ("", "")),
     ],
 )
-def test_the_fastest_is_chosen_and_a_draft_worker_has_to_bring_a_tenth_more(
+def test_the_fastest_is_chosen_and_a_draft_worker_has_to_bring_clearly_more(
     lookups: float, head: float, draft: float, way: tuple[str, str]
 ) -> None:
     found = chosen((Measured("", "", lookups), Measured("head", "", head), Measured("", "draft", draft)))
