@@ -85,6 +85,7 @@ def test_so_is_what_the_environment_says_of_them(monkeypatch: pytest.MonkeyPatch
     assert not config_of().measured
 
 
+@pytest.mark.slow
 async def test_a_stack_starts_with_its_draft_where_nothing_can_be_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
