@@ -25,7 +25,7 @@ def make(setting: bytes) -> Answer:
             case b"policy" | b"long":
                 while question == b"long" and time.process_time() - started_s < 0.8:
                     pass
-                return f"{os.sched_getscheduler(0)} {sorted(os.sched_getaffinity(0))}".encode()
+                return str(os.sched_getscheduler(0)).encode()
             case b"pid":
                 return str(os.getpid()).encode()
         return setting + question

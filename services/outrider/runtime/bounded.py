@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -52,15 +52,15 @@ class BoundedProcess:
         *,
         cpu_s: float,
         extra_bytes: int,
-        cores: Iterable[int] = (),
         yields: bool = False,
     ) -> None:
         """`module`: of the program; `setting`: what all its questions need. `cpu_s`: processor time of an answer.
-        `extra_bytes`: memory beyond that of the process before its first question. `cores`: where it runs; none means
-        where we do. `yields`: whether an answer that takes long has only what all others leave of these cores."""
+        `extra_bytes`: memory beyond that of the process before its first question. `yields`: whether an
+        answer that takes long has only what all others leave of its cores, which are those of the thread that starts
+        it."""
         self._module, self._setting = module, setting
         self._cpu_s, self._extra_bytes = cpu_s, extra_bytes
-        self._cores, self._yields = tuple(cores), yields
+        self._yields = yields
         self._child: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._started = self._retired = False
@@ -117,7 +117,7 @@ class BoundedProcess:
         ours, theirs = Pipe()
         with theirs:
             bounds = [str(theirs.fileno()), str(self._cpu_s), str(self._extra_bytes)]
-            command = bound_to_us([sys.executable, "-P", "-m", self._module, *bounds], self._cores)
+            command = bound_to_us([sys.executable, "-P", "-m", self._module, *bounds])
             self._child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._connection, self._started, self._retired = ours, False, False
         # A process that has ended already is found when it is asked.

@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -35,10 +35,19 @@ class TenantTurns:
     """Runs work in the order in which a tenant sent it; the tenants take turns. Its threads end with the process, or
     with `close`."""
 
-    def __init__(self, num_threads: int, name: str, *, most_per_tenant: int | None = None, nice: int = 0) -> None:
-        """`most_per_tenant`: threads that one tenant may use at once. `nice`: how far the threads yield to others."""
+    def __init__(
+        self,
+        num_threads: int,
+        name: str,
+        *,
+        most_per_tenant: int | None = None,
+        nice: int = 0,
+        cores: Collection[int] = (),
+    ) -> None:
+        """`most_per_tenant`: threads that one tenant may use at once. `nice`: how far the threads, and processes that
+        they start, yield to others. `cores`: where they run; none means where the process does."""
         self._most = num_threads if most_per_tenant is None else most_per_tenant
-        self._nice = nice
+        self._nice, self._cores = nice, cores
         self._changed = threading.Condition()
         self._waiting: OrderedDict[str, deque[_Work]] = OrderedDict()
         self._running: Counter[str] = Counter()
@@ -67,6 +76,8 @@ class TenantTurns:
         if self._nice:
             # Of this thread alone (Linux).
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
+        if self._cores:
+            os.sched_setaffinity(threading.get_native_id(), self._cores)
         while True:
             with self._changed:
                 while (tenant := self._next()) is None:

@@ -170,7 +170,7 @@ def _servicer(
             info.vocab_size,
             engine.info.eos_token_ids,
             most_bytes=config.grammar_bytes,
-            trial_cores=spare_cores,
+            compile_cores=spare_cores,
         ),
     )
     batching = Batching(info.block_size, config.engine.max_batch_tokens)

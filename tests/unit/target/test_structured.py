@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import random
 import re
 import subprocess
@@ -589,6 +590,19 @@ def test_the_plan_of_the_memory_has_room_for_the_processes_that_try_grammars(
         load(TargetConfig(model=str(tiny), listen="127.0.0.1:0", grammar_bytes=most_bytes))
     # Two threads compile, each with one; and either grammar may be as large as a tenant's may.
     assert planned[0] >= 2 * most_bytes + 2 * peak_bytes
+
+
+async def test_grammars_are_tried_and_compiled_on_the_cores_for_them(tiny: Path) -> None:
+    core, found = max(os.sched_getaffinity(0)), list[set[int]]()
+
+    class Told(GrammarCompiler):
+        def compile(self, grammar: str, committed: Sequence[int]) -> Any:
+            made = super().compile(grammar, committed)
+            found.extend(map(os.sched_getaffinity, (0, self._trials.process._child.pid)))
+            return made
+
+    await Told(tiny, VOCAB, [EOS], compile_cores=[core]).compile_on_thread("start: /a/", ())
+    assert found == [{core}, {core}]
 
 
 async def test_waiting_for_a_thread_does_not_count_against_the_limit(tiny: Path) -> None:

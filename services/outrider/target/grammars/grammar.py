@@ -93,10 +93,11 @@ class GrammarCompiler:
         step_fuel: int = STEP_FUEL,
         most_bytes: int = GRAMMAR_BYTES,
         masks_on_threads: bool = True,
-        trial_cores: Collection[int] = (),
+        compile_cores: Collection[int] = (),
     ) -> None:
         """`most_bytes`: of cached and running grammars together. `masks_on_threads`: for callers that can do
-        without a mask for a while. `trial_cores`: where grammars are tried; none means where the steps run."""
+        without a mask for a while. `compile_cores`: where grammars are tried and compiled;
+        none means where the steps run."""
         self.memory = GrammarMemory(most_bytes)
         self._max_s = max_s
         self._trial_limits = {
@@ -113,7 +114,7 @@ class GrammarCompiler:
         self._tried: OrderedDict[_Key, TrialResult] = OrderedDict()
         """What depends on the grammar alone is under no tenant; that it took too long is not sure to happen again."""
         self._trials = threading.local()
-        self._trial_cores = trial_cores
+        self._compile_cores = compile_cores
         self._checkpoint = checkpoint
         self._vocab_size = vocab_size
         self._eos_token_ids = list(eos_token_ids)
@@ -160,7 +161,13 @@ class GrammarCompiler:
 
     @cached_property
     def _compile_turns(self) -> TenantTurns:
-        return TenantTurns(_COMPILE_THREADS, "compile grammar", most_per_tenant=_COMPILE_THREADS - 1, nice=_NICE)
+        return TenantTurns(
+            _COMPILE_THREADS,
+            "compile grammar",
+            most_per_tenant=_COMPILE_THREADS - 1,
+            nice=_NICE,
+            cores=self._compile_cores,
+        )
 
     @cached_property
     def _mask_turns(self) -> TenantTurns:
@@ -239,7 +246,6 @@ class GrammarCompiler:
                 setting.to_bytes(),
                 cpu_s=self._max_s,
                 extra_bytes=most_bytes,
-                cores=self._trial_cores,
                 yields=True,
             )
             self._trials.process = process
