@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from outrider.token_bytes import TokenBytes, UnsupportedDecoder
+from outrider.token_bytes import MAX_TOKEN_ID, TokenBytes, UnsupportedDecoder, flat_steps
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _PICKLED_FAULT = "pickled weights run code when they are read; convert to safetensors"
@@ -50,6 +50,10 @@ _PACKED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", "
 """Names of tensors that only quantized weights have."""
 _OTHER_CONFIGS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 """Where older tools and others write of it."""
+_MAX_JSON_BYTES = 1 << 28
+MAX_LAYERS = 2_000
+_NO_END = "not a file that ends"
+_MAX_GROWTH = 1 << 12
 _MAX_HEADER = 100 << 20
 """In bytes, as safetensors has it."""
 _GPTQ_FORMS: dict[str, tuple[Any, ...]] = {
@@ -95,6 +99,10 @@ def fault(path: Path) -> CheckpointFault | None:
     config = _read(path / "config.json")
     if isinstance(config, CheckpointFault):
         return config
+    text = config.get("text_config")
+    layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MAX_LAYERS:
+        return CheckpointFault(f"{path}/config.json", f"num_hidden_layers: {layers}; at most {MAX_LAYERS} are made")
     found = _weights_fault(path)
     if found is not None or "outrider_draft" in config:
         # A distilled draft has its target's tokenizer.
@@ -121,7 +129,7 @@ def engine_fault(path: Path) -> CheckpointFault | None:
 def end_tokens(path: Path) -> tuple[int, ...]:
     """The model's end tokens, from generation_config.json, else config.json. Raises ValueError for what is no id."""
     for name in ("generation_config.json", "config.json"):
-        ids = _json(path / name).get("eos_token_id") if (path / name).is_file() else None
+        ids = read_json(path / name).get("eos_token_id") if (path / name).exists() else None
         if ids is not None:
             found = ids if isinstance(ids, list) else [ids]
             if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
@@ -136,7 +144,7 @@ def sampling_defaults(path: Path) -> dict[str, float]:
     Raises ValueError that names the file and the field.
     """
     file = path / "generation_config.json"
-    stated = _json(file) if file.is_file() else {}
+    stated = read_json(file) if file.exists() else {}
     found = dict[str, float]()
     for name, (ours, least, most) in _SAMPLING.items():
         if (value := stated.get(name)) is None:
@@ -149,18 +157,26 @@ def sampling_defaults(path: Path) -> dict[str, float]:
     return found
 
 
-def _json(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_text())
+def read_json(file: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError."""
+    if file.exists() and not file.is_file():
+        raise ValueError(_NO_END)
+    if (size := file.stat().st_size) > _MAX_JSON_BYTES:
+        raise ValueError(f"{size} bytes; at most {_MAX_JSON_BYTES} are read")
+    try:
+        found = json.loads(file.read_text())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
     return found
 
 
 def _read(file: Path) -> dict[str, Any] | CheckpointFault:
-    if not file.is_file():
+    if not file.exists():
         return CheckpointFault(str(file), "missing")
     try:
-        return _json(file)
+        return read_json(file)
     except (OSError, ValueError) as error:
         return CheckpointFault(str(file), str(error))
 
@@ -168,8 +184,8 @@ def _read(file: Path) -> dict[str, Any] | CheckpointFault:
 def weight_files(path: Path) -> list[Path]:
     """The files that have the model's weights: those of the index, else model.safetensors, else all. Others, such as a
     head's, an adapter's or the weights in their author's form, are none of the model's."""
-    if (path / _INDEX).is_file():
-        return [path / name for name in sorted(set(map(str, _json(path / _INDEX)["weight_map"].values())))]
+    if (path / _INDEX).exists():
+        return [path / name for name in sorted(set(map(str, read_json(path / _INDEX)["weight_map"].values())))]
     whole = path / _WHOLE
     return [whole] if whole.is_file() else sorted(path.glob("*.safetensors"))
 
@@ -192,6 +208,9 @@ def _weights_fault(path: Path) -> CheckpointFault | None:
             if pickled
             else CheckpointFault(f"{path}/model.safetensors", "missing")
         )
+    for name in weights:
+        if (path / name).exists() and not (path / name).is_file():
+            return CheckpointFault(f"{path}/{name}", _NO_END)
     if _INDEX in found:
         index = _read(path / _INDEX)
         if isinstance(index, CheckpointFault):
@@ -352,7 +371,7 @@ def _adapter_fault(path: Path) -> CheckpointFault | None:
 
 def _tokenizer_fault(path: Path) -> CheckpointFault | None:
     file = path / "tokenizer.json"
-    if file.is_file():
+    if file.exists():
         return _decoder_fault(file)
     others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (path / name).is_file()]
     way = f"; transformers' save_pretrained writes it of {others[0]}" if others else ""
@@ -374,8 +393,29 @@ def _decoder_fault(file: Path) -> CheckpointFault | None:
         return spec
     try:
         TokenBytes.build((), spec.get("decoder"), ())
+        problem = _endless(spec)
     except UnsupportedDecoder as error:
         return CheckpointFault(str(file), str(error))
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        return CheckpointFault(str(file), f"not a tokenizer: {type(error).__name__}: {error}")
+    return CheckpointFault(str(file), problem) if problem else None
+
+
+def _endless(spec: dict[str, Any]) -> str | None:
+    """What of a tokenizer would take time or memory without bound."""
+    vocab = spec["model"]["vocab"]
+    ids = [*(vocab.values() if isinstance(vocab, dict) else range(len(vocab)))]
+    ids += [token["id"] for token in spec.get("added_tokens") or ()]
+    if (highest := max(ids, default=0)) > MAX_TOKEN_ID:
+        return f"the token id {highest}; at most {MAX_TOKEN_ID} is read"
+    for name in ("normalizer", "decoder"):
+        growth = 1
+        for step in flat_steps(spec.get(name) or {}):
+            if step.get("type") == "Replace":
+                # A regular expression may match nothing, between any two characters.
+                growth *= max(1, 1 + len(step["content"]) // max(1, len(step["pattern"].get("String", ""))))
+        if growth > _MAX_GROWTH:
+            return f"{name}: its replacements make a text up to {growth} times longer"
     return None
 
 

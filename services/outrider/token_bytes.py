@@ -19,6 +19,8 @@ _CLEANED_UP = (
 )
 
 Spelling = Callable[[str], str]
+MAX_TOKEN_ID = (1 << 22) - 1
+"""Tables have a place for each id up to the highest."""
 
 
 class UnsupportedDecoder(ValueError):
@@ -67,7 +69,7 @@ class _Steps:
         if decoder is None:
             found.before.append(lambda piece: f" {piece}")
         else:
-            for step in _flat(decoder):
+            for step in flat_steps(decoder):
                 found._add(step)
         return found
 
@@ -100,10 +102,12 @@ class _Steps:
         (self.after if self.byte_fallback else self.before).append(spelling)
 
 
-def _flat(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if decoder.get("type") == "Sequence":
-        return [step for part in decoder["decoders"] for step in _flat(part)]
-    return [decoder]
+def flat_steps(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Of a decoder or a normalizer."""
+    if part.get("type") == "Sequence":
+        inner = part.get("decoders") or part.get("normalizers") or ()
+        return [step for one in inner for step in flat_steps(one)]
+    return [part]
 
 
 def _named(step: Mapping[str, Any]) -> str:
@@ -162,6 +166,8 @@ class TokenBytes:
         size = tokenizer.get_vocab_size(with_added_tokens=True)
         # Added tokens may leave gaps in the ids, so the highest id bounds the table and not the count.
         highest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=size - 1)
+        if highest > MAX_TOKEN_ID:
+            raise ValueError(f"the token id {highest}; at most {MAX_TOKEN_ID} is read")
         specials = [i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special]
         pieces = [tokenizer.id_to_token(i) for i in range(highest + 1)]
         return cls.build(pieces, json.loads(tokenizer.to_str())["decoder"], specials)

@@ -4,13 +4,13 @@ does not fit is refused by its name, and a pickle unread.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from outrider.checkpoint_files import read_json
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.heads.formats import FORMATS, OurHead
@@ -44,11 +44,9 @@ def read_head_config(path: Path) -> dict[str, Any]:
     """config.json, where speculators' configs are flattened to the form of the others. Raises HeadError."""
     file = path / "config.json"
     try:
-        config = json.loads(file.read_text())
+        config = read_json(file)
     except (OSError, ValueError) as error:
         raise HeadError(str(file), str(error)) from None
-    if not isinstance(config, dict):
-        raise HeadError(str(file), "not a JSON object")
     if "speculators_model_type" in config:
         # Its layers are described apart, and its residual is normalised unless it says otherwise.
         config = {**config.get("transformer_layer_config", {}), "norm_before_residual": True, **config}

@@ -7,11 +7,10 @@ they are read, so they are always refused.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
-from outrider.checkpoint_files import fault, weight_files
+from outrider.checkpoint_files import fault, read_json, weight_files
 from outrider.engine.checkpoints.digests import file_digest
 
 
@@ -35,12 +34,9 @@ def check(path: Path) -> Path:
 
 def read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path / "config.json").read_text())
+        return read_json(path / "config.json")
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}/config.json", str(error)) from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path}/config.json", "not a JSON object")
-    return config
 
 
 def weights_revision(path: Path, quantization: str = "none", *, every: bool = False) -> str:

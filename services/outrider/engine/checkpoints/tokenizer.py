@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from outrider.checkpoint_files import read_json
 from outrider.engine.checkpoints.checkpoints import CheckpointError, read_config
 from outrider.engine.checkpoints.fetching import resolve
 
@@ -65,7 +66,7 @@ def tokenizer_of(path: Path) -> Path:
 
 def _tokens(path: Path) -> dict[str, int]:
     try:
-        spec = json.loads((path / "tokenizer.json").read_text())
+        spec = read_json(path / "tokenizer.json")
         vocab = spec["model"]["vocab"]
         # Of a Unigram model: pairs of a piece and its score.
         listed = vocab if isinstance(vocab, dict) else {piece: i for i, (piece, _) in enumerate(vocab)}
