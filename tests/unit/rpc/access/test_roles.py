@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,6 +152,34 @@ async def test_a_role_that_may_do_one_thing_may_not_do_another() -> None:
     assert (await guard.admit(Access(frozenset({Role.ROUTER})), SECRET.token(Role.ROUTER))).name == "router"
     with pytest.raises(OutriderError):
         await guard.admit(Access(frozenset({Role.GATEWAY})), SECRET.token(Role.ROUTER))
+
+
+ERASURES = {"AttachService/EraseHistory", "TargetService/EraseHistory", "TraceService/EraseTraces"}
+READS = {f"TraceService/{name}" for name in ("GetTrace", "GetActivity", "ExportTraces")}
+REACH = {
+    Role.GATEWAY: {f"RouterService/{name}" for name in ("RouteMany", "GetTokenizer", "ListModels")},
+    Role.ROUTER: {"PolicyService/Follow", *(f"TargetService/{name}" for name in ("GetInfo", "Verify", "GetTokenizer"))},
+    Role.TARGET: {"AttachService/Attach", "DraftService/GetInfo", "DraftService/Draft"},
+    Role.DRAFT: set(),
+    Role.CONTROL: {"RouterService/GetTokenizer", "RouterService/ListModels", *ERASURES, *READS},
+    Role.OPERATOR: {"RouterService/ListModels", "ControlService/*", *READS},
+}
+"""What a stolen token of each role can call, besides what everybody can: docs/security.md tells what that does."""
+
+
+@pytest.mark.parametrize("role", Role)
+async def test_a_stolen_token_can_make_the_calls_of_its_role_and_no_other(role: Role) -> None:
+    guard, made = RoleGuard(SECRET), set()
+    for method, access in CALLS.items():
+        name = method.removeprefix("/outrider.rpc.v1.")
+        with suppress(OutriderError):
+            if not access.open and await guard.admit(access, SECRET.token(role)):
+                made.add("ControlService/*" if name.startswith("ControlService/") else name)
+    assert made == REACH[role]
+    page = (Path(__file__).resolve().parents[4] / "docs/security.md").read_text()
+    assert (
+        f"\n| {'control' if role is Role.CONTROL else role.value} |" in page.partition("stolen credential can do\n")[2]
+    )
 
 
 def test_every_service_has_a_server() -> None:
