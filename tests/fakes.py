@@ -34,7 +34,7 @@ from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_gr
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
-from outrider.target.drafts.pool import PooledDrafts
+from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetReport
@@ -240,15 +240,15 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
         self.num_accepted = 0
         self._numbers = itertools.count(1)
         self._streams: dict[int, _RouterStream] = {}
-        self._drafts: PooledDrafts | None = None
+        self._drafts: PoolDrafts | None = None
 
     @property
-    def drafts(self) -> PooledDrafts:
+    def drafts(self) -> PoolDrafts:
         """Made in the event loop."""
         if self._drafts is None:
             clock = asyncio.get_running_loop().time
             leases, connect = _AnyDraft(no_leases, clock), lambda address: self.connect(address)
-            self._drafts = PooledDrafts(self.limits, clock, self._offer, self._tell, leases, connect)
+            self._drafts = PoolDrafts(self.limits, clock, self._offer, self._tell, leases, connect)
         return self._drafts
 
     @property
@@ -259,7 +259,7 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
     async def stop(self) -> None:
         """Lets go of its drafts."""
         if self._drafts is not None:
-            await self._drafts.pool.links.stop()
+            await self._drafts.links.stop()
 
     async def GetInfo(self, request: Any, context: Any) -> target_pb2.TargetServiceGetInfoResponse:
         await self._running.wait()

@@ -14,11 +14,11 @@ from typing import Any
 
 from outrider.draft.worker import DraftWorker
 from outrider.drafting.buffer import DraftBuffer
-from outrider.drafting.pool import PoolDrafts
 from outrider.engine.kv.blocks import BlockPool
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation.generation import _Job
 from outrider.speculation import verification
+from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests import events, wire
 from outrider.target.step import verify, worker
 from outrider.target.step.core import TargetCore

@@ -177,7 +177,7 @@ class TargetProcess(Worker):
 
     async def kill(self) -> None:
         await super().kill()
-        await self.servicer.drafts.pool.links.stop()
+        await self.servicer.drafts.links.stop()
 
     def start_drain(self) -> None:
         self.draining = True
@@ -188,7 +188,7 @@ class TargetProcess(Worker):
 
     def leftovers(self) -> list[str]:
         found = [f"sequence {key} is open" for key in self.worker._sequences.keys]
-        found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.drafts.pool._open]
+        found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.drafts._open]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")
         return found

@@ -92,5 +92,5 @@ async def served(
         async def leases() -> list[LeaseRecord]:
             return [record]
 
-        worker.servicer.drafts.pool.links._leases.read = leases
+        worker.servicer.drafts.links._leases.read = leases
         yield worker.servicer, stub, draft

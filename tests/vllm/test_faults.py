@@ -50,7 +50,7 @@ async def test_a_draft_that_dies_or_stops_changes_no_text(
         async def leases() -> list[LeaseRecord]:
             return [record]
 
-        servicer.drafts.pool.links._leases.read = leases
+        servicer.drafts.links._leases.read = leases
         router = Router(stub)
         await router.send(opens=[opening(1, **mode)])
         await router.finished(1)

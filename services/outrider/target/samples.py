@@ -106,10 +106,8 @@ class _Sample:
         yield _json(numbers)[:-1]
         if opening.samples is SampleConsent.TEXT:
             # Apart, since what a lost target has committed is of the answer: a prompt is the same in all its records.
-            lists: tuple[Sequence[float], ...] = (
-                *(opening.prompt, opening.committed),
-                *(self.output, self.top_ids, self.top_logprobs),
-            )
+            prompt, committed = opening.prompt, opening.committed
+            lists: tuple[Sequence[float], ...] = prompt, committed, self.output, self.top_ids, self.top_logprobs
             for name, values in zip(_LISTS, lists, strict=True):
                 width = self.width if name in _WIDE else 1
                 for start in range(0, max(1, len(values)), _PART * width):

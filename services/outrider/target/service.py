@@ -14,7 +14,7 @@ from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.runtime.turns import settle
-from outrider.target.drafts.pool import PooledDrafts
+from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.events import Compiled, Erased, Event, GrammarWork, Opened, TargetEvent
 from outrider.target.requests.opening import Limits
@@ -65,7 +65,7 @@ class TargetServicer(
         self._compiling: set[asyncio.Task[None]] = set()
         self._max_silence_s = max_silence_s
         leases = DraftLeases(read_leases, clock)
-        self.drafts = PooledDrafts(
+        self.drafts = PoolDrafts(
             *(limits, clock, self.steps.post, self.streams.answer, leases, connect, credential, worker.stats),
             features=info.features,
         )

@@ -183,7 +183,7 @@ async def start_real(fleet: Fleet, tiny: Path, metadata_url: str) -> StartReal:
             engine, info = load(config)
             running = await fleet.stack.enter_async_context(serve_target(config, engine, info))
             # In the namespace of this test, which a configured URL does not name.
-            leases = running.servicer.drafts.pool.leases
+            leases = running.servicer.drafts._leases
             leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
             fleet.targets.append(running.servicer)
             await _register(fleet, info, running)

@@ -95,7 +95,7 @@ async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_
     real_fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:
     for target in real_fleet.targets:
-        target.drafts.pool.links._connect = lambda address: create_channel("127.0.0.1:1")
+        target.drafts.links._connect = lambda address: create_channel("127.0.0.1:1")
     for _ in range(2):
         answer = await real_fleet.ask(request(real_fleet, 300, speculation=router.SPECULATION_MODE_ON))
         assert len(answer.token_ids) == 300
@@ -113,12 +113,12 @@ async def test_a_target_that_reaches_no_draft_decodes_plainly_and_an_event_says_
 async def test_a_draft_whose_stream_to_the_target_breaks_costs_no_token(real_fleet: Fleet) -> None:
     # Long enough that it has not ended when the router hears of the break.
     plain = await real_fleet.ask(request(real_fleet, 300, speculation=router.SPECULATION_MODE_OFF))
-    links = [link for target in real_fleet.targets for link in target.drafts.pool.links.by_draft.values()]
+    links = [link for target in real_fleet.targets for link in target.drafts.links.by_draft.values()]
     assert not links
     tokens, broken = [], False
     async for response in real_fleet.call(request(real_fleet, 300, speculation=router.SPECULATION_MODE_ON)):
         tokens += response.token_ids
-        links = [link for target in real_fleet.targets for link in target.drafts.pool.links.by_draft.values()]
+        links = [link for target in real_fleet.targets for link in target.drafts.links.by_draft.values()]
         if links and response.num_drafted and not broken:
             broken = True
             links[0]._task.cancel()

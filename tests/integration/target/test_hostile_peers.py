@@ -140,7 +140,7 @@ async def all_free(servicer: TargetServicer) -> None:
     async with asyncio.timeout(60):
         while servicer.steps.load.num_running or servicer.steps.load.num_waiting:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert servicer.drafts.pool._open == {} and servicer.drafts.pool.links.by_draft == {}
+    assert servicer.drafts._open == {} and servicer.drafts.links.by_draft == {}
 
 
 def padded(message: target_pb2.VerifyRequest, size: int) -> bytes:

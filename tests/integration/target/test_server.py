@@ -157,7 +157,7 @@ async def target_and_draft(
         async def leases() -> list[LeaseRecord]:
             return [LeaseRecord(info, worker_pb2.WorkerLoad(), life.address, 1)]
 
-        servicer.drafts.pool.links._leases.read = leases
+        servicer.drafts.links._leases.read = leases
         yield servicer, stub, draft
 
 

@@ -1,22 +1,25 @@
-"""What routers' messages and the worker's reports mean for the drafts of the pool. Lives in the event loop.
+"""The drafts of one target at draft workers: what routers' messages and the worker's reports mean for them.
 
-A commit is sent to the draft when it is sent to the router, and a proposal becomes an event of the worker.
+A router decides which worker drafts, how far, and what follows when a draft fails. Lives in the event loop. A commit is
+sent to the draft when it is sent to the router, and a proposal becomes an event of the worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from outrider.drafting.pool import DraftLeases, DraftVocabulary, PoolDrafts, PoolListener
-from outrider.drafting.source import CloseReason
+from outrider.drafting.pool import DraftLeases, DraftLinks, DraftVocabulary, PooledSequence
+from outrider.drafting.pool.link import DraftLink
+from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
 from outrider.drafting.speculation import Speculation
-from outrider.errors import OutriderError
-from outrider.protocol.errors import to_sequence_error
+from outrider.errors import InvalidRequest, OutriderError
+from outrider.protocol.errors import from_sequence_error, to_sequence_error
 from outrider.protocol.limits import clamp_us
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import Connect, create_channel
-from outrider.rpc.v1 import sequence_pb2, target_pb2
+from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered, Opened
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
@@ -27,8 +30,18 @@ from outrider.tuning import MIN_CHANCE
 _REASONS = {reason.value: reason for reason in CloseReason}
 
 
-class PooledDrafts:
-    """The drafts of one target, for all its routers."""
+@dataclass(slots=True)
+class _Open:
+    """One open sequence: all that a draft would be sent now."""
+
+    opening: SourceOpening
+    speculation: Speculation
+    committed: list[int]
+    pooled: PooledSequence | None = None
+
+
+class PoolDrafts:
+    """For all routers of the target."""
 
     def __init__(
         self,
@@ -44,19 +57,23 @@ class PooledDrafts:
     ) -> None:
         """`post` takes events made of drafts' messages, `answer` what a stream's router is sent besides commits.
         `credential`: metadata of calls to drafts. `features`: those that the worker computes, as in its WorkerInfo."""
-        vocabulary = DraftVocabulary(limits.vocab_size, limits.max_context_len)
-        listener = PoolListener(self._post_arrived, self._tell_spent, self._tell_lost, self._count_unleased)
-        self.pool = PoolDrafts(vocabulary, clock, leases, listener, connect, credential, features)
+        callbacks = self._pair, self._replied, self._lose, self._count_unleased
+        self.links = DraftLinks(leases, *callbacks, connect, credential)
         self.deepen: Callable[[Speculation], Speculation] = lambda setting: setting
         """What drafts are told of a sequence's setting: an engine may need drafts that are longer than its steps."""
+        self._vocabulary = DraftVocabulary(limits.vocab_size, limits.max_context_len)
         self._clock = clock
         self._post = post
         self._answer = answer
+        self._leases = leases
+        self._features = features
         self._stats = stats or TargetStats()
-        self._speculation: dict[SequenceKey, Speculation] = {}
-        """Of the open sequences."""
+        self._open: dict[SequenceKey, _Open] = {}
         self._row_price = 0.0
         """The price last sent to drafts."""
+
+    async def stop(self) -> None:
+        await self.links.stop()
 
     # -- messages from routers
 
@@ -65,30 +82,44 @@ class PooledDrafts:
         assigned = {opening.sequence_id: opening.draft for opening in request.opens if opening.HasField("draft")}
         for event in events:
             # Opened twice: that is an error, which ends the sequence.
-            if isinstance(event, Opened) and event.key not in self._speculation:
-                self._speculation[event.key] = event.opening.speculation
-                draft = assigned.get(event.key.sequence_id)
-                assignment = None if draft is None else assignment_of(draft)
-                limits = self.deepen(event.opening.speculation).draft_limits(self._row_price)
-                self.pool.open(event.key, event.opening.for_drafts(limits), assignment)
-            elif isinstance(event, Adjusted) and event.key in self._speculation:
-                self._speculation[event.key] = event.speculation
-                self.pool.limit(event.key, self.deepen(event.speculation).draft_limits(self._row_price))
+            if isinstance(event, Opened) and event.key not in self._open:
+                speculation = event.opening.speculation
+                opening = event.opening.for_drafts(self._limits(speculation))
+                self._open[event.key] = _Open(opening, speculation, list(opening.committed))
+                if (draft := assigned.get(event.key.sequence_id)) is not None:
+                    self.assign(event.key, assignment_of(draft))
+            elif isinstance(event, Adjusted) and (found := self._open.get(event.key)) is not None:
+                found.speculation = event.speculation
+                self._limit(found)
         for change in request.set_drafts:
-            self.pool.assign(SequenceKey(stream, change.sequence_id), assignment_of(change.draft))
+            self.assign(SequenceKey(stream, change.sequence_id), assignment_of(change.draft))
         for close in request.closes:
             self._close(SequenceKey(stream, close.sequence_id), _REASONS.get(close.reason, CloseReason.CANCELLED))
 
+    def assign(self, key: SequenceKey, assignment: DraftAssignment | None) -> None:
+        """From now on this draft proposes for the sequence; None for no draft."""
+        if (found := self._open.get(key)) is None:
+            return
+        self.links.cancel(key)
+        self._unpair(found, CloseReason.MOVED)
+        if assignment is not None:
+            self.links.look_up(key, assignment)
+
     def stream_ended(self, stream: int) -> None:
-        for key in [key for key in self._speculation if key.stream == stream]:
+        for key in [key for key in self._open if key.stream == stream]:
             self._close(key, CloseReason.CANCELLED)
 
     def _close(self, key: SequenceKey, reason: CloseReason) -> None:
-        self._speculation.pop(key, None)
-        self.pool.close(key, reason)
+        self.links.cancel(key)
+        if (found := self._open.pop(key, None)) is not None:
+            self._unpair(found, reason)
 
-    async def stop(self) -> None:
-        await self.pool.links.stop()
+    def _limits(self, speculation: Speculation) -> DraftLimits:
+        return self.deepen(speculation).draft_limits(self._row_price)
+
+    def _limit(self, found: _Open) -> None:
+        if found.pooled is not None:
+            found.pooled.limit(self._limits(found.speculation))
 
     # -- reports of the worker
 
@@ -97,47 +128,96 @@ class PooledDrafts:
         self._price_rows(report.row_price)
         draft_stats = {}
         for key, committed_len, features in report.features:
-            self.pool.commit(key, committed_len, (), features)
-        for committed in report.commits:
-            if (stats := self._commit(committed)) is not None:
-                draft_stats[committed.key] = stats
+            if (found := self._open.get(key)) is not None:
+                self._send(found, committed_len, (), features)
+        for row in report.commits:
+            if (found := self._open.get(row.key)) is not None and (stats := self._commit(found, row)) is not None:
+                draft_stats[row.key] = stats
         for failed in report.failures:
             self._close(failed.key, CloseReason.MOVED)
         return draft_stats
 
-    def _commit(self, row: StepRow[Any]) -> sequence_pb2.DraftStats | None:
-        key, base_len, serial = row.key, row.base_len, row.draft.last_serial
-        committed_len = base_len + len(row.token_ids)
-        stats = self.pool.take_stats(key, base_len, row.num_drafted, serial, committed_len, row.draft_useful_s)
+    def _commit(self, found: _Open, row: StepRow[Any]) -> sequence_pb2.DraftStats | None:
+        base_len, pooled, stats = row.base_len, found.pooled, None
+        if pooled is not None:
+            drafted, committed_len = (row.num_drafted, row.draft.last_serial), base_len + len(row.token_ids)
+            stats = pooled.take_stats(base_len, *drafted, committed_len, row.draft_useful_s)
         if row.finish is not Finish.NONE:
-            self._close(key, CloseReason.FINISHED)
+            self._close(row.key, CloseReason.FINISHED)
         else:
-            self.pool.commit(key, base_len, row.token_ids, row.features)
+            self._send(found, base_len, row.token_ids, row.features)
         return stats
+
+    def _send(self, found: _Open, base_len: int, tokens: Sequence[int], features: Features | None) -> None:
+        found.committed.extend(tokens)
+        if found.pooled is not None:
+            found.pooled.commit(base_len, tokens, self._now_us(), features)
 
     def _price_rows(self, price: float) -> None:
         """Sends drafts a price that has moved by a quarter: they stop at tokens that would not be verified."""
         if max(price, self._row_price, MIN_CHANCE) <= 1.25 * max(MIN_CHANCE, min(price, self._row_price)):
             return
         self._row_price = price
-        for key, speculation in self._speculation.items():
-            if speculation.max_draft_tokens:
-                self.pool.limit(key, self.deepen(speculation).draft_limits(price))
+        for found in self._open.values():
+            if found.speculation.max_draft_tokens:
+                self._limit(found)
 
     # -- what comes of the pool
 
-    def _post_arrived(self) -> None:
-        now_s = self._clock()
-        self._post(
-            [
-                DraftRefused(key, found) if isinstance(found, OutriderError) else Offered(key, found, now_s)
-                for key, found in self.pool.poll()
-            ]
-        )
+    def _pair(self, key: SequenceKey, draft: DraftAssignment) -> None:
+        found = self._open[key]
+        opening, limits = replace(found.opening, committed=found.committed), self._limits(found.speculation)
+        try:
+            link = self.links.get(draft)
+            found.pooled = PooledSequence.open(
+                *(link, draft.sequence_id, key, opening, limits, self._vocabulary, self._now_us()),
+                reads_features=bool(self._features) and self._leases.features_of(draft.worker_id) == self._features,
+            )
+        except OutriderError as problem:
+            self._tell_lost(key, draft.sequence_id, problem)
+        except ValueError as error:
+            # A token id that no message can hold: not every target checks them.
+            self._tell_lost(key, draft.sequence_id, InvalidRequest("opening", str(error)))
 
-    def _tell_spent(self, key: SequenceKey, draft_share_us: int) -> None:
-        usage = sequence_pb2.SequenceUsage(sequence_id=key.sequence_id, draft_share_us=clamp_us(draft_share_us))
-        self._answer(key.stream, target_pb2.VerifyResponse(usage=[usage]))
+    def _unpair(self, found: _Open, reason: CloseReason) -> None:
+        pooled, found.pooled = found.pooled, None
+        if pooled is not None:
+            self._tell_spent(pooled.close(reason), pooled.share_us)
+
+    def _replied(self, link: DraftLink, reply: draft_pb2.DraftResponse) -> None:
+        if events := [event for draft in reply.drafts if (event := self._take(link, draft)) is not None]:
+            self._post(events)
+        for message in reply.errors:
+            if (key := link.keys.get(message.sequence_id)) is not None:
+                self._lose(key, from_sequence_error(message))
+        for usage in reply.usage:
+            self._tell_spent(link.last_closed.get(usage.sequence_id), usage.share_us)
+
+    def _take(self, link: DraftLink, draft: sequence_pb2.Draft) -> Event | None:
+        # A late message, about a sequence that has ended, finds nothing.
+        if (key := link.keys.get(draft.sequence_id)) is None or (pooled := self._open[key].pooled) is None:
+            self._tell_spent(link.last_closed.get(draft.sequence_id), draft.share_us)
+            return None
+        pooled.share_us += draft.share_us
+        try:
+            return Offered(key, pooled.take(draft, self._now_us()), self._clock())
+        except OutriderError as error:
+            self._lose(key, error)
+            return DraftRefused(key, error)
+
+    def _lose(self, key: SequenceKey, problem: OutriderError) -> None:
+        """The sequence continues without its draft, and the router is sent the reason."""
+        found = self._open[key]
+        assert found.pooled is not None
+        sequence_id = found.pooled.sequence_id
+        self._unpair(found, CloseReason.MOVED)
+        self._tell_lost(key, sequence_id, problem)
+
+    def _tell_spent(self, key: SequenceKey | None, draft_share_us: int) -> None:
+        """A draft spent this time on a sequence, which no commit will report any more."""
+        if key is not None and draft_share_us:
+            usage = sequence_pb2.SequenceUsage(sequence_id=key.sequence_id, draft_share_us=clamp_us(draft_share_us))
+            self._answer(key.stream, target_pb2.VerifyResponse(usage=[usage]))
 
     def _tell_lost(self, key: SequenceKey, draft_sequence_id: int, problem: OutriderError) -> None:
         error = to_sequence_error(draft_sequence_id, problem)
@@ -145,3 +225,6 @@ class PooledDrafts:
 
     def _count_unleased(self) -> None:
         self._stats.num_unleased_drafts += 1
+
+    def _now_us(self) -> int:
+        return round(self._clock() * 1e6)

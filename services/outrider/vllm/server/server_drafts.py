@@ -19,7 +19,7 @@ from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2, target_pb2, worker_pb2
 from outrider.runtime.supervision import until_first_ends
-from outrider.target.drafts.pool import PooledDrafts
+from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests.events import Adjusted, Event, Opened
 from outrider.target.requests.opening import Limits, Opening
 from outrider.target.requests.report import TargetReport
@@ -51,7 +51,7 @@ class ServerDrafts:
         """`post` takes what the thread that schedules has to know: drafts, and settings of routers. `erase`: as a
         LearningSource does; called here, because that thread sleeps while there are no requests."""
         leases = DraftLeases(self._leases, time.monotonic)
-        self.pooled = PooledDrafts(limits, time.monotonic, post, self._answer, leases, reach.connect, reach.credential)
+        self.pooled = PoolDrafts(limits, time.monotonic, post, self._answer, leases, reach.connect, reach.credential)
         self.fixed = FixedDrafts(reach, self._assign)
         self.router = None if router is None else RouterLink(router, self._router_message, self._router_changed)
         self._limits = limits
@@ -115,7 +115,7 @@ class ServerDrafts:
 
     def _assign(self, key: SequenceKey, assignment: DraftAssignment) -> None:
         self._post([Followed(key)])
-        self.pooled.pool.assign(key, assignment)
+        self.pooled.assign(key, assignment)
 
     # -- the router
 
@@ -156,14 +156,14 @@ class ServerDrafts:
             key = SequenceKey(_STREAM, close.sequence_id)
             self._apply(plain := Adjusted(key, Speculation()))
             self._post([plain])
-            self.pooled.pool.assign(key, None)
+            self.pooled.assign(key, None)
         for erasure in message.erasures:
             assert self.router is not None
             # No samples are recorded here.
             self.router.erased(0 if erasure.samples else self._erase(erasure.tenant))
 
     def _answer(self, stream: int, response: target_pb2.VerifyResponse) -> None:
-        """What PooledDrafts has to say beside commits."""
+        """What PoolDrafts has to say beside commits."""
         if self.router is not None and self.router.attached:
             self.router.step(response)
             return

@@ -25,13 +25,13 @@ def test_only_who_is_leased_is_called_and_only_at_the_leased_address(named: dict
     @virtual
     async def test(world: World) -> None:
         called: list[str] = []
-        connect, world.drafts.pool.links._connect = (
-            world.drafts.pool.links._connect,
+        connect, world.drafts.links._connect = (
+            world.drafts.links._connect,
             lambda address: called.append(address) or connect(address),
         )
         await world.paired(**named)
         assert world.faults == [(90, "DRAFT_UNREACHABLE")], "the router does without this way"
-        assert not called and not world.drafts.pool.links.by_draft
+        assert not called and not world.drafts.links.by_draft
         assert world.drafts._stats.num_unleased_drafts == 1
         await world.hear(set_drafts=[assigned(sequence_id=91)])
         assert called == [ADDRESS]
@@ -66,7 +66,7 @@ async def test_thousands_of_names_cost_one_reading_at_a_time_and_no_link(world: 
     changes = [assigned(number, worker_id=f"d{number + 1}", sequence_id=number) for number in range(1, 1001)]
     for _ in range(3):
         await world.hear(opens=openings, set_drafts=changes)
-    assert not world.drafts.pool.links.by_draft and len(world.faults) >= 1000
+    assert not world.drafts.links.by_draft and len(world.faults) >= 1000
     assert world.num_reads <= 4
 
 

@@ -16,7 +16,7 @@ from outrider.metadata import LeaseRecord
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.target.drafts.pool import PooledDrafts
+from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests.events import DraftRefused, Offered
 from outrider.target.requests.opening import Limits
 from outrider.target.requests.report import TargetReport
@@ -93,7 +93,7 @@ class World:
         clock = asyncio.get_running_loop().time
         answer = lambda stream, response: self.answers.append((stream, response))  # noqa: E731
         leases = DraftLeases(self.read_leases, clock)
-        self.drafts = PooledDrafts(LIMITS, clock, self.events.extend, answer, leases, connect, features="abc")
+        self.drafts = PoolDrafts(LIMITS, clock, self.events.extend, answer, leases, connect, features="abc")
 
     async def read_leases(self) -> list[LeaseRecord]:
         self.num_reads += 1
@@ -263,7 +263,7 @@ async def test_a_router_that_is_gone_takes_its_pairings_with_it(world: World) ->
     world.drafts.stream_ended(KEY.stream)
     await asyncio.sleep(0.1)
     assert world.draft.closes == [(90, sequence.CLOSE_REASON_CANCELLED)]
-    assert not world.drafts.pool._open
+    assert not world.drafts._open
 
 
 @virtual
@@ -275,7 +275,7 @@ async def test_a_malformed_guess_ends_the_pairing_and_names_the_field(world: Wor
     assert (stream, error.sequence_id, error.field) == (KEY.stream, 90, "token_ids[0]")
     assert [type(event) for event in world.events] == [DraftRefused], "the target counts it"
     assert world.draft.closes == [(90, sequence.CLOSE_REASON_MOVED)]
-    assert list(world.drafts.pool._open) == [KEY], "the sequence itself goes on"
+    assert list(world.drafts._open) == [KEY], "the sequence itself goes on"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ async def test_a_draft_s_error_is_handed_on_at_a_length_that_fits(world: World) 
 async def test_a_draft_that_floods_is_not_remembered_word_by_word(world: World) -> None:
     await world.paired()
     await world.draft.say(*(guess(4, 9) for _ in range(1000)))
-    [pooled] = [found.pooled for found in world.drafts.pool._open.values()]
+    [pooled] = [found.pooled for found in world.drafts._open.values()]
     assert pooled is not None and len(pooled.log._sent) <= 256
     # The last one is still known.
     assert await world.follow(committed(4, [9, 10], drafted=1, serial=1000)) is not None
@@ -443,7 +443,7 @@ async def test_a_link_with_nothing_open_on_it_is_closed_after_a_while(world: Wor
     await asyncio.sleep(20)
     assert not world.draft.ended
     await asyncio.sleep(20)
-    assert world.draft.ended and not world.drafts.pool.links.by_draft and not world.answers
+    assert world.draft.ended and not world.drafts.links.by_draft and not world.answers
     await world.paired(sequence_id=91)
     assert world.draft.opens[-1].sequence_id == 91
 
@@ -453,10 +453,10 @@ async def test_there_are_only_so_many_links(world: World) -> None:
     numbers = range(2, 302)
     world.leased = {f"d{number}": f"draft{number}:7000" for number in numbers}
     silent = asyncio.Event()
-    world.drafts.pool.links._connect = lambda address: _Silent(silent)  # type: ignore[assignment,return-value]
+    world.drafts.links._connect = lambda address: _Silent(silent)  # type: ignore[assignment,return-value]
     changes = [assigned(n, worker_id=f"d{n}", address=world.leased[f"d{n}"], sequence_id=n) for n in numbers]
     await world.hear(opens=[opening(sequence_id=number) for number in numbers], set_drafts=changes)
-    assert len(world.drafts.pool.links.by_draft) == 256
+    assert len(world.drafts.links.by_draft) == 256
     assert len(world.faults) == 300 - 256
 
 
@@ -475,7 +475,7 @@ class _Silent:
 @virtual
 async def test_stopping_ends_the_streams(world: World) -> None:
     await world.paired()
-    await world.drafts.pool.links.stop()
+    await world.drafts.links.stop()
     await asyncio.sleep(0.1)
     assert world.draft.ended
 

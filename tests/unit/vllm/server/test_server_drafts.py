@@ -96,7 +96,7 @@ async def test_a_commit_that_finishes_closes_the_sequence() -> None:
         made.open(SequenceKey(0, 1), opening())
         await proposed(made, SequenceKey(0, 1))
         made.commit(SequenceKey(0, 1), 3, [4], Finish.STOP)
-        assert not made.drafted_by and not made.pooled.pool._open
+        assert not made.drafted_by and not made.pooled._open
 
 
 async def test_a_worker_that_is_lost_is_replaced_by_another() -> None:
