@@ -175,7 +175,7 @@ async def running_control(
             )
         )
         ops.ready["server"] = lambda: life.problem
-        ops.pages.update(Console(servicer, store, ConsoleVocabulary(store, routers)).pages())
+        ops.pages.update(Console(servicer, store, ConsoleVocabulary(store, routers), guard).pages())
         await stack.enter_async_context(serving_ops(ops, config.ops_listen))
         await life.ready()
         # Decides who leads before the first call of routers and operators.

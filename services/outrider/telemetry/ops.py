@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 ANY_LOOPBACK_PORT = "127.0.0.1:0"
 _LOOP_TIMEOUT_S, _BEAT_S = 10.0, 0.5
 _CLIENT_TIMEOUT_S = 5.0
+AUTHORIZATION = "authorization"
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 _PROBED = ("/livez", "/readyz", "/metrics", "/metrics/vllm")
@@ -59,7 +60,8 @@ class Page:
 
 
 PageMaker = Callable[[Mapping[str, str]], Page]
-"""Makes a page from the query of the URL. Called on an ops thread; may be slow, but must end."""
+"""Makes a page from the query of the URL, where `authorization` is the header of that name. Called on an ops thread;
+may be slow, but must end."""
 
 
 @dataclass(slots=True)
@@ -233,7 +235,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
         if _may_ask(asked.path, self.headers.get("Host", ""), self.connection.getsockname()[0]):
-            page = self.server.ops.page(asked.path, dict(parse_qsl(asked.query)))
+            query = dict(parse_qsl(asked.query)) | {AUTHORIZATION: self.headers.get(AUTHORIZATION, "")}
+            page = self.server.ops.page(asked.path, query)
         else:
             page = Page(HTTPStatus.FORBIDDEN, _TEXT, b"Host: ask by an IP address, or as localhost\n")
         self.send_response(page.status)

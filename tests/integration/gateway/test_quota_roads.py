@@ -26,6 +26,8 @@ from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, ech
 TOKENS_PER_MINUTE = 6000
 PROMPT = list(range(30, 60))
 LONG = [*PROMPT, *PROMPT]
+LONG_CHARS = 1200
+TOO_LONG = "ab " * (LONG_CHARS // 3)
 
 
 @dataclass
@@ -54,13 +56,14 @@ class Client:
     refused: bool = False
     headers: list[httpx.Headers] = field(default_factory=list)
 
-    async def post(self, path: str, **body: Any) -> Any:
-        """The body of the answer; None when it was refused."""
+    async def post(self, path: str, *, allowed: int = 200, **body: Any) -> Any:
+        """The body of the answer; None when it was refused. `allowed`: its status else."""
         url = self.urls[self.num_asked % 2] + path
         headers = {"authorization": f"Bearer {self.key}"}
         response = await self.http.post(url, json={"model": MODEL} | body, headers=headers)
         self.headers.append(response.headers)
-        return self._taken(response.status_code == 429, response.json())
+        assert response.status_code in (429, allowed)
+        return self._taken(response.status_code == 429, {} if allowed != 200 else response.json())
 
     async def generate(self, **fields: Any) -> Any:
         options = generation_pb2.GenerationOptions(max_tokens=90)
@@ -90,6 +93,11 @@ class Client:
         answer = await self.post("/tokenize", prompt="Some text of some length. " * 3)
         return answer["count"] if answer else 0
 
+    async def refused_for_its_length(self, path: str, **body: Any) -> int:
+        """A refusal, after the text was read."""
+        await self.post(path, allowed=400, **body)
+        return 0 if self.refused else LONG_CHARS // 4
+
     async def detokenize(self) -> int:
         return len(LONG) if await self.post("/detokenize", tokens=LONG) else 0
 
@@ -111,10 +119,18 @@ ROADS: dict[str, Callable[[Client], Awaitable[int]]] = {
     "tokenize": Client.tokenize,
     "detokenize": Client.detokenize,
     "resume": Client.resume,
+    "tokenize what is too long": lambda client: client.refused_for_its_length("/tokenize", prompt=TOO_LONG),
+    "count what is too long": lambda client: client.refused_for_its_length(
+        "/v1/messages/count_tokens", messages=[{"role": "user", "content": TOO_LONG}]
+    ),
+    "a prompt that is too long": lambda client: client.refused_for_its_length("/v1/completions", prompt=TOO_LONG),
+    "a chat that is too long": lambda client: client.refused_for_its_length(
+        "/v1/chat/completions", messages=[{"role": "user", "content": TOO_LONG}]
+    ),
 }
 # One road for each way of counting.
-QUICK = {"a chat", "best_of", "prompts", "echo", "tokenize", "detokenize", "resume"}
-UNBILLED = {"tokenize", "detokenize"}
+QUICK = {"a chat", "best_of", "prompts", "echo", "tokenize", "detokenize", "resume", "tokenize what is too long"}
+UNBILLED = {"tokenize", "detokenize", *(name for name in ROADS if "too long" in name)}
 
 
 @pytest.fixture

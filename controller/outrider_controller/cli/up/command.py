@@ -103,7 +103,8 @@ async def _up(config: StackConfig, restart: bool, wanted: str, output: str) -> i
         contexts.publish(name, stack.endpoints, token_file)
         rows = await process_rows(stack)
         body = {"context": name, **stack.endpoints, "run_dir": str(stack.run_dir), "processes": rows}
-        text = f"\n{process_table(rows)}\n\n{_first_requests(stack, name)}\n\nCtrl-C stops everything."
+        first = _first_requests(stack, name, token_file.read_text().strip())
+        text = f"\n{process_table(rows)}\n\n{first}\n\nCtrl-C stops everything."
         emit("up", body, output, text)
         try:
             await (_supervise(stack) if restart else _until_one_dies(stack))
@@ -170,7 +171,7 @@ _TOKENS_KEPT = """
 Routers keep the tokens of answers for `outrider trace`; --no-trace-tokens has them keep counts and times alone."""
 
 
-def _first_requests(stack: Stack, context: str) -> str:
+def _first_requests(stack: Stack, context: str, token: str) -> str:
     model = stack.config.model
     named = "" if context == contexts.DEFAULT else f" --context {context}"
     return f"""\
@@ -187,7 +188,7 @@ Ask it:
   outrider generate{named} "Why is the sky blue?"
   outrider get workers{named}
 
-Console: http://{stack.ops["control"]}/console
+Console: http://{stack.ops["control"]}/console#token={token}
 Logs: {stack.run_dir}
 Every process answers at its ops address: /livez, /readyz, /metrics and /configz. For Prometheus (file_sd_configs):
 {stack.scrape_file}{_TOKENS_KEPT if stack.config.trace_tokens else ""}"""

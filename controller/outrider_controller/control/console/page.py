@@ -17,11 +17,12 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from outrider.errors import NotFound, OutriderError, Unavailable
+from outrider.errors import NotFound, OutriderError, PermissionDenied, Unauthenticated, Unavailable
 from outrider.metadata import MetadataStore
+from outrider.rpc.access.roles import CALLS, Guard, bearer_token
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import trace_pb2
-from outrider.telemetry.ops import Page, PageMaker
+from outrider.telemetry.ops import AUTHORIZATION, Page, PageMaker
 from outrider.token_bytes import TokenBytes
 
 from outrider_controller.control.api.decisions import decision_row, server_caps, speed_of, under_servers
@@ -32,6 +33,8 @@ _TIMEOUT_S = 3.0
 _NUM_EVENTS = 50
 _NUM_SEQUENCES = 100
 _NUM_TENANTS = 200
+_AS_OPEN_AS = "/outrider.rpc.v1.ControlService/GetTrace"
+_HOW = "open /console#token=TOKEN with an operator's token, or an API key with the scope admin"
 _STATIC = {
     "/console": ("console.html", "text/html; charset=utf-8"),
     "/console.js": ("console.js", "text/javascript; charset=utf-8"),
@@ -44,11 +47,12 @@ Answer = Callable[[Mapping[str, str]], Awaitable[dict[str, Any]]]
 class Console:
     """Must be made on the event loop that runs `api`."""
 
-    def __init__(self, api: Any, events: MetadataStore, texts: ConsoleVocabulary) -> None:
-        """`api`: the calls of ControlService, by their names."""
+    def __init__(self, api: Any, events: MetadataStore, texts: ConsoleVocabulary, guard: Guard) -> None:
+        """`api`: the calls of ControlService, by their names; `guard`: that of its server."""
         self._api = api
         self._events = events
         self._texts = texts
+        self._guard = guard
         self._loop = asyncio.get_running_loop()
 
     def pages(self) -> dict[str, PageMaker]:
@@ -56,13 +60,19 @@ class Console:
         return {**static, "/console/data": self._asking(self._data), "/console/trace": self._asking(self._trace)}
 
     def _asking(self, answer: Answer) -> PageMaker:
+        async def admitted(query: Mapping[str, str]) -> dict[str, Any]:
+            await self._guard.admit(CALLS[_AS_OPEN_AS], bearer_token(query.get(AUTHORIZATION)))
+            return await answer(query)
+
         def make(query: Mapping[str, str]) -> Page:
-            asked = asyncio.run_coroutine_threadsafe(asyncio.wait_for(answer(query), _TIMEOUT_S), self._loop)
+            asked = asyncio.run_coroutine_threadsafe(asyncio.wait_for(admitted(query), _TIMEOUT_S), self._loop)
             try:
                 # A blocked event loop does not apply its own timeout.
                 return _json(HTTPStatus.OK, asked.result(2 * _TIMEOUT_S))
             except NotFound as error:
                 return _json(HTTPStatus.NOT_FOUND, {"error": str(error)})
+            except (Unauthenticated, PermissionDenied) as error:
+                return _json(HTTPStatus.UNAUTHORIZED, {"error": f"{error}; {_HOW}"})
             except OutriderError as error:
                 return _json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
             except TimeoutError:

@@ -333,10 +333,14 @@ class Generator:
             try:
                 async with asyncio.timeout(patience_s):
                     model = await self.catalog.get(generations[0].model)
+                    charge.worked = prompt_tokens
                     prompts = [[each.for_model(model.tokenizer) for each in of_prompt] for of_prompt in prompts]
                     ready = await self._prepare(model, prompts, default_max_tokens, self.threads.of(tenant.name))
             except TimeoutError as error:
                 raise DeadlineExceeded(_TOO_LATE) from error
+            answers_each = len(prompts[0])
+            read = sum(len(each.prompt_token_ids) for each in ready[::answers_each])
+            charge.take(read + sum(len(each[0].resume_token_ids) for each in prompts) - prompt_tokens)
             expected_tokens = max(1, round(charge.expected_tokens))
             answers = []
             firsts = [not number for of_prompt in prompts for number in range(len(of_prompt))]
@@ -371,7 +375,7 @@ class Generator:
         observer.prepared(job.prepared.model.name, prompt_len)
         job.span.prepared(job.id, prompt_len)
         try:
-            async with aclosing(self._run(job, observer)) as chunks:
+            async with aclosing(self._charged(self._run(job, observer), charge)) as chunks:
                 yield Answer(
                     job.id,
                     job.prepared.model.name,
@@ -383,6 +387,17 @@ class Generator:
                 )
         finally:
             charge.ended(job.prompt_tokens, len(job.output.token_ids) - len(generation.resume_token_ids))
+
+    async def _charged(self, chunks: AsyncGenerator[Chunk, None], charge: Charge) -> AsyncGenerator[Chunk, None]:
+        """Takes the tokens of an answer that gets longer than expected as they come."""
+        left = charge.expected_tokens
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                left -= len(chunk.token_ids)
+                if left < 0:
+                    charge.take(-left)
+                    left = 0
+                yield chunk
 
     async def _prepare(
         self,

@@ -134,6 +134,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         tenant = current_caller().tenant or default_tenant()
         check_model(tenant, request.model)
         async with self._core.reading(tenant, len(request.token_ids), sharing(context)) as charge:
+            charge.worked = len(request.token_ids)
             model = await self._core.catalog.get(request.model)
             check_token_ids("token_ids", request.token_ids, model.vocab_size)
             table = model.tokenizer.marked_bytes if request.chat else model.tokenizer.token_bytes

@@ -59,7 +59,7 @@ class TokenizeRequest(_Body):
 
     @property
     def num_tokens(self) -> float:
-        return prompt_tokens_of(len(self.prompt or str(self.messages or "")))
+        return prompt_tokens_of(len(self.prompt or str((self.messages, self.tools, self.chat_template_kwargs))))
 
     def to_prompt(self) -> TextPrompt | ChatPrompt:
         """Raises InvalidRequest or HttpError."""
@@ -109,7 +109,9 @@ class TokenEndpoints:
             tenant = tenant_of(request)
             threads = self.core.threads.of(tenant.name)
             async with self.core.reading(tenant, body.num_tokens, sharing(request)) as charge:
-                num_tokens, answer = await work(body, await self._model(request, body.model), threads)
+                model = await self._model(request, body.model)
+                charge.worked = body.num_tokens
+                num_tokens, answer = await work(body, model, threads)
                 charge.ended(num_tokens, 0)
                 response = JSONResponse(answer)
                 response.raw_headers.extend(ignored_header(body.ignored))

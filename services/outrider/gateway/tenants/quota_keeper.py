@@ -40,6 +40,23 @@ class Charge:
     num_tokens: int = 0
     """Tokens of the ended answers, prompts included."""
     outputs: list[int] = field(default_factory=list)
+    worked: float = 0.0
+    """Tokens of what was read, which are charged although no answer to it began."""
+    taken: float = 0.0
+    """Tokens taken for it beyond the price, because it is longer than was expected."""
+    used: Balance | TokenBucket | None = None
+    """What its tokens are taken from."""
+
+    def take(self, num_tokens: float) -> None:
+        """Takes more tokens now, so that they are not given to others until it ends."""
+        self.taken += num_tokens
+        if self.used is not None:
+            self.used.level -= num_tokens
+
+    @property
+    def left(self) -> float:
+        """To be given back at the end."""
+        return self.price + self.taken - (self.num_tokens if self.num_tokens or self.outputs else self.worked)
 
     def ended(self, prompt_tokens: int, output_tokens: int) -> None:
         """To be called at the end of each answer."""
@@ -122,12 +139,14 @@ class QuotaKeeper:
         # One at a time, because a slice taken for one request also serves those that wait behind it.
         async with account.taking:
             used = await self._admit(tenant, account, charge)
+        if tenant.quota.tokens_per_minute:
+            charge.used = used
         try:
             yield
         finally:
-            if tenant.quota.tokens_per_minute:
-                # A request that was not admitted costs no tokens.
-                used.level += charge.price - charge.num_tokens
+            if charge.used is not None:
+                # A request of which nothing was read costs no tokens.
+                charge.used.level += charge.left
 
     async def run(self) -> None:
         """Reports the running requests and counts the gateways, until cancelled."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from outrider.errors import Code, Overloaded
+from outrider.errors import Code, InvalidRequest, Overloaded
 from outrider.gateway.tenants.quota_keeper import QuotaKeeper
 from outrider.gateway.tenants.quotas import Balance, MeanTokens, Rate, TokenBucket
 from outrider.metadata.tenants.quota import Granted, QuotaRequest
@@ -133,6 +133,56 @@ async def test_a_minutes_quota_admits_a_minutes_burst_and_then_the_rate(store: S
         let_in += await asks(gateways[step % 2], who, 500)
         clock.now_s += 1 / 100
     assert let_in * 500 == pytest.approx(2 * 60_000, rel=0.02)
+
+
+@pytest.mark.parametrize("num_output", [20, 300])
+async def test_answers_that_run_at_once_stay_within_the_burst_and_the_rate(
+    store: Store, clock: Clock, num_output: int
+) -> None:
+    """Prompts are four times as long as was estimated, and answers longer or shorter than expected."""
+    gateways, who = [keeper(store, name) for name in "ab"], tenant(0, tokens_per_minute=600_000)
+    used = 0
+
+    async def ask(number: int) -> None:
+        nonlocal used
+        with suppress(Overloaded):
+            async with gateways[number % 2].held(who, 10, None) as charge:
+                used += 40
+                charge.take(30)
+                for count in range(1, num_output + 1):
+                    used += 1
+                    if count > charge.expected_tokens:
+                        charge.take(1)
+                    await asyncio.sleep(0)
+                charge.ended(40, num_output)
+
+    running: set[asyncio.Task[None]] = set()
+    for step in range(60 * 50):
+        while len(running) < 64:
+            running.add(asyncio.create_task(ask(step + len(running))))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        running = {task for task in running if not task.done()}
+        clock.now_s += 1 / 50
+        if step in (1000, 2999):
+            allowed = 600_000 * (1 + clock.now_s / 60 - 100 / 60)
+            # Those that run may have just begun.
+            assert used <= 1.02 * allowed + len(running) * (num_output + 40)
+    assert used >= 0.98 * 2 * 600_000
+    await asyncio.gather(*running)
+
+
+async def test_what_was_read_is_charged_though_it_is_refused_then(store: Store, clock: Clock) -> None:
+    one, who, num_read = keeper(store), tenant(0, tokens_per_minute=6000), 0
+    for _ in range(100):
+        with suppress(Overloaded, InvalidRequest):
+            async with one.held(who, 500, 0) as charge:
+                charge.worked = 500
+                num_read += 500
+                raise InvalidRequest("prompt", "is too long")
+    assert num_read == 6000
+    clock.now_s += 60
+    assert await asks(one, who, 500)
 
 
 async def test_a_burst_may_be_smaller_or_larger_than_a_minutes_quota(store: Store, clock: Clock) -> None:

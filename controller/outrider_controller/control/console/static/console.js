@@ -4,6 +4,13 @@
 const EVERY_MS = 1000;
 let before = null;
 let shownRequest = "";
+// An operator's, from the address, where it does not stay.
+const given = new URLSearchParams(location.hash.slice(1)).get("token");
+if (given) {
+  sessionStorage.setItem("token", given);
+  history.replaceState(null, "", location.pathname + location.search);
+}
+const token = sessionStorage.getItem("token");
 // Asked for again until its trace says that it has ended.
 let unfinished = false;
 
@@ -207,7 +214,7 @@ function drawTrace(answer) {
 }
 
 async function ask(path) {
-  const response = await fetch(path);
+  const response = await fetch(path, { headers: token ? { Authorization: `Bearer ${token}` } : {} });
   return response.json();
 }
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 from outrider.errors import NotFound, Unavailable
 from outrider.metadata import Event
+from outrider.rpc.access.roles import ClusterSecret, Guard, Role, RoleGuard
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import drafts_pb2, policy_pb2, sequence_pb2, trace_pb2, worker_pb2
 from outrider.rpc.v1.control_pb2_grpc import ControlServiceServicer
@@ -37,6 +38,7 @@ WORKERS = [
         cordon=control.Cordon(worker_id="draft-1", reason="<b>new disk</b>"),
     ),
 ]
+_OPEN = RoleGuard()
 HOSTILE = "<img src=x onerror=console.error(1)>"
 
 
@@ -136,9 +138,11 @@ MEASURE = b"""setTimeout(() => {
 
 
 @asynccontextmanager
-async def console(api: ControlServiceServicer, texts: ScriptedTexts | None = None) -> AsyncIterator[str]:
+async def console(
+    api: ControlServiceServicer, texts: ScriptedTexts | None = None, guard: Guard = _OPEN
+) -> AsyncIterator[str]:
     ops = Ops("control", None)
-    ops.pages.update(Console(api, ScriptedEvents(), texts or ScriptedTexts()).pages())
+    ops.pages.update(Console(api, ScriptedEvents(), texts or ScriptedTexts(), guard).pages())
     added = b"<link rel=stylesheet href=narrow.css><script src=measure.js></script></head>"
     ops.pages["/narrow"] = _page("text/html", ops.pages["/console"]({}).body.replace(b"</head>", added))
     ops.pages["/narrow.css"], ops.pages["/measure.js"] = _page("text/css", NARROW), _page("text/javascript", MEASURE)
@@ -150,10 +154,10 @@ def _page(content_type: str, body: bytes) -> PageMaker:
     return lambda query: Page(HTTPStatus.OK, content_type, body)
 
 
-async def get(url: str) -> tuple[int, dict[str, Any]]:
+async def get(url: str, token: str = "") -> tuple[int, dict[str, Any]]:
     def ask() -> tuple[int, dict[str, Any]]:
         try:
-            with urlopen(url, timeout=10) as answer:
+            with urlopen(Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=10) as answer:
                 return answer.status, json.load(answer)
         except HTTPError as error:
             return error.code, json.load(error)
@@ -169,6 +173,18 @@ async def test_the_console_shows_the_rows_that_outrider_get_prints() -> None:
     assert data["rollouts"][0]["evidence"]["lower"] == -0.01
     assert [sequence["request_id"] for sequence in data["sequences"]] == ["r-1"]
     assert data["events"][0]["kind"] == "worker_joined"
+
+
+async def test_whoever_has_no_token_of_an_operator_is_shown_nothing_of_anybody() -> None:
+    secret = ClusterSecret(b"0123456789abcdef")
+    paths = ("/console/data", "/console/trace?request_id=r-1")
+    async with console(ScriptedControl(), guard=RoleGuard(secret)) as url:
+        for path in paths:
+            for token in ("", "wrong", secret.token(Role.GATEWAY)):
+                status, said = await get(url + path, token)
+                assert (status, set(said)) == (401, {"error"})
+                assert "#token=" in said["error"]
+            assert (await get(url + path, secret.token(Role.OPERATOR)))[0] == 200
 
 
 async def test_where_another_control_plane_leads_the_rest_is_shown() -> None:
