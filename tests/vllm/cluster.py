@@ -73,7 +73,8 @@ def clustered(directory: Path, draft: Path) -> Iterator[Cluster]:
         try:
             made.start_router()
             made.start("outrider_controller.control", "--listen", made.control_address)
-            made.start("outrider.draft", "--listen", "127.0.0.1:0", "--model", str(draft))
+            unsure = "--min-confidence", "0", "--num-alternatives", "0"
+            made.start("outrider.draft", "--listen", "127.0.0.1:0", "--model", str(draft), *unsure)
             until(made.is_up)
             yield made
         finally:

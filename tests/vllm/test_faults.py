@@ -105,12 +105,8 @@ async def until_killed(first: Running, opens: Sequence[sp.OpenSequence]) -> Text
     with pytest.raises((AssertionError, grpc.RpcError)):
         while True:
             await half.read()
-    assert all(len(half.text[number]) < TOKENS for number in NUMBERS) and accepted(half)
+    assert all(len(half.text[number]) < TOKENS for number in NUMBERS)
     return half.text
-
-
-def accepted(router: Router) -> int:
-    return sum(commit.num_accepted for response in router.responses for commit in response.commits)
 
 
 def joined(half: Texts, rest: Texts) -> Texts:
@@ -127,8 +123,6 @@ async def test_texts_of_a_target_that_is_killed_continue_on_another_of_vllm_and_
     own_engine = running("--model", str(tiny_vllm), "--dtype", "float32", "--max-sequences", "40", "--threads", "1")
     async with target(tiny_vllm, SHORT) as second, own_engine as own:
         off = await answered(second.stub, ask())
-        on = await answered(second.stub, ask(off.text))
-        assert num_equal(on.text, off.text) == 20 and accepted(on) > 0 == accepted(off)
         async with target(tiny_vllm, SHORT) as first:
             assert first.info.model_revision == second.info.model_revision
             half = await until_killed(first, ask(off.text))

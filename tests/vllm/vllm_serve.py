@@ -174,6 +174,7 @@ def _await_health(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def drafting(model: Path, address: str) -> subprocess.Popen[bytes]:
-    """A draft worker with this model. The caller ends it."""
-    options = ["--listen", address, "--model", str(model)]
+    """A draft worker with this model, whose weights are random: what it proposes is right, and it is never sure. The
+    caller ends it."""
+    options = ["--listen", address, "--model", str(model), "--min-confidence", "0", "--num-alternatives", "0"]
     return subprocess.Popen([sys.executable, "-m", "outrider.draft", *options])
