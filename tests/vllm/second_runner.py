@@ -114,6 +114,9 @@ def _request(plan: Plan, rng: random.Random, vocab_size: int, shared: list[int])
     for name, draw in searched.items():
         if rng.random() < 0.2:
             options[name] = draw()
+    if plan.adapter:
+        # Of a prompt under an adapter vLLM's kernels for CPUs cannot tell them.
+        options.pop("prompt_logprobs", None)
     if "stop_token_ids" in options and rng.random() < 0.5:
         options["min_tokens"] = min(7, options["max_tokens"])
     if plan.grammars and rng.random() < 0.15 and "allowed_token_ids" not in options:

@@ -5,6 +5,7 @@ A quick part of `python -m tests.vllm.second_runner`.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from scipy.stats import chisquare
 
 from tests.vllm.second_runner import Plan, compare
@@ -32,13 +34,32 @@ PLANS: dict[str, dict[str, Any]] = {
         "kinds": ("own", "some"),
         "speculative": {"method": "draft_model"},
     },
+    "adapters": {"groups": 1, "most_requests": 4, "asynchronous": True, "kinds": ("right",)},
     "preempted": {"groups": 1, "small": True, "kinds": ("right", "some")},
 }
 
 
+def lora_adapter(directory: Path) -> Path:
+    """Of the tiny model's attention, with random weights that change its texts."""
+    torch.manual_seed(1)
+    weights = {
+        f"base_model.model.model.layers.{layer}.self_attn.{name}.lora_{part}.weight": 0.3 * torch.randn(*shape)
+        for layer in range(2)
+        for name, size in (("q_proj", 128), ("v_proj", 64))
+        for part, shape in (("A", (8, 64)), ("B", (size, 8)))
+    }
+    directory.mkdir()
+    save_file(weights, directory / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "bias": "none"}
+    (directory / "adapter_config.json").write_text(json.dumps(config | {"task_type": "CAUSAL_LM"}))
+    return directory
+
+
 @pytest.mark.parametrize("name", PLANS)
-def test_texts_with_drafts_are_those_of_vllm_alone(tiny_vllm: Path, name: str) -> None:
+def test_texts_with_drafts_are_those_of_vllm_alone(tiny_vllm: Path, tmp_path: Path, name: str) -> None:
     plan = Plan(str(tiny_vllm), **PLANS[name])
+    if name == "adapters":
+        plan = replace(plan, adapter=str(lora_adapter(tmp_path / "adapter")))
     if own := "own" in plan.kinds:
         plan = replace(plan, speculative={**plan.speculative, "model": plan.model})
     result = compare(plan)

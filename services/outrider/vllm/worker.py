@@ -75,13 +75,25 @@ def use_drafts(runner: Any) -> None:
         # For its n-grams vLLM keeps all token ids on the GPU: here they lie where they do without speculation.
         shape = states.max_num_reqs, states.max_model_len
         states.all_token_ids = StagedWriteTensor(shape, torch.int32, states.device, uva_instead_of_gpu=True)
-    update, initialize = runner.update_requests, runner.initialize_kv_cache
+    update, initialize, adapters = (
+        runner.update_requests,
+        runner.initialize_kv_cache,
+        runner.lora_state.make_lora_inputs,
+    )
+    drafted: Mapping[str, Sequence[int]] = {}
+
+    def make_lora_inputs(names: list[str], *rest: Any) -> tuple[Any, ...]:
+        """vLLM says the adapter of each request once, and a request with drafts has more rows of logits."""
+        of_requests, *others = adapters(names, *rest)
+        rows = [1 + len(drafted.get(name, ())) for name in names]
+        return tuple(one for one, count in zip(of_requests, rows, strict=True) for _ in range(count)), *others
 
     def update_requests(scheduler_output: Any) -> None:
         """In each step, after new requests have their places and before inputs are prepared."""
+        nonlocal drafted
         update(scheduler_output)
+        drafted = scheduler_output.scheduled_spec_decode_tokens
         # vLLM orders a batch by it, and expands batches with drafts.
-        drafted = bool(scheduler_output.scheduled_spec_decode_tokens)
         runner.decode_query_len = 1 + (runner.req_states.num_speculative_steps if drafted else 0)
         if chains := getattr(scheduler_output, CHAINS, None):
             follow_chains(runner.req_states, chains)
@@ -92,6 +104,7 @@ def use_drafts(runner: Any) -> None:
         runner.cudagraph_manager = DraftGraphs.of(runner)
 
     runner.update_requests, runner.initialize_kv_cache = update_requests, initialize_kv_cache
+    runner.lora_state.make_lora_inputs = make_lora_inputs
 
 
 def drafts_itself(runner: Any) -> bool:

@@ -36,6 +36,7 @@ ROWS: dict[str, tuple[str, str]] = {
         _FEED,
         "test_a_request_that_is_more_than_its_tokens_is_decoded_plainly",
     ),
+    "`--enable-lora`": (_RUNNER, "test_texts_with_drafts_are_those_of_vllm_alone"),
     "`--tensor-parallel-size`": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
     "`--data-parallel-size`": (
         "tests/vllm/test_data_parallel.py",
