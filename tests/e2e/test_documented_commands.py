@@ -43,10 +43,12 @@ class Shell:
             (self.where / f"{name}.jsonl").write_text("\n".join(lines[:4] if name == "prompts" else lines) + "\n")
         cache = where / "cache"
         cache.mkdir()
-        # What took a download, a compiler or a measurement stays; contexts and runs are this directory's own.
-        for name in ("models", "native", "converted", "digests", "tokenizers", "ways", "compare"):
-            (cache_directory() / name).mkdir(parents=True, exist_ok=True)
-            (cache / name).symlink_to(cache_directory() / name)
+        # What took a download, a compiler or a measurement is here; contexts and runs are this directory's own.
+        # Links to what is executed or trusted are refused.
+        for name, here in {"models": False, "converted": False, "native": True, "digests": True, "ways": True}.items():
+            kept = cache_directory() / name
+            if kept.is_dir():
+                shutil.copytree(kept, cache / name) if here else (cache / name).symlink_to(kept)
         home = where / "home"
         (home / "prod/operator").mkdir(parents=True)
         for name in ("token", "key", "operator/ca.crt", "operator/tls.crt", "operator/tls.key"):
