@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.metadata.connection.part import StorePart
-from outrider.metadata.tenants.tenants import AUDIT, ORDER
+from outrider.metadata.tenants.tenants import AUDIT, HISTORY, ORDER, SAMPLES
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -58,7 +58,7 @@ class ErasureStore(StorePart):
     async def orders(self) -> list[Order]:
         found = await self._link.require(lambda redis: redis.hgetall(self._keys.erasures))
         split = [(*field.decode().partition("/"), int(at_us)) for field, at_us in found.items()]
-        return sorted((Order(tenant, kind == "samples", at_us) for kind, _, tenant, at_us in split), key=_by_tenant)
+        return sorted((Order(tenant, kind == SAMPLES, at_us) for kind, _, tenant, at_us in split), key=_by_tenant)
 
     async def known(self, orders: Iterable[Order]) -> None:
         """Adds those that the store does not know, or knows earlier ones of."""
@@ -100,7 +100,7 @@ class ErasureStore(StorePart):
 
 
 def _kind(*, samples: bool) -> str:
-    return "samples" if samples else "history"
+    return SAMPLES if samples else HISTORY
 
 
 def _by_tenant(order: Order) -> tuple[str, bool]:

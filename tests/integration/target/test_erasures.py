@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.fernet import Fernet
 from outrider.metadata.store import MetadataStore
+from outrider.metadata.tenants.tenants import DERIVED
 from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import control_pb2, control_pb2_grpc, target_pb2_grpc, tenants_pb2
 from outrider.rpc.v1 import sequence_pb2 as sp
-from outrider.samples import SampleStore
+from outrider.samples import SampleStore, read_cipher
+from outrider_controller.cli.app import run
 from outrider_controller.cli.drafts import distill
-from outrider_controller.cli.exits import CommandError
+from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 
@@ -232,6 +235,38 @@ async def test_a_deleted_tenant_leaves_nothing_and_the_next_one_of_its_name_is_a
         assert not marked(cluster.directory / "two")
     with pytest.raises(Exception, match="no tenant"):
         await cluster.control.DeleteTenant(control_pb2.DeleteTenantRequest(name="b"), metadata=OPERATOR)
+
+
+@pytest.mark.slow
+async def test_all_that_a_distillation_makes_of_samples_is_private_and_goes_with_the_tenant(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    await cluster.store.tenants.put([tenants_pb2.Tenant(name="a", samples=sp.SAMPLE_CONSENT_TEXT)], by="test")
+    key, out, work = tmp_path / "key", tmp_path / "made" / "draft", tmp_path / "work"
+    key.write_bytes(Fernet.generate_key())
+    store = SampleStore(cluster.directory / "one", read_cipher(key))
+    consent_us = await cluster.consent_us()
+    for number in range(8):
+        store.write("a", 0.5, {"prompt": [number, *MARK], "output": MARK * 4}, consent_us)
+    command = ["distill", str(out), "--target-model", str(cluster.tiny), "--train-tokens", "1", "--layers", "0"]
+    command += ["--from-samples", "a", "--samples-dir", str(store.directory), "--samples-key-file", str(key)]
+    assert await asyncio.to_thread(run, [*command, "--work-dir", str(work)]) == ExitCode.OK
+    assert {"draft.safetensors", "recipe.json"} <= {path.name for path in out.iterdir()}
+    assert {"shard_0000.safetensors", "training-model.pt"} <= {path.name for path in work.iterdir()}
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.is_relative_to(cluster.directory)]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600} and not marked(tmp_path)
+    async with cluster.target("one"):
+        deleted = await cluster.control.DeleteTenant(control_pb2.DeleteTenantRequest(name="a"), metadata=OPERATOR)
+    assert not deleted.pending and not out.exists() and not work.exists()
+    left = [path for path in cluster.directory.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in left} == {".orders"}
+
+
+def test_the_page_lists_all_that_is_derived_from_texts_and_what_erases_it() -> None:
+    page = (Path(__file__).parents[3] / "docs/security.md").read_text()
+    table = page.partition("### Erasure")[2].partition("| what | where | erased by |\n|---|---|---|\n")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.partition("\n\n")[0].splitlines()]
+    assert {what: by.strip("`") for what, _, by in rows} == DERIVED
 
 
 async def test_a_target_whose_volume_does_not_answer_serves_and_ends_and_the_order_waits_for_it(

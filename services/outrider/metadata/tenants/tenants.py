@@ -32,6 +32,16 @@ MAX_KEYS_PER_TENANT = 16
 DEFAULT_TENANT = "default"
 """The tenant of requests without a key, if none are required. It needs no record."""
 _KEPT_AFTER_EXPIRY_S = 86_400
+SAMPLES, HISTORY = "samples", "history"
+DERIVED = {
+    "samples": SAMPLES,
+    "corpora that `outrider distill --from-samples` makes of them": SAMPLES,
+    "checkpoints of that training": SAMPLES,
+    "drafts that it makes": SAMPLES,
+    "suffix history": HISTORY,
+    "traces": HISTORY,
+}
+"""All that is kept of a tenant's texts after their request, and the kind of order that erases it."""
 _FIELDS = ["record", "version", "id"]
 
 
@@ -121,8 +131,7 @@ for i = 1, #plan, 2 do
   if string.sub(plan[i], 1, #ARGV[1] + 1) == ARGV[1] .. '/' then redis.call('HDEL', KEYS[8], plan[i]) end
 end
 redis.call('SADD', KEYS[9], ARGV[1])
-order(KEYS[10], 'samples', ARGV[1])
-order(KEYS[10], 'history', ARGV[1])
+for i = 3, #ARGV do order(KEYS[10], ARGV[i], ARGV[1]) end
 audit(KEYS[3], 'action', 'delete tenant', 'name', ARGV[1], 'revoked_keys', #members, 'by', ARGV[2],
   'old', record or '')
 return #members
@@ -293,7 +302,8 @@ class TenantStore(StorePart):
             self._keys.deleted_tenants,
             self._keys.erasures,
         )
-        num_keys = int(await self._link.require(lambda redis: redis.eval(_DELETE, len(keys), *keys, name, by)))
+        kinds = sorted(set(DERIVED.values()))
+        num_keys = int(await self._link.require(lambda redis: redis.eval(_DELETE, len(keys), *keys, name, by, *kinds)))
         if num_keys < 0:
             raise unknown_tenant(name)
         return num_keys
