@@ -1,6 +1,6 @@
-"""How a model is shown tools, calls and results, and how it writes calls: found by trying its chat template.
+"""How a model is shown texts, tools, calls and results, and how it writes calls: found by trying its chat template.
 
-Marked tools and calls are rendered, and looked for in the text. Rendering is an argument.
+Marked texts, tools and calls are rendered, and looked for in what comes of it. Rendering is an argument.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -193,6 +194,8 @@ class ToolView:
     """One of FORMATS; empty if it is not known."""
     shows_tools: bool = True
     """Whether the model sees tools at all."""
+    in_parts: frozenset[str] = frozenset()
+    """Roles whose texts the template wants as lists of parts."""
     problem: str = ""
     """Why no conversation can be rendered."""
     remarks: tuple[str, ...] = field(default=())
@@ -210,6 +213,7 @@ class ToolView:
         """Raises TemplateError."""
         if self.problem:
             raise TemplateError(self.problem)
+        render = _with_parts(render, self.in_parts)
         messages, more = self.calling.given(messages), dict(variables or {})
         if tools and self.handing is None:
             messages, tools = _with_description(messages, tools), ()
@@ -236,6 +240,45 @@ def find_view(render: Render, source: str) -> ToolView:
     except TemplateError:
         # It may need what this conversation lacks.
         pass
+    in_parts, hidden = _texts(render)
+    if "user" in hidden:
+        problem = "the model's chat template shows nothing of what a user says"
+        return ToolView(problem=problem, remarks=(f"chats are refused: {problem}",))
+    view = _find_tools(_with_parts(render, in_parts), source)
+    remarks = [f"it shows nothing of what {role} messages say" for role in hidden]
+    return replace(view, in_parts=in_parts, remarks=(*remarks, *view.remarks))
+
+
+def _with_parts(render: Render, roles: frozenset[str]) -> Render:
+    """Renders with the texts of these roles as lists of parts."""
+
+    def given(message: Mapping[str, Any]) -> Mapping[str, Any]:
+        if message["role"] not in roles or not isinstance(text := message.get("content"), str):
+            return message
+        return {**message, "content": [{"type": "text", "text": text}] if text else []}
+
+    def rendered(messages: Messages, *what: Any, **how: Any) -> str:
+        return render(list(map(given, messages)), *what, **how)
+
+    return rendered if roles else render
+
+
+def _texts(render: Render) -> tuple[frozenset[str], list[str]]:
+    """The roles whose texts are shown only as lists of parts, and those whose texts are not shown at all."""
+    in_parts, hidden = frozenset[str](), []
+    for role, before, after in (("user", (), ()), ("system", (), _ASKED), ("assistant", _ASKED, _ASKED)):
+        conversation = [*before, {"role": role, "content": _CONTENT}, *after]
+        # Results of tools are mostly written as what users say.
+        as_parts = in_parts | ({role, "tool"} if role == "user" else {role})
+        found = [_tried(partial(_with_parts(render, roles), conversation)) for roles in (in_parts, as_parts)]
+        if any(_CONTENT in text for text in found):
+            in_parts = in_parts if _CONTENT in found[0] else as_parts
+        elif found[0]:
+            hidden.append(role)
+    return in_parts, hidden
+
+
+def _find_tools(render: Render, source: str) -> ToolView:
     handing = next((each for each in _handings(source) if _shows(render, each)), None)
     prompt = _tried(lambda: ToolView(handing).render(render, _ASKED, [_TOOL]))
     if handing is not None:

@@ -11,6 +11,7 @@ from outrider.gateway.tokenizer.template import ChatTemplate, TemplateError
 from outrider.gateway.tokenizer.tool_view import ToolView, find_view
 from outrider.gateway.tools.parsers.formats import FORMATS
 from outrider.gateway.tools.parsers.tool_calls import Delta, Tools
+from transformers.utils.chat_template_utils import render_jinja_template
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "array"}}}
 TOOL = {"type": "function", "function": {"name": "sun", "description": "Shines.", "parameters": PARAMETERS}}
@@ -214,3 +215,48 @@ def test_what_a_template_refuses_stays_refused() -> None:
     template, view = found("{{ raise_exception('never') }}")
     with pytest.raises(TemplateError, match="never"):
         view.render(template.render, CHAT)
+
+
+SPOKEN = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Will it shine?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "And then?"},
+]
+PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}"
+SPEAKS = "{% for m in messages %}<{{ m.role }}>TEXT</s>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        (PARTS, {"system", "user", "assistant"}),
+        ("{{ m.content[0].text }}", {"system", "user", "assistant"}),
+        ("{{ m.content[0]['text'] }}", {"system", "user", "assistant"}),
+        (f"{{% if m.role == 'user' %}}{PARTS}{{% else %}}{{{{ m.content }}}}{{% endif %}}", {"user"}),
+        (f"{{% if m.role == 'system' %}}{PARTS}{{% else %}}{{{{ m.content }}}}{{% endif %}}", {"system"}),
+        (f"{{% if m.content is string %}}{{{{ m.content }}}}{{% else %}}{PARTS}{{% endif %}}", set()),
+        ("{{ m.content }}", set()),
+    ],
+)
+def test_a_text_is_given_as_the_template_reads_it(text: str, roles: set[str]) -> None:
+    source = SPEAKS.replace("TEXT", text)
+    template = ChatTemplate({"default": source}, {})
+    given = [
+        {**each, "content": [{"type": "text", "text": each["content"]}]} if each["role"] in roles else each
+        for each in SPOKEN
+    ]
+    [[wanted], _] = render_jinja_template(conversations=[given], chat_template=source)
+    assert all(each["content"] in wanted for each in SPOKEN)
+    assert find_view(template.render, source).render(template.render, SPOKEN) == wanted
+
+
+def test_a_template_that_hides_what_users_say_is_refused_and_one_that_hides_others_says_so() -> None:
+    hidden = ChatTemplate({"default": SPEAKS.replace("TEXT", "{{ m.text }}")}, {})
+    view = find_view(hidden.render, hidden.text)
+    with pytest.raises(TemplateError, match="what a user says"):
+        view.render(hidden.render, SPOKEN)
+    no_system = ChatTemplate({"default": SPEAKS.replace("TEXT", "{{ m.content if m.role != 'system' }}")}, {})
+    view = find_view(no_system.render, no_system.text)
+    assert "it shows nothing of what system messages say" in view.remarks
+    assert "Will it shine?" in view.render(no_system.render, SPOKEN)
