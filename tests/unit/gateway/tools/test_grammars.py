@@ -15,6 +15,7 @@ from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.structured import Grammatical, Structured
 from outrider.gateway.tools.tool_grammar import FreeCalls, after_thought
 from outrider.gateway.tools.tools import ToolUse
+from outrider.runtime.bounded import BoundedProcess, OutOfBounds
 
 from tests.integration.gateway.scripted_router import tiny_tokenizer_bytes
 
@@ -70,6 +71,24 @@ async def test_faults_have_their_field_each_time(maker: GrammarMaker, tokenizer:
         with pytest.raises(InvalidRequest) as refused:
             await maker.make(Structured("regex", value, "its.name"), tokenizer, Thought.NONE, "")
         assert refused.value.field == "its.name"
+
+
+async def test_a_verdict_on_time_is_its_tenants_alone(
+    maker: GrammarMaker, tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, questions = ASKED[1], list[bytes]()
+
+    def slow(process: BoundedProcess, question: bytes) -> bytes:
+        questions.append(question)
+        raise OutOfBounds("it takes more than 2 s of processor time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BoundedProcess, "ask", slow)
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="too much time"):
+                await maker.make(asked, tokenizer, Thought.NONE, "a")
+    assert len(questions) == 1
+    assert await maker.make(asked, tokenizer, Thought.NONE, "b") == asked.to_grammar(tokenizer)
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
