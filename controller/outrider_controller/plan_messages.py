@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
 from outrider.protocol.limits import MAX_WAIT_US, MAX_WEIGHT
@@ -30,6 +30,7 @@ _MAX_SUM = 1e12
 # Tenants' weights may differ by far more; the value of a saved token stays between those of batch and latency.
 _BATCH, _LATENCY = 0.5, 2.0
 _MAX_NAME = 512
+_MAX_TARGETS, _MAX_DRAFTS = 1000, 100
 _MAX_PRICE = 1e6
 # The year 9999: a later end is none.
 _NEVER_MS = 253_402_300_799_000
@@ -81,13 +82,23 @@ def report_to_proto(model: str, state: TargetState) -> policy.TargetReport:
     )
 
 
+def reported_states(message: policy.FollowRequest) -> dict[str, TargetState]:
+    """By model. So many and such names as no fleet has are left out: each is planned for with each tenant."""
+    found = [target for target in message.targets[:_MAX_TARGETS] if len(target.model) <= _MAX_NAME]
+    return {target.model: reported_state(target) for target in found}
+
+
 def reported_state(message: policy.TargetReport) -> TargetState:
     return TargetState(
-        frozenset(message.drafts),
+        _names(message.drafts),
         _bounded(message.row_price, _MAX_PRICE),
         _bounded(message.best_chance, 1.0),
-        frozenset(message.candidates),
+        _names(message.candidates),
     )
+
+
+def _names(given: Sequence[str]) -> frozenset[str]:
+    return frozenset(name for name in given[:_MAX_DRAFTS] if len(name) <= _MAX_NAME)
 
 
 def _bounded(value: float, most: float) -> float:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import resource
 import signal
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -31,7 +30,7 @@ from outrider.rpc.arriving import Arriving
 from outrider.rpc.health import HealthService
 from outrider.rpc.interceptor import ErrorInterceptor, OnRefused, Refusing
 from outrider.rpc.options import INTERNAL_MESSAGE_BYTES, Options, server_options
-from outrider.rpc.silent import end_silent
+from outrider.rpc.silent import end_silent, files_allowed
 from outrider.runtime.supervision import background
 
 logger = logging.getLogger(__name__)
@@ -148,11 +147,6 @@ class ServerLife:
         task.add_done_callback(self._tasks.discard)
 
 
-def files_allowed() -> int:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 20 if limit == resource.RLIM_INFINITY else limit
-
-
 def create_server(
     *,
     max_message_bytes: int = INTERNAL_MESSAGE_BYTES,
@@ -172,7 +166,8 @@ def create_server(
     with its peer. `arriving` bounds messages that have not arrived whole; None: those of admitted callers are not
     bounded.
     """
-    options = [*server_options(max_message_bytes, files_allowed() // 2), *(more or [])]
+    # Of an option that is given twice gRPC takes the first.
+    options = list(dict([*server_options(max_message_bytes, files_allowed() // 2), *(more or [])]).items())
     return grpc.aio.server(
         interceptors=[
             ErrorInterceptor(max_message_bytes, strict, on_refused, refusing),

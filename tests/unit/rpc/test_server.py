@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import signal
 import sys
 from collections import Counter
@@ -14,7 +16,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from outrider.errors import DeadlineExceeded
 from outrider.rpc.channel import create_channel, remaining_s
-from outrider.rpc.options import public_options
 from outrider.rpc.server import ServerLife, bind, create_server, serving
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2
@@ -72,25 +73,43 @@ async def test_reflection_lists_the_services_under_both_its_names(version: str) 
     assert {SERVICE, "grpc.health.v1.Health"} <= set(names)
 
 
-async def test_silent_sockets_cost_nobody_a_connection() -> None:
-    """Without that, others wait for as long as gRPC waits for first bytes: here for ever."""
-    limits = public_options(max_connections=20, max_streams=10, first_bytes_s=600, idle_s=600)
-    server = create_server(more=limits)
-    async with (
-        serving(server, "127.0.0.1:0", services=[SERVICE], max_connections=20) as life,
-        create_channel(life.address) as before,
-    ):
-        await check(before, "")
-        host, _, port = life.address.rpartition(":")
-        silent = [await asyncio.open_connection(host, int(port)) for _ in range(60)]
-        try:
+SILENT = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = []
+for _ in range(300):
+    held.append(socket.socket())
+    held[-1].setblocking(False)
+    held[-1].connect_ex(("127.0.0.1", int(sys.argv[1])))
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_silent_sockets_that_take_all_files_cost_nobody_a_connection() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 200, limits[1]))
+    try:
+        # gRPC itself would wait for their first bytes for ever.
+        server = create_server(more=[("grpc.server_handshake_timeout_ms", 10**9)])
+        async with (
+            serving(server, "127.0.0.1:0", services=[SERVICE]) as life,
+            create_channel(life.address) as before,
+        ):
+            await check(before, "")
+            command = sys.executable, "-c", SILENT, life.address.rpartition(":")[2]
+            pipe = asyncio.subprocess.PIPE
+            silent = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+            assert silent.stdin is not None and silent.stdout is not None
+            await silent.stdout.readline()
             async with asyncio.timeout(60), create_channel(life.address) as late:
                 health = health_pb2_grpc.HealthStub(late)
                 await health.Check(health_pb2.HealthCheckRequest(), wait_for_ready=True)
             await check(before, "")
-        finally:
-            for _, writer in silent:
-                writer.close()
+            silent.stdin.close()
+            await silent.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_a_watch_is_told_of_changes_also_after_another_has_ended_and_lasts_while_there_is_room(

@@ -40,7 +40,7 @@ from outrider_controller.control.plan.rollouts import RolloutLeader
 from outrider_controller.plan_messages import (
     draft_version,
     evidence_from_proto,
-    reported_state,
+    reported_states,
 )
 
 # Most changes of mode in one plan that get an event and a log line each.
@@ -188,7 +188,7 @@ class PlanLeader:
         self._versions.learn(of_drafts)
         self._rollouts.learn(of_drafts, self._in_use)
         self._kept.unsaved.update(key.cell for key in evidence)
-        follower.states = {target.model: reported_state(target) for target in message.targets}
+        follower.states = reported_states(message)
         follower.busy, follower.reaches_store = min(max(0.0, message.busy), _MAX_CORES), message.reaches_store
 
     def _in_use(self, cell: Cell) -> str:
