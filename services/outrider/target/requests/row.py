@@ -77,6 +77,10 @@ class StepRow(Generic[S]):
     features: Features | None = None
     """For a head on draft workers: of the last token before the commit, and of the accepted ones."""
 
+    def stepped(self) -> None:
+        """Lets go of what only the step needs: whoever keeps a report would keep the sequence and its grammar too."""
+        self.sequence = self.verdict = None  # type: ignore[assignment]
+
     def drop_draft(self) -> None:
         """Runs the committed tokens alone."""
         self.draft = DraftTree(self.base_len)

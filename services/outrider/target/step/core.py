@@ -232,6 +232,8 @@ class TargetCore(ABC, Generic[S]):
         self._report.batch_tokens = num_tokens
         self.pace.stepped(ended_s - started_s, num_tokens)
         self._accounting.divide(rows, ended_s - started_s)
+        for row in rows:
+            row.stepped()
         return ended_s - started_s
 
     def fail(self, key: SequenceKey, error: Exception) -> None:
