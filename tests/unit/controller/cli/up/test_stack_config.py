@@ -124,4 +124,4 @@ def test_what_up_prints_leads_to_the_console() -> None:
         config=StackConfig(), ops={"control": "127.0.0.1:9"}, run_dir=Path("/r"), scrape_file=Path("/r/s")
     )
     stack.gateway_http = stack.gateway_grpc = "127.0.0.1:8"
-    assert "Console: http://127.0.0.1:9/console\n" in _first_requests(cast(Stack, stack), "default")
+    assert "Console: http://127.0.0.1:9/console#token=t0\n" in _first_requests(cast(Stack, stack), "default", "t0")
