@@ -36,7 +36,7 @@ from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.speculation import Q_TOTAL
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests.events import Event, Offered
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import events_of

@@ -14,7 +14,7 @@ from outrider_controller.cli.output import json_file_option
 from benchmarks.report import Row, finish, show, table
 
 if TYPE_CHECKING:
-    from outrider.target.requests.opening import Opening
+    from outrider.sequence.spec import SequenceSpec
     from outrider.target.requests.report import TargetReport
     from outrider.target.step.worker import TargetWorker
     from outrider.worker.loop import StepLoop
@@ -62,9 +62,9 @@ def _measure(name: str, rows: int, steps: int) -> Row:
 def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
     """Milliseconds of each turn."""
     from outrider.runtime.collector import gc_frozen
-    from outrider.target.requests.events import Offered, Opened
+    from outrider.target.requests.events import Offered
     from outrider.tree import DraftTree
-    from outrider.worker.events import SequenceKey
+    from outrider.worker.events import Opened, SequenceKey
     from outrider.worker.loop import StepLoop
 
     lengths: dict[SequenceKey, int] = {}
@@ -89,7 +89,7 @@ def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
 
 def _worker(rows: int) -> TargetWorker:
     import torch
-    from outrider.target.requests.opening import Limits
+    from outrider.target.requests.limits import Limits
     from outrider.target.step.scheduler import Batching
     from outrider.target.step.worker import TargetWorker
 
@@ -103,19 +103,20 @@ def _worker(rows: int) -> TargetWorker:
     return TargetWorker(engine, limits, batching, time.monotonic, row_price=lambda cost: 0.0)
 
 
-def _opening(name: str, number: int) -> Opening:
-    from outrider.drafting.speculation import Speculation
+def _opening(name: str, number: int) -> SequenceSpec:
     from outrider.options.logprobs import LogprobsOptions
+    from outrider.sequence.spec import SequenceSpec
+    from outrider.sequence.speculation import Speculation
     from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
-    from outrider.target.requests.opening import Opening, Stopping
 
     greedy = name == "greedy"
     penalties = LogitsOptions(presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=1.1)
-    return Opening(
+    return SequenceSpec(
         prompt=tuple((3 + 7 * at + number) % 30 for at in range(_PROMPT)),
         params=SamplingParams(0.0) if greedy else SamplingParams(0.8, top_k=20, top_p=0.95, seed=number),
         mode=VerificationMode.GREEDY if greedy else VerificationMode.COUPLED,
-        stopping=Stopping(_OUTPUT, frozenset({2})),
+        max_new_tokens=_OUTPUT,
+        stop_token_ids=frozenset({2}),
         speculation=Speculation(max_draft_tokens=_DRAFTED),
         logits=penalties if "penalties" in name else None,
         logprobs=LogprobsOptions(num_top=5) if "log prob" in name else None,

@@ -23,7 +23,7 @@ from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.target.requests import wire as target_wire
 from outrider.target.requests.events import Event, Offered
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching

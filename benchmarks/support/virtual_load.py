@@ -11,13 +11,13 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.speculation import Speculation
 from outrider.engine import EngineSequence
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.calibration import Calibration, bin_at
 from outrider.target.drafts.choice import Pricing
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.times import Timer
 from outrider.target.step.scheduler import Batching, TargetRow, plan
 from outrider.target.step.sequence import TargetSequence
@@ -146,11 +146,11 @@ class _Stream:
     sequence: TargetSequence = field(init=False)
 
     def begin(self, serial: int) -> None:
-        opening = Opening(
+        opening = SequenceSpec(
             prompt=(1,),
             params=_GREEDY,
             mode=VerificationMode.GREEDY,
-            stopping=Stopping(self.answer_tokens),
+            max_new_tokens=self.answer_tokens,
             speculation=Speculation(max_draft_tokens=self.num_drafted),
         )
         drafts = SequenceDrafts.of(opening)

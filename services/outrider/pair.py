@@ -15,20 +15,19 @@ from typing import Any
 from outrider.draft import events
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import Drafter
-from outrider.drafting import source as drafting
 from outrider.drafting.lookup import NAMES
-from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, make_sources
-from outrider.drafting.speculation import Speculation
+from outrider.drafting.source import CloseReason, DraftSource, make_sources
 from outrider.engine import Engine
 from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.requests.events import Opened
-from outrider.target.requests.opening import Limits, Opening, Stopping
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
-from outrider.worker.events import Closed
+from outrider.worker.events import Closed, Opened
 from outrider.worker.step_cost import StepCost
 
 _STREAM = 1
@@ -105,9 +104,9 @@ class Pair:
         speculation = Speculation(max_own_draft_tokens=self._limits.max_draft_tokens if speculate else 0)
         sampling = params or SamplingParams(temperature=0.0)
         mode = VerificationMode.GREEDY if sampling.greedy else VerificationMode.COUPLED
-        stopping = Stopping(max_new_tokens, self._stops)
+        about: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_token_ids": self._stops, "salt": salt}
         openings = [
-            Opening(tuple(p), sampling, mode, stopping, (), speculation, salt, prediction=tuple(prediction))
+            SequenceSpec(tuple(p), sampling, mode, speculation=speculation, prediction=tuple(prediction), **about)
             for p, prediction in zip(prompts, predictions or [()] * len(prompts), strict=True)
         ]
         answers = [Answered() for _ in prompts]
@@ -125,8 +124,8 @@ class Pair:
                     del running[committed.key]
         return answers
 
-    def _open(self, opening: Opening) -> SequenceKey:
-        opening.check(self._limits)
+    def _open(self, opening: SequenceSpec) -> SequenceKey:
+        self._limits.check(opening)
         key = SequenceKey(_STREAM, next(self._ids))
         self._target.apply(Opened(key, opening, self._clock()))
         return key
@@ -161,22 +160,22 @@ class DrafterSource(DraftSource):
         self._worker = worker
         self._max_tokens = max_tokens
 
-    def open(self, key: SequenceKey, opening: drafting.SourceOpening) -> None:
-        opening = replace(opening, limits=self._within(opening.limits))
-        self._worker.apply(events.DraftOpened(key, opening, time.monotonic()))
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
+        opening = replace(opening, speculation=self._within(opening.speculation))
+        self._worker.apply(Opened(key, opening, time.monotonic()))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self._worker.apply(
             events.DraftCommitted(key, base_len, tuple(tokens), finished=False, received_s=time.monotonic())
         )
 
-    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+    def limit(self, key: SequenceKey, limits: Speculation) -> None:
         self._worker.apply(events.Limited(key, self._within(limits), time.monotonic()))
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         self._worker.apply(Closed(key))
 
-    def _within(self, limits: DraftLimits) -> DraftLimits:
+    def _within(self, limits: Speculation) -> Speculation:
         return replace(limits, max_draft_tokens=min(limits.max_draft_tokens, self._max_tokens))
 
     def poll(self) -> Iterator[tuple[SequenceKey, DraftTree]]:

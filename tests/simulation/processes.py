@@ -20,7 +20,7 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.target.requests import events
-from outrider.target.requests.opening import Limits as TargetLimits
+from outrider.target.requests.limits import Limits as TargetLimits
 from outrider.target.service import TargetServicer
 from outrider.target.step.scheduler import Batching, StepPlan
 from outrider.target.step.worker import TargetWorker

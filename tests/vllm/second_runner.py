@@ -249,7 +249,7 @@ class Drafts:
         add, follow = scheduler.add_request, scheduler._follow
 
         def add_request(request: Any) -> None:
-            from outrider.drafting.speculation import Speculation
+            from outrider.sequence.speculation import Speculation
             from outrider.target.drafts.sequence import SequenceDrafts
 
             add(request)

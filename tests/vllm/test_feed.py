@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from outrider.drafting.source import make_sources
-from outrider.drafting.speculation import Speculation
 from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.choice import StepRoom
 from outrider.target.drafts.drafts import Drafts
 from outrider.target.requests.events import Adjusted, Event, Offered
-from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.tree import DraftTree
@@ -55,7 +55,7 @@ class Pool:
         self.late: list[Event] = []
         """What arrives as soon as somebody waits."""
         self.waited_s: list[float] = []
-        self.opened: list[tuple[SequenceKey, Opening, sequence_pb2.OpenSequence | None]] = []
+        self.opened: list[tuple[SequenceKey, SequenceSpec, sequence_pb2.OpenSequence | None]] = []
         self.commits: list[StepRow[Any]] = []
         self.closed: list[SequenceKey] = []
 
@@ -71,7 +71,7 @@ class Pool:
         self.arrived, self.late = [*self.arrived, *self.late], []
         return bool(self.arrived)
 
-    def open(self, key: SequenceKey, opening: Opening, announced: sequence_pb2.OpenSequence | None) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec, announced: sequence_pb2.OpenSequence | None) -> None:
         self.opened.append((key, opening, announced))
 
     def step(self, report: TargetReport) -> None:

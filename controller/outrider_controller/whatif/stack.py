@@ -16,21 +16,22 @@ from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
-from outrider.drafting.speculation import Speculation
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, to_us
 from outrider.protocol.rounds import Round
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.requests.events import Adjusted, Offered, Opened
-from outrider.target.requests.opening import Limits, Opening, Stopping
+from outrider.target.requests.events import Adjusted, Offered
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.tuning import MIN_CHANCE
-from outrider.worker.events import Closed, SequenceKey
+from outrider.worker.events import Closed, Opened, SequenceKey
 from outrider.worker.step_cost import StepCost
 
 from outrider_controller.autoscaler.evidence import own_drafts_of
@@ -117,7 +118,7 @@ class _Stream:
     key: SequenceKey
     request: Request
     controller: SpeculationController
-    opening: Opening
+    opening: SequenceSpec
     draft: Process | None
     committed_s: float = -1.0
     """The last commit; negative before the first."""
@@ -190,11 +191,11 @@ class VirtualStack:
         controller = SpeculationController(self._setup.policy, allowed)
         record = self._policy.record(request.tenant, request.model, _DRAFT)
         setting = controller.lost() if draft is None else controller.opened(MAX_DRAFT_TOKENS, record)
-        opening = Opening(
+        opening = SequenceSpec(
             request.prompt,
             _GREEDY,
             VerificationMode.GREEDY,
-            Stopping(len(text.answer)),
+            len(text.answer),
             speculation=setting,
             prediction=tuple(text.prediction),
             request_id=request.request_id,
@@ -204,8 +205,8 @@ class VirtualStack:
         now_s = self._loop.now_s
         self._target.deliver(now_s, Opened(key, opening, now_s))
         if draft is not None:
-            source_opening = opening.for_drafts(opening.speculation.draft_limits(self._sent_price))
-            self._tell(stream, lambda at_s: draft_events.DraftOpened(key, source_opening, at_s))
+            told = replace(opening, speculation=setting.for_draft(self._sent_price))
+            self._tell(stream, lambda at_s: Opened(key, told, at_s))
 
     def _request(self, name: str, number: int) -> Request:
         return Request(
@@ -213,13 +214,10 @@ class VirtualStack:
             tenant=self._texts.texts[number].tenant,
             model=_MODEL,
             prompt=self._texts.prompt(number),
-            resume=(),
-            sampling=sequence_pb2.Sampling(),
-            stopping=sequence_pb2.Stopping(),
-            seeded=True,
-            speculation=router.SpeculationMode.Value(f"SPECULATION_MODE_{self._setup.mode.upper()}"),
+            params=_GREEDY,
+            mode=VerificationMode.GREEDY,
+            choice=router.SpeculationMode.Value(f"SPECULATION_MODE_{self._setup.mode.upper()}"),
             max_draft_tokens=self._setup.cap,
-            cache_salt=b"",
         )
 
     def _least_loaded(self) -> Process | None:
@@ -290,7 +288,7 @@ class VirtualStack:
     def _adjust(self, stream: _Stream, speculation: Speculation | None) -> None:
         if speculation is None:
             return
-        limits = speculation.draft_limits(self._sent_price)
+        limits = speculation.for_draft(self._sent_price)
         self._target.deliver(self._loop.now_s, Adjusted(stream.key, speculation))
         self._tell(stream, lambda at_s: draft_events.Limited(stream.key, limits, at_s))
 
@@ -301,7 +299,7 @@ class VirtualStack:
         self._sent_price = price
         for stream in self._streams.values():
             if stream.controller.sent.max_draft_tokens:
-                limits = stream.controller.sent.draft_limits(price)
+                limits = stream.controller.sent.for_draft(price)
                 self._tell(stream, lambda at_s, it=stream, to=limits: draft_events.Limited(it.key, to, at_s))  # type: ignore[misc]
 
     def _plan(self) -> None:

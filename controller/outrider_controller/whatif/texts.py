@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, SourceOpening
+from outrider.drafting.source import CloseReason, DraftSource
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
 
 Guess = Sequence[tuple[int, float]]
@@ -65,13 +67,13 @@ class ReplayedLookups(DraftSource):
     _due: dict[SequenceKey, int] = field(default_factory=dict)
     """Committed lengths that were not answered yet."""
 
-    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
-        self._text[key], self._limit[key] = self.texts.of(opening.prompt), opening.limits.max_draft_tokens
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
+        self._text[key], self._limit[key] = self.texts.of(opening.prompt), opening.speculation.max_draft_tokens
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self._due[key] = base_len + len(tokens)
 
-    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+    def limit(self, key: SequenceKey, limits: Speculation) -> None:
         self._limit[key] = limits.max_draft_tokens
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:

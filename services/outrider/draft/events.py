@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from outrider.drafting.source import DraftLimits, Features, SourceOpening
+from outrider.drafting.source import Features
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey, WorkerEvent, WorkerReport
-
-
-@dataclass(frozen=True, slots=True)
-class DraftOpened:
-    key: SequenceKey
-    opening: SourceOpening
-    received_s: float
-    """Monotonic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +27,11 @@ class DraftCommitted:
 @dataclass(frozen=True, slots=True)
 class Limited:
     key: SequenceKey
-    limits: DraftLimits
+    limits: Speculation
     received_s: float
 
 
-DraftEvent = DraftOpened | DraftCommitted | Limited
+DraftEvent = DraftCommitted | Limited
 Event = DraftEvent | WorkerEvent
 
 

@@ -12,20 +12,20 @@ from functools import partial
 
 from outrider.draft import events
 from outrider.draft.events import DraftReport, Event, Proposed
-from outrider.drafting.source import DraftLimits, Features, SourceOpening
+from outrider.drafting.source import Features
 from outrider.errors import InvalidRequest
 from outrider.protocol.convert import (
     distribution_to_proto,
     mode_from_proto,
-    sampling_from_proto,
     sampling_to_proto,
 )
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import MAX_TREE_TOKENS, MAX_UINT32, to_us
-from outrider.protocol.validate import check_label, check_opening
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import VerificationMode
-from outrider.worker.events import Closed, SequenceKey, translated
+from outrider.worker.events import Closed, Opened, SequenceKey, translated
 
 _MAX_COMMITTED = MAX_TREE_TOKENS + 1
 _MAX_BEYOND = 1 << 20
@@ -55,18 +55,16 @@ def events_of(request: draft_pb2.DraftRequest, stream: int, limits: ProposalLimi
         yield Closed(SequenceKey(stream, close.sequence_id))
 
 
-def _allowed(speculation: sequence_pb2.Speculation, limits: ProposalLimits) -> DraftLimits:
+def _allowed(speculation: sequence_pb2.Speculation, limits: ProposalLimits) -> Speculation:
     """The requested limits, cut to this worker's."""
     count = min(speculation.max_draft_tokens, limits.max_draft_tokens)
     # Written so that NaN sets no limit.
     least = min(speculation.min_chance, 1.0) if speculation.min_chance > 0 else 0.0
-    return DraftLimits(count, least)
+    return Speculation(count, min_chance=least)
 
 
-def _opened(
-    key: SequenceKey, message: sequence_pb2.OpenSequence, limits: ProposalLimits, now_s: float
-) -> events.DraftOpened:
-    return events.DraftOpened(key, opening_of(message, limits), now_s)
+def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: ProposalLimits, now_s: float) -> Opened:
+    return Opened(key, opening_of(message, limits), now_s)
 
 
 def _committed(
@@ -82,34 +80,18 @@ def _committed(
     return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features)
 
 
-def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> SourceOpening:
+def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> SequenceSpec:
     """Raises InvalidRequest."""
-    opening = SourceOpening(
-        prompt=tuple(message.prompt_token_ids),
+    spec = SequenceSpec.read(
+        message,
         committed=tuple(message.committed_token_ids),
-        params=sampling_from_proto(message.sampling),
         mode=mode_from_proto(message.mode),
-        limits=_allowed(message.speculation, limits),
-        max_new_tokens=message.stopping.max_new_tokens,
-        stop_token_ids=frozenset(message.stopping.stop_token_ids),
+        speculation=_allowed(message.speculation, limits),
         salt=message.cache_salt,
-        log_fields={"request_id": message.request_id, "tenant": message.tenant},
     )
-    for field, value in opening.log_fields.items():
-        check_label(field, value)
-    check_opening(
-        prompt=opening.prompt,
-        committed=opening.committed,
-        max_new_tokens=message.stopping.max_new_tokens,
-        stop_token_ids=message.stopping.stop_token_ids,
-        params=opening.params,
-        mode=opening.mode,
-        salt=opening.salt,
-        # The target's may have more padding than this model's: the drafter reads any id.
-        vocab_size=MAX_UINT32 + 1,
-        max_context_len=limits.max_context_len,
-    )
-    return opening
+    # The target's vocabulary may have more padding than this model's: the drafter reads any id.
+    spec.check(MAX_UINT32 + 1, limits.max_context_len)
+    return spec
 
 
 def responses_of(report: DraftReport, now_s: float) -> dict[int, draft_pb2.DraftResponse]:

@@ -23,6 +23,7 @@ from outrider.worker.events import (
     DrainStarted,
     Failed,
     Load,
+    Opened,
     PeerStreamEnded,
     Refused,
     SequenceKey,
@@ -121,7 +122,7 @@ class DraftWorker:
     def apply(self, event: Event) -> None:
         """Applies one event; a fault in it ends its sequence and is reported."""
         match event:
-            case events.DraftOpened():
+            case Opened():
                 self._start(event)
             case events.DraftCommitted() | events.Limited():
                 found = self._sequences.find(event.key)
@@ -173,7 +174,7 @@ class DraftWorker:
         self.stats.num_declined += not outcome.token_ids
         self.stats.num_draft_tokens[outcome.source] += outcome.depth
 
-    def _start(self, event: events.DraftOpened) -> None:
+    def _start(self, event: Opened) -> None:
         key = event.key
         if key in self._sequences:
             # A later message could mean either of the two: both end.
@@ -185,7 +186,7 @@ class DraftWorker:
         else:
             self._take_in(event)
 
-    def _take_in(self, event: events.DraftOpened) -> None:
+    def _take_in(self, event: Opened) -> None:
         try:
             found = OpenSequence(event.key, self._drafter.open(event.opening))
         except InvalidRequest as error:

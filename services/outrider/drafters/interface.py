@@ -10,8 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from outrider.drafters.sequence import DraftSequence
-from outrider.drafting.source import DraftLimits, Features, SourceOpening
+from outrider.drafting.source import Features
 from outrider.engine import ModelInfo
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
 
 
@@ -21,7 +23,7 @@ class Drafter(ABC):
     info: ModelInfo
     """What a caller needs to know before it opens a sequence."""
 
-    def open(self, opening: SourceOpening) -> DraftSequence:
+    def open(self, opening: SequenceSpec) -> DraftSequence:
         """Raises InvalidRequest for what the drafter cannot read."""
         sequence = DraftSequence.start(opening)
         self.on_open(sequence)
@@ -39,7 +41,7 @@ class Drafter(ABC):
         after them. Returns whether a proposal needs no such commit."""
         return False
 
-    def set_limits(self, sequence: DraftSequence, limits: DraftLimits) -> None:
+    def set_limits(self, sequence: DraftSequence, limits: Speculation) -> None:
         """Sets the limits from now on. A sequence that may draft nothing is paused, and then holds no KV blocks."""
         sequence.limits = limits
         if not limits.max_draft_tokens:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.source import DraftLimits, SourceOpening
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree, agree
 
 
@@ -20,8 +21,8 @@ class CommitMismatch(Exception):
 class DraftSequence:
     """The committed tokens, and the draft beyond them."""
 
-    opening: SourceOpening
-    limits: DraftLimits
+    opening: SequenceSpec
+    limits: Speculation
     tokens: list[int]
     """Prompt and committed output. Only `commit` extends it."""
     guess: DraftTree = field(init=False)
@@ -33,8 +34,8 @@ class DraftSequence:
         self.guess = DraftTree(self.committed_len)
 
     @classmethod
-    def start(cls, opening: SourceOpening) -> DraftSequence:
-        return cls(opening, opening.limits, [*opening.prompt, *opening.committed])
+    def start(cls, opening: SequenceSpec) -> DraftSequence:
+        return cls(opening, opening.speculation, [*opening.prompt, *opening.committed])
 
     @property
     def committed_len(self) -> int:
@@ -46,8 +47,6 @@ class DraftSequence:
         """Most tokens worth proposing now. The last remaining token is always the target's own."""
         if self.limits.min_chance >= 1:
             return 0
-        if self.opening.max_new_tokens is None:
-            return self.limits.max_draft_tokens
         remaining = self.opening.max_new_tokens - (len(self.tokens) - len(self.opening.prompt))
         return max(0, min(self.limits.max_draft_tokens, remaining - 1))
 

@@ -3,54 +3,14 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from outrider.errors import InvalidRequest
-from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLimits:
-    """How far a sequence's drafts may go."""
-
-    max_draft_tokens: int = 0
-    """Most tokens of one proposal; 0 pauses the sequence."""
-    min_chance: float = 0.0
-    """Least joint chance at which the target verifies a token. A chain ends below it; at 1 nothing is proposed."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourceOpening:
-    """All that a source needs to take over a sequence at any point of its life."""
-
-    prompt: Sequence[int]
-    params: SamplingParams
-    mode: VerificationMode
-    committed: Sequence[int] = ()
-    """Output tokens committed so far."""
-    limits: DraftLimits = DraftLimits()
-    """The limits at the opening."""
-    max_new_tokens: int | None = None
-    """Output tokens after which the target ends the sequence."""
-    stop_token_ids: frozenset[int] = frozenset()
-    salt: bytes = b""
-    """Nothing that is learnt from the sequence is used under another salt."""
-    tenant: str = ""
-    """Whose sequence it is: what is learnt from it is erased by this name."""
-    learns: bool = True
-    """Whether anything may be learnt from it."""
-    prediction: Sequence[int] = ()
-    """The output that the client expects, in large part."""
-    log_fields: Mapping[str, str] = field(default_factory=dict)
-    """request_id and tenant, for log lines about it."""
-
-    def __post_init__(self) -> None:
-        if not self.prompt:
-            raise InvalidRequest("prompt_token_ids", "must have at least one token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +57,13 @@ class DraftSource:
     for_workers = False
     """Whether it serves draft workers, and so goes by their limits."""
 
-    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
         """The sequence begins."""
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         """The target has committed these tokens at base_len, where the last commit ended."""
 
-    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+    def limit(self, key: SequenceKey, limits: Speculation) -> None:
         """From now on these limits hold."""
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Features, SourceOpening
+from outrider.drafting.source import CloseReason, DraftSource, Features
 from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.heads.interface import DraftHead
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 
 _MAX_BYTES = 256 << 10
 """Of one message: the features of a long prompt come in several."""
@@ -51,15 +53,15 @@ class HeadFeatures(DraftSource):
         self._cache = FeatureCache()
         self._shown: dict[SequenceKey, _Shown] = {}
 
-    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
         tokens, writer = [*opening.prompt, *opening.committed], FeatureWriter(self._cache, opening.salt)
-        self._shown[key] = _Shown(opening.limits.max_draft_tokens > 0, tokens, opening.salt, writer)
+        self._shown[key] = _Shown(opening.speculation.max_draft_tokens > 0, tokens, opening.salt, writer)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if (shown := self._shown.get(key)) is not None:
             shown.tokens.extend(tokens)
 
-    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+    def limit(self, key: SequenceKey, limits: Speculation) -> None:
         if (shown := self._shown.get(key)) is not None:
             shown.wanted = limits.max_draft_tokens > 0
 

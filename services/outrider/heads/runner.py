@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outrider.drafting.source import SourceOpening
 from outrider.engine import EngineSequence, Row
 from outrider.heads.engine import HeadEngine
 from outrider.heads.interface import ChainMemory, DraftHead
 from outrider.heads.text import GrowingDraft, HeadText, Place
+from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import propose
 from outrider.tree import DraftTree
 
@@ -28,7 +28,7 @@ class HeadRunner:
         self._head = head
         self._engine = engine
 
-    def open(self, opening: SourceOpening, tokens: list[int]) -> HeadText:
+    def open(self, opening: SequenceSpec, tokens: list[int]) -> HeadText:
         """`tokens`: prompt and committed output. Their owner extends the list."""
         if self._engine is None:
             return HeadText(opening, tokens, EngineSequence())

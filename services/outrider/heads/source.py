@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Features, SourceOpening
+from outrider.drafting.source import CloseReason, DraftSource, Features
 from outrider.heads.engine import HeadEngine, torch_engine
 from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.heads.interface import DraftHead
 from outrider.heads.runner import HeadRunner
 from outrider.heads.text import HeadText
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
 
 
@@ -38,10 +40,10 @@ class HeadDrafts(DraftSource):
         self._counts: dict[SequenceKey, int] = {}
         self._due: dict[SequenceKey, HeadText] = {}
 
-    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
         self._texts[key] = self._runner.open(opening, [*opening.prompt, *opening.committed])
         self._writers[key] = FeatureWriter(self._cache, opening.salt)
-        self._counts[key] = min(opening.limits.max_draft_tokens, self._max_tokens)
+        self._counts[key] = min(opening.speculation.max_draft_tokens, self._max_tokens)
 
     @torch.inference_mode()
     def see(self, key: SequenceKey, start: int, states: Tensor) -> Sequence[Features]:
@@ -66,7 +68,7 @@ class HeadDrafts(DraftSource):
         if self._counts[key]:
             self._due[key] = text
 
-    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+    def limit(self, key: SequenceKey, limits: Speculation) -> None:
         if key in self._counts:
             self._counts[key] = min(limits.max_draft_tokens, self._max_tokens)
 

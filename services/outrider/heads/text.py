@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from outrider import tuning
-from outrider.drafting.source import SourceOpening
 from outrider.engine import EngineSequence
 from outrider.options.sampling import Q_TOTAL, DraftDistribution
+from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import Proposal
 from outrider.tree import ROOT, DraftTree
 
@@ -29,7 +29,7 @@ class Place:
 class HeadText:
     """The head has read the positions from `begin` up to `read`; the features of `waiting` come after them."""
 
-    opening: SourceOpening
+    opening: SequenceSpec
     tokens: list[int]
     """Prompt and committed output. Its owner extends it."""
     kv: EngineSequence

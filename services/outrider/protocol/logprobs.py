@@ -19,6 +19,10 @@ def options_from_proto(message: sequence_pb2.LogprobsOptions, prompt_len: int) -
     return options
 
 
+def options_to_proto(options: LogprobsOptions) -> sequence_pb2.LogprobsOptions:
+    return sequence_pb2.LogprobsOptions(num_top=options.num_top, prompt=options.prompt)
+
+
 def to_proto(logprobs: Sequence[TokenLogprobs]) -> list[sequence_pb2.TokenLogprobs]:
     return [
         sequence_pb2.TokenLogprobs(
@@ -28,9 +32,7 @@ def to_proto(logprobs: Sequence[TokenLogprobs]) -> list[sequence_pb2.TokenLogpro
     ]
 
 
-def check_commit(
-    commit: sequence_pb2.Commit, asked: sequence_pb2.LogprobsOptions, prompt_len: int, vocab_size: int
-) -> None:
+def check_commit(commit: sequence_pb2.Commit, asked: LogprobsOptions, prompt_len: int, vocab_size: int) -> None:
     """Raises InvalidRequest when they are not one per token, or when a value is impossible."""
     if len(commit.logprobs) != len(commit.token_ids):
         raise InvalidRequest("logprobs", f"{len(commit.logprobs)} for {len(commit.token_ids)} tokens")

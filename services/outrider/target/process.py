@@ -40,7 +40,7 @@ from outrider.target.drafts.head import head_drafts, head_features, tried_head
 from outrider.target.grammars.grammar import GrammarCompiler, host_bytes
 from outrider.target.grammars.tokenizer import read_tokenizer
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.samples import obedient, recorder_of
 from outrider.target.service import TargetServicer
 from outrider.target.step.scheduler import Batching

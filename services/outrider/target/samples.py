@@ -24,7 +24,7 @@ from outrider.protocol.sequence_key import SequenceKey
 from outrider.runtime.supervision import background
 from outrider.runtime.turns import settle
 from outrider.samples import SampleStore
-from outrider.target.requests.opening import SAMPLED_TOP, Opening, SampleConsent
+from outrider.sequence.spec import SAMPLED_TOP, SampleConsent, SequenceSpec
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 
@@ -55,7 +55,7 @@ Servicer = TypeVar("Servicer", bound=AbstractAsyncContextManager[Any])
 class _Sample:
     """A sequence under way. A step does work for what it committed; the rest is done by the thread that writes."""
 
-    opening: Opening
+    opening: SequenceSpec
     output: array[int] = field(default_factory=lambda: array("i"))
     top_ids: array[int] = field(default_factory=lambda: array("i"))
     """Next, their log probabilities; `width` of each at every position."""
@@ -85,7 +85,7 @@ class _Sample:
 
     def concerns(self, tenant: str, ordered_us: int) -> bool:
         """Whether the order is about it; 0: of now."""
-        return self.opening.tenant == tenant and (not ordered_us or self.opening.consent_us < ordered_us)
+        return self.opening.tenant == tenant and (not ordered_us or self.opening.consent_unix_us < ordered_us)
 
     @property
     def acceptance(self) -> float:
@@ -150,7 +150,7 @@ class SampleRecorder:
         self._thread.start()
         atexit.register(self.close)
 
-    def open(self, key: SequenceKey, opening: Opening) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
         if opening.samples is not SampleConsent.OFF and not self.paused:
             sample = self._samples[key] = _Sample(opening)
             self._hold(key, sample, sample.num_bytes)
@@ -246,7 +246,7 @@ class SampleRecorder:
             yield chunk.encode()
 
         of = sample.opening
-        self.store.write_parts(of.tenant, sample.acceptance, paced(), of.consent_us)
+        self.store.write_parts(of.tenant, sample.acceptance, paced(), of.consent_unix_us)
 
 
 @asynccontextmanager

@@ -16,11 +16,11 @@ from outrider.rpc.v1 import target_pb2, target_pb2_grpc, worker_pb2
 from outrider.runtime.turns import settle
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.metrics import TargetMetrics
-from outrider.target.requests.events import Compiled, Erased, Event, GrammarWork, Opened, TargetEvent
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.events import Compiled, Erased, Event, GrammarWork, TargetEvent
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.wire import empty_response, events_of, response_of
-from outrider.worker.events import Refused
+from outrider.worker.events import Opened, Refused
 from outrider.worker.loop import StepLoop, StepMachine
 from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
 from outrider.worker.watchdog import StepPace
@@ -113,7 +113,7 @@ class TargetServicer(
         events = list(events_of(request, stream, self._limits, self._clock()))
         self.drafts.apply(stream, request, self._for_drafts(events))
         for event in events:
-            if isinstance(event, Opened) and event.opening.compiling:
+            if isinstance(event, Opened) and event.opening.has_grammar:
                 task = self._event_loop.create_task(self._compile(event))
                 self._compiling.add(task)
                 task.add_done_callback(self._compiling.discard)

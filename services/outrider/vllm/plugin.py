@@ -21,7 +21,7 @@ from outrider.rpc.access.roles import ClusterSecret, Role, credential
 from outrider.rpc.channel import connect_to
 from outrider.rpc.v1 import worker_pb2
 from outrider.target.drafts.drafts import Drafts
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetStats
 from outrider.vllm.scheduler import Scheduler as BaseScheduler
 from outrider.vllm.server.feed import Feed

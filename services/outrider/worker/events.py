@@ -8,6 +8,15 @@ from typing import TypeVar
 
 from outrider.errors import OutriderError
 from outrider.protocol.sequence_key import SequenceKey as SequenceKey
+from outrider.sequence.spec import SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    key: SequenceKey
+    opening: SequenceSpec
+    received_s: float
+    """Monotonic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ def translated(key: SequenceKey, translate: Callable[[], E]) -> E | Refused:
         return Refused(key, error)
 
 
-WorkerEvent = Closed | PeerStreamEnded | Refused | DrainStarted | DrainExpired
+WorkerEvent = Opened | Closed | PeerStreamEnded | Refused | DrainStarted | DrainExpired
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 from outrider.drafting.lookup.suffix import History, SuffixDrafts
-from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
-from outrider.drafting.speculation import Speculation
 from outrider.errors import OutriderError
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
@@ -30,8 +28,10 @@ from outrider.rpc.v1 import (
     trace_pb2_grpc,
     worker_pb2,
 )
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.target.requests.events import Adjusted, Event, Offered
-from outrider.target.requests.opening import Limits, Opening, Stopping
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Times
@@ -74,16 +74,15 @@ class Server(ServerDrafts):
         """Commits tokens until this holds."""
         tokens, key = list(PROMPT), SequenceKey(0, next(self._numbers))
         greedy = SamplingParams(temperature=0.0), VerificationMode.GREEDY
-        opening = Opening(
+        opening = SequenceSpec(
             tuple(PROMPT),
             *greedy,
-            Stopping(4000),
+            max_new_tokens=4000,
             speculation=Speculation(self.cap),
             request_id=request_id,
             tenant=tenant,
         )
-        limits = opening.speculation.draft_limits(0.0)
-        self.open(key, opening, open_message(key.sequence_id, opening.for_drafts(limits), limits))
+        self.open(key, opening, opening.to_draft(key.sequence_id, (), opening.speculation.for_draft(0.0).to_message()))
         while not until():
             await asyncio.sleep(STEP_S)
             self._step(key, tokens, Finish.NONE)

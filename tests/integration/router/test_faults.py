@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from outrider.errors import Code, OutriderError
+from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.rpc.v1 import control_pb2, target_pb2
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
@@ -470,13 +471,10 @@ async def test_a_call_that_is_cancelled_as_a_worker_comes_is_cancelled(fleet: Fl
         tenant="t",
         model="simulated",
         prompt=(5, 6, 7),
-        resume=(),
-        sampling=sequence.Sampling(top_p=1),
-        stopping=sequence.Stopping(max_new_tokens=5),
-        seeded=False,
-        speculation=router.SPECULATION_MODE_AUTO,
-        max_draft_tokens=None,
-        cache_salt=b"salt",
+        params=SamplingParams(temperature=0),
+        mode=VerificationMode.GREEDY,
+        max_new_tokens=5,
+        salt=b"salt",
     )
     asking = asyncio.create_task(dispatcher.run(request, router.RouteResponse))
     await asyncio.sleep(0.02)

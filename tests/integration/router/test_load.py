@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from outrider.drafting.speculation import Speculation
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.sequence.speculation import Speculation
 from outrider_controller.router.speculation.controller import SpeculationController
 
 from benchmarks.support.router_load import Load, LoadFailed, measure

@@ -31,7 +31,7 @@ from outrider.speculation import Grammar
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.process import load, serve
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.service import TargetServicer
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from outrider.drafting.source import DraftLimits, SourceOpening
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.tree import DraftTree
 
@@ -12,7 +13,9 @@ from benchmarks.support.changed_draft import BadDrafter, stalling, wrong
 from tests.ngram_drafter import NgramDrafter
 
 TEXT = [20, 21, 22, 23, 20, 21, 22, 23, 20, 21]
-OPENING = SourceOpening(TEXT, limits=DraftLimits(4), params=SamplingParams(temperature=0), mode=VerificationMode.GREEDY)
+OPENING = SequenceSpec(
+    TEXT, speculation=Speculation(4), params=SamplingParams(temperature=0), mode=VerificationMode.GREEDY
+)
 
 
 def test_a_wrong_draft_says_as_much_and_never_what_was_meant() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.drafters import ModelDrafter
-from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.loading.loader import load_engine
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.testing.tiny import tiny_checkpoint
 
@@ -73,7 +74,7 @@ def test_a_drafter_says_the_same(checkpoint: Path) -> None:
     said = []
     for engine in (make_engine(checkpoint), RecallingEngine(make_engine(checkpoint))):
         drafter = ModelDrafter(engine)
-        opening = SourceOpening(TEXT, SamplingParams(temperature=0), VerificationMode.GREEDY, limits=DraftLimits(5))
+        opening = SequenceSpec(TEXT, SamplingParams(temperature=0), VerificationMode.GREEDY, speculation=Speculation(5))
         [drafted] = drafter.draft([drafter.open(opening)])
         assert drafted is not None and drafted.token_ids
         said.append(drafted.token_ids)

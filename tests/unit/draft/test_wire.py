@@ -10,13 +10,13 @@ from outrider.draft import events
 from outrider.draft.events import DraftReport, Proposed
 from outrider.draft.wire import ProposalLimits, events_of, responses_of
 from outrider.drafters.rounds import DraftChain
-from outrider.drafting.source import DraftLimits
 from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import DraftDistribution, Proposal, SamplingParams, VerificationMode
 from outrider.tree import DraftTree
-from outrider.worker.events import Closed, Failed, Refused, SequenceKey
+from outrider.worker.events import Closed, Failed, Opened, Refused, SequenceKey
 
 LIMITS = ProposalLimits(max_context_len=16, max_draft_tokens=8)
 
@@ -36,13 +36,17 @@ def good_opening() -> pb.OpenSequence:
 
 def test_an_opening_arrives_whole() -> None:
     [event] = events_of(draft_pb2.DraftRequest(opens=[good_opening()]), 3, LIMITS, 1.5)
-    assert isinstance(event, events.DraftOpened)
+    assert isinstance(event, Opened)
     assert (event.key, event.received_s) == (SequenceKey(3, 7), 1.5)
     opening = event.opening
     assert (opening.prompt, opening.committed, opening.salt) == ((1, 2, 3), (4,), b"salt")
     assert opening.params == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9)
     assert opening.mode is VerificationMode.COUPLED
-    assert (opening.limits.max_draft_tokens, opening.max_new_tokens, opening.stop_token_ids) == (5, 10, frozenset({2}))
+    assert (opening.speculation.max_draft_tokens, opening.max_new_tokens, opening.stop_token_ids) == (
+        5,
+        10,
+        frozenset({2}),
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,7 +60,7 @@ def test_how_an_older_target_wants_to_be_drafted_for_is_ignored(field: bytes) ->
     setting = pb.SetSpeculation(sequence_id=2, speculation=older)
     assert older != asked
     [event] = events_of(draft_pb2.DraftRequest(settings=[setting]), 1, LIMITS, 2.0)
-    assert event == events.Limited(SequenceKey(1, 2), DraftLimits(5), 2.0)
+    assert event == events.Limited(SequenceKey(1, 2), Speculation(5), 2.0)
 
 
 def test_what_an_older_target_counts_beside_the_guess_is_ignored() -> None:
@@ -82,7 +86,7 @@ def test_events_keep_the_order_of_the_fields() -> None:
     assert rest == [
         events.DraftCommitted(SequenceKey(1, 3), 4, (5,), finished=False, received_s=2.0),
         events.DraftCommitted(SequenceKey(1, 4), 4, (5,), finished=True, received_s=2.0),
-        events.Limited(SequenceKey(1, 2), DraftLimits(8), 2.0),
+        events.Limited(SequenceKey(1, 2), Speculation(8), 2.0),
         Closed(SequenceKey(1, 1)),
     ]
 
@@ -158,7 +162,7 @@ def test_ids_that_only_the_target_has_are_taken() -> None:
     message.prompt_token_ids[1] = message.committed_token_ids[0] = 2**32 - 1
     commit = pb.Commit(sequence_id=7, base_len=3, token_ids=[1, 2**32 - 1])
     opened, committed = events_of(draft_pb2.DraftRequest(opens=[message], commits=[commit]), 1, LIMITS, 0.0)
-    assert isinstance(opened, events.DraftOpened) and opened.opening.prompt[1] == 2**32 - 1
+    assert isinstance(opened, Opened) and opened.opening.prompt[1] == 2**32 - 1
     assert isinstance(committed, events.DraftCommitted) and committed.token_ids == (1, 2**32 - 1)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from outrider.draft.events import DraftCommitted, DraftOpened, DraftReport, Event, Limited
+from outrider.draft.events import DraftCommitted, DraftReport, Event, Limited
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import DraftSequence
-from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.errors import Code, InvalidRequest
 from outrider.protocol.errors import to_sequence_error
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.tree import DraftTree
-from outrider.worker.events import Closed, DrainExpired, DrainStarted, PeerStreamEnded, Refused, SequenceKey
+from outrider.worker.events import Closed, DrainExpired, DrainStarted, Opened, PeerStreamEnded, Refused, SequenceKey
 from outrider.worker.faults import WholeStepFailed
 
 from tests.ngram_drafter import NgramDrafter
@@ -22,10 +23,10 @@ ONE, TWO = SequenceKey(1, 1), SequenceKey(1, 2)
 PROMPT = (20, 21, 22, 23, 20, 21)
 
 
-def opened(key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3) -> DraftOpened:
+def opened(key: SequenceKey, prompt: tuple[int, ...] = PROMPT, max_draft_tokens: int = 3) -> Opened:
     params = SamplingParams(temperature=0)
-    opening = SourceOpening(prompt, params, VerificationMode.GREEDY, limits=DraftLimits(max_draft_tokens))
-    return DraftOpened(key, opening, received_s=1.0)
+    opening = SequenceSpec(prompt, params, VerificationMode.GREEDY, speculation=Speculation(max_draft_tokens))
+    return Opened(key, opening, received_s=1.0)
 
 
 def committed(key: SequenceKey, base_len: int, *token_ids: int, finished: bool = False) -> DraftCommitted:
@@ -73,14 +74,14 @@ def test_without_anything_to_say_it_says_so(worker: DraftWorker) -> None:
 def test_a_paused_sequence_is_not_drafted_until_its_pause_ends(worker: DraftWorker) -> None:
     assert not turn(worker, opened(ONE, max_draft_tokens=0)).proposals
     assert not turn(worker, committed(ONE, 6, 22)).proposals
-    [proposed] = turn(worker, Limited(ONE, DraftLimits(2), 3.0)).proposals
+    [proposed] = turn(worker, Limited(ONE, Speculation(2), 3.0)).proposals
     assert (proposed.tree.base_len, proposed.tree.guess()) == (7, [23, 20])
-    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, DraftLimits(0), 4.0)).proposals
+    assert not turn(worker, committed(ONE, 7, 23), Limited(ONE, Speculation(0), 4.0)).proposals
 
 
 def test_a_smaller_limit_needs_no_new_proposal(worker: DraftWorker) -> None:
     turn(worker, opened(ONE))
-    assert not turn(worker, Limited(ONE, DraftLimits(1), 3.0)).proposals
+    assert not turn(worker, Limited(ONE, Speculation(1), 3.0)).proposals
     [proposed] = turn(worker, committed(ONE, 6, 22)).proposals
     assert proposed.tree.guess() == [23]
 
@@ -94,7 +95,7 @@ def test_a_commit_that_does_not_fit_ends_its_sequence_and_no_other(worker: Draft
 
 
 def test_messages_about_unknown_sequences_are_counted_and_ignored(worker: DraftWorker) -> None:
-    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, DraftLimits(3), 1.0), Closed(ONE))
+    report = turn(worker, committed(ONE, 6, 22), Limited(ONE, Speculation(3), 1.0), Closed(ONE))
     assert not report.proposals and not report.failures
     assert worker.stats.num_unknown == 3
 

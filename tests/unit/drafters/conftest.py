@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.loading.loader import load_engine
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 
 MakeEngine = Callable[..., Engine]
@@ -41,15 +42,15 @@ def greedy_continuation(make_engine: MakeEngine) -> Continue:
 
 
 @pytest.fixture
-def greedy() -> Callable[..., SourceOpening]:
+def greedy() -> Callable[..., SequenceSpec]:
     """A greedy opening that may draft four tokens, unless told otherwise."""
 
-    def make(prompt: list[int], max_draft_tokens: int = 4, **more: object) -> SourceOpening:
+    def make(prompt: list[int], max_draft_tokens: int = 4, **more: object) -> SequenceSpec:
         settings = {
-            "limits": DraftLimits(max_draft_tokens),
+            "speculation": Speculation(max_draft_tokens),
             "params": SamplingParams(temperature=0),
             "mode": VerificationMode.GREEDY,
         }
-        return SourceOpening(prompt, **{**settings, **more})  # type: ignore[arg-type]
+        return SequenceSpec(prompt, **{**settings, **more})  # type: ignore[arg-type]
 
     return make

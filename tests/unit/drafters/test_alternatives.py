@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafters.rounds import DraftChain
-from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.engine import Engine
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import Proposal, SamplingParams, VerificationMode
 from outrider.tree import DraftTree
 
-Greedy = Callable[..., SourceOpening]
+Greedy = Callable[..., SequenceSpec]
 MakeEngine = Callable[..., Engine]
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 12]
 
@@ -56,7 +57,7 @@ def test_a_model_names_what_it_thinks_likely_instead(
 ) -> None:
     params = SamplingParams(temperature=0.0 if mode is VerificationMode.GREEDY else 1.5, seed=3)
     drafter = ModelDrafter(make_engine(), ModelConfig(min_confidence=0.0))
-    sequence = drafter.open(SourceOpening(PROMPT, params, mode, limits=DraftLimits(4)))
+    sequence = drafter.open(SequenceSpec(PROMPT, params, mode, speculation=Speculation(4)))
     [drafted] = drafter.draft([sequence])
     assert drafted is not None and drafted.depth == 4
     if mode is VerificationMode.RATIO:

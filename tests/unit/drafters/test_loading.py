@@ -10,10 +10,10 @@ import pytest
 from outrider.draft.config import DraftConfig
 from outrider.draft.process import describe, load
 from outrider.drafters import load_drafter
-from outrider.drafting.source import SourceOpening
 from outrider.engine import CheckpointError, EngineConfig, weights_revision
 from outrider.heads import HeadFeatures
 from outrider.protocol.pairs import compatibility_problem
+from outrider.sequence.spec import SequenceSpec
 from outrider.target.config import TargetConfig
 from outrider.target.process import _head
 from outrider.target.process import load as load_target
@@ -21,7 +21,7 @@ from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig
 
 
-def test_a_checkpoint_is_a_drafter_with_its_limits(tiny: Path, greedy: Callable[..., SourceOpening]) -> None:
+def test_a_checkpoint_is_a_drafter_with_its_limits(tiny: Path, greedy: Callable[..., SequenceSpec]) -> None:
     drafter = load_drafter(tiny, engine=EngineConfig(dtype="float32", num_blocks=16))
     assert (drafter.info.vocab_size, drafter.info.max_context_len) == (384, 512)
     [drafted] = drafter.draft([drafter.open(greedy([20, 21, 22, 23, 24, 20, 21, 22]))])

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.drafters import Drafter, DraftSequence, ModelConfig, ModelDrafter, load_drafter
-from outrider.drafting.source import DraftLimits, SourceOpening
 from outrider.engine import Engine, EngineConfig, Row
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.tree import DraftTree
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-Greedy = Callable[..., SourceOpening]
+Greedy = Callable[..., SequenceSpec]
 MakeEngine = Callable[..., Engine]
 Continue = Callable[[list[int], int], list[int]]
 
@@ -145,8 +146,8 @@ def test_whatever_is_committed_the_proposals_are_those_of_a_fresh_model(
             extra = [rng.randrange(384)] if rng.random() < 0.7 or not kept else []
             drafter.commit(sequence, sequence.committed_len, kept + extra)
         if rng.random() < 0.3:
-            drafter.set_limits(sequences[0], DraftLimits(0))
-            drafter.set_limits(sequences[0], DraftLimits(4))
+            drafter.set_limits(sequences[0], Speculation(0))
+            drafter.set_limits(sequences[0], Speculation(4))
 
 
 def test_many_sequences_are_drafted_in_the_forwards_of_one(
@@ -197,12 +198,12 @@ def test_a_paused_sequence_holds_no_blocks_and_catches_up_after_the_pause(
     sequence = drafter.open(greedy(PROMPT))
     draft_one(drafter, sequence)
     assert engine.kv.num_free_blocks < free
-    drafter.set_limits(sequence, DraftLimits(0))
+    drafter.set_limits(sequence, Speculation(0))
     assert engine.kv.num_free_blocks == free
     missed = [random.Random(1).randrange(384) for _ in range(40)]
     for token in missed:
         drafter.commit(sequence, sequence.committed_len, [token])
-    drafter.set_limits(sequence, DraftLimits(4))
+    drafter.set_limits(sequence, Speculation(4))
     assert draft_one(drafter, sequence) == greedy_continuation([*PROMPT, *missed], 4)
 
 

@@ -17,14 +17,13 @@ from outrider.drafters import ModelConfig, ModelDrafter, load_drafter
 from outrider.drafters.other_vocabulary import OtherVocabulary
 from outrider.drafters.sequence import DraftSequence
 from outrider.drafting.lookup import NAMES
-from outrider.drafting.source import DraftLimits, DraftSource, make_sources
-from outrider.drafting.source import SourceOpening as DraftOpening
-from outrider.drafting.speculation import Speculation
+from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import CheckpointError, EngineConfig
 from outrider.errors import Unavailable
 from outrider.pair import DrafterSource
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import Proposal, SamplingParams, VerificationMode, propose
-from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.tree import DraftTree
 from safetensors.torch import load_file, save_file
@@ -128,7 +127,7 @@ def drafter_of(draft: Path, target: Path, config: ModelConfig = CHAINS) -> Model
     return found
 
 
-def openings(target: Path, count: int, params: SamplingParams, speculation: Speculation) -> list[Opening]:
+def openings(target: Path, count: int, params: SamplingParams, speculation: Speculation) -> list[SequenceSpec]:
     tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
     texts = sentences(count, seed=7)
     return [opening(tokenizer.encode(text).ids, params=params, speculation=speculation) for text in texts]
@@ -136,7 +135,7 @@ def openings(target: Path, count: int, params: SamplingParams, speculation: Spec
 
 def answered(
     target: Path,
-    what: Sequence[Opening],
+    what: Sequence[SequenceSpec],
     sources: Sequence[DraftSource] = (),
     drafter: Drafter = lambda sequence_id, tokens: (),
 ) -> Bench:
@@ -302,5 +301,7 @@ def test_vocabularies_that_share_nothing_and_tokenizers_that_spell_no_bytes_are_
         OtherVocabulary(checkpoint(tmp_path / "wordpiece", wordpiece), twins[0], range(SIZE), "cpu")
 
 
-def _opening(prompt: Sequence[int]) -> DraftOpening:
-    return DraftOpening(list(prompt), SamplingParams(temperature=0), VerificationMode.GREEDY, limits=DraftLimits(4))
+def _opening(prompt: Sequence[int]) -> SequenceSpec:
+    return SequenceSpec(
+        list(prompt), SamplingParams(temperature=0), VerificationMode.GREEDY, speculation=Speculation(4)
+    )

@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from outrider.drafting.source import SourceOpening
 from outrider.options.prediction import Prediction
+from outrider.sequence.spec import SequenceSpec
 
-Greedy = Callable[..., SourceOpening]
+Greedy = Callable[..., SequenceSpec]
 PREDICTED = list(range(100, 200))
 
 

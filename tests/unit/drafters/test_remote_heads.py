@@ -17,18 +17,18 @@ from outrider.drafting.lookup import NAMES
 from outrider.drafting.pool.sequence import commit_message
 from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import DraftSource, make_sources
-from outrider.drafting.speculation import Speculation
 from outrider.heads import HeadDrafts, HeadFeatures
 from outrider.heads.interface import DraftHead
 from outrider.heads.remote import read, written
 from outrider.heads.text import HeadText, Place
-from outrider.protocol.convert import mode_to_proto, sampling_to_proto
+from outrider.protocol.convert import sampling_to_proto
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered
-from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.tree import DraftTree
 
@@ -67,15 +67,13 @@ class Remote:
     num_bytes: int = 0
     """Of features that the target sent."""
 
-    def open(self, number: int, what: Opening) -> None:
+    def open(self, number: int, what: SequenceSpec) -> None:
         self.bench.open(number, what)
         limits = sequence.Speculation(max_draft_tokens=what.speculation.max_draft_tokens)
-        params, mode = sampling_to_proto(what.params), mode_to_proto(what.mode)
-        self.validators[number] = DraftValidator(what.mode, params, len(what.prompt), 384, 512, 4)
-        message = sequence.OpenSequence(
-            sequence_id=number, prompt_token_ids=what.prompt, sampling=params, mode=mode, speculation=limits,
-            stopping=sequence.Stopping(max_new_tokens=what.stopping.max_new_tokens),
-        )  # fmt: skip
+        self.validators[number] = DraftValidator(
+            what.mode, sampling_to_proto(what.params), len(what.prompt), 384, 512, 4
+        )
+        message = what.to_draft(number, (), limits)
         self._hear(draft_pb2.DraftRequest(opens=[message]))
         self._work()
 
@@ -130,18 +128,18 @@ def remote(path: Path, head: DraftHead, sources: Sequence[DraftSource] = (), **m
     return Remote(bench, DraftWorker(HeadDrafter(head, 384, 512, 64, "cpu"), 40), **more)  # type: ignore[arg-type]
 
 
-def wanted(count: int, params: SamplingParams, speculation: Speculation) -> list[Opening]:
+def wanted(count: int, params: SamplingParams, speculation: Speculation) -> list[SequenceSpec]:
     return [opening(p, max_new_tokens=24, params=params, speculation=speculation) for p in prompts(count)]
 
 
-def answered(one: Remote, what: Sequence[Opening]) -> Remote:
+def answered(one: Remote, what: Sequence[SequenceSpec]) -> Remote:
     for number, each in enumerate(what):
         one.open(number, each)
     one.run()
     return one
 
 
-def alone(path: Path, what: Sequence[Opening], sources: Sequence[DraftSource] = ()) -> Bench:
+def alone(path: Path, what: Sequence[SequenceSpec], sources: Sequence[DraftSource] = ()) -> Bench:
     bench = Bench(path, sources=sources, row_price=lambda cost: 0.0)
     for number, each in enumerate(what):
         bench.open(number, each)

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 from outrider.drafters import CommitMismatch, DraftSequence
-from outrider.drafting.source import SourceOpening
-from outrider.errors import InvalidRequest
+from outrider.sequence.spec import SequenceSpec
 from outrider.tree import DraftTree
 
-Greedy = Callable[..., SourceOpening]
+Greedy = Callable[..., SequenceSpec]
 
 
 @pytest.fixture
@@ -75,9 +74,3 @@ def test_room_leaves_one_of_the_remaining_tokens_to_the_target(greedy: Greedy) -
     assert sequence.room == 1
     sequence.commit(3, [4])
     assert sequence.room == 0
-
-
-def test_an_empty_prompt_is_refused_by_name(greedy: Greedy) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        greedy([])
-    assert caught.value.field == "prompt_token_ids"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outrider.drafting.speculation import worthwhile_wait_us
+from outrider.sequence.speculation import worthwhile_wait_us
 
 
 def test_a_wait_is_worth_the_steps_it_saves_and_half_of_them() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from outrider.drafting.speculation import Speculation
 from outrider.engine import EngineConfig, EngineSequence, Row
 from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import read_config
@@ -22,6 +21,7 @@ from outrider.heads.engine import HeadEngine, head_engine, read_natively, torch_
 from outrider.heads.interface import ChainMemory
 from outrider.heads.layer import LayeredHead
 from outrider.heads.tensors import settings_of
+from outrider.sequence.speculation import Speculation
 from torch import Tensor, nn
 
 from tests.unit.engine.variants import slow_but_the_best

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.rpc.v1 import router_pb2 as router
-from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import FailoverConfig, PolicyConfig, TraceConfig
-from outrider_controller.router.fleet.placement import verification_mode
 from outrider_controller.router.observe.tracing import Recorder, Traces
 from outrider_controller.router.request.checks import Request
 from outrider_controller.router.request.failover import FailoverState
@@ -23,13 +22,11 @@ def a_request(**fields: Any) -> Request:
         "tenant": "t",
         "model": "m",
         "prompt": (1, 2, 3),
-        "resume": (),
-        "sampling": sequence.Sampling(top_p=1, seed=9),
-        "stopping": sequence.Stopping(max_new_tokens=10, stop_token_ids=[99]),
-        "seeded": True,
-        "speculation": router.SPECULATION_MODE_AUTO,
-        "max_draft_tokens": None,
-        "cache_salt": b"salt",
+        "params": SamplingParams(temperature=0, seed=9),
+        "mode": VerificationMode.GREEDY,
+        "max_new_tokens": 10,
+        "stop_token_ids": frozenset({99}),
+        "salt": b"salt",
     }
     return Request(**{**defaults, **fields})
 
@@ -37,13 +34,11 @@ def a_request(**fields: Any) -> Request:
 def under_way(request: Request, recorder: Recorder | None = None, opened_us: int = 1000) -> ActiveRequest:
     """As it is when a target was chosen, whose vocabulary is of 200 tokens."""
     recorder = recorder or Traces(TraceConfig()).start(request, opened_us)
-    state = RequestState(request.prompt, request.stopping.max_new_tokens, 200, list(request.resume))
-    mode = verification_mode(temperature=request.sampling.temperature, seeded=request.seeded)
-    recorder.placed(state, mode, opened_us)
+    state = RequestState(request.prompt, request.max_new_tokens, 200, list(request.committed))
+    recorder.placed(state, opened_us)
     return ActiveRequest(
         request=request,
         state=state,
-        mode=mode,
         speculation=SpeculationController(PolicyConfig(), Allowance(5, 50_000)),
         failover=FailoverState(FailoverConfig(), "revision"),
         timer=RoundTimer(opened_us),

@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 from outrider.drafting.source import DraftSource
-from outrider.drafting.speculation import Speculation
 from outrider.engine import Engine, EngineConfig
 from outrider.engine.loading.loader import load_engine
 from outrider.protocol.sequence_key import Finish
-from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.requests.events import Adjusted, Event, Offered, Opened
-from outrider.target.requests.opening import Limits, Opening, Stopping
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
+from outrider.speculation import Grammar, SamplingParams, VerificationMode
+from outrider.target.requests.events import Adjusted, Compiled, Event, Offered
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
-from outrider.worker.events import Closed, Failed, PeerStreamEnded, SequenceKey
+from outrider.worker.events import Closed, Failed, Opened, PeerStreamEnded, SequenceKey
 from outrider.worker.step_cost import StepCost
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -55,13 +56,14 @@ def opening(
     committed: Sequence[int] = (),
     speculation: Speculation = FOUR_AHEAD,
     salt: bytes = b"",
-) -> Opening:
+) -> SequenceSpec:
     fallback = VerificationMode.GREEDY if params.greedy else VerificationMode.COUPLED
-    return Opening(
+    return SequenceSpec(
         prompt=tuple(prompt),
         params=params,
         mode=mode or fallback,
-        stopping=Stopping(max_new_tokens, frozenset(stops)),
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=frozenset(stops),
         committed=tuple(committed),
         speculation=speculation,
         salt=salt,
@@ -124,10 +126,13 @@ class Bench:
         self.refused: list[Failed] = []
         self.reports: list[TargetReport] = []
 
-    def open(self, sequence_id: int, what: Opening) -> SequenceKey:
-        what.check(self.limits)
+    def open(self, sequence_id: int, what: SequenceSpec, grammar: Grammar | None = None) -> SequenceKey:
+        """`grammar`: that of its logits, compiled."""
+        what.check(self.limits.vocab_size, self.limits.max_context_len)
         self.tokens[key(sequence_id)] = [*what.prompt, *what.committed]
         self.apply(Opened(key(sequence_id), what, self.now_s))
+        if grammar is not None:
+            self.apply(Compiled(key(sequence_id), grammar))
         return key(sequence_id)
 
     def offer(self, sequence_id: int, base_len: int, token_ids: Sequence[int], epoch: int = 0) -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import DraftSource, make_sources
-from outrider.drafting.speculation import Speculation
 from outrider.engine import CheckpointError, EngineConfig, Row
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.fetching import directory, resolve
@@ -28,9 +27,10 @@ from outrider.heads.engine import torch_engine
 from outrider.heads.interface import DraftHead
 from outrider.heads.tensors import settings_of
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.head import head_drafts, tried_head
-from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig
@@ -84,7 +84,7 @@ def random_head(kind: str, path: Path) -> DraftHead:
 
 def answered(
     path: Path,
-    what: Sequence[Opening],
+    what: Sequence[SequenceSpec],
     sources: Sequence[DraftSource],
     drafter: Drafter = lambda sequence_id, tokens: (),
     arithmetic: EngineConfig = FLOAT32,
@@ -97,7 +97,7 @@ def answered(
     return bench
 
 
-def wanted(params: SamplingParams, speculation: Speculation) -> list[Opening]:
+def wanted(params: SamplingParams, speculation: Speculation) -> list[SequenceSpec]:
     return [opening(p, max_new_tokens=30, params=params, speculation=speculation) for p in prompts(6)]
 
 

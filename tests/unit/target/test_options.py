@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from outrider.drafting.speculation import Speculation
 from outrider.protocol.sequence_key import Finish
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import LogitsOptions, VerificationMode
-from outrider.target.requests.opening import Opening
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
 
@@ -28,14 +28,14 @@ ASKED = {
 PROMPTS = prompts(14, longest=30)
 
 
-def asking(options: LogitsOptions | None, sampled: bool, **more: object) -> list[Opening]:
+def asking(options: LogitsOptions | None, sampled: bool, **more: object) -> list[SequenceSpec]:
     return [
         replace(opening(prompt, params=SAMPLED if sampled else GREEDY, stops=[STOP], **more), logits=options)  # type: ignore[arg-type]
         for prompt in PROMPTS
     ]
 
 
-def texts(tiny: Path, openings: list[Opening], drafter: object = None) -> dict[int, list[int]]:
+def texts(tiny: Path, openings: list[SequenceSpec], drafter: object = None) -> dict[int, list[int]]:
     bench = Bench(tiny, num_blocks=512)
     for number, each in enumerate(openings):
         bench.open(number, each)

@@ -15,8 +15,8 @@ from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.rounds import SourceTokens
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.samples import SampleStore
+from outrider.sequence.spec import SampleConsent, SequenceSpec
 from outrider.target import samples as module
-from outrider.target.requests.opening import Opening, SampleConsent
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Times
@@ -49,12 +49,12 @@ def watched(count: int) -> Watched:
     return made
 
 
-def opened(prompt: list[int], committed: tuple[int, ...] = (), tenant: str = "a", consent_us: int = 5) -> Opening:
-    text = {"samples": SampleConsent.TEXT, "tenant": tenant, "consent_us": consent_us, "committed": committed}
-    return cast(Opening, SimpleNamespace(prompt=prompt, params=SimpleNamespace(temperature=0.5), **text))
+def opened(prompt: list[int], committed: tuple[int, ...] = (), tenant: str = "a", consent_us: int = 5) -> SequenceSpec:
+    text = {"samples": SampleConsent.TEXT, "tenant": tenant, "consent_unix_us": consent_us, "committed": committed}
+    return cast(SequenceSpec, SimpleNamespace(prompt=prompt, params=SimpleNamespace(temperature=0.5), **text))
 
 
-def answer(recorder: SampleRecorder, opening: Opening, number: int = 1, steps: int = 3) -> None:
+def answer(recorder: SampleRecorder, opening: SequenceSpec, number: int = 1, steps: int = 3) -> None:
     key = SequenceKey(0, number)
     recorder.open(key, opening)
     for step in range(steps):

@@ -20,19 +20,19 @@ from typing import Any
 
 import psutil
 import pytest
-from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.sequence_key import Finish
 from outrider.runtime.bounded import BoundedProcess, OutOfBounds
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.grammars.matcher import GrammarMatcher, ThreadedMatcher, WaitAllowance
 from outrider.target.process import load
 from outrider.target.requests.events import Compiled, GrammarWork, Offered
-from outrider.target.requests.opening import Opening
 from outrider.testing.tiny import tiny_tokenizer
 from outrider.tree import DraftTree
 
@@ -69,7 +69,7 @@ def asking(
     sampled: bool,
     committed: Sequence[Sequence[int]] = (),
     **more: Any,
-) -> list[Opening]:
+) -> list[tuple[SequenceSpec, Grammar]]:
     grammar = structured.to_grammar()
     found = []
     for number, prompt in enumerate(PROMPTS):
@@ -77,14 +77,14 @@ def asking(
         plain = opening(prompt, params=params, stops=[EOS], max_new_tokens=480, **more)
         said = tuple(committed[number]) if committed else ()
         compiled = compiler.compile(grammar, said)
-        found.append(replace(plain, committed=said, logits=LogitsOptions(grammar=grammar), grammar=compiled))
+        found.append((replace(plain, committed=said, logits=LogitsOptions(grammar=grammar)), compiled))
     return found
 
 
-def run(tiny: Path, openings: list[Opening], drafter: object = None) -> Bench:
+def run(tiny: Path, openings: list[tuple[SequenceSpec, Grammar]], drafter: object = None) -> Bench:
     bench = Bench(tiny, num_blocks=1024)
-    for number, each in enumerate(openings):
-        bench.open(number, each)
+    for number, (each, grammar) in enumerate(openings):
+        bench.open(number, each, grammar)
     bench.run(drafter) if drafter else bench.run()  # type: ignore[arg-type]
     assert not any(answer.errors for answer in bench.answers.values())
     return bench
@@ -140,9 +140,9 @@ def test_in_ratio_mode_too_every_answer_follows(tiny: Path, compiler: GrammarCom
 
 
 def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: GrammarCompiler) -> None:
-    [asked] = asking(compiler, ASKED[1], False)[:1]
+    [(asked, grammar)] = asking(compiler, ASKED[1], False)[:1]
     bench = Bench(tiny)
-    bench.open(0, asked)
+    bench.open(0, asked, grammar)
     ids = TOKENIZER.encode("noise")
     bench.offer(0, len(asked.prompt), ids)
     sequence = bench.worker._sequences.find(key(0))
@@ -152,9 +152,9 @@ def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: Grammar
 
 def test_a_draft_that_breaks_the_grammar_at_once_has_answered(tiny: Path, compiler: GrammarCompiler) -> None:
     """Or each step would wait as long as a step may wait."""
-    [asked] = asking(compiler, ASKED[1], False, speculation=Speculation(4, max_wait_us=10_000_000))[:1]
+    [(asked, grammar)] = asking(compiler, ASKED[1], False, speculation=Speculation(4, max_wait_us=10_000_000))[:1]
     bench = Bench(tiny)
-    bench.open(0, asked)
+    bench.open(0, asked, grammar)
     bench.offer(0, len(asked.prompt), [])
     bench.step()
     said_len = len(bench.tokens[key(0)])
@@ -167,9 +167,9 @@ def test_a_draft_that_breaks_the_grammar_at_once_has_answered(tiny: Path, compil
 
 def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler: GrammarCompiler) -> None:
     """Whether it is judged must not depend on what was drawn: what is said in its place would follow another law."""
-    [asked] = asking(compiler, ASKED[1], True, mode=VerificationMode.RATIO)[:1]
+    [(asked, grammar)] = asking(compiler, ASKED[1], True, mode=VerificationMode.RATIO)[:1]
     sequence_of = Bench(tiny)
-    sequence_of.open(0, asked)
+    sequence_of.open(0, asked, grammar)
     sequence = sequence_of.worker._sequences.find(key(0))
     ids = TOKENIZER.encode("noise")
     q = tuple(DraftDistribution((token,), (65536,)) for token in ids)
@@ -179,9 +179,9 @@ def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler
 
 
 def test_each_branch_is_kept_as_far_as_the_grammar_lets_it_through(tiny: Path, compiler: GrammarCompiler) -> None:
-    [asked] = asking(compiler, ASKED[1], False)[:1]
+    [(asked, grammar)] = asking(compiler, ASKED[1], False)[:1]
     bench = Bench(tiny)
-    bench.open(0, asked)
+    bench.open(0, asked, grammar)
     n, o, i, y, e, s = TOKENIZER.encode("noiyes")
     tree = DraftTree(len(asked.prompt), (n, o, i, y, i, e, s), (-1, 0, 1, -1, 3, 3, 5))
     bench.apply(Offered(key(0), tree))
@@ -221,8 +221,10 @@ def test_a_grammar_that_is_exhausted_ends_its_sequence_at_the_same_token_and_no_
     texts = {number: plain.tokens[key(number)] for number in range(3)}
     bench = Bench(tiny)
     for number, each in enumerate(asked):
-        grammar = {"logits": LogitsOptions(grammar="x"), "grammar": Exhausted(7)} if number == 1 else {}
-        bench.open(number, replace(each, **grammar))  # type: ignore[arg-type]
+        if number == 1:
+            bench.open(1, replace(each, logits=LogitsOptions(grammar="x")), Exhausted(7))
+        else:
+            bench.open(number, each)
     retracted: list[object] = []
     bench.engine.kv.retract = lambda *args: retracted.append(args)  # type: ignore[method-assign]
     bench.run(Liar(texts, how)) if how != "none" else bench.run()
@@ -243,7 +245,7 @@ def test_a_place_without_any_token_ends_its_answer_alone_by_name(tiny: Path) -> 
     bench = Bench(tiny)
     bench.open(0, opening(PROMPTS[0], max_new_tokens=5))
     logits = LogitsOptions(grammar="x")
-    bench.open(1, replace(opening(PROMPTS[1], max_new_tokens=5), logits=logits, grammar=Nothing()))
+    bench.open(1, replace(opening(PROMPTS[1], max_new_tokens=5), logits=logits), Nothing())
     bench.run()
     [error] = bench.answers[key(1)].errors
     assert isinstance(error, InvalidRequest) and error.field == "logits.grammar"
@@ -286,13 +288,12 @@ def test_a_sequence_whose_grammar_is_compiled_holds_up_nobody_and_then_says_the_
     at_once, later = asking(compiler, ASKED[0], False)[:2]
     expected = run(tiny, [at_once]).tokens[key(0)]
     bench = Bench(tiny, num_blocks=1024)
-    bench.open(0, replace(at_once, grammar=None))
-    bench.open(1, opening(later.prompt, max_new_tokens=5))
+    bench.open(0, at_once[0])
+    bench.open(1, opening(later[0].prompt, max_new_tokens=5))
     while not bench.answers.get(key(1)) or bench.answers[key(1)].finish is Finish.NONE:
         bench.step()
     assert key(0) not in bench.answers
     assert bench.step() is None, "nothing is run before it is there"
-    assert at_once.grammar is not None
     bench.apply(Compiled(key(0), compiler.compile(ASKED[0].to_grammar(), ())))
     bench.run()
     assert bench.tokens[key(0)] == expected
@@ -418,14 +419,13 @@ async def test_memory_is_free_when_the_last_holder_ends_without_the_collector(ti
                 await asyncio.wait([compiling])
                 del compiling
             case _:
-                opened, failing = asking(compiler, ASKED[1], False)[:2]
-                assert failing.grammar is not None
+                opened, (failing, grammar) = asking(compiler, ASKED[1], False)[:2]
                 bench = Bench(tiny)
-                bench.open(0, opened)
-                bench.open(1, replace(failing, grammar=Failing(failing.grammar)))
+                bench.open(0, *opened)
+                bench.open(1, failing, Failing(grammar))
                 bench.run()
                 assert bench.answers[key(1)].errors
-                del opened, failing, bench
+                del opened, failing, grammar, bench
         await eventually_nothing_is_held(compiler)
 
 
@@ -690,11 +690,11 @@ def test_masks_of_other_threads_are_the_same_and_hold_up_nobody_while_they_are_n
     tiny: Path, compiler: GrammarCompiler, sampled: bool
 ) -> None:
     plain = run(tiny, asking(compiler, ASKED[0], sampled))
-    asked, beside = asking(compiler, ASKED[0], sampled)[:2]
+    (asked, _), beside = asking(compiler, ASKED[0], sampled)[:2]
     threaded = Threaded(compiler, ASKED[0].to_grammar())
     bench = Bench(tiny, num_blocks=1024)
-    bench.open(0, replace(asked, grammar=threaded.matcher))
-    bench.open(1, beside)
+    bench.open(0, asked, threaded.matcher)
+    bench.open(1, *beside)
     # No thread works: the other one's text is complete all the same.
     while key(1) not in bench.answers or bench.answers[key(1)].finish is Finish.NONE:
         bench.step()

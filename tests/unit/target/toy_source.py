@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafting.lookup import LookupDrafts
-from outrider.drafting.source import DraftSource, SourceOpening, register
+from outrider.drafting.source import DraftSource, register
+from outrider.sequence.spec import SequenceSpec
 
 NAME = "toy"
 TEXTS: dict[tuple[int, ...], list[int]] = {}
@@ -20,7 +21,7 @@ def toys() -> DraftSource:
 class Toy:
     """Knows the answer, and says every third token wrong."""
 
-    def __init__(self, opening: SourceOpening) -> None:
+    def __init__(self, opening: SequenceSpec) -> None:
         self._text = TEXTS[tuple(opening.prompt)]
         self._length = len(opening.prompt) + len(opening.committed)
 

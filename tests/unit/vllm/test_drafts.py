@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from outrider.drafting.speculation import Speculation
 from outrider.protocol.rounds import SourceTokens
+from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.choice import StepRoom
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.by_source import places_of, tokens_by_source

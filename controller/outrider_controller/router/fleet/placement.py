@@ -10,7 +10,6 @@ from outrider.metadata.keys import role_name
 from outrider.metadata.workers.lease_check import worker_problem
 from outrider.protocol.identity import protocol_problem
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
-from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.tuning import BUSY
 
@@ -114,17 +113,6 @@ def info_problem(
     if info.max_context_len == 0:
         return "max_context_len: must be above 0"
     return None
-
-
-def verification_mode(*, temperature: float, seeded: bool) -> sequence.VerificationMode.ValueType:
-    """The verification mode of a new request. It stays the same over every failover.
-
-    Ratio accepts most but needs q. A draft that joins later can always give one: a proposal without probabilities is a
-    point mass.
-    """
-    if temperature == 0:
-        return sequence.VERIFICATION_MODE_GREEDY
-    return sequence.VERIFICATION_MODE_COUPLED if seeded else sequence.VERIFICATION_MODE_RATIO
 
 
 def common_draft_limit(target: worker.WorkerInfo, draft: worker.WorkerInfo) -> int:

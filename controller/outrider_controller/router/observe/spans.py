@@ -146,15 +146,15 @@ def round_attributes(index: int, one: trace.RoundTrace) -> Attributes:
 
 
 def _request_attributes(ended: trace.RequestTrace, request: Request) -> Attributes:
-    sampling, sums = request.sampling, ended.metrics
+    params, sums = request.params, ended.metrics
     attributes: dict[str, str | int | float | bool | list[str]] = {
         "gen_ai.provider.name": "outrider",
         "gen_ai.request.model": ended.model,
         "gen_ai.response.model": ended.model,
         "gen_ai.response.id": ended.request_id,
-        "gen_ai.request.max_tokens": request.stopping.max_new_tokens,
-        "gen_ai.request.temperature": sampling.temperature,
-        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.request.max_tokens": request.max_new_tokens,
+        "gen_ai.request.temperature": params.temperature,
+        "gen_ai.request.top_p": params.top_p,
         "gen_ai.usage.input_tokens": ended.prompt_tokens,
         "gen_ai.usage.output_tokens": ended.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": ended.cached_tokens,
@@ -171,8 +171,8 @@ def _request_attributes(ended: trace.RequestTrace, request: Request) -> Attribut
         "outrider.target_failovers": sums.num_target_failovers,
         "outrider.draft_failovers": sums.num_draft_failovers,
     }
-    if sampling.top_k:
-        attributes["gen_ai.request.top_k"] = sampling.top_k
+    if params.top_k:
+        attributes["gen_ai.request.top_k"] = params.top_k
     if ended.finish_reason:
         reason = _name(sequence.FinishReason.Name(ended.finish_reason), "FINISH_REASON_")
         attributes["gen_ai.response.finish_reasons"] = [reason]

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import grpc
-from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest, UnknownRequest
+from outrider.protocol.convert import mode_to_proto
 from outrider.protocol.rounds import RequestStats, Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import trace_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.sequence.speculation import Speculation
 
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.observe.activity import Activity, Work
@@ -75,10 +76,11 @@ class Recorder:
             model=request.model,
             router_id=router_id,
             trace_id=request.trace_context.trace_id,
-            speculation=request.speculation or router.SPECULATION_MODE_AUTO,
-            temperature=request.sampling.temperature,
+            speculation=request.choice or router.SPECULATION_MODE_AUTO,
+            temperature=request.params.temperature,
             prompt_tokens=len(request.prompt),
-            resumed_tokens=len(request.resume),
+            resumed_tokens=len(request.committed),
+            mode=mode_to_proto(request.mode),
             started_unix_us=unix_us,
             running=True,
         )
@@ -89,9 +91,8 @@ class Recorder:
         self._on: dict[worker.WorkerRole.ValueType, str] = {}
         self._lost: set[worker.WorkerRole.ValueType] = set()
 
-    def placed(self, state: RequestState, mode: sequence.VerificationMode.ValueType, now_us: int) -> None:
+    def placed(self, state: RequestState, now_us: int) -> None:
         self._state = state
-        self.trace.mode = mode
         self.trace.placing_us = max(0, now_us - self._started_us)
 
     def opened(self, info: worker.WorkerInfo, now_us: int) -> None:

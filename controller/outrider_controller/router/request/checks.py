@@ -5,54 +5,43 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from outrider.errors import InvalidRequest
-from outrider.protocol import convert, logprobs
-from outrider.protocol.convert import sampling_from_proto
+from outrider.options.sampling import VerificationMode
 from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_MODEL_CHARS, MAX_REVISION_CHARS, MAX_TENANT_WEIGHT
-from outrider.protocol.validate import check_label, check_prediction, check_stopping, check_token_ids, check_weight
+from outrider.protocol.validate import check_weight
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.sequence.spec import SequenceSpec
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.tuning import USUAL_TOKENS
 
 _SALT_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A checked RouteRequest: every field in range for the model that will serve it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(SequenceSpec):
+    """A checked sequence, and what only its router needs to know of it."""
 
-    request_id: str
-    tenant: str
+    committed_field: ClassVar[str] = "resume_token_ids"
     model: str
-    prompt: tuple[int, ...]
-    resume: tuple[int, ...]
-    sampling: sequence.Sampling
-    stopping: sequence.Stopping
-    seeded: bool
-    speculation: router.SpeculationMode.ValueType
-    max_draft_tokens: int | None
-    cache_salt: bytes
+    choice: router.SpeculationMode.ValueType = router.SPECULATION_MODE_AUTO
+    """The client's."""
+    max_draft_tokens: int | None = None
     weight: float = 1.0
     """The tenant's weight."""
     expected_tokens: int = USUAL_TOKENS
     """Of the answer, without the prompt."""
     resume_revision: str = ""
-    """The model revision that computed `resume`; empty if unknown."""
+    """The model revision that computed `committed`; empty if unknown."""
     trace_context: TraceContext = NO_CONTEXT
-    logits: sequence.LogitsOptions | None = None
-    logprobs: sequence.LogprobsOptions | None = None
-    prediction: tuple[int, ...] = ()
-    """Predicted output tokens, for drafts."""
     num_resumed_by_client: int = 0
-    """So many of `resume` came with the client's request, and no call has committed them."""
+    """So many of `committed` came with the client's request, and no call has committed them."""
     billed: int | None = None
     """Tokens billed as prompt; None: the prompt's."""
-    samples: sequence.SampleConsent.ValueType = sequence.SAMPLE_CONSENT_UNSPECIFIED
-    consent_unix_us: int = 0
 
     @property
     def begins_at(self) -> int:
@@ -70,10 +59,10 @@ class Request:
 
     @property
     def finish_reason(self) -> sequence.FinishReason.ValueType:
-        """The finish reason if the resumed tokens already end the request; else unspecified."""
-        if self.resume and self.resume[-1] in self.stopping.stop_token_ids:
+        """The finish reason if the committed tokens already end the request; else unspecified."""
+        if self.committed and self.committed[-1] in self.stop_token_ids:
             return sequence.FINISH_REASON_STOP
-        if len(self.resume) >= self.stopping.max_new_tokens:
+        if len(self.committed) >= self.max_new_tokens:
             return sequence.FINISH_REASON_LENGTH
         return sequence.FINISH_REASON_UNSPECIFIED
 
@@ -92,45 +81,45 @@ def check_model_name(message: router.RouteRequest) -> str:
 
 def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_key: bytes) -> Request:
     """The request as the router works with it. `info` is of the model that will serve it. Raises InvalidRequest."""
-    check_label("request_id", message.request_id)
-    check_label("tenant", message.tenant)
     if len(message.resume_revision) > MAX_REVISION_CHARS:
         raise InvalidRequest("resume_revision", f"must have at most {MAX_REVISION_CHARS} characters")
-    if message.samples not in sequence.SampleConsent.values():
-        raise InvalidRequest("samples", f"{message.samples} is not a consent")
-    sampling_from_proto(message.sampling)
-    check_stopping(message.stopping.max_new_tokens, message.stopping.stop_token_ids, info.vocab_size)
-    _check_tokens(message, info)
     _check_speculation(message)
-    sampling = sequence.Sampling()
-    sampling.CopyFrom(message.sampling)
-    if not message.seeded:
-        # Drawn only here: after a failover the next target must continue with the same noise.
-        sampling.seed = message.sampling.seed or secrets.randbits(64)
-    return Request(
-        request_id=message.request_id,
-        tenant=message.tenant,
+    request = Request.read(
+        message,
+        committed=tuple(message.resume_token_ids),
+        mode=verification_mode(temperature=message.sampling.temperature, seeded=message.seeded),
+        salt=cache_salt(salt_key, message.tenant),
         model=message.model,
-        prompt=tuple(message.prompt_token_ids),
-        resume=tuple(message.resume_token_ids),
-        sampling=sampling,
-        stopping=message.stopping,
-        seeded=message.seeded,
-        speculation=message.speculation,
+        choice=message.speculation,
         max_draft_tokens=message.max_draft_tokens if message.HasField("max_draft_tokens") else None,
-        cache_salt=cache_salt(salt_key, message.tenant),
         weight=tenant_weight(message),
-        expected_tokens=_expected_tokens(message),
+        expected_tokens=min(message.expected_tokens or USUAL_TOKENS, message.stopping.max_new_tokens),
         resume_revision=message.resume_revision,
         trace_context=TraceContext.named(message.traceparent, message.tracestate),
-        logits=_logits(message, info.vocab_size),
-        logprobs=_logprobs(message),
-        prediction=tuple(message.predicted_token_ids),
         num_resumed_by_client=message.num_resumed_by_client,
         billed=message.billed_prompt_tokens if message.HasField("billed_prompt_tokens") else None,
-        samples=message.samples,
-        consent_unix_us=message.consent_unix_us,
     )
+    # One that has tokens may have all of them.
+    request.check(info.vocab_size, info.max_context_len, room=not request.committed)
+    if request.num_resumed_by_client > len(request.committed):
+        raise InvalidRequest("num_resumed_by_client", "more than resume_token_ids")
+    if request.billed_prompt_tokens > request.begins_at:
+        raise InvalidRequest("billed_prompt_tokens", "more than prompt_token_ids and num_resumed_by_client")
+    if message.seeded or message.sampling.seed:
+        return request
+    # Drawn only here: after a failover the next target must continue with the same noise.
+    return replace(request, params=replace(request.params, seed=secrets.randbits(64)))
+
+
+def verification_mode(*, temperature: float, seeded: bool) -> VerificationMode:
+    """The verification mode of a new request. It stays the same over every failover.
+
+    Ratio accepts most but needs q. A draft that joins later can always give one: a proposal without probabilities is a
+    point mass.
+    """
+    if temperature == 0:
+        return VerificationMode.GREEDY
+    return VerificationMode.COUPLED if seeded else VerificationMode.RATIO
 
 
 def tenant_weight(message: router.RouteRequest) -> float:
@@ -138,45 +127,6 @@ def tenant_weight(message: router.RouteRequest) -> float:
     weight = message.weight or 1.0
     check_weight("weight", weight, MAX_TENANT_WEIGHT)
     return weight
-
-
-def _expected_tokens(message: router.RouteRequest) -> int:
-    return min(message.expected_tokens or USUAL_TOKENS, message.stopping.max_new_tokens)
-
-
-def _logits(message: router.RouteRequest, vocab_size: int) -> sequence.LogitsOptions | None:
-    if not message.HasField("logits"):
-        return None
-    convert.logits_from_proto(message.logits).check_vocabulary(vocab_size, "logits.")
-    return message.logits
-
-
-def _logprobs(message: router.RouteRequest) -> sequence.LogprobsOptions | None:
-    if not message.HasField("logprobs"):
-        return None
-    logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))
-    return message.logprobs
-
-
-def _check_tokens(message: router.RouteRequest, info: worker.WorkerInfo) -> None:
-    if not message.prompt_token_ids:
-        raise InvalidRequest("prompt_token_ids", "must have at least one token")
-    check_token_ids("prompt_token_ids", message.prompt_token_ids, info.vocab_size)
-    check_token_ids("resume_token_ids", message.resume_token_ids, info.vocab_size)
-    check_prediction(message.predicted_token_ids, info.vocab_size, info.max_context_len)
-    if len(message.resume_token_ids) > message.stopping.max_new_tokens:
-        raise InvalidRequest("resume_token_ids", "more than stopping.max_new_tokens")
-    if len(message.prompt_token_ids) >= info.max_context_len:
-        prompt_len = len(message.prompt_token_ids)
-        raise InvalidRequest(
-            "prompt_token_ids", f"{prompt_len} tokens leave no room in a context of {info.max_context_len}"
-        )
-    if len(message.prompt_token_ids) + len(message.resume_token_ids) > info.max_context_len:
-        raise InvalidRequest("resume_token_ids", f"beyond the context of {info.max_context_len}")
-    if message.num_resumed_by_client > len(message.resume_token_ids):
-        raise InvalidRequest("num_resumed_by_client", "more than resume_token_ids")
-    if message.billed_prompt_tokens > len(message.prompt_token_ids) + message.num_resumed_by_client:
-        raise InvalidRequest("billed_prompt_tokens", "more than prompt_token_ids and num_resumed_by_client")
 
 
 def _check_speculation(message: router.RouteRequest) -> None:

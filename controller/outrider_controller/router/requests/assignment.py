@@ -15,12 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
-from outrider.drafting.speculation import Speculation
 from outrider.errors import InternalError, Overloaded, Unavailable
 from outrider.prefix import block_hashes
 from outrider.protocol.pairs import compatibility_problem
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.sequence.speculation import Speculation
 
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.admission.queue import AdmissionQueue
@@ -32,7 +32,6 @@ from outrider_controller.router.fleet.placement import (
     common_draft_limit,
     rank,
     same_weights,
-    verification_mode,
 )
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import Recorder, now_us
@@ -277,14 +276,14 @@ class Assigner:
     async def _choose(
         self, request: Request, allowed: Allowance, room_until_s: float
     ) -> tuple[TargetLink, LeasedDraft | None]:
-        config, token_ids = self._config.failover, (*request.prompt, *request.resume)
-        prefix = Prefix(token_ids, request.cache_salt, request.expected_tokens)
+        config, token_ids = self._config.failover, (*request.prompt, *request.committed)
+        prefix = Prefix(token_ids, request.salt, request.expected_tokens)
         # A request with tokens to resume from was begun by another router. What an operator has taken out of use does
         # not come back by itself: the client hears of it before its stream begins.
-        out_of_use = not request.resume and self._fleet.cordoned(request.model)
-        wait_s = config.wait_for_restart_s if request.resume else 0.0 if out_of_use else config.wait_for_target_s
+        out_of_use = not request.committed and self._fleet.cordoned(request.model)
+        wait_s = config.wait_for_restart_s if request.committed else 0.0 if out_of_use else config.wait_for_target_s
         fresh = FailoverState(config, request.resume_revision)
-        room_until_s = math.inf if request.resume else room_until_s
+        room_until_s = math.inf if request.committed else room_until_s
         target = await self._find_target(request, request.resume_revision or None, prefix, wait_s, fresh, room_until_s)
         draft = None
         if allowed.max_draft_tokens:
@@ -421,7 +420,7 @@ class Assigner:
 
 
 def _prefix(active: ActiveRequest) -> Prefix:
-    return Prefix(active.state.token_ids, active.request.cache_salt, active.request.expected_tokens)
+    return Prefix(active.state.token_ids, active.request.salt, active.request.expected_tokens)
 
 
 def _active_request(
@@ -433,14 +432,12 @@ def _active_request(
     new_response: NewResponse,
     recorder: Recorder,
 ) -> ActiveRequest:
-    mode = verification_mode(temperature=request.sampling.temperature, seeded=request.seeded)
-    max_new_tokens, vocab_size, at_us = request.stopping.max_new_tokens, target.info.vocab_size, now_us()
-    state = RequestState(request.prompt, max_new_tokens, vocab_size, list(request.resume))
-    recorder.placed(state, mode, at_us)
+    at_us = now_us()
+    state = RequestState(request.prompt, request.max_new_tokens, target.info.vocab_size, list(request.committed))
+    recorder.placed(state, at_us)
     return ActiveRequest(
         request=request,
         state=state,
-        mode=mode,
         speculation=SpeculationController(config.policy, allowed),
         failover=FailoverState(config.failover, request.resume_revision or target.info.model_revision),
         timer=RoundTimer(at_us),

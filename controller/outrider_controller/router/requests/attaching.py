@@ -9,26 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
 import grpc
 from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, Unavailable
 from outrider.metadata import MetadataStore
 from outrider.metadata.workers.lease_check import worker_problem
+from outrider.protocol.convert import mode_from_proto
 from outrider.rpc.link import answering, read_message, read_stream
 from outrider.rpc.v1 import attach_pb2 as attach
 from outrider.rpc.v1 import attach_pb2_grpc
-from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2 as target
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.supervision import until_first_ends
+from outrider.tuning import USUAL_TOKENS
 
 from outrider_controller.router.fleet.fleet import TargetLink
 from outrider_controller.router.fleet.placement import info_problem
 from outrider_controller.router.observe.tracing import now_us
-from outrider_controller.router.request.checks import Request, check_request
+from outrider_controller.router.request.checks import Request
 from outrider_controller.router.requests.dispatcher import Dispatcher
 from outrider_controller.router.requests.sequences import ActiveRequest
 
@@ -179,17 +179,15 @@ class _Server:
 
 def request_of(opening: sequence.OpenSequence, info: worker.WorkerInfo) -> Request:
     """The announced request, as if a gateway had sent it. Raises InvalidRequest."""
-    message = router.RouteRequest(
-        request_id=opening.request_id,
-        tenant=opening.tenant,
+    request = Request.read(
+        opening,
+        committed=tuple(opening.committed_token_ids),
+        mode=mode_from_proto(opening.mode),
+        # The server's own: drafts know the prefixes of its requests by it.
+        salt=opening.cache_salt,
         model=info.model,
-        prompt_token_ids=opening.prompt_token_ids,
-        resume_token_ids=opening.committed_token_ids,
-        sampling=opening.sampling,
-        seeded=opening.mode == sequence.VERIFICATION_MODE_COUPLED,
-        stopping=opening.stopping,
-        speculation=router.SPECULATION_MODE_AUTO,
         max_draft_tokens=opening.speculation.max_draft_tokens,
+        expected_tokens=min(USUAL_TOKENS, opening.stopping.max_new_tokens),
     )
-    # The server's own salt: drafts know the prefixes of its requests by it.
-    return replace(check_request(message, info, b""), cache_salt=opening.cache_salt)
+    request.check(info.vocab_size, info.max_context_len, room=not request.committed)
+    return request

@@ -13,7 +13,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from outrider.drafting.speculation import Speculation
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol import logprobs
 from outrider.protocol.limits import clamp_us
@@ -21,6 +20,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
+from outrider.sequence.speculation import Speculation
 
 from outrider_controller.router.fleet.fleet import LeasedDraft, TargetLink
 from outrider_controller.router.observe.telemetry import RouterTelemetry
@@ -110,7 +110,6 @@ class ActiveRequest:
 
     request: Request
     state: RequestState
-    mode: sequence.VerificationMode.ValueType
     speculation: SpeculationController
     failover: FailoverState
     timer: RoundTimer
@@ -221,7 +220,8 @@ class SequenceTable:
         sequence_id, at_us = next(self._ids), now_us()
         self._opened(active, link, sequence_id, at_us)
         assignment = self._assign(active, draft, at_us) if draft is not None else None
-        message = open_message(active, sequence_id, _speculation(setting), assignment)
+        # Everything another target needs to continue from here.
+        message = active.request.to_target(sequence_id, active.state.committed, setting.to_message(), assignment)
         link.outbox.last(message.ByteSize()).opens.append(message)
         active.timer.opened(at_us)
 
@@ -260,7 +260,7 @@ class SequenceTable:
         if active.target is None:
             return
         sequence_id = active.target.sequence_id
-        message = sequence.SetSpeculation(sequence_id=sequence_id, speculation=_speculation(setting))
+        message = sequence.SetSpeculation(sequence_id=sequence_id, speculation=setting.to_message())
         active.target.link.outbox.last(message.ByteSize()).settings.append(message)
 
     # -- closing
@@ -307,40 +307,3 @@ def _set_draft(target: OpenTarget, change: target_pb2.SetDraft) -> None:
 
 def _assignment(draft: LeasedDraft, sequence_id: int) -> sequence.DraftAssignment:
     return sequence.DraftAssignment(worker_id=draft.worker_id, address=draft.address, sequence_id=sequence_id)
-
-
-def open_message(
-    active: ActiveRequest,
-    sequence_id: int,
-    speculation: sequence.Speculation,
-    draft: sequence.DraftAssignment | None,
-) -> sequence.OpenSequence:
-    """Everything another target needs to continue from here."""
-    request = active.request
-    return sequence.OpenSequence(
-        sequence_id=sequence_id,
-        prompt_token_ids=request.prompt,
-        committed_token_ids=active.state.committed,
-        sampling=request.sampling,
-        stopping=request.stopping,
-        mode=active.mode,
-        speculation=speculation,
-        cache_salt=request.cache_salt,
-        logits=request.logits,
-        logprobs=request.logprobs,
-        predicted_token_ids=request.prediction,
-        draft=draft,
-        request_id=request.request_id,
-        tenant=request.tenant,
-        samples=request.samples,
-        consent_unix_us=request.consent_unix_us,
-    )
-
-
-def _speculation(setting: Speculation) -> sequence.Speculation:
-    return sequence.Speculation(
-        max_draft_tokens=setting.max_draft_tokens,
-        max_wait_us=setting.max_wait_us,
-        weight=setting.weight,
-        max_own_draft_tokens=setting.max_own_draft_tokens,
-    )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from outrider.drafting.speculation import PLAIN, Speculation, worthwhile_wait_us
 from outrider.protocol.rounds import Round
+from outrider.sequence.speculation import PLAIN, Speculation, worthwhile_wait_us
 from outrider.tuning import NEWEST
 
 from outrider_controller.autoscaler.tuning import FIRST_SAVING

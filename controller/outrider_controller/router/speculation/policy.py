@@ -93,12 +93,12 @@ class Policy:
         decision, config = self.decision(request.tenant, request.model), self.config
         policy = self._tenant_policy(request)
         forced = policy.speculation
-        asks_on = request.speculation == router.SPECULATION_MODE_ON and not policy.on_counts_as_auto
+        asks_on = request.choice == router.SPECULATION_MODE_ON and not policy.on_counts_as_auto
         always = forced is TenantSetting.ON or (forced is TenantSetting.AUTO and asks_on)
         # Beyond its row, one more token of a lookup costs nothing: where nobody asks for a bound, the price decides.
         asked = [bound for bound in (request.max_draft_tokens, policy.cap) if bound is not None]
         most_own = min(asked, default=MAX_DRAFT_TOKENS) if config.max_draft_tokens else 0
-        off = request.speculation == router.SPECULATION_MODE_OFF or forced is TenantSetting.OFF
+        off = request.choice == router.SPECULATION_MODE_OFF or forced is TenantSetting.OFF
         allowed = Allowance(
             max_draft_tokens=min([config.max_draft_tokens, *asked]),
             max_own_draft_tokens=0 if off or not (always or self._own_drafts_pay(request)) else most_own,
@@ -132,7 +132,7 @@ class Policy:
     def counts_on_as_auto(self, request: Request) -> bool:
         """Whether the client asked for `on`, which its tenant's policy treats as `auto`."""
         policy = self._tenant_policy(request)
-        return request.speculation == router.SPECULATION_MODE_ON and policy.on_counts_as_auto
+        return request.choice == router.SPECULATION_MODE_ON and policy.on_counts_as_auto
 
     # -- evidence and plan
 

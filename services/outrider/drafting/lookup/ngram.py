@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
-from outrider.drafting.source import DraftSource, SourceOpening, register
+from outrider.drafting.source import DraftSource, register
+from outrider.sequence.spec import SequenceSpec
 
 NAME = "ngram"
 # Tokens indexed at once: a long prompt is taken in over several steps, during its prefill.
@@ -104,7 +105,7 @@ def ngrams() -> DraftSource:
 class NgramLookup:
     """The index of one sequence, and its last match: as long as commits follow that, it is not searched anew."""
 
-    def __init__(self, opening: SourceOpening, config: NgramConfig | None = None) -> None:
+    def __init__(self, opening: SequenceSpec, config: NgramConfig | None = None) -> None:
         self._config = config or NgramConfig()
         self._tokens = [*opening.prompt, *opening.committed]
         self._index = NgramIndex(self._tokens, self._config)

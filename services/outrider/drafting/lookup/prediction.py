@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
-from outrider.drafting.source import DraftSource, SourceOpening, register
+from outrider.drafting.source import DraftSource, register
 from outrider.options.prediction import Prediction
+from outrider.sequence.spec import SequenceSpec
 
 NAME = "prediction"
 
@@ -23,7 +24,7 @@ class PredictionLookup:
         self._prediction = prediction
 
     @classmethod
-    def of(cls, opening: SourceOpening) -> PredictionLookup | None:
+    def of(cls, opening: SequenceSpec) -> PredictionLookup | None:
         if not opening.prediction:
             return None
         prediction = Prediction(opening.prediction)

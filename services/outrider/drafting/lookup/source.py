@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, SourceOpening
+from outrider.drafting.source import CloseReason, DraftSource
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
 
 REACH = 4
@@ -49,17 +51,17 @@ class LookupDrafts(DraftSource):
     """One lookup for each sequence."""
 
     name: str
-    make: Callable[[SourceOpening], Lookup | None]
+    make: Callable[[SequenceSpec], Lookup | None]
     """None: there is nothing to look up for this sequence."""
     _texts: dict[SequenceKey, _Text] = field(default_factory=dict)
     _due: dict[SequenceKey, _Text] = field(default_factory=dict)
     """Those whose text or limits have changed since they were last looked up."""
 
-    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
         if (lookup := self.make(opening)) is None:
             return
         length, ratio = len(opening.prompt) + len(opening.committed), opening.mode is VerificationMode.RATIO
-        count = opening.limits.max_draft_tokens
+        count = opening.speculation.max_draft_tokens
         self._texts[key] = self._due[key] = _Text(lookup, length, count, opening.stop_token_ids, ratio)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
@@ -68,7 +70,7 @@ class LookupDrafts(DraftSource):
             text.length = base_len + len(tokens)
             self._due[key] = text
 
-    def limit(self, key: SequenceKey, limits: DraftLimits) -> None:
+    def limit(self, key: SequenceKey, limits: Speculation) -> None:
         if (text := self._texts.get(key)) is not None:
             text.count = limits.max_draft_tokens
             self._due[key] = text

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
-from outrider.drafting.source import CloseReason, DraftSource, SourceOpening, register
+from outrider.drafting.source import CloseReason, DraftSource, register
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
 
 NAME = "suffix"
 # Measured of CPython: the token, its run as a dictionary's key, and its place in the list of that run.
@@ -158,7 +159,7 @@ def suffixes() -> DraftSource:
 class SuffixLookup:
     """One sequence's text, from the end of its prompt on."""
 
-    def __init__(self, opening: SourceOpening, history: History) -> None:
+    def __init__(self, opening: SequenceSpec, history: History) -> None:
         self.tenant = opening.tenant
         self.forgotten = not opening.learns
         """Whether the text is not to be remembered."""

@@ -9,12 +9,14 @@ from typing import Self
 
 from outrider.drafting.pool.link import DraftLink
 from outrider.drafting.pool.validator import DraftValidator
-from outrider.drafting.source import CloseReason, DraftLimits, Features, SourceOpening
+from outrider.drafting.source import CloseReason, Features
 from outrider.errors import InvalidRequest
-from outrider.protocol.convert import mode_to_proto, sampling_to_proto
-from outrider.protocol.limits import MAX_UINT32, clamp_us
+from outrider.protocol.convert import sampling_to_proto
+from outrider.protocol.limits import clamp_us
 from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import sequence_pb2
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
 
 # Drafts not yet verified that are remembered. Between two commits a draft should never send more.
@@ -116,7 +118,7 @@ class PooledSequence:
     """On the link."""
     opened_len: int
     """Committed length when it was opened there: the answer to that includes the prefill of the prompt."""
-    limits: DraftLimits
+    limits: Speculation
     """The limits sent last."""
     validator: DraftValidator
     reads_features: bool = False
@@ -138,8 +140,9 @@ class PooledSequence:
         link: DraftLink,
         sequence_id: int,
         key: SequenceKey,
-        opening: SourceOpening,
-        limits: DraftLimits,
+        opening: SequenceSpec,
+        committed: Sequence[int],
+        limits: Speculation,
         vocabulary: DraftVocabulary,
         now_us: int,
         *,
@@ -150,7 +153,7 @@ class PooledSequence:
         Raises InvalidRequest when its id is open there already."""
         if sequence_id in link.keys:
             raise InvalidRequest("draft.sequence_id", "already open")
-        committed_len = len(opening.prompt) + len(opening.committed)
+        committed_len = len(opening.prompt) + len(committed)
         validator = DraftValidator(
             mode=opening.mode,
             sampling=sampling_to_proto(opening.params),
@@ -161,17 +164,17 @@ class PooledSequence:
         )
         opened = cls(link, sequence_id, committed_len, limits, validator, reads_features=reads_features)
         # First what may fail: a link names only sequences that are open on it.
-        message = open_message(sequence_id, opening, limits)
+        message = opening.to_draft(sequence_id, committed, limits.to_message())
         link.outbox.last(message.ByteSize()).opens.append(message)
         link.keys[sequence_id] = key
         opened._asked(committed_len, now_us)
         return opened
 
-    def limit(self, limits: DraftLimits) -> None:
+    def limit(self, limits: Speculation) -> None:
         if self.limits != limits:
             self.limits = limits
             self.validator.allow(limits.max_draft_tokens)
-            message = sequence_pb2.SetSpeculation(sequence_id=self.sequence_id, speculation=_speculation(limits))
+            message = sequence_pb2.SetSpeculation(sequence_id=self.sequence_id, speculation=limits.to_message())
             self.link.outbox.last(message.ByteSize()).settings.append(message)
 
     def commit(
@@ -246,25 +249,3 @@ def commit_message(
     if features is not None:
         message.features, message.features_start = features.rows, features.start
     return message
-
-
-def open_message(sequence_id: int, opening: SourceOpening, limits: DraftLimits) -> sequence_pb2.OpenSequence:
-    """Raises ValueError for a token id that no message can hold."""
-    return sequence_pb2.OpenSequence(
-        sequence_id=sequence_id,
-        prompt_token_ids=opening.prompt,
-        committed_token_ids=opening.committed,
-        sampling=sampling_to_proto(opening.params),
-        stopping=sequence_pb2.Stopping(
-            max_new_tokens=opening.max_new_tokens or MAX_UINT32, stop_token_ids=sorted(opening.stop_token_ids)
-        ),
-        mode=mode_to_proto(opening.mode),
-        speculation=_speculation(limits),
-        cache_salt=opening.salt,
-        request_id=opening.log_fields.get("request_id", ""),
-        tenant=opening.log_fields.get("tenant", ""),
-    )
-
-
-def _speculation(limits: DraftLimits) -> sequence_pb2.Speculation:
-    return sequence_pb2.Speculation(max_draft_tokens=limits.max_draft_tokens, min_chance=limits.min_chance)

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 
 from outrider.errors import Code, DeadlineExceeded, InternalError, InvalidRequest, OutriderError, Unavailable
 from outrider.gateway.config import Failover
@@ -46,6 +45,7 @@ from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.parsers.tool_calls import Delta
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions
 from outrider.options.prediction import Prediction
+from outrider.protocol import logprobs
 from outrider.protocol.receipts import ReceiptKey, receipt_of
 from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2, tenants_pb2
@@ -112,8 +112,8 @@ class Answer:
 
 @dataclass(slots=True)
 class _Job:
-    id: str
-    prepared: _Prepared
+    request: router_pb2.RouteRequest
+    model: Model
     generation: Generation
     tenant: tenants_pb2.Tenant
     output: Output
@@ -121,29 +121,38 @@ class _Job:
     deadline_s: float
     """On the monotonic clock."""
     span: RequestSpan
-    expected_tokens: int
-    """Expected length of the answer; 0 if unknown."""
     prediction: Prediction
-    pays_prompt: bool
-    """Whether the prompt is charged and billed with this answer, and not with another one to the same prompt."""
     receipt_key: ReceiptKey
 
-    @property
-    def usage(self) -> Usage:
-        predicted, cached = self.prediction, self.stats.sums.num_cached_tokens
-        counts = predicted.num_accepted, predicted.num_rejected
-        return Usage(len(self.prepared.prompt_token_ids), len(self.output.token_ids), cached, *counts)
-
-    def route_request(self) -> router_pb2.RouteRequest:
-        """The router's request for the rest of the answer: all of it, or what is left after a router was lost."""
-        options = self.generation.options
-        return router_pb2.RouteRequest(
-            request_id=self.id,
-            tenant=self.tenant.name,
-            model=self.prepared.model.name,
-            prompt_token_ids=self.prepared.prompt_token_ids,
-            resume_token_ids=self.output.token_ids,
-            resume_revision=self.stats.revisions[-1][0] if self.stats.revisions else self.generation.resume_revision,
+    @classmethod
+    def of(
+        cls,
+        shared: router_pb2.RouteRequest,
+        model: Model,
+        generation: Generation,
+        tenant: tenants_pb2.Tenant,
+        span: RequestSpan,
+        receipt_key: ReceiptKey,
+        *,
+        started_s: float,
+        deadline_s: float,
+        pays_prompt: bool,
+    ) -> _Job:
+        """`shared`: what all answers to its prompt ask for, as `_prepare` has it. `pays_prompt`: whether the prompt is
+        charged and billed with this answer, and not with another one to it."""
+        tokenizer, options, prompt = model.tokenizer, generation.options, shared.prompt_token_ids
+        eos = () if options.ignore_eos else tokenizer.eos_token_ids
+        output = Output(
+            token_bytes=_token_bytes(tokenizer, generation.prompt),
+            stop=options.stop,
+            stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
+            max_tokens=shared.stopping.max_new_tokens,
+            min_tokens=options.logits.min_tokens,
+            parser=parser_of(generation.prompt, tokenizer, prompt, options.logits.structured),
+        )
+        request = router_pb2.RouteRequest(
+            request_id=uuid.uuid4().hex,
+            resume_revision=generation.resume_revision,
             sampling=sequence_pb2.Sampling(
                 temperature=options.temperature,
                 top_k=options.top_k,
@@ -152,36 +161,33 @@ class _Job:
                 seed=options.seed or 0,
             ),
             seeded=options.seed is not None,
-            stopping=sequence_pb2.Stopping(
-                max_new_tokens=self.output.max_tokens, stop_token_ids=sorted(self.output.stop_token_ids)
-            ),
+            stopping=sequence_pb2.Stopping(stop_token_ids=sorted(output.stop_token_ids)),
             speculation=_SPECULATION[options.speculation],
             max_draft_tokens=options.max_draft_tokens,
-            traceparent=self.span.context.traceparent,
-            tracestate=self.span.context.tracestate,
-            logits=self.prepared.logits,
-            logprobs=self._logprobs,
-            weight=self.tenant.weight,
-            expected_tokens=self.expected_tokens,
-            predicted_token_ids=self.prediction.token_ids,
-            billed_prompt_tokens=self.prompt_tokens,
-            num_resumed_by_client=len(self.generation.resume_token_ids),
-            samples=self.tenant.samples,
-            consent_unix_us=self.tenant.read_unix_us,
+            traceparent=span.context.traceparent,
+            tracestate=span.context.tracestate,
+            # What the client resumes with is run like a prompt.
+            billed_prompt_tokens=(len(prompt) if pays_prompt else 0) + len(generation.resume_token_ids),
+            num_resumed_by_client=len(generation.resume_token_ids),
         )
+        request.MergeFrom(shared)
+        prediction = Prediction(shared.predicted_token_ids)
+        prediction.extend(generation.resume_token_ids)
+        stats = RunningStats(started_s)
+        return cls(request, model, generation, tenant, output, stats, deadline_s, span, prediction, receipt_key)
 
     @property
-    def prompt_tokens(self) -> int:
-        """Those charged and billed as prompt: what the client resumes with is run like a prompt."""
-        num_tokens = len(self.prepared.prompt_token_ids) if self.pays_prompt else 0
-        return num_tokens + len(self.generation.resume_token_ids)
+    def usage(self) -> Usage:
+        predicted, cached = self.prediction, self.stats.sums.num_cached_tokens
+        counts = predicted.num_accepted, predicted.num_rejected
+        return Usage(len(self.request.prompt_token_ids), len(self.output.token_ids), cached, *counts)
 
-    @property
-    def _logprobs(self) -> sequence_pb2.LogprobsOptions | None:
-        options = self.generation.options
-        if (asked := options.asked_logprobs) is None:
-            return None
-        return sequence_pb2.LogprobsOptions(num_top=asked.num_top, prompt=asked.prompt)
+    def route_request(self) -> router_pb2.RouteRequest:
+        """The router's request for the rest of the answer: all of it, or what is left after a router was lost."""
+        self.request.resume_token_ids[:] = self.output.token_ids
+        if self.stats.revisions:
+            self.request.resume_revision = self.stats.revisions[-1][0]
+        return self.request
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """Adds one round's tokens, up to the end of the answer."""
@@ -194,7 +200,7 @@ class _Job:
         self.stats.add_tokens(len(piece.token_ids), now_s)
         if self.generation.options.asked_logprobs and len(response.logprobs) != len(response.token_ids):
             given = len(response.logprobs), len(response.token_ids)
-            about = {"request_id": self.id, "tenant": self.tenant.name}
+            about = {"request_id": self.request.request_id, "tenant": self.tenant.name}
             log.error("the router gave %d log probabilities for %d tokens", *given, extra=about)
             raise InternalError("the router gave too few log probabilities")
         found = response.logprobs[: len(piece.token_ids)]
@@ -227,47 +233,6 @@ class _Job:
             raise InternalError(f"the router ended the request with finish reason {reason}")
         ours: FinishReason = "stop" if reason == sequence_pb2.FINISH_REASON_STOP else "length"
         return self.output.end(ours, piece)
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """What all answers to one prompt share, in this model's tokens."""
-
-    model: Model
-    prompt_token_ids: list[int]
-    max_tokens: int
-    logits: sequence_pb2.LogitsOptions | None
-    predicted_token_ids: list[int]
-
-    def job(
-        self,
-        generation: Generation,
-        tenant: tenants_pb2.Tenant,
-        started_s: float,
-        deadline_s: float,
-        span: RequestSpan,
-        expected_tokens: int,
-        pays_prompt: bool,
-        receipt_key: ReceiptKey,
-    ) -> _Job:
-        tokenizer, options = self.model.tokenizer, generation.options
-        eos = () if options.ignore_eos else tokenizer.eos_token_ids
-        output = Output(
-            token_bytes=_token_bytes(tokenizer, generation.prompt),
-            stop=options.stop,
-            stop_token_ids=frozenset({*options.stop_token_ids, *eos}),
-            max_tokens=self.max_tokens,
-            min_tokens=options.logits.min_tokens,
-            parser=parser_of(generation.prompt, tokenizer, self.prompt_token_ids, generation.options.logits.structured),
-        )
-        prediction = Prediction(self.predicted_token_ids)
-        prediction.extend(generation.resume_token_ids)
-        return _Job(
-            *(uuid.uuid4().hex, self, generation, tenant, output),
-            *(RunningStats(started_s), deadline_s, span, expected_tokens, prediction),
-            pays_prompt=pays_prompt,
-            receipt_key=receipt_key,
-        )
 
 
 @dataclass(slots=True)
@@ -338,18 +303,24 @@ class Generator:
                     ready = await self._prepare(model, prompts, default_max_tokens, self.threads.of(tenant.name))
             except TimeoutError as error:
                 raise DeadlineExceeded(_TOO_LATE) from error
-            answers_each = len(prompts[0])
-            read = sum(len(each.prompt_token_ids) for each in ready[::answers_each])
+            read = sum(len(each.prompt_token_ids) for each in ready)
             charge.take(read + sum(len(each[0].resume_token_ids) for each in prompts) - prompt_tokens)
-            expected_tokens = max(1, round(charge.expected_tokens))
-            answers = []
-            firsts = [not number for of_prompt in prompts for number in range(len(of_prompt))]
-            for one, generation, first, span, observer in zip(
-                ready, chain.from_iterable(prompts), firsts, spans, observers, strict=True
-            ):
-                until_s, key = started_s + patience_s, self.receipt_key
-                job = one.job(generation, tenant, started_s, until_s, span, expected_tokens, first, key)
-                answers.append(await stack.enter_async_context(self._answering(job, observer, charge)))
+            answers, watches = [], zip(spans, observers, strict=True)
+            times = {"started_s": started_s, "deadline_s": started_s + patience_s}
+            about = router_pb2.RouteRequest(
+                tenant=tenant.name,
+                weight=tenant.weight,
+                expected_tokens=max(1, round(charge.expected_tokens)),
+                samples=tenant.samples,
+                consent_unix_us=tenant.read_unix_us,
+            )
+            for shared, of_prompt in zip(ready, prompts, strict=True):
+                shared.MergeFrom(about)
+                for number, generation in enumerate(of_prompt):
+                    span, observer = next(watches)
+                    first = not number
+                    job = _Job.of(shared, model, generation, tenant, span, self.receipt_key, pays_prompt=first, **times)
+                    answers.append(await stack.enter_async_context(self._answering(job, observer, charge)))
             yield answers
 
     @asynccontextmanager
@@ -371,22 +342,22 @@ class Generator:
 
     @asynccontextmanager
     async def _answering(self, job: _Job, observer: RequestObserver, charge: Charge) -> AsyncIterator[Answer]:
-        prompt_len, generation = len(job.prepared.prompt_token_ids), job.generation
-        observer.prepared(job.prepared.model.name, prompt_len)
-        job.span.prepared(job.id, prompt_len)
+        request, generation = job.request, job.generation
+        observer.prepared(request.model, len(request.prompt_token_ids))
+        job.span.prepared(request.request_id, len(request.prompt_token_ids))
         try:
             async with aclosing(self._charged(self._run(job, observer), charge)) as chunks:
                 yield Answer(
-                    job.id,
-                    job.prepared.model.name,
+                    request.request_id,
+                    request.model,
                     generation.options,
                     chunks,
-                    job.prepared.prompt_token_ids,
+                    request.prompt_token_ids,
                     generation.prompt,
-                    job.prepared.model.tokenizer,
+                    job.model.tokenizer,
                 )
         finally:
-            charge.ended(job.prompt_tokens, len(job.output.token_ids) - len(generation.resume_token_ids))
+            charge.ended(request.billed_prompt_tokens, len(job.output.token_ids) - len(generation.resume_token_ids))
 
     async def _charged(self, chunks: AsyncGenerator[Chunk, None], charge: Charge) -> AsyncGenerator[Chunk, None]:
         """Takes the tokens of an answer that gets longer than expected as they come."""
@@ -405,8 +376,8 @@ class Generator:
         prompts: Sequence[Sequence[Generation]],
         default_max_tokens: int | None,
         threads: TenantThreads,
-    ) -> list[_Prepared]:
-        """Returns one for each answer. Shared parts are computed once, for any number of answers."""
+    ) -> list[router_pb2.RouteRequest]:
+        """For each prompt, what all answers to it ask for."""
         first = prompts[0][0]
         options = first.options
         check_token_ids("stop_token_ids", options.stop_token_ids, model.vocab_size)
@@ -417,11 +388,17 @@ class Generator:
         check_token_ids("resume_token_ids", first.resume_token_ids, model.vocab_size)
         read = [await self._read(model, of_prompt[0], default_max_tokens, threads) for of_prompt in prompts]
         logits = await self._logits(model, first, read[0][0], threads) if options.logits else None
-        predicted = await _predicted(model, first.prediction, threads)
+        predicted, asked = await _predicted(model, first.prediction, threads), options.asked_logprobs
         return [
-            _Prepared(model, token_ids, max_tokens, logits, predicted)
-            for (token_ids, max_tokens), of_prompt in zip(read, prompts, strict=True)
-            for _ in of_prompt
+            router_pb2.RouteRequest(
+                model=model.name,
+                prompt_token_ids=token_ids,
+                stopping=sequence_pb2.Stopping(max_new_tokens=max_tokens),
+                logits=logits,
+                logprobs=None if asked is None else logprobs.options_to_proto(asked),
+                predicted_token_ids=predicted,
+            )
+            for token_ids, max_tokens in read
         ]
 
     async def _read(
@@ -462,7 +439,7 @@ class Generator:
                 chunk = job.take(response, self.clock())
                 observer.chunk(len(chunk.token_ids), chunk.finish, self.clock())
                 if chunk.finish:
-                    job.span.finished(job.prepared.model.name, chunk.finish)
+                    job.span.finished(job.model.name, chunk.finish)
                     self.beat.answered(chunk.finish.summary.mean_itl_ms / 1e3)
                 if chunk.token_ids or chunk.finish:
                     yield chunk
@@ -486,7 +463,7 @@ class Generator:
                 if pause_s is None:
                     message = f"{retry.num_breaks} calls to routers broke off; the last: {lost}"
                     raise Unavailable(message, reason="ROUTERS_FAILED", retry_after_s=1.0) from lost
-            about = {"request_id": job.id, "tenant": job.tenant.name, "breaks": retry.num_breaks}
+            about = {"request_id": job.request.request_id, "tenant": job.tenant.name, "breaks": retry.num_breaks}
             log.warning("call to a router broke off", extra=about)
             self.metrics.failover(resumed=bool(job.output.token_ids))
             job.stats.num_router_failovers += 1

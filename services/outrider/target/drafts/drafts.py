@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, Features
-from outrider.drafting.speculation import Speculation
+from outrider.drafting.source import CloseReason, DraftSource, Features
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.calibration import Calibration
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.row import StepRow
 
@@ -38,11 +39,11 @@ class Drafts:
         self._committed: list[tuple[SequenceKey, int, Sequence[int]]] = []
         """What the sources are still to be told: together, because a call of each costs as much as an n-gram's."""
 
-    def open(self, key: SequenceKey, opening: Opening) -> SequenceDrafts:
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> SequenceDrafts:
         made = self._open[key] = SequenceDrafts.of(opening)
         made.deep, made.fit = self.deepen(opening.speculation), self.calibration.fit(opening.tenant)
-        learns = opening.consent_us >= self._erased_us.get(opening.tenant, 0)
-        self._tell(lambda source: source.open(key, opening.for_drafts(_limits(source, made.deep), learns=learns)))
+        told = replace(opening, learns=opening.consent_unix_us >= self._erased_us.get(opening.tenant, 0))
+        self._tell(lambda source: source.open(key, replace(told, speculation=_limits(source, made.deep))))
         return made
 
     def poll(self) -> None:
@@ -106,8 +107,8 @@ class Drafts:
             self._stats.of_source(source.name).draft_s += time.perf_counter() - started_s
 
 
-def _limits(source: DraftSource, speculation: Speculation) -> DraftLimits:
-    return speculation.draft_limits(0.0) if source.for_workers else speculation.own_limits
+def _limits(source: DraftSource, speculation: Speculation) -> Speculation:
+    return speculation.for_draft(0.0) if source.for_workers else speculation.for_own
 
 
 def _commit(source: DraftSource, committed: Sequence[tuple[SequenceKey, int, Sequence[int]]]) -> None:

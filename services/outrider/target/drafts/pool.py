@@ -7,25 +7,27 @@ sent to the draft when it is sent to the router, and a proposal becomes an event
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.drafting.pool import DraftLeases, DraftLinks, DraftVocabulary, PooledSequence
 from outrider.drafting.pool.link import DraftLink
-from outrider.drafting.source import CloseReason, DraftAssignment, DraftLimits, Features, SourceOpening
-from outrider.drafting.speculation import Speculation
+from outrider.drafting.source import CloseReason, DraftAssignment, Features
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol.errors import from_sequence_error, to_sequence_error
 from outrider.protocol.limits import clamp_us
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
-from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered, Opened
-from outrider.target.requests.opening import Limits
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
+from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import assignment_of
 from outrider.tuning import MIN_CHANCE
+from outrider.worker.events import Opened
 
 _REASONS = {reason.value: reason for reason in CloseReason}
 
@@ -34,7 +36,7 @@ _REASONS = {reason.value: reason for reason in CloseReason}
 class _Open:
     """One open sequence: all that a draft would be sent now."""
 
-    opening: SourceOpening
+    opening: SequenceSpec
     speculation: Speculation
     committed: list[int]
     pooled: PooledSequence | None = None
@@ -83,9 +85,8 @@ class PoolDrafts:
         for event in events:
             # Opened twice: that is an error, which ends the sequence.
             if isinstance(event, Opened) and event.key not in self._open:
-                speculation = event.opening.speculation
-                opening = event.opening.for_drafts(self._limits(speculation))
-                self._open[event.key] = _Open(opening, speculation, list(opening.committed))
+                opening = event.opening
+                self._open[event.key] = _Open(opening, opening.speculation, list(opening.committed))
                 if (draft := assigned.get(event.key.sequence_id)) is not None:
                     self.assign(event.key, assignment_of(draft))
             elif isinstance(event, Adjusted) and (found := self._open.get(event.key)) is not None:
@@ -114,8 +115,8 @@ class PoolDrafts:
         if (found := self._open.pop(key, None)) is not None:
             self._unpair(found, reason)
 
-    def _limits(self, speculation: Speculation) -> DraftLimits:
-        return self.deepen(speculation).draft_limits(self._row_price)
+    def _limits(self, speculation: Speculation) -> Speculation:
+        return self.deepen(speculation).for_draft(self._row_price)
 
     def _limit(self, found: _Open) -> None:
         if found.pooled is not None:
@@ -166,11 +167,12 @@ class PoolDrafts:
 
     def _pair(self, key: SequenceKey, draft: DraftAssignment) -> None:
         found = self._open[key]
-        opening, limits = replace(found.opening, committed=found.committed), self._limits(found.speculation)
+        limits = self._limits(found.speculation)
         try:
             link = self.links.get(draft)
             found.pooled = PooledSequence.open(
-                *(link, draft.sequence_id, key, opening, limits, self._vocabulary, self._now_us()),
+                *(link, draft.sequence_id, key, found.opening, found.committed, limits),
+                *(self._vocabulary, self._now_us()),
                 reads_features=bool(self._features) and self._leases.features_of(draft.worker_id) == self._features,
             )
         except OutriderError as problem:

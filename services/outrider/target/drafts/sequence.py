@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from outrider.drafting.buffer import DraftBuffer
-from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.options.sampling import VerificationMode
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import PLAIN, Speculation
 from outrider.target.drafts.calibration import Fit
-from outrider.target.requests.opening import Opening
 from outrider.tree import DraftTree
 
 
@@ -30,7 +30,7 @@ class SequenceDrafts:
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
 
     @classmethod
-    def of(cls, opening: Opening) -> Self:
+    def of(cls, opening: SequenceSpec) -> Self:
         tokens, setting = [*opening.prompt, *opening.committed], opening.speculation
         return cls(tokens, setting, setting, ratio=opening.mode is VerificationMode.RATIO)
 

@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from outrider.drafting.speculation import Speculation
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import Grammar
-from outrider.target.requests.opening import Opening
 from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey, WorkerEvent
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    key: SequenceKey
-    opening: Opening
-    received_s: float
-    """Monotonic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,5 +64,5 @@ class Erased:
     and whether somebody keeps what it has read of them."""
 
 
-TargetEvent = Opened | Compiled | GrammarWork | Offered | Adjusted | DraftRefused | Erased
+TargetEvent = Compiled | GrammarWork | Offered | Adjusted | DraftRefused | Erased
 Event = TargetEvent | WorkerEvent

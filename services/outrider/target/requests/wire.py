@@ -7,24 +7,24 @@ An invalid message about one sequence becomes an event about that sequence; `eve
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from outrider.drafting.source import DraftAssignment
-from outrider.drafting.speculation import Speculation
-from outrider.errors import InvalidRequest, NotSupported
-from outrider.options.logprobs import LogprobsOptions
 from outrider.protocol import convert, logprobs
 from outrider.protocol.errors import to_sequence_error
 from outrider.protocol.limits import to_us
 from outrider.protocol.rounds import sources_to_proto
 from outrider.rpc.v1 import sequence_pb2, target_pb2
-from outrider.target.requests.events import Adjusted, Event, Opened
-from outrider.target.requests.opening import Limits, Opening, SampleConsent, Stopping
+from outrider.sequence.spec import SampleConsent, SequenceSpec
+from outrider.sequence.speculation import Speculation
+from outrider.target.requests.events import Adjusted, Event
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
-from outrider.worker.events import Closed, SequenceKey, translated
+from outrider.worker.events import Closed, Opened, SequenceKey, translated
 
 
 def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, now_s: float) -> Iterator[Event]:
@@ -47,41 +47,17 @@ def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Li
     return Adjusted(key, speculation_of(message.speculation, limits))
 
 
-def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> Opening:
+def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> SequenceSpec:
     """Raises InvalidRequest."""
-    opening = Opening(
-        prompt=tuple(message.prompt_token_ids),
-        params=convert.sampling_from_proto(message.sampling),
-        mode=convert.mode_from_proto(message.mode),
-        stopping=Stopping(message.stopping.max_new_tokens, frozenset(message.stopping.stop_token_ids)),
+    spec = SequenceSpec.read(
+        message,
         committed=tuple(message.committed_token_ids),
+        mode=convert.mode_from_proto(message.mode),
         speculation=speculation_of(message.speculation, limits),
         salt=message.cache_salt,
-        logits=convert.logits_from_proto(message.logits) if message.HasField("logits") else None,
-        logprobs=_logprobs(message),
-        prediction=tuple(message.predicted_token_ids),
-        request_id=message.request_id,
-        tenant=message.tenant,
-        samples=_consent(message) if limits.samples else SampleConsent.OFF,
-        consent_us=message.consent_unix_us,
     )
-    opening.check(limits)
-    if opening.compiling and limits.grammars is None:
-        raise NotSupported("logits.grammar", "structured output is not served by this target")
-    return opening
-
-
-def _consent(message: sequence_pb2.OpenSequence) -> SampleConsent:
-    try:
-        return SampleConsent(message.samples)
-    except ValueError:
-        raise InvalidRequest("samples", f"{message.samples} is not a consent") from None
-
-
-def _logprobs(message: sequence_pb2.OpenSequence) -> LogprobsOptions | None:
-    if not message.HasField("logprobs"):
-        return None
-    return logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))
+    limits.check(spec)
+    return spec if limits.samples else replace(spec, samples=SampleConsent.OFF)
 
 
 def speculation_of(message: sequence_pb2.Speculation, limits: Limits) -> Speculation:

@@ -13,19 +13,29 @@ from typing import Any, Generic, Protocol, TypeVar, assert_never
 
 from outrider.drafting.source import DraftSource
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, without_frames
+from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import Grammar
 from outrider.target.drafts.calibration import Fit
 from outrider.target.drafts.drafts import Drafts
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests import events
 from outrider.target.requests.events import Event
-from outrider.target.requests.opening import Limits, Opening
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting
-from outrider.worker.events import Closed, DrainExpired, DrainStarted, Failed, PeerStreamEnded, Refused, SequenceKey
+from outrider.worker.events import (
+    Closed,
+    DrainExpired,
+    DrainStarted,
+    Failed,
+    Opened,
+    PeerStreamEnded,
+    Refused,
+    SequenceKey,
+)
 from outrider.worker.watchdog import StepPace
 
 log = logging.getLogger(__name__)
@@ -37,7 +47,7 @@ Clock = Callable[[], float]
 class CoreSequence(Protocol):
     """One sequence of a target."""
 
-    opening: Opening
+    opening: SequenceSpec
     timer: Timer
     drafts: SequenceDrafts
     grammar_s: float
@@ -115,7 +125,7 @@ class TargetCore(ABC, Generic[S]):
         self._report = TargetReport()
 
     @abstractmethod
-    def _start(self, event: events.Opened, drafts: SequenceDrafts) -> None:
+    def _start(self, event: Opened, drafts: SequenceDrafts) -> None:
         """Takes the sequence in. What is wrong with it alone is raised, or ends it with `_refuse`."""
 
     @abstractmethod
@@ -138,7 +148,7 @@ class TargetCore(ABC, Generic[S]):
         match event:
             case events.Offered() | events.DraftRefused():
                 self._offer(event)
-            case events.Opened():
+            case Opened():
                 self._open(event)
             case events.Compiled():
                 if (sequence := self._sequences.find(event.key)) is not None:
@@ -171,7 +181,7 @@ class TargetCore(ABC, Generic[S]):
         for key in self._sequences.keys:
             self.fail(key, error)
 
-    def _open(self, event: events.Opened) -> None:
+    def _open(self, event: Opened) -> None:
         key = event.key
         if key in self._sequences:
             # A later message could mean either of the two: both end.

@@ -73,7 +73,7 @@ def admissible(sequences: Sequence[TargetSequence], batching: Batching, free_blo
     A sequence whose grammar is being compiled does not delay the others.
     """
     size, admitted = batching.block_size, list[TargetSequence]()
-    waiting = [s for s in sequences if s.kv is None and not s.opening.compiling]
+    waiting = [s for s in sequences if s.kv is None and not s.compiling]
     if not waiting:
         return admitted
     free_blocks -= sum(_outstanding(s, size) for s in sequences if s.kv is not None)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from outrider.engine import EngineSequence
 from outrider.options.logprobs import TokenLogprobs
+from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import Grammar, LogitsProcessor, VerificationMode
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.opening import Opening
 from outrider.target.requests.times import Timer
 from outrider.worker.events import SequenceKey
 
@@ -32,7 +32,7 @@ class TargetSequence:
     key: SequenceKey
     serial: int
     """Order of opening: the newest is the first to lose its KV."""
-    opening: Opening
+    opening: SequenceSpec
     max_context_len: int
     timer: Timer
     drafts: SequenceDrafts
@@ -53,13 +53,18 @@ class TargetSequence:
     def __post_init__(self) -> None:
         self.prompt_report = PromptReport(len(self.opening.prompt))
         self.tokens = self.drafts.tokens
-        self.max_len = min(len(self.opening.prompt) + self.opening.stopping.max_new_tokens, self.max_context_len)
-        self._process()
+        self.max_len = min(len(self.opening.prompt) + self.opening.max_new_tokens, self.max_context_len)
+        self.processor = None
+        if not self.opening.has_grammar:
+            self._process(None)
 
-    def _process(self) -> None:
-        self.processor = None if self.opening.compiling else self.opening.processor()
-        if self.processor is not None and self.processor.has_grammar:
-            self.drafts.num_possible = self.processor.num_possible
+    def _process(self, grammar: Grammar | None) -> None:
+        """Makes the processor of its logits, in the state after the committed tokens."""
+        spec = self.opening
+        if spec.logits is not None:
+            self.processor = LogitsProcessor(spec.logits, spec.prompt, spec.committed, spec.stop_token_ids, grammar)
+            if self.processor.has_grammar:
+                self.drafts.num_possible = self.processor.num_possible
 
     @property
     def mode(self) -> VerificationMode:
@@ -96,6 +101,11 @@ class TargetSequence:
         return max(0, min(self.drafts.cap, self.remaining - 1))
 
     @property
+    def compiling(self) -> bool:
+        """Whether it may not run yet because its grammar is not compiled."""
+        return self.processor is None and self.opening.has_grammar
+
+    @property
     def awaits_mask(self) -> bool:
         """Whether a step would wait in vain for its mask."""
         return self.processor is not None and self.processor.awaits_mask
@@ -109,8 +119,7 @@ class TargetSequence:
 
     def take_grammar(self, grammar: Grammar) -> None:
         """It may run from here on."""
-        self.opening = replace(self.opening, grammar=grammar)
-        self._process()
+        self._process(grammar)
         self.drafts.cut_impossible()
 
     def grammar_worked(self, seconds: float) -> None:

@@ -17,10 +17,9 @@ from outrider.protocol.sequence_key import Finish
 from outrider.speculation import Verdict
 from outrider.target.drafts.choice import Pricing
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests import events
 from outrider.target.requests.by_source import tokens_by_source, verified_nodes
 from outrider.target.requests.commit import apply_stop_conditions
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
@@ -29,7 +28,7 @@ from outrider.target.step.core import Clock, KnownSequences, TargetCore
 from outrider.target.step.scheduler import Batching, StepPlan, TargetRow, admissible, plan
 from outrider.target.step.sequence import PromptReport, TargetSequence
 from outrider.target.step.verify import kv_of, verify_rows
-from outrider.worker.events import Load, SequenceKey
+from outrider.worker.events import Load, Opened, SequenceKey
 from outrider.worker.faults import check_engine
 from outrider.worker.step_cost import StepCost
 from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
@@ -76,7 +75,7 @@ class TargetWorker(TargetCore[TargetSequence]):
     def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         return self._engine.kv.take_prefix_changes()
 
-    def _start(self, event: events.Opened, drafts: SequenceDrafts) -> None:
+    def _start(self, event: Opened, drafts: SequenceDrafts) -> None:
         self._sequences.add(event, self._limits.max_context_len, drafts)
 
     def step(self) -> float | None:
@@ -148,7 +147,7 @@ class TargetWorker(TargetCore[TargetSequence]):
 
     def _commit(self, row: TargetRow, verdict: Verdict) -> None:
         sequence, draft, opening = row.sequence, row.draft, row.sequence.opening
-        stops = opening.stopping.stop_token_ids
+        stops = opening.stop_token_ids
         apply_stop_conditions(row, verdict, stop_token_ids=stops, remaining=sequence.remaining)
         verified = verified_nodes(draft, row.accepted, row.num_verified)
         self._accounting.verified(row, sequence.drafts.fit, verified)
@@ -194,7 +193,7 @@ class OpenSequences(KnownSequences[TargetSequence]):
         """Sequences that have KV."""
         return sum(1 for sequence in self if sequence.kv is not None)
 
-    def add(self, event: events.Opened, max_context_len: int, drafts: SequenceDrafts) -> None:
+    def add(self, event: Opened, max_context_len: int, drafts: SequenceDrafts) -> None:
         timer = Timer(event.received_s)
         self._open[event.key] = TargetSequence(
             event.key, next(self._serials), event.opening, max_context_len, timer, drafts

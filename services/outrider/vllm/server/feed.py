@@ -18,19 +18,18 @@ from itertools import count
 from types import MappingProxyType
 from typing import Any
 
-from outrider.drafting.pool.sequence import open_message
 from outrider.drafting.source import CloseReason
-from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.errors import InvalidRequest
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.protocol.validate import check_label
 from outrider.rpc.v1 import sequence_pb2
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import PLAIN, Speculation
 from outrider.target.drafts.calibration import Fit
 from outrider.target.drafts.drafts import Drafts
 from outrider.target.requests.events import Adjusted, Offered
-from outrider.target.requests.opening import Opening, Stopping
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
@@ -267,13 +266,14 @@ def _has_tokens_alone(request: Any) -> bool:
     return bool(request.prompt_token_ids and request.sampling_params) and not request.resumable
 
 
-def opening_of(request: Any, speculation: Speculation, tenant: str) -> Opening:
+def opening_of(request: Any, speculation: Speculation, tenant: str) -> SequenceSpec:
     """What draft workers are told: the likeliest tokens are drafted, because vLLM's noise is not theirs."""
-    return Opening(
+    return SequenceSpec(
         prompt=tuple(request.prompt_token_ids),
         params=SamplingParams(temperature=0.0),
         mode=VerificationMode.GREEDY,
-        stopping=Stopping(request.max_tokens, frozenset(request.sampling_params.all_stop_token_ids)),
+        max_new_tokens=request.max_tokens,
+        stop_token_ids=frozenset(request.sampling_params.all_stop_token_ids),
         speculation=speculation,
         salt=hashlib.sha256(f"{tenant}\0{request.cache_salt or ''}".encode(errors="backslashreplace")).digest()[:16],
         request_id=_label(client_id(request.request_id)),
@@ -287,10 +287,9 @@ def client_id(request_id: str) -> str:
     return found[found.lastindex] if found is not None and found.lastindex else request_id
 
 
-def announcement_of(key: SequenceKey, opening: Opening, request: Any) -> sequence_pb2.OpenSequence:
+def announcement_of(key: SequenceKey, opening: SequenceSpec, request: Any) -> sequence_pb2.OpenSequence:
     """What a router is told."""
-    limits = opening.speculation.draft_limits(0.0)
-    message = open_message(key.sequence_id, opening.for_drafts(limits), limits)
+    message = opening.to_draft(key.sequence_id, opening.committed, opening.speculation.for_draft(0.0).to_message())
     if (params := request.sampling_params).temperature:
         seeded = params.seed is not None
         message.mode = sequence_pb2.VERIFICATION_MODE_COUPLED if seeded else sequence_pb2.VERIFICATION_MODE_RATIO

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from outrider.drafting.speculation import worthwhile_wait_us
+from outrider.sequence.speculation import worthwhile_wait_us
 
 _STEP_KEEP, _ACCEPTED_KEEP = 0.8, 0.97
 _MAX_UNANSWERED = 2

@@ -13,19 +13,21 @@ from typing import Any
 
 from outrider.drafting.pool import DraftLeases
 from outrider.drafting.source import CloseReason, DraftAssignment
-from outrider.drafting.speculation import Speculation
 from outrider.metadata import LeaseRecord
 from outrider.protocol.errors import from_sequence_error
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2, target_pb2, worker_pb2
 from outrider.runtime.supervision import until_first_ends
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.pool import PoolDrafts
-from outrider.target.requests.events import Adjusted, Event, Opened
-from outrider.target.requests.opening import Limits, Opening
+from outrider.target.requests.events import Adjusted, Event
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.wire import events_of, response_of
 from outrider.vllm.server.fixed_drafts import FixedDrafts, Reach
 from outrider.vllm.server.router_link import RouterLink, RouterReach
+from outrider.worker.events import Opened
 
 _STREAM = 0
 """All sequences have keys of one stream."""
@@ -59,7 +61,7 @@ class ServerDrafts:
         self._erase = erase
         self._named: dict[str, LeaseRecord] = {}
         """Draft workers that routers have named, by id."""
-        self._unsettled: dict[SequenceKey, Opening] = {}
+        self._unsettled: dict[SequenceKey, SequenceSpec] = {}
         """Openings to which no router has said anything yet."""
         self._tenants: dict[int, str] = {}
         """Of the open sequences."""
@@ -73,7 +75,7 @@ class ServerDrafts:
         finally:
             await self.pooled.stop()
 
-    def open(self, key: SequenceKey, opening: Opening, announced: sequence_pb2.OpenSequence | None = None) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec, announced: sequence_pb2.OpenSequence | None = None) -> None:
         """`announced`: what a router is sent, if one shall follow it."""
         if self.router is None or announced is None:
             self._apply(Opened(key, opening, 0.0))

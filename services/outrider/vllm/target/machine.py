@@ -17,8 +17,7 @@ from outrider.drafting.source import DraftSource
 from outrider.errors import Unavailable
 from outrider.speculation import Grammar
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests import events
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
@@ -29,7 +28,7 @@ from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of
 from outrider.vllm.target.sequence import FINISHES, VllmSequence, VllmSequences
-from outrider.worker.events import Load
+from outrider.worker.events import Load, Opened
 from outrider.worker.watchdog import MIN_ON_GPU_S, StepPace
 
 log = logging.getLogger(__name__)
@@ -82,14 +81,14 @@ class VllmMachine(TargetCore[VllmSequence]):
         added, removed = self._scheduler.kv_event_publisher.take()
         return added, removed
 
-    def _start(self, event: events.Opened, drafts: SequenceDrafts) -> None:
+    def _start(self, event: Opened, drafts: SequenceDrafts) -> None:
         sequence = VllmSequence(event.key, event.opening, Timer(event.received_s), drafts, self._begin)
         self._sequences.add(sequence)
         self._guarded(event.key, sequence, lambda: self._check(sequence))
 
     def _check(self, sequence: VllmSequence) -> None:
         check_supported(sequence.opening)
-        if not sequence.opening.compiling:
+        if not sequence.opening.has_grammar:
             self._begin(sequence, None)
 
     def _begin(self, sequence: VllmSequence, grammar: Grammar | None) -> None:

@@ -16,21 +16,22 @@ from vllm.v1.worker.gpu.sample.logit_bias import (
 
 from outrider.errors import NotSupported
 from outrider.options.logits import LogitsOptions
-from outrider.target.requests.opening import Limits, Opening
+from outrider.sequence.spec import SequenceSpec
+from outrider.target.requests.limits import Limits
 
 _MIN_TEMPERATURE = 0.01
 """vLLM raises lower ones to this."""
 _HALF = 1 << 63
 
 
-def check_supported(opening: Opening) -> None:
+def check_supported(opening: SequenceSpec) -> None:
     """Raises NotSupported for what another engine would do and vLLM does not. What is beyond the bounds of vLLM's
     sampler would end its engine."""
     params, options = opening.params, opening.logits or LogitsOptions()
     # Rounded, because the 32-bit float nearest to 0.01 is less than 0.01.
     if 0 < round(params.temperature, 6) < _MIN_TEMPERATURE:
         raise NotSupported("sampling.temperature", f"vLLM samples from {_MIN_TEMPERATURE:g} on; 0 is greedy")
-    stops = opening.stopping.stop_token_ids if options.min_tokens else ()
+    stops = opening.stop_token_ids if options.min_tokens else ()
     words, most_words = options.bad_words, envs.VLLM_MAX_NUM_BAD_WORDS
     for field, count, most in (
         ("logits.bias_token_ids", len(options.logit_bias), MAX_NUM_LOGIT_BIAS_TOKENS),
@@ -43,7 +44,7 @@ def check_supported(opening: Opening) -> None:
             raise NotSupported(field, f"{count} are more than vLLM takes, which is {most}")
 
 
-def request_of(request_id: str, opening: Opening, limits: Limits, block_hasher: Any) -> Request:
+def request_of(request_id: str, opening: SequenceSpec, limits: Limits, block_hasher: Any) -> Request:
     """The request that continues the opening after its committed tokens, which are output for vLLM too."""
     request = Request(
         request_id,
@@ -59,9 +60,9 @@ def request_of(request_id: str, opening: Opening, limits: Limits, block_hasher: 
     return request
 
 
-def sampling_of(opening: Opening, limits: Limits) -> SamplingParams:
+def sampling_of(opening: SequenceSpec, limits: Limits) -> SamplingParams:
     params, options, asked = opening.params, opening.logits or LogitsOptions(), opening.logprobs
-    most = min(opening.stopping.max_new_tokens, limits.max_context_len - len(opening.prompt))
+    most = min(opening.max_new_tokens, limits.max_context_len - len(opening.prompt))
     sampling = SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,
@@ -75,7 +76,7 @@ def sampling_of(opening: Opening, limits: Limits) -> SamplingParams:
         allowed_token_ids=list(options.allowed_token_ids) or None,
         min_tokens=min(options.min_tokens, most),
         max_tokens=most,
-        stop_token_ids=sorted(opening.stopping.stop_token_ids),
+        stop_token_ids=sorted(opening.stop_token_ids),
         # The model's own end tokens are among the stop tokens where they should end the text.
         ignore_eos=True,
         logprobs=opening.num_top,

@@ -35,8 +35,8 @@ from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.grammars.tokenizer import read_tokenizer
 from outrider.target.metrics import TargetMetrics
 from outrider.target.process import SERVICE
-from outrider.target.requests.events import Event, Opened
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.events import Event
+from outrider.target.requests.limits import Limits
 from outrider.target.samples import obedient, recorder_of
 from outrider.target.service import TargetServicer
 from outrider.telemetry.vllm_names import VLLM_NAMES
@@ -44,6 +44,7 @@ from outrider.vllm import versions
 from outrider.vllm.target.engine import engine_args, info_of, make_core
 from outrider.vllm.target.machine import VllmMachine
 from outrider.worker import process
+from outrider.worker.events import Opened
 from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import limit_cpu, serve_until_stopped
 from outrider.worker.watchdog import EXIT_BROKEN

@@ -12,9 +12,9 @@ from vllm.v1.engine.core import EngineCore
 
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.sequence_key import Finish
+from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import Grammar
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.opening import Opening
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.times import Timer
 from outrider.target.step.core import KnownSequences
@@ -33,7 +33,7 @@ class VllmSequence:
     """Positions count from the first prompt token."""
 
     key: SequenceKey
-    opening: Opening
+    opening: SequenceSpec
     timer: Timer
     drafts: SequenceDrafts
     begin: Callable[[VllmSequence, Grammar | None], None]

@@ -9,17 +9,19 @@ import pytest
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.lookup.ngram import NgramLookup, ngrams
 from outrider.drafting.lookup.prediction import predictions
-from outrider.drafting.source import CloseReason, DraftLimits, DraftSource, SourceOpening, make_sources, register
+from outrider.drafting.source import CloseReason, DraftSource, make_sources, register
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
 
 KEY, OTHER = SequenceKey(1, 1), SequenceKey(1, 2)
 
 
-def opening(prompt: Sequence[int], count: int = 4, **fields: object) -> SourceOpening:
+def opening(prompt: Sequence[int], count: int = 4, **fields: object) -> SequenceSpec:
     given = {"params": SamplingParams(temperature=0), "mode": VerificationMode.GREEDY} | fields
-    return SourceOpening(prompt, limits=DraftLimits(count), **given)  # type: ignore[arg-type]
+    return SequenceSpec(prompt, speculation=Speculation(count), **given)  # type: ignore[arg-type]
 
 
 def proposed(source: DraftSource) -> list[tuple[SequenceKey, int, list[int], int]]:
@@ -56,9 +58,9 @@ def test_a_longer_match_is_continued_further(matched: int, count: int) -> None:
 def test_a_closed_or_paused_sequence_is_not_looked_up() -> None:
     source = ngrams()
     source.open(KEY, opening([1, 2, 3, 1, 2]))
-    source.limit(KEY, DraftLimits(0))
+    source.limit(KEY, Speculation(0))
     assert proposed(source) == []
-    source.limit(KEY, DraftLimits(1))
+    source.limit(KEY, Speculation(1))
     assert proposed(source) == [(KEY, 5, [3], 2)]
     source.close(KEY, CloseReason.FINISHED)
     source.commit(KEY, 5, [3])

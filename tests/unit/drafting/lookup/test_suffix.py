@@ -9,9 +9,11 @@ from collections.abc import Sequence
 
 import pytest
 from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts, SuffixLookup
-from outrider.drafting.source import CloseReason, DraftLimits, SourceOpening
+from outrider.drafting.source import CloseReason
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
 
 GREEDY = SamplingParams(temperature=0)
@@ -22,8 +24,10 @@ def tokens(count: int, seed: int) -> list[int]:
     return [rng.randrange(1000) for _ in range(count)]
 
 
-def opening(prompt: Sequence[int], salt: bytes, count: int = 8, tenant: str = "") -> SourceOpening:
-    return SourceOpening(prompt, GREEDY, VerificationMode.GREEDY, limits=DraftLimits(count), salt=salt, tenant=tenant)
+def opening(prompt: Sequence[int], salt: bytes, count: int = 8, tenant: str = "") -> SequenceSpec:
+    return SequenceSpec(
+        prompt, GREEDY, VerificationMode.GREEDY, speculation=Speculation(count), salt=salt, tenant=tenant
+    )
 
 
 def answered(source: SuffixDrafts, prompt: list[int], answer: list[int], salt: bytes, serial: int) -> int:

@@ -215,7 +215,7 @@ def test_a_full_queue_makes_room_for_a_tenant_that_has_less_in_it() -> None:
 def test_what_another_router_had_begun_does_not_wait() -> None:
     async def work() -> None:
         async with router(Fleet([1])) as one:
-            tasks = one.asks(2) + one.asks(1, "moved", resume=(5,))
+            tasks = one.asks(2) + one.asks(1, "moved", committed=(5,))
             await asyncio.sleep(0)
             assert one.held == (2, 1)
             await asyncio.gather(*tasks)

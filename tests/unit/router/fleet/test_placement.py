@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outrider.metadata import LeaseRecord
+from outrider.options.sampling import VerificationMode
 from outrider.protocol.limits import MAX_DRAFT_TOKENS
-from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.fleet.loads import load_of
 from outrider_controller.router.fleet.placement import (
@@ -16,8 +16,8 @@ from outrider_controller.router.fleet.placement import (
     common_draft_limit,
     info_problem,
     rank,
-    verification_mode,
 )
+from outrider_controller.router.request.checks import verification_mode
 
 from tests.fakes import fake_info
 
@@ -112,9 +112,9 @@ def test_a_worker_is_who_its_lease_says_or_it_is_not_used() -> None:
 
 
 def test_the_mode_follows_temperature_and_seed() -> None:
-    assert verification_mode(temperature=0, seeded=True) == sequence.VERIFICATION_MODE_GREEDY
-    assert verification_mode(temperature=1, seeded=True) == sequence.VERIFICATION_MODE_COUPLED
-    assert verification_mode(temperature=1, seeded=False) == sequence.VERIFICATION_MODE_RATIO
+    assert verification_mode(temperature=0, seeded=True) == VerificationMode.GREEDY
+    assert verification_mode(temperature=1, seeded=True) == VerificationMode.COUPLED
+    assert verification_mode(temperature=1, seeded=False) == VerificationMode.RATIO
 
 
 def test_a_request_drafts_no_more_than_both_workers_can() -> None:

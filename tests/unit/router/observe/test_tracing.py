@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from outrider.drafting.speculation import Speculation
+from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import trace_pb2 as trace
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.sequence.speculation import Speculation
 from outrider_controller.router.config import TraceConfig
 from outrider_controller.router.observe.tracing import Recorder, TraceBatch, Traces
 from outrider_controller.router.request.checks import Request
@@ -22,9 +23,10 @@ PROMPT = (111, 112, 113)
 
 def request(request_id: str = "r", **fields: Any) -> Request:
     sampled = {
-        "sampling": sequence.Sampling(top_p=1, temperature=0.5),
-        "stopping": sequence.Stopping(max_new_tokens=1000),
-        "speculation": router.SPECULATION_MODE_ON,
+        "params": SamplingParams(temperature=0.5),
+        "mode": VerificationMode.COUPLED,
+        "max_new_tokens": 1000,
+        "choice": router.SPECULATION_MODE_ON,
     }
     return a_request(request_id=request_id, prompt=PROMPT, **sampled, **fields)
 
@@ -43,7 +45,7 @@ def add_round(recorder: Recorder, active: ActiveRequest, token_ids: list[int], n
 
 def test_a_trace_says_what_every_round_did_and_took() -> None:
     traces = Traces(TraceConfig(record_tokens=True), "router-1")
-    recorder, active = begun(traces, request(resume=(9,)), now_us=1000)
+    recorder, active = begun(traces, request(committed=(9,)), now_us=1000)
     recorder.opened(worker.WorkerInfo(role=worker.WORKER_ROLE_TARGET, worker_id="t1", model="m"), 1040)
     add_round(recorder, active, [20], 1500, num_cached_tokens=2)
     add_round(
@@ -150,7 +152,7 @@ def test_rounds_are_bounded_and_what_is_left_out_is_counted() -> None:
 def test_a_request_submitted_twice_has_two_traces_in_order() -> None:
     traces = Traces(TraceConfig())
     traces.end(traces.start(request(), 0), "CANCELLED", 1)
-    traces.start(request(resume=(5, 6)), 2)
+    traces.start(request(committed=(5, 6)), 2)
     assert [found.resumed_tokens for found in traces.find("r", 3)] == [0, 2]
 
 

@@ -77,10 +77,10 @@ def test_a_round_is_added_to_its_tenants_bill() -> None:
 
 def test_resumed_tokens_of_the_client_are_billed_as_prompt_and_those_of_an_earlier_call_are_not() -> None:
     sums, resume = UsageSums(), (5, 6)
-    asked = a_request(prompt=(1,) * 8, resume=resume, num_resumed_by_client=2, billed=10)
+    asked = a_request(prompt=(1,) * 8, committed=resume, num_resumed_by_client=2, billed=10)
     sums.round(account("a"), COMMIT, Round.from_commit(COMMIT, 2000), NOW_US, asked)
     assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens) == (1, 10)
-    failed_over = a_request(prompt=(1,) * 8, resume=resume, billed=8)
+    failed_over = a_request(prompt=(1,) * 8, committed=resume, billed=8)
     sums.round(account("a"), COMMIT, Round.from_commit(COMMIT, 2000), NOW_US, failed_over)
     assert (sums.sums["a"].requests, sums.sums["a"].prompt_tokens) == (1, 10)
 

@@ -9,7 +9,7 @@ from outrider.protocol.limits import MAX_DURATION_US as MAX_US
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.request.state import BadReply
-from outrider_controller.router.requests.sequences import ActiveRequest, open_message
+from outrider_controller.router.requests.sequences import ActiveRequest
 
 from tests.unit.router.made_requests import a_request, under_way
 
@@ -17,8 +17,7 @@ VOCAB = 200
 
 
 def begun(resume: tuple[int, ...] = (), max_new_tokens: int = 10) -> ActiveRequest:
-    stopping = sequence.Stopping(max_new_tokens=max_new_tokens, stop_token_ids=[99])
-    return under_way(a_request(resume=resume, stopping=stopping))
+    return under_way(a_request(committed=resume, max_new_tokens=max_new_tokens))
 
 
 def response_to(
@@ -107,7 +106,7 @@ def test_a_full_context_may_end_a_request_without_a_token() -> None:
 def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise() -> None:
     active = begun(resume=(7,))
     active.apply(commit(4, [8, 9]), step_us=1, now_us=2000)
-    opening = open_message(active, 55, sequence.Speculation(max_draft_tokens=3), None)
+    opening = active.request.to_target(55, active.state.committed, sequence.Speculation(max_draft_tokens=3), None)
     assert list(opening.prompt_token_ids) == [1, 2, 3]
     assert list(opening.committed_token_ids) == [7, 8, 9]
     assert (opening.sequence_id, opening.sampling.seed, opening.cache_salt) == (55, 9, b"salt")

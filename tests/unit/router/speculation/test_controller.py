@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.sequence.speculation import PLAIN, Speculation
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.speculation.controller import (
     Allowance,

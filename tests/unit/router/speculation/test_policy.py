@@ -56,7 +56,7 @@ def allowed(request: Request, decision: Decision) -> tuple[int, bool]:
 def test_a_request_gets_the_least_of_what_client_operator_and_plan_allow(
     client: router.SpeculationMode.ValueType, decision: Decision, tokens: int, always: bool
 ) -> None:
-    assert allowed(a_request(speculation=client), decision) == (tokens, always)
+    assert allowed(a_request(choice=client), decision) == (tokens, always)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_target_drafts_itself_unless_client_or_operator_forbid_drafts(
     client: router.SpeculationMode.ValueType, decision: Decision, tokens: int
 ) -> None:
     policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
-    assert policy.allowance(a_request(speculation=client)).max_own_draft_tokens == tokens
+    assert policy.allowance(a_request(choice=client)).max_own_draft_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_what_a_target_makes_itself_is_allowed_until_a_router_has_seen_what_it_s
         assert allowed.max_own_draft_tokens == MAX_DRAFT_TOKENS
     costs = Policy(PolicyConfig(), decisions={cell: Decision(Mode.TRY, Reason.COSTS, (("ngram", 0.0),))})
     assert costs.allowance(a_request()).max_own_draft_tokens == 0
-    assert costs.allowance(a_request(speculation=ON)).max_own_draft_tokens == MAX_DRAFT_TOKENS
+    assert costs.allowance(a_request(choice=ON)).max_own_draft_tokens == MAX_DRAFT_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_what_an_operator_has_set_holds_where_no_draft_worker_fits_the_target(
     assert (allowance.max_own_draft_tokens, allowance.always_draft) == (tokens, always)
     as_auto = Decision(Mode.ON, Reason.SAVES, (), TenantPolicy(on_counts_as_auto=True))
     policy = Policy(PolicyConfig(), decisions={Cell("t", own_drafts_of("m")): as_auto})
-    assert policy.counts_on_as_auto(a_request(speculation=ON))
+    assert policy.counts_on_as_auto(a_request(choice=ON))
 
 
 def led(decisions: Mapping[Cell, Decision], saving: float) -> Policy:
@@ -265,4 +265,4 @@ def test_a_client_is_told_where_its_on_counts_as_auto(
 ) -> None:
     decision = Decision(Mode.ON, Reason.SAVES, ALL, TenantPolicy(on_counts_as_auto=as_auto))
     policy = Policy(PolicyConfig(), decisions={Cell("t", "m"): decision})
-    assert policy.counts_on_as_auto(a_request(speculation=client)) is counts
+    assert policy.counts_on_as_auto(a_request(choice=client)) is counts

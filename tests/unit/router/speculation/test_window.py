@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outrider.drafting.speculation import PLAIN
+from outrider.sequence.speculation import PLAIN
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.speculation.controller import Allowance, SpeculationController, Window
 from outrider_controller.router.speculation.gain import DraftRecord

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 from outrider.drafting.lookup import ALL_NAMES, NAMES
-from outrider.drafting.source import DraftSource, SourceOpening, make_sources
-from outrider.drafting.speculation import Speculation
+from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import EngineConfig
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.choice import Pricing
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.opening import Opening
 from outrider.tree import DraftTree
 
 from tests.unit.engine.test_trees import skip_what_cannot_run
@@ -29,12 +29,12 @@ ALONE = Speculation(max_own_draft_tokens=4)
 BOTH = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
 
 
-def repeating(**fields: object) -> list[Opening]:
+def repeating(**fields: object) -> list[SequenceSpec]:
     """Prompts that say everything twice."""
     return [opening([*prompt, *prompt], max_new_tokens=30, **fields) for prompt in prompts(6, longest=20)]
 
 
-def texts(tiny: Path, what: Sequence[Opening], **bench: object) -> dict[int, list[int]]:
+def texts(tiny: Path, what: Sequence[SequenceSpec], **bench: object) -> dict[int, list[int]]:
     made = Bench(tiny, **bench)
     for number, one in enumerate(what):
         made.open(number, one)
@@ -114,7 +114,7 @@ class RandomTrees(DraftSource):
         self._lengths: dict[SequenceKey, int] = {}
         self.name = f"random {seed}"
 
-    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
         self._lengths[key] = len(opening.prompt)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:

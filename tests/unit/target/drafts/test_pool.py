@@ -18,7 +18,7 @@ from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests.events import DraftRefused, Offered
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import events_of

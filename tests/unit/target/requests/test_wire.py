@@ -10,14 +10,13 @@ from outrider.errors import InvalidRequest, OutriderError
 from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
-from outrider.target.requests.events import Opened
-from outrider.target.requests.opening import Limits
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Times
 from outrider.target.requests.wire import events_of, response_of
 from outrider.tree import DraftTree
-from outrider.worker.events import Failed, Refused
+from outrider.worker.events import Failed, Opened, Refused
 
 from tests.unit.target.harness import Bench, key, opening
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import KINDS, make_sources
-from outrider.drafting.speculation import Speculation
 from outrider.protocol.rounds import Round, SourceTokens
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
+from outrider.sequence.speculation import Speculation
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.by_source import chances_of, places_of, tokens_by_source, verified_nodes
 from outrider.target.requests.report import TargetReport, TargetStats

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from outrider.drafting.speculation import Speculation
 from outrider.engine import Engine, Row
 from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
-from outrider.target.requests.opening import Opening
 from transformers import AutoModelForCausalLM
 
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
@@ -22,11 +22,11 @@ PROMPTS = prompts(40, longest=60)
 ASKED = LogprobsOptions(TOP, prompt=True)
 
 
-def asking(params: SamplingParams, **more: object) -> list[Opening]:
+def asking(params: SamplingParams, **more: object) -> list[SequenceSpec]:
     return [replace(opening(prompt, params=params, **more), logprobs=ASKED) for prompt in PROMPTS]  # type: ignore[arg-type]
 
 
-def run(tiny: Path, openings: list[Opening], drafter: object = None, **more: object) -> Bench:
+def run(tiny: Path, openings: list[SequenceSpec], drafter: object = None, **more: object) -> Bench:
     bench = Bench(tiny, num_blocks=640, **more)  # type: ignore[arg-type]
     for number, each in enumerate(openings):
         bench.open(number, each)

@@ -9,8 +9,8 @@ from operator import mul
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from outrider.drafting.speculation import PLAIN, Speculation
 from outrider.engine import EngineSequence
+from outrider.sequence.speculation import PLAIN, Speculation
 from outrider.speculation import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
 from outrider.target.drafts.calibration import Bin, Calibration, Fit, bin_of
 from outrider.target.drafts.choice import Pricing

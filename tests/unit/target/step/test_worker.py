@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from outrider.drafting.source import CloseReason, DraftSource, SourceOpening
-from outrider.drafting.speculation import Speculation
+from outrider.drafting.source import CloseReason, DraftSource
 from outrider.engine import DeviceLost, Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
 from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode
-from outrider.target.requests.events import DraftRefused, Offered, Opened
-from outrider.target.requests.opening import Opening
+from outrider.target.requests.events import DraftRefused, Offered
 from outrider.tree import DraftTree
-from outrider.worker.events import DrainExpired, DrainStarted
+from outrider.worker.events import DrainExpired, DrainStarted, Opened
 from outrider.worker.faults import WholeStepFailed
 from outrider.worker.step_cost import StepCost
 from torch import Tensor
@@ -30,7 +30,7 @@ from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, one_sam
 PROMPTS = prompts(6)
 
 
-def plain_texts(checkpoint: Path, what: Sequence[Opening]) -> dict[int, list[int]]:
+def plain_texts(checkpoint: Path, what: Sequence[SequenceSpec]) -> dict[int, list[int]]:
     """Prompt and output of each opening, run without drafts."""
     bench = Bench(checkpoint)
     for i, one in enumerate(what):
@@ -530,7 +530,7 @@ class SlowSource(DraftSource):
     lengths: dict[SequenceKey, int] = field(default_factory=dict)
     turns: int = 0
 
-    def open(self, key: SequenceKey, opening: SourceOpening) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
         self.lengths[key] = len(opening.prompt)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
@@ -547,7 +547,7 @@ class SlowSource(DraftSource):
             yield sequence, DraftTree(length, tuple(guess), source=self.name)
 
 
-def learnt_price(checkpoint: Path, texts: dict[int, list[int]], what: Opening, token_s: float) -> float:
+def learnt_price(checkpoint: Path, texts: dict[int, list[int]], what: SequenceSpec, token_s: float) -> float:
     """Of a row, when a text is done whose drafted tokens each took so long to make."""
 
     def spend(seconds: float) -> None:

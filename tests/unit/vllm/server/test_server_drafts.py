@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 from outrider.drafting.source import CloseReason
-from outrider.drafting.speculation import Speculation
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2_grpc
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
 from outrider.target.requests.events import Event, Offered
-from outrider.target.requests.opening import Limits, Opening, Stopping
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.vllm.server import fixed_drafts
@@ -66,10 +67,9 @@ async def following(*addresses: str, fingerprint: str = "") -> AsyncIterator[Fol
         await asyncio.gather(task, return_exceptions=True)
 
 
-def opening(prompt: Sequence[int] = (1, 2, 3), stop_token_ids: frozenset[int] = frozenset()) -> Opening:
-    stopping = Stopping(50, stop_token_ids)
+def opening(prompt: Sequence[int] = (1, 2, 3), stop_token_ids: frozenset[int] = frozenset()) -> SequenceSpec:
     greedy = SamplingParams(temperature=0.0), VerificationMode.GREEDY
-    return Opening(tuple(prompt), *greedy, stopping, speculation=Speculation(4))
+    return SequenceSpec(tuple(prompt), *greedy, 50, stop_token_ids, speculation=Speculation(4))
 
 
 async def until(holds: Callable[[], bool]) -> None:

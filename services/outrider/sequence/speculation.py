@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from outrider.drafting.source import DraftLimits
 from outrider.errors import InvalidRequest
 from outrider.protocol.limits import MAX_WAIT_US, MAX_WEIGHT
+from outrider.rpc.v1 import sequence_pb2
 from outrider.tuning import PATIENCE
 
 
@@ -17,7 +17,7 @@ class Speculation:
     """The default is plain decoding."""
 
     max_draft_tokens: int = 0
-    """Most drafted tokens verified in one step."""
+    """Most drafted tokens verified in one step, or of one proposal; 0 pauses a source."""
     max_wait_us: int = 0
     """Longest that the sequence is held back for a draft, in µs from the moment it is ready for a step."""
     weight: float = 1.0
@@ -25,15 +25,27 @@ class Speculation:
     price."""
     max_own_draft_tokens: int = 0
     """As max_draft_tokens, for drafts that the target makes itself: those do not need a draft worker."""
+    min_chance: float = 0.0
+    """Set by the target for a draft worker: the least joint chance at which it verifies a token. A chain ends below it;
+    at 1 nothing is proposed."""
 
-    def draft_limits(self, row_price: float) -> DraftLimits:
+    def for_draft(self, row_price: float) -> Speculation:
         """What a draft worker is told, at this price of a row: not to propose what is likelier to cost than to save."""
-        return DraftLimits(self.max_draft_tokens, min(1.0, max(0.0, row_price) / self.weight))
+        return Speculation(self.max_draft_tokens, min_chance=min(1.0, max(0.0, row_price) / self.weight))
 
     @property
-    def own_limits(self) -> DraftLimits:
+    def for_own(self) -> Speculation:
         """What a source in this process is told."""
-        return DraftLimits(self.max_own_draft_tokens)
+        return Speculation(self.max_own_draft_tokens)
+
+    def to_message(self) -> sequence_pb2.Speculation:
+        return sequence_pb2.Speculation(
+            max_draft_tokens=self.max_draft_tokens,
+            max_wait_us=self.max_wait_us,
+            weight=self.weight,
+            max_own_draft_tokens=self.max_own_draft_tokens,
+            min_chance=self.min_chance,
+        )
 
     def within(self, other: Speculation) -> Speculation:
         """With caps that are no higher than the other's."""

@@ -1,0 +1,181 @@
+"""All that a worker needs to take over a sequence at any point of its life: one type, with one check, in every process.
+
+It is read from a RouteRequest or an OpenSequence, which name most fields alike, and written to an OpenSequence.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from outrider.errors import InvalidRequest
+from outrider.options.logits import LogitsOptions
+from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
+from outrider.options.sampling import SamplingParams, VerificationMode
+from outrider.protocol import convert, logprobs
+from outrider.protocol.limits import MAX_SALT_BYTES, MAX_STOP_TOKENS, MAX_UINT32
+from outrider.protocol.validate import check_label, check_token_ids
+from outrider.rpc.v1 import router_pb2, sequence_pb2
+from outrider.sequence.speculation import PLAIN, Speculation
+
+SAMPLED_TOP = 8
+"""Likeliest tokens that a sample has at each position."""
+
+
+class SampleConsent(enum.IntEnum):
+    """What may be recorded of a sequence; the values are those of the message."""
+
+    OFF = 0
+    ACCEPTANCE = 1
+    TEXT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    committed_field: ClassVar[str] = "committed_token_ids"
+    """Its name in the message."""
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    mode: VerificationMode
+    max_new_tokens: int = MAX_UINT32
+    """Output tokens, counted from the end of the prompt."""
+    stop_token_ids: frozenset[int] = frozenset()
+    committed: tuple[int, ...] = ()
+    """Output tokens committed so far, here or elsewhere."""
+    speculation: Speculation = PLAIN
+    """At the opening; what a source of drafts is told of it there."""
+    salt: bytes = b""
+    """Nothing that is cached or learnt of it is used under another salt."""
+    logits: LogitsOptions | None = None
+    logprobs: LogprobsOptions | None = None
+    prediction: tuple[int, ...] = ()
+    """The output that the client expects, in large part."""
+    request_id: str = ""
+    tenant: str = ""
+    samples: SampleConsent = SampleConsent.OFF
+    consent_unix_us: int = 0
+    """When a gateway has read it, by the metadata store's clock; 0: it has none. What was ordered to be erased later
+    is not remembered."""
+    learns: bool = True
+    """Whether anything may be learnt from it here."""
+
+    @classmethod
+    def read(cls, message: router_pb2.RouteRequest | sequence_pb2.OpenSequence, **more: Any) -> Self:
+        """`more`: what is not the same in both messages. Raises InvalidRequest for a value that none may have."""
+        if message.samples not in sequence_pb2.SampleConsent.values():
+            raise InvalidRequest("samples", f"{message.samples} is not a consent")
+        if (num_stops := len(message.stopping.stop_token_ids)) > MAX_STOP_TOKENS:
+            raise InvalidRequest("stopping.stop_token_ids", f"must be at most {MAX_STOP_TOKENS}, got {num_stops}")
+        return cls(
+            prompt=tuple(message.prompt_token_ids),
+            params=convert.sampling_from_proto(message.sampling),
+            max_new_tokens=message.stopping.max_new_tokens,
+            stop_token_ids=frozenset(message.stopping.stop_token_ids),
+            logits=convert.logits_from_proto(message.logits) if message.HasField("logits") else None,
+            logprobs=_logprobs(message),
+            prediction=tuple(message.predicted_token_ids),
+            request_id=message.request_id,
+            tenant=message.tenant,
+            samples=SampleConsent(message.samples),
+            consent_unix_us=message.consent_unix_us,
+            **more,
+        )
+
+    def check(self, vocab_size: int, max_context_len: int, *, room: int = 1) -> None:
+        """Raises InvalidRequest, by the name of the message's field. `room`: so many output tokens are still to come,
+        at least."""
+        if not self.prompt:
+            raise InvalidRequest("prompt_token_ids", "must have at least one token")
+        check_token_ids("prompt_token_ids", self.prompt, vocab_size)
+        check_token_ids(self.committed_field, self.committed, vocab_size)
+        if self.max_new_tokens < 1:
+            raise InvalidRequest("stopping.max_new_tokens", "must be at least 1")
+        check_token_ids("stopping.stop_token_ids", sorted(self.stop_token_ids), vocab_size)
+        if len(self.committed) + room > self.max_new_tokens:
+            message = f"{len(self.committed)} where stopping.max_new_tokens is {self.max_new_tokens}"
+            raise InvalidRequest(self.committed_field, message)
+        if (length := len(self.prompt) + len(self.committed)) + room > max_context_len:
+            name = self.committed_field if len(self.prompt) < max_context_len else "prompt_token_ids"
+            raise InvalidRequest(name, f"{length} tokens leave no room in a context of {max_context_len}")
+        if self.params.greedy != (self.mode is VerificationMode.GREEDY):
+            raise InvalidRequest("mode", f"{self.mode.name} does not go with temperature {self.params.temperature:g}")
+        if len(self.salt) > MAX_SALT_BYTES:
+            raise InvalidRequest("cache_salt", f"must be at most {MAX_SALT_BYTES} bytes, got {len(self.salt)}")
+        if len(self.prediction) > max_context_len:
+            message = f"{len(self.prediction)} tokens; at most {max_context_len} are allowed"
+            raise InvalidRequest("predicted_token_ids", message)
+        check_token_ids("predicted_token_ids", self.prediction, vocab_size)
+        for name, value in self.log_fields.items():
+            check_label(name, value)
+        if self.logits is not None:
+            self.logits.check_vocabulary(vocab_size, "logits.")
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        """For log lines about it."""
+        return {"request_id": self.request_id, "tenant": self.tenant}
+
+    @property
+    def has_grammar(self) -> bool:
+        return self.logits is not None and bool(self.logits.grammar)
+
+    @property
+    def num_top(self) -> int | None:
+        """Likeliest tokens to compute at each position; None: no log probabilities."""
+        asked = None if self.logprobs is None else self.logprobs.num_top
+        return asked if self.samples is not SampleConsent.TEXT else max(asked or 0, SAMPLED_TOP)
+
+    def asked_logprobs(self, found: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
+        """Those that the request asks for, of those that were computed."""
+        if self.logprobs is None:
+            return ()
+        if self.num_top == self.logprobs.num_top:
+            return found
+        n = self.logprobs.num_top
+        return [TokenLogprobs(one.logprob, one.top_token_ids[:n], one.top_logprobs[:n]) for one in found]
+
+    def to_draft(
+        self, sequence_id: int, committed: Sequence[int], speculation: sequence_pb2.Speculation
+    ) -> sequence_pb2.OpenSequence:
+        """What a draft worker is sent. Raises ValueError for a token id that no message can hold."""
+        return sequence_pb2.OpenSequence(
+            sequence_id=sequence_id,
+            prompt_token_ids=self.prompt,
+            committed_token_ids=committed,
+            sampling=convert.sampling_to_proto(self.params),
+            stopping=sequence_pb2.Stopping(
+                max_new_tokens=self.max_new_tokens, stop_token_ids=sorted(self.stop_token_ids)
+            ),
+            mode=convert.mode_to_proto(self.mode),
+            speculation=speculation,
+            cache_salt=self.salt,
+            request_id=self.request_id,
+            tenant=self.tenant,
+        )
+
+    def to_target(
+        self,
+        sequence_id: int,
+        committed: Sequence[int],
+        speculation: sequence_pb2.Speculation,
+        draft: sequence_pb2.DraftAssignment | None,
+    ) -> sequence_pb2.OpenSequence:
+        message = self.to_draft(sequence_id, committed, speculation)
+        more = sequence_pb2.OpenSequence(
+            logits=None if self.logits is None else convert.logits_to_proto(self.logits),
+            logprobs=None if self.logprobs is None else logprobs.options_to_proto(self.logprobs),
+            predicted_token_ids=self.prediction,
+            draft=draft,
+            samples=sequence_pb2.SampleConsent.ValueType(self.samples),
+            consent_unix_us=self.consent_unix_us,
+        )
+        message.MergeFrom(more)
+        return message
+
+
+def _logprobs(message: router_pb2.RouteRequest | sequence_pb2.OpenSequence) -> LogprobsOptions | None:
+    if not message.HasField("logprobs"):
+        return None
+    return logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))
