@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 import pytest
-from outrider.errors import InvalidRequest
+from outrider.errors import InternalError, InvalidRequest
 from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
 from outrider.protocol.sequence_key import Finish
@@ -725,6 +725,25 @@ def test_an_answer_that_is_out_of_date_is_no_mask(compiler: GrammarCompiler) -> 
     assert not threaded.matcher.awaited
     mask = threaded.matcher.allowed(())
     assert mask is not None and [t for t in range(VOCAB) if mask[t // 8] >> t % 8 & 1] == TOKENIZER.encode("e")
+
+
+class Panic(BaseException):
+    """As what panics in Rust is raised."""
+
+
+@pytest.mark.parametrize("raised", [ValueError("no number"), Panic("no number")], ids=["exception", "panic"])
+def test_what_goes_wrong_on_a_thread_ends_the_answer_and_lets_no_step_wait_for_ever(
+    compiler: GrammarCompiler, raised: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise raised
+
+    threaded = Threaded(compiler, ASKED[1].to_grammar())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GrammarMatcher, "num_allowed", fail)
+        threaded.work()
+    with pytest.raises(InternalError, match="masks of its grammar failed"):
+        threaded.matcher.allowed(())
 
 
 def test_steps_wait_for_masks_no_longer_than_their_allowance() -> None:

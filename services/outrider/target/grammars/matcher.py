@@ -6,6 +6,7 @@ one sequence's masks, and in all no longer than its allowance.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -15,12 +16,14 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
-from outrider.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.errors import InternalError, InvalidRequest, OutriderError, Overloaded
 from outrider.speculation import Grammar, MaskLate
 from outrider.target.grammars.trial import TOO_COMPLEX
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+log = logging.getLogger(__name__)
 
 FIELD = "logits.grammar"
 _MEASURE_AFTER_S = 0.002
@@ -34,9 +37,13 @@ class Refusal:
     message: str
     busy: bool = False
     """Others hold what it needs: it may be had later."""
+    fault: bool = False
+    """Something went wrong that is not the grammar's."""
 
     @property
     def error(self) -> OutriderError:
+        if self.fault:
+            return InternalError(self.message)
         if self.busy:
             return Overloaded(self.message, retry_after_s=1.0)
         return InvalidRequest(FIELD, self.message)
@@ -244,6 +251,7 @@ class ThreadedMatcher(Grammar):
         self._masks: dict[tuple[int, ...], bytes | Refusal | None] = {}
         """After the committed tokens and this prefix."""
         self._counts: dict[tuple[int, ...], int] = {}
+        self._fault: Refusal | None = None
         self._ask(())
 
     @property
@@ -266,15 +274,15 @@ class ThreadedMatcher(Grammar):
             return self._counts.get(ids, len(ids))
 
     def allowed(self, prefix: Sequence[int]) -> bytes | None:
-        """Raises MaskLate, and as GrammarMatcher."""
+        """Raises MaskLate, as GrammarMatcher, and InternalError once anything else was raised on the thread."""
         ids = tuple(prefix)
         with self._changed:
             if ids not in self._masks:
                 self._ask(ids)
-            if not self._allowance.wait(self._changed, lambda: ids in self._masks):
+            if not self._allowance.wait(self._changed, lambda: self._fault is not None or ids in self._masks):
                 self._late = True
                 raise MaskLate(FIELD, "its mask takes long")
-            found = self._masks[ids]
+            found = self._fault or self._masks[ids]
         if isinstance(found, Refusal):
             raise found.error
         return found
@@ -297,8 +305,13 @@ class ThreadedMatcher(Grammar):
             job = self._jobs.popleft()
         try:
             job()
+        # The library is in Rust, and what panics there is no Exception.
+        except BaseException:
+            log.exception("the masks of a grammar failed")
+            self._fault = Refusal("the masks of its grammar failed", fault=True)
         finally:
             with self._changed:
+                self._changed.notify_all()
                 self._working = False
                 if self._jobs:
                     self._working = True
