@@ -205,8 +205,8 @@ class VirtualStack:
         now_s = self._loop.now_s
         self._target.deliver(now_s, Opened(key, opening, now_s))
         if draft is not None:
-            told = replace(opening, speculation=setting.for_draft(self._sent_price))
-            self._tell(stream, lambda at_s: Opened(key, told, at_s))
+            spec = replace(opening, speculation=setting.for_draft(self._sent_price))
+            self._tell(stream, lambda at_s: Opened(key, spec, at_s))
 
     def _request(self, name: str, number: int) -> Request:
         return Request(

@@ -42,8 +42,8 @@ class Drafts:
     def open(self, key: SequenceKey, opening: SequenceSpec) -> SequenceDrafts:
         made = self._open[key] = SequenceDrafts.of(opening)
         made.deep, made.fit = self.deepen(opening.speculation), self.calibration.fit(opening.tenant)
-        told = replace(opening, learns=opening.consent_unix_us >= self._erased_us.get(opening.tenant, 0))
-        self._tell(lambda source: source.open(key, replace(told, speculation=_limits(source, made.deep))))
+        spec = replace(opening, learns=opening.consent_unix_us >= self._erased_us.get(opening.tenant, 0))
+        self._tell(lambda source: source.open(key, replace(spec, speculation=_limits(source, made.deep))))
         return made
 
     def poll(self) -> None:
