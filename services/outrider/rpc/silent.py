@@ -28,7 +28,7 @@ _TCP_INFO_BYTES, _LAST_RECEIVED_AT, _BYTES_RECEIVED_AT = 136, 52, 128
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class PeerSocket:
     fd: int
     address: str
     silent_ms: int
@@ -75,7 +75,7 @@ def _make_room(files: Sequence[int], port: int, most: int) -> None:
         _look(one.fd, port, end=True)
 
 
-def _look(fd: int, port: int, *, end: bool = False) -> Connection | None:
+def _look(fd: int, port: int, *, end: bool = False) -> PeerSocket | None:
     """None for another file. Opens none, for there may be no room. `end`: ends it if it is silent."""
     try:
         found = socket.socket(fileno=fd)
@@ -87,7 +87,7 @@ def _look(fd: int, port: int, *, end: bool = False) -> Connection | None:
         info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         (silent_ms,) = struct.unpack_from("=I", info, _LAST_RECEIVED_AT)
         (num_bytes,) = struct.unpack_from("=Q", info, _BYTES_RECEIVED_AT)
-        one = Connection(fd, found.getpeername()[0], silent_ms, num_bytes)
+        one = PeerSocket(fd, found.getpeername()[0], silent_ms, num_bytes)
         if end and one.silent:
             found.shutdown(socket.SHUT_RDWR)
         return one
