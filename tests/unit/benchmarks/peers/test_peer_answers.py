@@ -11,6 +11,7 @@ import torch
 from outrider.engine import resolve
 from outrider.engine.loading.draft_checkpoint import load_draft_model, save_draft_model
 from outrider_controller.cli.output import columns
+from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.peers import answer_figures as made
@@ -137,7 +138,7 @@ def draft(tmp_path: Path) -> Path:
     base = tmp_path / "base"
     model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(base)
-    (base / "tokenizer.json").write_text("{}")
+    Tokenizer(models.BPE()).save(str(base / "tokenizer.json"))
     save_draft_model(tmp_path / "draft", model, KNOWN, base=str(base), recipe={})
     return tmp_path / "draft"
 
