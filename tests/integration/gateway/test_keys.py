@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import time
@@ -15,6 +16,8 @@ import grpc
 import httpx
 import openai
 import pytest
+from outrider.errors import OutriderError
+from outrider.gateway.http.errors import HttpError
 from outrider.gateway.server import RunningGateway
 from outrider.gateway.tenants.admission import RefusalPace
 from outrider.gateway.tokenizer.model import ModelTokenizer
@@ -228,6 +231,30 @@ async def test_every_refusal_is_paced_by_tenant_or_by_address_where_no_key_says_
         paced.clear()
     await served.http("good", "/v1/models/none")
     assert paced == ["acme"]
+
+
+async def test_a_refusal_leaves_no_error_to_the_garbage_collector(
+    served: Served, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of refusals in a closed loop it would find so many that a collection stops all streams for half a second."""
+    monkeypatch.setattr(RefusalPace, "wait_s", lambda self, caller, now_s: 0.0)
+    quota = tenants_pb2.Quota(tokens_per_minute=1)
+    await store.tenants.put([tenants_pb2.Tenant(name="acme", quota=quota)], by="t")
+    await add(store, "good")
+    gc.collect()
+    gc.disable()
+    try:
+        answers = [(await served.http("good")).status_code for _ in range(5)]
+        answers += [(await served.grpc("good"))[0] for _ in range(5)]
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        left = [one for one in gc.garbage if isinstance(one, OutriderError | HttpError)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert {429, "RESOURCE_EXHAUSTED"} <= set(answers)
+    assert left == []
 
 
 async def test_a_revoked_key_ends_its_streams_over_http_and_grpc_and_no_others(

@@ -68,6 +68,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
         leaving.cancel()
         # Awaited, so that nothing of the request still runs when the handler returns.
         await asyncio.gather(working, leaving, return_exceptions=True)
+        # An error is kept by its task, and keeps this frame.
+        del working, leaving
 
 
 async def _disconnect(receive: Receive) -> None:
