@@ -356,6 +356,7 @@ def test_a_server_that_cannot_draft_does_not_start(
 ) -> None:
     def begin(self: Any, vllm_config: Any) -> None:
         self.vllm_config, self.max_num_running_reqs = vllm_config, 4
+        self.dynamic_sd_lookup, self.num_spec_tokens = None, 4
 
     monkeypatch.setattr(vllm_scheduler.Scheduler, "__init__", begin)
     given = SimpleNamespace(
