@@ -20,7 +20,7 @@ from outrider.protocol.identity import own_info
 from outrider.rpc.access.credentials import cluster_port
 from outrider.rpc.access.roles import ANYBODY, NO_ROLES, Access, Caller, Role, RoleGuard
 from outrider.rpc.channel import connect_to
-from outrider.rpc.link import read_message, read_stream
+from outrider.rpc.link import read_message, read_stream, write_whole
 from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import control_pb2_grpc, policy_pb2_grpc
 from outrider.rpc.v1 import policy_pb2 as policy
@@ -110,7 +110,7 @@ class PolicyServicer(policy_pb2_grpc.PolicyServiceServicer):
     async def _write(self, follower: Follower, context: Any) -> None:
         while True:
             decisions = await follower.next()
-            await context.write(policy.FollowResponse(epoch=self._leader.epoch, decisions=decisions))
+            await write_whole(context, policy.FollowResponse(epoch=self._leader.epoch, decisions=decisions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,6 +236,15 @@ async def _end_of(task: asyncio.Task[None]) -> None:
     task.result()
 
 
+async def write_whole(context: Any, message: Any) -> None:
+    """A write that is not interrupted, as in `answering`; for a handler whose messages are not in an outbox."""
+    writing = asyncio.ensure_future(context.write(message))
+    try:
+        await asyncio.shield(writing)
+    finally:
+        await asyncio.wait({writing}, timeout=GRACE_S)
+
+
 async def write_within(context: Any, message: Any, timeout_s: float) -> None:
     """Raises DeadlineExceeded for a client that does not read, because its request would keep its place for ever."""
     try:
