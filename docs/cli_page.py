@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass
+from collections.abc import Iterator
+from dataclasses import MISSING
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,63 +36,62 @@ PROCESSES: dict[str, tuple[str, type[Any]]] = {
 }
 _HEAD = """# Commands
 
-Every command of `outrider`, the processes that it starts, and the [load test](loadtest.md). `python docs/cli_page.py`
-writes this page. Do not edit it. An option that another command has with the same meaning is named, and explained
-there. A process reads each of its options also from a file and from the environment: [configuration](configuration.md).
+Every command of `outrider`, the processes that it starts, and the [load test](loadtest.md). Of a command its first
+sentence and the names of its options, of a process's option its first sentence: `--help` says the rest.
+`python docs/cli_page.py` writes this page. Do not edit it.
 """
-_OF_MANY = 4
-_OF_ONE = 4
+_PROCESSES = """## Processes
 
-
-@dataclass(frozen=True)
-class Section:
-    path: str
-    lead: str
-    rows: list[tuple[str, str]]
-    """(flags, meaning)"""
+A process reads each option also from a file and from the environment: [configuration](configuration.md). A number or
+name in brackets is the default.
+"""
 
 
 def page() -> str:
     """The whole page."""
-    context = click.Context(cli, info_name="outrider")
-    sections: list[Section] = []
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
+    rows = [*_commands(cli, "outrider"), *_rows("python -m loadtest", loadtest, click.Context(loadtest))]
+    parts = [_HEAD, _exit_codes(), "\n".join(["| command | what it does | options |", "|---|---|---|", *rows, ""])]
+    return "\n".join([*parts, _PROCESSES, *_processes()])
+
+
+def _commands(group: click.Group, path: str, parent: click.Context | None = None) -> Iterator[str]:
+    context = click.Context(group, info_name=path.rpartition(" ")[2], parent=parent)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         assert command is not None
-        if f"outrider {name}" not in PROCESSES:
-            sections += _sections(f"outrider {name}", command, context)
-    sections += [Section(path, f"{what}\n", list(_options(cls))) for path, (what, cls) in PROCESSES.items()]
-    sections += _sections("python -m loadtest", loadtest, click.Context(loadtest))
-    count = Counter(row for section in sections for row in section.rows)
-    common = [row for row in count if count[row] >= _OF_MANY]
-    parts = [_HEAD, _exit_codes(), "Options of many commands:\n", _listed(common)]
-    for number, section in enumerate(sections):
-        parts += _written(section, set(common), sections[:number])
-    return "\n".join(parts)
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path} {name}", context)
+        elif f"{path} {name}" not in PROCESSES:
+            yield from _rows(f"{path} {name}", command, context)
 
 
-def _written(section: Section, common: set[tuple[str, str]], earlier: list[Section]) -> Iterator[str]:
-    yield f"## {section.path}\n"
-    yield section.lead
-    rows = [row for row in section.rows if row not in common]
-    like = max(earlier, key=lambda other: len(set(other.rows) & set(rows)), default=section)
-    same = set(like.rows) & set(rows) if like is not section else set()
-    if len(same) < _OF_ONE:
-        same = set()
-    if own := [row for row in rows if row not in same]:
-        yield _listed(own)
-    if same:
-        yield f"As `{like.path}`: {_named(row for row in rows if row in same)}.\n"
-    if shared := [row for row in section.rows if row in common]:
-        yield f"Of many commands: {_named(shared)}.\n"
+def _rows(path: str, command: click.Command, parent: click.Context) -> Iterator[str]:
+    context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
+    pieces = (piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]")
+    usage = " ".join([path, *pieces]).replace("|", "\\|")
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    names = " ".join(f"`{max(option.opts, key=len)}`" for option in options if not option.hidden)
+    yield f"| `{usage}` | {_first_sentence(inspect.cleandoc(command.help or ''))} | {names} |"
 
 
-def _named(rows: Iterable[tuple[str, str]]) -> str:
-    return ", ".join(f"`{re.search(r'--[a-z-]+', flags)[0]}`" for flags, _ in rows)  # type: ignore[index]
+def _processes() -> Iterator[str]:
+    explained: dict[tuple[str, str], str] = {}
+    for path, (what, cls) in PROCESSES.items():
+        yield f"### {path}\n\n{what}\n"
+        named: dict[str, list[str]] = {}
+        for row in _options(cls):
+            where = explained.setdefault(row, path)
+            if where != path:
+                named.setdefault(where, []).append(row[0])
+        yield "\n".join([*(f"- `{flag}` {text}" for flag, text in _options(cls) if explained[flag, text] == path), ""])
+        for where, flags in named.items():
+            yield f"As `{where}`: {' '.join(f'`{flag}`' for flag in flags)}.\n"
 
 
-def _listed(rows: list[tuple[str, str]]) -> str:
-    return "\n".join([*(f"- `{flags}` {meaning}".rstrip() for flags, meaning in rows), ""])
+def _first_sentence(text: str) -> str:
+    """With those after it that say what a value means, as in `auto: …`."""
+    first, *others = re.split(r"(?<=\.)\s", text.replace("\n", " "))
+    return " ".join([first, *takewhile(re.compile(r"[a-z0-9-]+: ").match, others)])
 
 
 def _exit_codes() -> str:
@@ -100,51 +99,19 @@ def _exit_codes() -> str:
     return "\n".join(["| exit code | meaning |", "|---|---|", *(f"| {code} | {what} |" for code, what in rows), ""])
 
 
-def _sections(path: str, command: click.Command, parent: click.Context) -> Iterator[Section]:
-    context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
-    usage = " ".join(piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]")
-    lead = f"`{path} {usage}`\n\n" if usage else ""
-    rows = [row for parameter in command.params if (row := _option(parameter, context)) is not None]
-    yield Section(path, lead + _paragraphs(inspect.cleandoc(command.help or "")), rows)
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield from _sections(f"{path} {name}", found, context)
-
-
-def _paragraphs(text: str) -> str:
-    """Click's mark of lines that stay as they are becomes a block of text."""
-    parts = []
-    for part in text.split("\n\n"):
-        kept = part.startswith("\b\n")
-        parts.append(f"```text\n{part[2:]}\n```" if kept else part)
-    return "\n\n".join(parts) + "\n"
-
-
-def _option(parameter: click.Parameter, context: click.Context) -> tuple[str, str] | None:
-    record = parameter.get_help_record(context)
-    if record is None or not isinstance(parameter, click.Option):
-        return None
-    flags, meaning = (" ".join(part.split()) for part in record)
-    # What the type says already.
-    flags = re.sub(r" (INTEGER|FLOAT)( RANGE)?$", " N", flags)
-    return flags, meaning
-
-
 def _options(cls: type[Any]) -> Iterator[tuple[str, str]]:
     listed = set()
     for setting in settings(cls):
         if setting.name not in listed:
             listed.add(setting.name)
-            yield setting.flag, f"{setting.doc()} {_default(setting)}".strip()
+            yield setting.flag, f"{_first_sentence(setting.doc())} {_default(setting)}".strip()
 
 
 def _default(setting: ConfigOption) -> str:
     if setting.default is MISSING:
         return "Required."
     text = default_text(setting)
-    return f"[default: {text}]" if text else ""
+    return f"[{text}]" if text else ""
 
 
 if __name__ == "__main__":
