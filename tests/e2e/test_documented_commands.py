@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from outrider.user_cache import cache_directory
 
 from tests.documented import PAGES, ROOT, Command, commands
+from tests.ports import free_port
 
 COMMANDS = [command for page in PAGES for command in commands(page)]
 _QUICK = [command for command in COMMANDS if command.quick]
@@ -53,12 +53,16 @@ class Shell:
         (home / "prod/operator").mkdir(parents=True)
         for name in ("token", "key", "operator/ca.crt", "operator/tls.crt", "operator/tls.key"):
             (home / "prod" / name).write_text("what an operator was given\n")
+        ports = [free_port() for _ in range(3)]
+        self._http = f"127.0.0.1:{ports[0]}"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")},
             "HOME": str(home),
             "OUTRIDER_CACHE": str(cache),
             "OUTRIDER_STATE": str(where / "state"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            # Another stack may have the usual ones.
+            **{f"OUTRIDER_UP_{n}_PORT": str(port) for n, port in zip(("HTTP", "GRPC", "CONTROL"), ports, strict=True)},
         }
         self._running: list[subprocess.Popen[bytes]] = []
         self._up = False
@@ -72,9 +76,10 @@ class Shell:
         if _GOES_ON.match(command.text):
             self._begin(command)
             return
-        argv = ["bash", "-c", self._filled_in(command.text)]
+        text = command.text.replace("127.0.0.1:8000", self._http)
+        argv = ["bash", "-c", self._filled_in(text)]
         if command.kind == "python":
-            argv = [sys.executable, "-c", command.text]
+            argv = [sys.executable, "-c", text]
         ended = subprocess.run(
             argv, cwd=self.where, env=self.environment, capture_output=True, text=True, timeout=_COMMAND_S
         )
@@ -168,9 +173,6 @@ def test_what_takes_seconds_runs_as_typed(chosen: list[Command], shell: Shell) -
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("chosen", _pages(_SLOW), ids=_id)
 def test_commands_run_as_typed_one_after_another(chosen: list[Command], shell: Shell) -> None:
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", 8000)) == 0:
-            pytest.skip("port 8000 is in use: the pages' stacks have it")
     tenants = re.search(r"^```yaml\n(tenants:\n.*?)^```", (ROOT / "docs/operations.md").read_text(), re.DOTALL | re.M)
     assert tenants is not None
     (shell.where / "tenants.yaml").write_text(tenants[1])
