@@ -52,6 +52,7 @@ _COMMANDS = {
         "Are the values right that a model extracts as JSON, however it may be written?",
     ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
+    "launches": (f"{_SCENARIOS}.launches", "launches", "How many kernels does a step launch on a GPU? Counted."),
     "host": (f"{_SCENARIOS}.host", "host", "What does a step cost a target's own thread, beside the GPU?"),
 }
 
