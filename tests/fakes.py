@@ -23,7 +23,6 @@ import grpc
 from outrider.drafting.pool import DraftLeases, no_leases
 from outrider.errors import Code
 from outrider.protocol.identity import SPOKEN
-from outrider.protocol.sequence_key import Finish
 from outrider.protocol.tokenizers import chunks_of
 from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.access.credentials import cluster_port
@@ -33,6 +32,7 @@ from outrider.rpc.server import ServerLife, create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.sequence.key import Finish
 from outrider.speculation import Q_TOTAL
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests.events import Event, Offered

@@ -19,8 +19,8 @@ from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import DraftSource
 from outrider.engine import Engine
 from outrider.protocol.convert import mode_from_proto
-from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
+from outrider.sequence.key import Finish
 from outrider.target.requests import wire as target_wire
 from outrider.target.requests.events import Event, Offered
 from outrider.target.requests.limits import Limits

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
-from outrider.protocol.limits import MAX_WAIT_US, MAX_WEIGHT
+from outrider.limits import MAX_WAIT_US, MAX_WEIGHT
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import tenants_pb2 as tenants
 from outrider.rpc.v1 import worker_pb2 as worker

@@ -18,7 +18,7 @@ from outrider.drafters import Drafter
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import CloseReason, DraftSource, make_sources
 from outrider.engine import Engine
-from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode

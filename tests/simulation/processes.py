@@ -16,9 +16,9 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import make_sources
-from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.sequence.key import SequenceKey
 from outrider.target.requests import events
 from outrider.target.requests.limits import Limits as TargetLimits
 from outrider.target.service import TargetServicer

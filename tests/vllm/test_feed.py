@@ -13,8 +13,8 @@ import pytest
 from outrider.drafting.source import make_sources
 from outrider.options.sampling import SamplingParams as OwnParams
 from outrider.options.sampling import VerificationMode
-from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.choice import StepRoom

@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 
 from outrider.address import is_loopback
 from outrider.configuration import NO_OPTION, Nested, Option, load
+from outrider.limits import MAX_DRAFT_TOKENS, MAX_WAIT_US
 from outrider.process_config import ProcessConfig
-from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_WAIT_US
 from outrider.rpc.access.roles import ClusterSecret, Role
 from outrider.rpc.outbox import MAX_STREAM_BYTES
 

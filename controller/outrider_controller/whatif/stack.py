@@ -16,11 +16,11 @@ from outrider.draft import events as draft_events
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
-from outrider.protocol.limits import MAX_DRAFT_TOKENS, to_us
+from outrider.limits import MAX_DRAFT_TOKENS, to_us
 from outrider.protocol.rounds import Round
-from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
+from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode

@@ -14,13 +14,14 @@ from outrider.draft import events
 from outrider.draft.events import DraftReport, Event, Proposed
 from outrider.drafting.source import Features
 from outrider.errors import InvalidRequest
+from outrider.limits import MAX_TREE_TOKENS, MAX_UINT32, to_us
 from outrider.protocol.convert import (
     distribution_to_proto,
     mode_from_proto,
     sampling_to_proto,
 )
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.limits import MAX_TREE_TOKENS, MAX_UINT32, to_us
+from outrider.protocol.sequences import spec_from_proto
 from outrider.rpc.v1 import draft_pb2, sequence_pb2
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
@@ -82,7 +83,8 @@ def _committed(
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> SequenceSpec:
     """Raises InvalidRequest."""
-    spec = SequenceSpec.read(
+    spec = spec_from_proto(
+        SequenceSpec,
         message,
         committed=tuple(message.committed_token_ids),
         mode=mode_from_proto(message.mode),

@@ -24,7 +24,7 @@ from outrider.heads.loading import load_head_of
 from outrider.heads.remote import read
 from outrider.heads.runner import HeadRunner
 from outrider.heads.text import HeadText
-from outrider.protocol.validate import check_token_ids
+from outrider.limits import check_token_ids
 from outrider.tree import DraftTree
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree

@@ -12,7 +12,7 @@ from torch import Tensor
 from outrider.drafting.source import CloseReason, DraftSource, Features
 from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.heads.interface import DraftHead
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 

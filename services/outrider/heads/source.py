@@ -18,7 +18,7 @@ from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.heads.interface import DraftHead
 from outrider.heads.runner import HeadRunner
 from outrider.heads.text import HeadText
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from outrider.errors import MAX_MESSAGE_CHARS, Code, InternalError, OutriderError, make_error
-from outrider.protocol.limits import MAX_ERROR_NAME_CHARS
+from outrider.limits import MAX_ERROR_NAME_CHARS
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 
 

@@ -1,6 +1,6 @@
 """All that a worker needs to take over a sequence at any point of its life: one type, with one check, in every process.
 
-It is read from a RouteRequest or an OpenSequence, which name most fields alike, and written to an OpenSequence.
+`outrider.protocol.sequences` reads it from messages, and writes it to them.
 """
 
 from __future__ import annotations
@@ -8,16 +8,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar
 
 from outrider.errors import InvalidRequest
+from outrider.limits import MAX_SALT_BYTES, MAX_UINT32, check_label, check_token_ids
 from outrider.options.logits import LogitsOptions
 from outrider.options.logprobs import LogprobsOptions, TokenLogprobs
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol import convert, logprobs
-from outrider.protocol.limits import MAX_SALT_BYTES, MAX_STOP_TOKENS, MAX_UINT32
-from outrider.protocol.validate import check_label, check_token_ids
-from outrider.rpc.v1 import router_pb2, sequence_pb2
 from outrider.sequence.speculation import PLAIN, Speculation
 
 SAMPLED_TOP = 8
@@ -60,28 +57,6 @@ class SequenceSpec:
     is not remembered."""
     learns: bool = True
     """Whether anything may be learnt from it here."""
-
-    @classmethod
-    def read(cls, message: router_pb2.RouteRequest | sequence_pb2.OpenSequence, **more: Any) -> Self:
-        """`more`: what is not the same in both messages. Raises InvalidRequest for a value that none may have."""
-        if message.samples not in sequence_pb2.SampleConsent.values():
-            raise InvalidRequest("samples", f"{message.samples} is not a consent")
-        if (num_stops := len(message.stopping.stop_token_ids)) > MAX_STOP_TOKENS:
-            raise InvalidRequest("stopping.stop_token_ids", f"must be at most {MAX_STOP_TOKENS}, got {num_stops}")
-        return cls(
-            prompt=tuple(message.prompt_token_ids),
-            params=convert.sampling_from_proto(message.sampling),
-            max_new_tokens=message.stopping.max_new_tokens,
-            stop_token_ids=frozenset(message.stopping.stop_token_ids),
-            logits=convert.logits_from_proto(message.logits) if message.HasField("logits") else None,
-            logprobs=_logprobs(message),
-            prediction=tuple(message.predicted_token_ids),
-            request_id=message.request_id,
-            tenant=message.tenant,
-            samples=SampleConsent(message.samples),
-            consent_unix_us=message.consent_unix_us,
-            **more,
-        )
 
     def check(self, vocab_size: int, max_context_len: int, *, room: int = 1) -> None:
         """Raises InvalidRequest, by the name of the message's field. `room`: so many output tokens are still to come,
@@ -135,47 +110,3 @@ class SequenceSpec:
             return found
         n = self.logprobs.num_top
         return [TokenLogprobs(one.logprob, one.top_token_ids[:n], one.top_logprobs[:n]) for one in found]
-
-    def to_draft(
-        self, sequence_id: int, committed: Sequence[int], speculation: sequence_pb2.Speculation
-    ) -> sequence_pb2.OpenSequence:
-        """What a draft worker is sent. Raises ValueError for a token id that no message can hold."""
-        return sequence_pb2.OpenSequence(
-            sequence_id=sequence_id,
-            prompt_token_ids=self.prompt,
-            committed_token_ids=committed,
-            sampling=convert.sampling_to_proto(self.params),
-            stopping=sequence_pb2.Stopping(
-                max_new_tokens=self.max_new_tokens, stop_token_ids=sorted(self.stop_token_ids)
-            ),
-            mode=convert.mode_to_proto(self.mode),
-            speculation=speculation,
-            cache_salt=self.salt,
-            request_id=self.request_id,
-            tenant=self.tenant,
-        )
-
-    def to_target(
-        self,
-        sequence_id: int,
-        committed: Sequence[int],
-        speculation: sequence_pb2.Speculation,
-        draft: sequence_pb2.DraftAssignment | None,
-    ) -> sequence_pb2.OpenSequence:
-        message = self.to_draft(sequence_id, committed, speculation)
-        more = sequence_pb2.OpenSequence(
-            logits=None if self.logits is None else convert.logits_to_proto(self.logits),
-            logprobs=None if self.logprobs is None else logprobs.options_to_proto(self.logprobs),
-            predicted_token_ids=self.prediction,
-            draft=draft,
-            samples=sequence_pb2.SampleConsent.ValueType(self.samples),
-            consent_unix_us=self.consent_unix_us,
-        )
-        message.MergeFrom(more)
-        return message
-
-
-def _logprobs(message: router_pb2.RouteRequest | sequence_pb2.OpenSequence) -> LogprobsOptions | None:
-    if not message.HasField("logprobs"):
-        return None
-    return logprobs.options_from_proto(message.logprobs, len(message.prompt_token_ids))

@@ -7,8 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequest
-from outrider.protocol.limits import MAX_WAIT_US, MAX_WEIGHT
-from outrider.rpc.v1 import sequence_pb2
+from outrider.limits import MAX_WAIT_US, MAX_WEIGHT
 from outrider.tuning import PATIENCE
 
 
@@ -37,15 +36,6 @@ class Speculation:
     def for_own(self) -> Speculation:
         """What a source in this process is told."""
         return Speculation(self.max_own_draft_tokens)
-
-    def to_message(self) -> sequence_pb2.Speculation:
-        return sequence_pb2.Speculation(
-            max_draft_tokens=self.max_draft_tokens,
-            max_wait_us=self.max_wait_us,
-            weight=self.weight,
-            max_own_draft_tokens=self.max_own_draft_tokens,
-            min_chance=self.min_chance,
-        )
 
     def within(self, other: Speculation) -> Speculation:
         """With caps that are no higher than the other's."""

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from outrider.errors import Unavailable
 from outrider.metadata.erasures import Order
-from outrider.protocol.sequence_key import SequenceKey
 from outrider.runtime.supervision import background
 from outrider.runtime.turns import settle
 from outrider.samples import SampleStore
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SAMPLED_TOP, SampleConsent, SequenceSpec
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow

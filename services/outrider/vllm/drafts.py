@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from outrider.protocol.sequence_key import Finish
+from outrider.sequence.key import Finish
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.calibration import Bin, Calibration, bin_at, bins_of
 from outrider.target.drafts.choice import DraftChoice, Pricing, StepRoom, take_drafts

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from outrider.errors import OutriderError
-from outrider.protocol.sequence_key import SequenceKey as SequenceKey
+from outrider.sequence.key import SequenceKey as SequenceKey
 from outrider.sequence.spec import SequenceSpec
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from outrider.engine import DeviceLost
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.worker.events import Load, WorkerEvent
 from outrider.worker.faults import WholeStepFailed
 from outrider.worker.watchdog import end_broken

@@ -15,7 +15,7 @@ from outrider.drafting.lookup.suffix import History, SuffixDrafts
 from outrider.drafting.source import CloseReason
 from outrider.errors import OutriderError
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.protocol.sequences import opening_for_draft
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import (
     attach_pb2,
@@ -28,6 +28,7 @@ from outrider.rpc.v1 import (
     trace_pb2_grpc,
     worker_pb2,
 )
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.target.requests.events import Adjusted, Event, Offered
@@ -82,7 +83,7 @@ class Server(ServerDrafts):
             request_id=request_id,
             tenant=tenant,
         )
-        self.open(key, opening, opening.to_draft(key.sequence_id, (), opening.speculation.for_draft(0.0).to_message()))
+        self.open(key, opening, opening_for_draft(opening, key.sequence_id, (), opening.speculation.for_draft(0.0)))
         while not until():
             await asyncio.sleep(STEP_S)
             self._step(key, tokens, Finish.NONE)

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 from outrider.errors import Code, OutriderError
+from outrider.limits import MAX_TENANTS_AT_ONCE
 from outrider.metadata import MetadataStore
-from outrider.protocol.limits import MAX_TENANTS_AT_ONCE
 from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error

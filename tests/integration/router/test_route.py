@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from outrider.errors import Code, OutriderError
+from outrider.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.metadata import MetadataStore
-from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig

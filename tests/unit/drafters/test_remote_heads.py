@@ -22,9 +22,10 @@ from outrider.heads.interface import DraftHead
 from outrider.heads.remote import read, written
 from outrider.heads.text import HeadText, Place
 from outrider.protocol.convert import sampling_to_proto
-from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.protocol.sequences import opening_for_draft
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
@@ -69,11 +70,11 @@ class Remote:
 
     def open(self, number: int, what: SequenceSpec) -> None:
         self.bench.open(number, what)
-        limits = sequence.Speculation(max_draft_tokens=what.speculation.max_draft_tokens)
+        limits = Speculation(what.speculation.max_draft_tokens)
         self.validators[number] = DraftValidator(
             what.mode, sampling_to_proto(what.params), len(what.prompt), 384, 512, 4
         )
-        message = what.to_draft(number, (), limits)
+        message = opening_for_draft(what, number, (), limits)
         self._hear(draft_pb2.DraftRequest(opens=[message]))
         self._work()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from outrider.gateway.config import Failover
-from outrider.protocol.limits import MAX_WAIT_US
+from outrider.limits import MAX_WAIT_US
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig, PolicyConfig, RouterConfig
 
 # Of a router with Ray, on a busy machine.

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from outrider.errors import InvalidRequest
+from outrider.limits import MAX_LABEL_CHARS, MAX_SALT_BYTES, MAX_STOP_TOKENS
 from outrider.options.logits import LogitsOptions
 from outrider.options.logprobs import LogprobsOptions
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.convert import mode_from_proto
-from outrider.protocol.limits import MAX_LABEL_CHARS, MAX_SALT_BYTES, MAX_STOP_TOKENS
+from outrider.protocol.sequences import opening_for_draft, opening_for_target, spec_from_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.sequence.spec import SampleConsent, SequenceSpec
 from outrider.sequence.speculation import Speculation
@@ -36,7 +37,7 @@ SPEC = SequenceSpec(
 
 def read(message: sequence_pb2.OpenSequence) -> SequenceSpec:
     committed, mode = tuple(message.committed_token_ids), mode_from_proto(message.mode)
-    return SequenceSpec.read(message, committed=committed, mode=mode, salt=message.cache_salt)
+    return spec_from_proto(SequenceSpec, message, committed=committed, mode=mode, salt=message.cache_salt)
 
 
 @pytest.mark.parametrize(
@@ -76,16 +77,16 @@ def test_one_that_needs_no_more_room_may_be_complete() -> None:
 
 
 def test_a_message_to_a_target_says_all_of_it_and_one_to_a_draft_worker_what_drafts_need() -> None:
-    speculation = Speculation(3).to_message()
-    assert read(SPEC.to_target(8, SPEC.committed, speculation, None)) == SPEC
+    speculation = Speculation(3)
+    assert read(opening_for_target(SPEC, 8, SPEC.committed, speculation, None)) == SPEC
     drafts = replace(
         SPEC, logits=None, logprobs=None, prediction=(), samples=SampleConsent.OFF, consent_unix_us=0, committed=(4, 5)
     )
-    assert read(SPEC.to_draft(8, (4, 5), speculation)) == drafts
+    assert read(opening_for_draft(SPEC, 8, (4, 5), speculation)) == drafts
 
 
 def test_a_message_with_more_stop_tokens_than_there_may_be_is_refused_even_if_they_are_one() -> None:
-    message = SPEC.to_draft(8, (), Speculation().to_message())
+    message = opening_for_draft(SPEC, 8, (), Speculation())
     message.stopping.stop_token_ids[:] = [2] * (MAX_STOP_TOKENS + 1)
     with pytest.raises(InvalidRequest) as caught:
         read(message)

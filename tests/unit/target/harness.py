@@ -12,7 +12,7 @@ import pytest
 from outrider.drafting.source import DraftSource
 from outrider.engine import Engine, EngineConfig
 from outrider.engine.loading.loader import load_engine
-from outrider.protocol.sequence_key import Finish
+from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import Grammar, SamplingParams, VerificationMode

@@ -26,7 +26,7 @@ from outrider.heads.eagle import EagleVariant
 from outrider.heads.engine import torch_engine
 from outrider.heads.interface import DraftHead
 from outrider.heads.tensors import settings_of
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode

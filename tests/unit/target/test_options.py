@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from outrider.protocol.sequence_key import Finish
+from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import LogitsOptions, VerificationMode

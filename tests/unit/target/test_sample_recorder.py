@@ -13,8 +13,8 @@ import pytest
 from cryptography.fernet import Fernet
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.rounds import SourceTokens
-from outrider.protocol.sequence_key import SequenceKey
 from outrider.samples import SampleStore
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SampleConsent, SequenceSpec
 from outrider.target import samples as module
 from outrider.target.requests.report import TargetReport

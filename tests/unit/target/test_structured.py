@@ -23,8 +23,8 @@ import pytest
 from outrider.errors import InternalError, InvalidRequest
 from outrider.gateway.tools.structured import Structured
 from outrider.options.sampling import DraftDistribution
-from outrider.protocol.sequence_key import Finish
 from outrider.runtime.bounded import BoundedProcess, OutOfBounds
+from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import Grammar, LogitsOptions, MaskLate, VerificationMode

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 from outrider.hardware import hardware
-from outrider.protocol.limits import MAX_UINT32
+from outrider.limits import MAX_UINT32
 from outrider.rpc.v1 import generation_pb2 as generation
 from tokenizers import Tokenizer
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import click
-from outrider.protocol.limits import MAX_UINT32
+from outrider.limits import MAX_UINT32
 from outrider.rpc.v1 import generation_pb2 as generation
 
 from outrider_controller.cli.ask.figures import answer_figures

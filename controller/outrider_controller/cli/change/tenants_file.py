@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message_factory import GetMessageClass
 from outrider.configuration import ConfigError, read_mapping
-from outrider.protocol.limits import MAX_TENANTS_AT_ONCE, MIN_WEIGHT
+from outrider.limits import MAX_TENANTS_AT_ONCE, MIN_WEIGHT
 from outrider.rpc.v1 import control_pb2, sequence_pb2, tenants_pb2
 
 from outrider_controller.cli.exits import CommandError, ExitCode

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from outrider.protocol.limits import MAX_DRAFT_TOKENS
+from outrider.limits import MAX_DRAFT_TOKENS
 
 from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.drafts.what_if import what_if, what_if_options

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from outrider.protocol.limits import MAX_DRAFT_TOKENS
+from outrider.limits import MAX_DRAFT_TOKENS
 
 from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.drafts.plot import Bar, bars

@@ -9,8 +9,8 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 from outrider.errors import Code, InvalidRequest, OutriderError, Unavailable, UnknownRequest
+from outrider.limits import MAX_LABEL_CHARS
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.protocol.tokenizers import joined
 from outrider.rpc.access.roles import ClusterSecret, Role, bearer
 from outrider.rpc.channel import Connect, create_channel

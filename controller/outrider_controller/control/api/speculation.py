@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 
 from outrider.errors import InvalidRequest
+from outrider.limits import MAX_DRAFT_TOKENS
 from outrider.metadata.plans import PlanStore
-from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import tenants_pb2 as tenants
 

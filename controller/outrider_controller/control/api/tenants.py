@@ -13,18 +13,18 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from hashlib import sha256
 
 from outrider.errors import InvalidRequest
-from outrider.metadata.event_writer import EventWriter
-from outrider.metadata.events import EventKind
-from outrider.metadata.tenants.tenants import AuditEntry, TenantStore
-from outrider.protocol.limits import (
+from outrider.limits import (
     MAX_DRAFT_TOKENS,
     MAX_MODEL_CHARS,
     MAX_TENANT_WEIGHT,
     MAX_TENANTS_AT_ONCE,
     MAX_WAIT_US,
     MAX_WEIGHT,
+    check_weight,
 )
-from outrider.protocol.validate import check_weight
+from outrider.metadata.event_writer import EventWriter
+from outrider.metadata.events import EventKind
+from outrider.metadata.tenants.tenants import AuditEntry, TenantStore
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.v1 import control_pb2 as control
 from outrider.rpc.v1 import sequence_pb2 as sequence

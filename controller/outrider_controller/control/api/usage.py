@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from outrider.errors import InvalidRequest
+from outrider.limits import MAX_LABEL_CHARS
 from outrider.metadata.tenants.ledger import HOUR_S, KEPT_HOURS, LedgerStore, TenantUsage
-from outrider.protocol.limits import MAX_LABEL_CHARS
 from outrider.rpc.v1 import usage_pb2 as usage
 
 MAX_ROWS = 10_000

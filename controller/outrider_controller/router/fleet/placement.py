@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outrider.limits import MAX_DRAFT_TOKENS
 from outrider.metadata.keys import role_name
 from outrider.metadata.workers.lease_check import worker_problem
 from outrider.protocol.identity import protocol_problem
-from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.tuning import BUSY
 

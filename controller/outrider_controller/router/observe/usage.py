@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from outrider.limits import MAX_TREE_TOKENS, clamp_us
 from outrider.metadata.tenants.ledger import HOUR_S, LedgerStore, SourceSums, TenantUsage
-from outrider.protocol.limits import MAX_TREE_TOKENS, clamp_us
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.runtime.supervision import background

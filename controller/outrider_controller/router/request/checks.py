@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from outrider.errors import InvalidRequest
+from outrider.limits import MAX_DRAFT_TOKENS, MAX_MODEL_CHARS, MAX_REVISION_CHARS, MAX_TENANT_WEIGHT, check_weight
 from outrider.options.sampling import VerificationMode
-from outrider.protocol.limits import MAX_DRAFT_TOKENS, MAX_MODEL_CHARS, MAX_REVISION_CHARS, MAX_TENANT_WEIGHT
-from outrider.protocol.validate import check_weight
+from outrider.protocol.sequences import spec_from_proto
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
@@ -84,7 +84,8 @@ def check_request(message: router.RouteRequest, info: worker.WorkerInfo, salt_ke
     if len(message.resume_revision) > MAX_REVISION_CHARS:
         raise InvalidRequest("resume_revision", f"must have at most {MAX_REVISION_CHARS} characters")
     _check_speculation(message)
-    request = Request.read(
+    request = spec_from_proto(
+        Request,
         message,
         committed=tuple(message.resume_token_ids),
         mode=verification_mode(temperature=message.sampling.temperature, seeded=message.seeded),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.protocol.limits import (
+from outrider.limits import (
     MAX_DRAFT_TOKENS,
     MAX_DROPPED_TOKENS,
     MAX_DURATION_US,
@@ -15,7 +15,7 @@ from outrider.protocol.limits import (
     MAX_TREE_TOKENS,
 )
 from outrider.protocol.rounds import RequestStats, Round
-from outrider.protocol.sequence_key import Finish
+from outrider.sequence.key import Finish
 
 
 class BadReply(Exception):

@@ -16,6 +16,7 @@ from outrider.errors import Cancelled, InvalidRequest, NotFound, OutriderError, 
 from outrider.metadata import MetadataStore
 from outrider.metadata.workers.lease_check import worker_problem
 from outrider.protocol.convert import mode_from_proto
+from outrider.protocol.sequences import spec_from_proto
 from outrider.rpc.link import answering, read_message, read_stream
 from outrider.rpc.v1 import attach_pb2 as attach
 from outrider.rpc.v1 import attach_pb2_grpc
@@ -179,7 +180,8 @@ class _Server:
 
 def request_of(opening: sequence.OpenSequence, info: worker.WorkerInfo) -> Request:
     """The announced request, as if a gateway had sent it. Raises InvalidRequest."""
-    request = Request.read(
+    request = spec_from_proto(
+        Request,
         opening,
         committed=tuple(opening.committed_token_ids),
         mode=mode_from_proto(opening.mode),

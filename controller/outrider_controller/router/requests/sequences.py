@@ -14,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.limits import clamp_us
 from outrider.protocol import logprobs
-from outrider.protocol.limits import clamp_us
 from outrider.protocol.rounds import Round
+from outrider.protocol.sequences import opening_for_target, speculation_to_proto
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import target_pb2
@@ -221,7 +222,7 @@ class SequenceTable:
         self._opened(active, link, sequence_id, at_us)
         assignment = self._assign(active, draft, at_us) if draft is not None else None
         # Everything another target needs to continue from here.
-        message = active.request.to_target(sequence_id, active.state.committed, setting.to_message(), assignment)
+        message = opening_for_target(active.request, sequence_id, active.state.committed, setting, assignment)
         link.outbox.last(message.ByteSize()).opens.append(message)
         active.timer.opened(at_us)
 
@@ -260,7 +261,7 @@ class SequenceTable:
         if active.target is None:
             return
         sequence_id = active.target.sequence_id
-        message = sequence.SetSpeculation(sequence_id=sequence_id, speculation=setting.to_message())
+        message = sequence.SetSpeculation(sequence_id=sequence_id, speculation=speculation_to_proto(setting))
         active.target.link.outbox.last(message.ByteSize()).settings.append(message)
 
     # -- closing

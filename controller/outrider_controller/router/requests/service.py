@@ -14,9 +14,8 @@ from typing import Any, TypeAlias
 
 import grpc
 from outrider.errors import InternalError, InvalidRequest, NotFound, OutriderError, Unavailable, UnknownModel
+from outrider.limits import MAX_LABEL_CHARS, check_label
 from outrider.protocol.errors import to_route_error
-from outrider.protocol.limits import MAX_LABEL_CHARS
-from outrider.protocol.validate import check_label
 from outrider.rpc.interceptor import frames
 from outrider.rpc.link import answering, read_stream
 from outrider.rpc.outbox import BatchingOutbox

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from outrider.drafting.source import CloseReason, DraftSource
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, VerificationMode
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree

@@ -14,7 +14,7 @@ from threading import Lock
 
 from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
 from outrider.drafting.source import CloseReason, DraftSource, register
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 
 NAME = "suffix"

@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 
 from outrider.errors import Unavailable
-from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import Connect
 from outrider.rpc.link import PeerLink, StreamEnded, problem_of, watch_silence
 from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc
 from outrider.runtime.supervision import stop
+from outrider.sequence.key import SequenceKey
 
 UNREACHABLE = "DRAFT_UNREACHABLE"
 """Reason of a link that ended before it was connected."""

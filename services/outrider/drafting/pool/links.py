@@ -12,9 +12,9 @@ from outrider.drafting.pool.leases import DraftLeases
 from outrider.drafting.pool.link import UNREACHABLE, DraftLink, Listener
 from outrider.drafting.source import DraftAssignment
 from outrider.errors import Unavailable
-from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import Connect
 from outrider.rpc.v1 import draft_pb2
+from outrider.sequence.key import SequenceKey
 
 # More drafts than one target is ever assigned.
 _MAX_LINKS = 256

@@ -11,10 +11,11 @@ from outrider.drafting.pool.link import DraftLink
 from outrider.drafting.pool.validator import DraftValidator
 from outrider.drafting.source import CloseReason, Features
 from outrider.errors import InvalidRequest
+from outrider.limits import clamp_us
 from outrider.protocol.convert import sampling_to_proto
-from outrider.protocol.limits import clamp_us
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.protocol.sequences import opening_for_draft, speculation_to_proto
 from outrider.rpc.v1 import sequence_pb2
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
@@ -164,7 +165,7 @@ class PooledSequence:
         )
         opened = cls(link, sequence_id, committed_len, limits, validator, reads_features=reads_features)
         # First what may fail: a link names only sequences that are open on it.
-        message = opening.to_draft(sequence_id, committed, limits.to_message())
+        message = opening_for_draft(opening, sequence_id, committed, limits)
         link.outbox.last(message.ByteSize()).opens.append(message)
         link.keys[sequence_id] = key
         opened._asked(committed_len, now_us)
@@ -174,7 +175,9 @@ class PooledSequence:
         if self.limits != limits:
             self.limits = limits
             self.validator.allow(limits.max_draft_tokens)
-            message = sequence_pb2.SetSpeculation(sequence_id=self.sequence_id, speculation=limits.to_message())
+            message = sequence_pb2.SetSpeculation(
+                sequence_id=self.sequence_id, speculation=speculation_to_proto(limits)
+            )
             self.link.outbox.last(message.ByteSize()).settings.append(message)
 
     def commit(

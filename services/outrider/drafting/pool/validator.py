@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from outrider.errors import InvalidRequest
+from outrider.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES, MAX_TREE_TOKENS, check_token_ids
 from outrider.options.sampling import VerificationMode
 from outrider.protocol.convert import distributions_from_proto
-from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES, MAX_TREE_TOKENS
-from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import sequence_pb2
 from outrider.tree import DraftTree
 

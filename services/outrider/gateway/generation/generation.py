@@ -43,11 +43,11 @@ from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads, TokenizerThreads
 from outrider.gateway.tools.parsers.reasoning import Thought
 from outrider.gateway.tools.parsers.tool_calls import Delta
+from outrider.limits import check_token_ids
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions
 from outrider.options.prediction import Prediction
 from outrider.protocol import logprobs
 from outrider.protocol.receipts import ReceiptKey, receipt_of
-from outrider.protocol.validate import check_token_ids
 from outrider.rpc.v1 import router_pb2, sequence_pb2, tenants_pb2
 from outrider.telemetry.context import NO_CONTEXT, TraceContext
 from outrider.telemetry.tracing import Tracing

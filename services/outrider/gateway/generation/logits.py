@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from outrider.errors import InvalidRequest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools.structured import Grammatical
+from outrider.limits import MAX_UINT32
 from outrider.options.logits import MAX_BAD_WORDS, LogitsOptions
 from outrider.protocol import convert
-from outrider.protocol.limits import MAX_UINT32
 from outrider.rpc.v1 import sequence_pb2
 
 MAX_BAD_WORD_CHARS = 256

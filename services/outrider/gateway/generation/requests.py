@@ -16,14 +16,14 @@ from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.template import OWN_VARIABLES
 from outrider.gateway.tools.tools import ToolUse
-from outrider.options.logprobs import MAX_TOP_LOGPROBS, LogprobsOptions
-from outrider.protocol.limits import (
+from outrider.limits import (
     MAX_CLIENT_STOP_TOKENS,
     MAX_DRAFT_TOKENS,
     MAX_REVISION_CHARS,
     MAX_STOP_TOKENS,
     MAX_UINT32,
 )
+from outrider.options.logprobs import MAX_TOP_LOGPROBS, LogprobsOptions
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import OutriderError
 from outrider.gateway.generation.requests import ChatPrompt, Generation
 from outrider.gateway.generation.stats import AnswerFinish
-from outrider.protocol.limits import MAX_MODEL_CHARS
+from outrider.limits import MAX_MODEL_CHARS
 from outrider.telemetry.context import TraceContext
 from outrider.telemetry.tracing import Tracing, context_of, parent_of
 

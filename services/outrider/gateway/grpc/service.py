@@ -31,7 +31,7 @@ from outrider.gateway.generation.stats import AnswerFinish, Summary, Usage
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
 from outrider.gateway.tenants.auth import check_model, default_tenant
 from outrider.gateway.tools.structured import Structured, parsed_schema
-from outrider.protocol.validate import check_token_ids
+from outrider.limits import check_token_ids
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.link import write_within

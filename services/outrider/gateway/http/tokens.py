@@ -26,8 +26,8 @@ from outrider.gateway.tokenizer.catalog import Model
 from outrider.gateway.tokenizer.model import TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads
+from outrider.limits import check_token_ids
 from outrider.protocol.identity import package_version
-from outrider.protocol.validate import check_token_ids
 
 
 class _Body(Body):

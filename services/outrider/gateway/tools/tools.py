@@ -10,8 +10,8 @@ from typing import Any, Literal
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.schema_references import moved
 from outrider.gateway.tools.structured import Structured
+from outrider.limits import MAX_FUNCTION_NAME_CHARS
 from outrider.options.logits import MAX_GRAMMAR_BYTES
-from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
 
 MAX_TOOLS = 128
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from outrider.drafting.source import CloseReason, DraftSource, Features
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.calibration import Calibration

@@ -14,11 +14,11 @@ from outrider.drafting.pool import DraftLeases, DraftLinks, DraftVocabulary, Poo
 from outrider.drafting.pool.link import DraftLink
 from outrider.drafting.source import CloseReason, DraftAssignment, Features
 from outrider.errors import InvalidRequest, OutriderError
+from outrider.limits import clamp_us
 from outrider.protocol.errors import from_sequence_error, to_sequence_error
-from outrider.protocol.limits import clamp_us
-from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered

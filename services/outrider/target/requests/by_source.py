@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from outrider.protocol.limits import to_us
+from outrider.limits import to_us
 from outrider.protocol.rounds import SourceTokens
 from outrider.tree import ROOT, DraftTree
 

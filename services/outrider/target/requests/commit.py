@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from outrider.protocol.sequence_key import Finish
+from outrider.sequence.key import Finish
 from outrider.speculation import Verdict
 from outrider.target.requests.row import StepRow
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from outrider.drafting.source import Features
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.rounds import SourceTokens
-from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.target.requests.by_source import chances_of, places_of
 from outrider.target.requests.times import Times
 from outrider.tree import DraftTree

@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 from outrider.drafting.source import DraftAssignment
+from outrider.limits import to_us
 from outrider.protocol import convert, logprobs
 from outrider.protocol.errors import to_sequence_error
-from outrider.protocol.limits import to_us
 from outrider.protocol.rounds import sources_to_proto
+from outrider.protocol.sequences import spec_from_proto
 from outrider.rpc.v1 import sequence_pb2, target_pb2
 from outrider.sequence.spec import SampleConsent, SequenceSpec
 from outrider.sequence.speculation import Speculation
@@ -49,7 +50,8 @@ def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Li
 
 def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> SequenceSpec:
     """Raises InvalidRequest."""
-    spec = SequenceSpec.read(
+    spec = spec_from_proto(
+        SequenceSpec,
         message,
         committed=tuple(message.committed_token_ids),
         mode=convert.mode_from_proto(message.mode),

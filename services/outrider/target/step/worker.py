@@ -13,7 +13,7 @@ from outrider.drafting.source import DraftSource, Features
 from outrider.engine import Engine, OutOfBlocks
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.engine.models.taps import HEAD_INPUT
-from outrider.protocol.sequence_key import Finish
+from outrider.sequence.key import Finish
 from outrider.speculation import Verdict
 from outrider.target.drafts.choice import Pricing
 from outrider.target.drafts.sequence import SequenceDrafts

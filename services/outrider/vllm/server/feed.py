@@ -20,11 +20,12 @@ from typing import Any
 
 from outrider.drafting.source import CloseReason
 from outrider.errors import InvalidRequest
+from outrider.limits import check_label
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol.sequence_key import Finish, SequenceKey
-from outrider.protocol.validate import check_label
+from outrider.protocol.sequences import opening_for_draft
 from outrider.rpc.v1 import sequence_pb2
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import PLAIN, Speculation
 from outrider.target.drafts.calibration import Fit
@@ -289,7 +290,7 @@ def client_id(request_id: str) -> str:
 
 def announcement_of(key: SequenceKey, opening: SequenceSpec, request: Any) -> sequence_pb2.OpenSequence:
     """What a router is told."""
-    message = opening.to_draft(key.sequence_id, opening.committed, opening.speculation.for_draft(0.0).to_message())
+    message = opening_for_draft(opening, key.sequence_id, opening.committed, opening.speculation.for_draft(0.0))
     if (params := request.sampling_params).temperature:
         seeded = params.seed is not None
         message.mode = sequence_pb2.VERIFICATION_MODE_COUPLED if seeded else sequence_pb2.VERIFICATION_MODE_RATIO

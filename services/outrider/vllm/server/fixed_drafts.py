@@ -19,9 +19,9 @@ import grpc
 from outrider.drafting.source import DraftAssignment
 from outrider.errors import OutriderError, Unavailable
 from outrider.metadata import LeaseRecord
-from outrider.protocol.sequence_key import SequenceKey
 from outrider.rpc.channel import Connect
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
+from outrider.sequence.key import SequenceKey
 
 log = logging.getLogger(__name__)
 

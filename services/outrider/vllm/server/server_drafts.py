@@ -15,9 +15,9 @@ from outrider.drafting.pool import DraftLeases
 from outrider.drafting.source import CloseReason, DraftAssignment
 from outrider.metadata import LeaseRecord
 from outrider.protocol.errors import from_sequence_error
-from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.v1 import sequence_pb2, target_pb2, worker_pb2
 from outrider.runtime.supervision import until_first_ends
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.pool import PoolDrafts

@@ -11,7 +11,7 @@ from vllm.v1.engine import FinishReason
 from vllm.v1.engine.core import EngineCore
 
 from outrider.options.logprobs import TokenLogprobs
-from outrider.protocol.sequence_key import Finish
+from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import Grammar
 from outrider.target.drafts.sequence import SequenceDrafts

@@ -11,7 +11,7 @@ from outrider.drafting.lookup.ngram import NgramLookup, ngrams
 from outrider.drafting.lookup.prediction import predictions
 from outrider.drafting.source import CloseReason, DraftSource, make_sources, register
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree

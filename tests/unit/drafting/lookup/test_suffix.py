@@ -11,7 +11,7 @@ import pytest
 from outrider.drafting.lookup.suffix import History, SuffixConfig, SuffixDrafts, SuffixLookup
 from outrider.drafting.source import CloseReason
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree

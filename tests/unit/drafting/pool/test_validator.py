@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from outrider.drafting.pool.validator import DraftValidator
 from outrider.errors import InvalidRequest
+from outrider.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES
 from outrider.options.sampling import VerificationMode
-from outrider.protocol.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.tree import DraftTree
 

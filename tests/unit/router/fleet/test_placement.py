@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outrider.limits import MAX_DRAFT_TOKENS
 from outrider.metadata import LeaseRecord
 from outrider.options.sampling import VerificationMode
-from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.router.fleet.loads import load_of
 from outrider_controller.router.fleet.placement import (

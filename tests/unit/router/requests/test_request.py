@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from outrider.protocol.limits import MAX_DURATION_US as MAX_US
+from outrider.limits import MAX_DURATION_US as MAX_US
+from outrider.protocol.sequences import opening_for_target
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.sequence.speculation import Speculation
 from outrider_controller.router.request.state import BadReply
 from outrider_controller.router.requests.sequences import ActiveRequest
 
@@ -106,7 +108,7 @@ def test_a_full_context_may_end_a_request_without_a_token() -> None:
 def test_an_opening_elsewhere_carries_prompt_committed_tokens_and_the_same_noise() -> None:
     active = begun(resume=(7,))
     active.apply(commit(4, [8, 9]), step_us=1, now_us=2000)
-    opening = active.request.to_target(55, active.state.committed, sequence.Speculation(max_draft_tokens=3), None)
+    opening = opening_for_target(active.request, 55, active.state.committed, Speculation(3), None)
     assert list(opening.prompt_token_ids) == [1, 2, 3]
     assert list(opening.committed_token_ids) == [7, 8, 9]
     assert (opening.sequence_id, opening.sampling.seed, opening.cache_salt) == (55, 9, b"salt")

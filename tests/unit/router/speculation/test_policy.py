@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from outrider.limits import MAX_DRAFT_TOKENS
 from outrider.metadata.leader import LEADER_GONE_S
-from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.limits import MAX_DRAFT_TOKENS
 from outrider.metadata import LeaseRecord
-from outrider.protocol.limits import MAX_DRAFT_TOKENS
 from outrider.protocol.rounds import Round
 from outrider.rpc.outbox import BatchingOutbox
 from outrider.rpc.v1 import sequence_pb2 as sequence

@@ -12,7 +12,7 @@ from outrider.drafting.lookup import ALL_NAMES, NAMES
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import EngineConfig
 from outrider.options.sampling import DraftDistribution
-from outrider.protocol.sequence_key import SequenceKey
+from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode

@@ -13,9 +13,9 @@ from outrider.drafting.pool import DraftLeases
 from outrider.drafting.source import Features
 from outrider.errors import Code
 from outrider.metadata import LeaseRecord
-from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.sequence.key import Finish
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests.events import DraftRefused, Offered
 from outrider.target.requests.limits import Limits

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from outrider.errors import InvalidRequest, OutriderError
-from outrider.protocol.sequence_key import Finish
 from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2
+from outrider.sequence.key import Finish
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow

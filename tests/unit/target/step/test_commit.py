@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.speculation import Verdict
 from outrider.target.requests.commit import apply_stop_conditions
 from outrider.target.requests.row import StepRow

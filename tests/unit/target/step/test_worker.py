@@ -14,7 +14,7 @@ import pytest
 from outrider.drafting.source import CloseReason, DraftSource
 from outrider.engine import DeviceLost, Engine, Row
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
-from outrider.protocol.sequence_key import Finish, SequenceKey
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import DraftDistribution, SamplingParams, VerificationMode

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 from outrider.drafting.source import CloseReason
 from outrider.options.sampling import SamplingParams, VerificationMode
-from outrider.protocol.sequence_key import Finish, SequenceKey
 from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2_grpc
+from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.target.requests.events import Event, Offered

@@ -47,8 +47,8 @@ from outrider.gateway.tools.structured import (
 )
 from outrider.gateway.tools.tool_grammar import of_tools
 from outrider.gateway.tools.tools import MAX_TOOLS, ToolUse
+from outrider.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.options.logits import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
-from outrider.protocol.limits import MAX_CLIENT_STOP_TOKENS
 
 # Options of OpenAI's API that are not served, with the values that are accepted: they change nothing.
 _UNSERVED_COMPLETION = UNSERVED | {

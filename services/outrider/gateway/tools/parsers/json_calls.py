@@ -9,7 +9,7 @@ from enum import Enum, auto
 from outrider.gateway.tools.parsers.blocks import Block, Call, Enclosed, MarkedCalls, NotACall, checked, spaces
 from outrider.gateway.tools.parsers.tool_calls import FORMATS, Format, Tools, held_back
 from outrider.gateway.tools.parsers.values import JsonValue
-from outrider.protocol.limits import MAX_FUNCTION_NAME_CHARS
+from outrider.limits import MAX_FUNCTION_NAME_CHARS
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")

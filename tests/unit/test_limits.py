@@ -7,10 +7,10 @@ from contextlib import nullcontext
 
 import pytest
 from outrider.errors import InvalidRequest
-from outrider.protocol.limits import (
+from outrider.limits import (
     MAX_TENANT_WEIGHT,
+    check_weight,
 )
-from outrider.protocol.validate import check_weight
 from outrider.rpc.v1 import tenants_pb2
 
 

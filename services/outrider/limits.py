@@ -1,6 +1,11 @@
-"""The bounds of messages that depend on no model and no setting, and durations within them."""
+"""The bounds of messages that depend on no model and no setting, with checks that every receiver makes."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from outrider.errors import InvalidRequest
 
 MAX_MODEL_CHARS = 256
 MAX_REVISION_CHARS = 256
@@ -54,3 +59,26 @@ def to_us(seconds: float) -> int:
 def clamp_us(value_us: int) -> int:
     """Clamps a duration to the range that messages allow."""
     return value_us if 0 <= value_us <= MAX_DURATION_US else max(0, min(value_us, MAX_DURATION_US))
+
+
+_LABEL = re.compile(rf"[!-~]{{0,{MAX_LABEL_CHARS}}}")
+
+
+def check_label(field: str, value: str) -> None:
+    """Checks a string that goes into logs: raises InvalidRequest if it could be mistaken there for something else."""
+    if not _LABEL.fullmatch(value):
+        raise InvalidRequest(field, f"must be at most {MAX_LABEL_CHARS} printable ASCII characters without spaces")
+
+
+def check_weight(field: str, weight: float, most: float) -> None:
+    # Rounded, because the 32-bit float nearest to 0.01 is less than 0.01. NaN fails too.
+    if not MIN_WEIGHT <= round(weight, 6) <= most:
+        raise InvalidRequest(field, f"{weight:g} is not from {MIN_WEIGHT:g} to {most:g}")
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidRequest naming the first id outside the vocabulary, as `field[3]`. The id itself is not
+    repeated."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        index = next(index for index, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(f"{field}[{index}]", f"is outside the vocabulary of {vocab_size}")
