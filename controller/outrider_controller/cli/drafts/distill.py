@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import quote
 
 import click
-from outrider.samples import SampleStore, read_cipher
+from outrider.samples import Cipher, SampleStore, read_cipher
 from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.exits import CommandError, ExitCode
@@ -26,7 +27,7 @@ from outrider_controller.cli.output import columns, json_file_option, note, writ
 if TYPE_CHECKING:
     from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig, DistillReport
-    from outrider.training.texts import AnsweredText, Sampled
+    from outrider.training.texts import AnsweredText, Message, Sampled
 
 
 _WATCH_S = 1.0
@@ -101,7 +102,7 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
 
     try:
         with _reading(given["samples_dir"], given["tenant"]):
-            config = _config(out, **given)
+            config = _config(out, SimpleNamespace(**given))
             note(_plan(config))
             try:
                 with TimeLeft() as progress:
@@ -160,83 +161,76 @@ def measured(config: DistillConfig, result: DistillReport) -> str:
     return f"{columns(header, drafts)}\n\n{columns(['MEASURED', ''], others)}"
 
 
-def _config(
-    out: Path,
-    target_model: str,
-    kind: str,
-    student: str,
-    start: str,
-    corpus_tokens: int | None,
-    train_tokens: int | None,
-    layers: str | None,
-    taps: str,
-    head_tokens: int | None,
-    prompts: Path | None,
-    samples: Path | None,
-    tenant: str,
-    samples_dir: Path | None,
-    samples_key_file: Path | None,
-    device: str,
-    threads: int,
-    seed: int,
-    work_dir: Path | None,
-) -> DistillConfig:
+def _config(out: Path, given: SimpleNamespace) -> DistillConfig:
     """Of the command's options. Raises UsageError, ValueError."""
     from outrider.engine.checkpoints.fetching import directory
     from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig
     from outrider.training.head_student import taps_of_start
-    from outrider.training.texts import read_prompts, read_recorded, read_samples
 
-    if sum(map(bool, (prompts, samples, tenant))) > 1:
-        raise click.UsageError("give one of --prompts, --samples and --from-samples")
-    if bool(tenant) is not bool(samples_dir):
-        raise click.UsageError("--from-samples and --samples-dir belong together")
-    _check_heeded(kind, start or student, layers, head_tokens)
-    if kind == "mtp" and start and not taps:
-        taps = ",".join(map(str, taps_of_start(directory(start))))
-    states = _states(kind, taps)
-    _check_origins((start, student), tenant)
-    learnt: Sequence[AnsweredText | Sampled] = read_samples(samples) if samples else ()
-    cipher = read_cipher(samples_key_file) if samples_key_file else None
-    if samples_dir is not None:
-        store = SampleStore(samples_dir, cipher)
-        learnt = read_recorded(store, tenant)
-        _lies_with(store, tenant, out)
-        if work_dir is None:
-            work_dir = store.work(tenant, f"distill{states or f'-{kind}'}")
-        else:
-            _lies_with(store, tenant, work_dir)
+    _check_heeded(given.kind, given.start or given.student, given.layers, given.head_tokens)
+    if given.kind == "mtp" and given.start and not given.taps:
+        given.taps = ",".join(map(str, taps_of_start(directory(given.start))))
+    _check_origins((given.start, given.student), given.tenant)
+    prompts, answers, cipher, work = _texts(out, given)
     config = DistillConfig(
         out=out,
-        work=work_dir or _work(target_model, states, prompts or samples),
-        target=target_model,
-        kind=kind,
-        student_model=student,
-        start=start,
-        in_use=start or shipped_draft(target_model),
-        device=device,
-        threads=threads,
-        seed=seed,
-        samples_of=tenant,
+        work=work,
+        target=given.target_model,
+        kind=given.kind,
+        student_model=given.student,
+        start=given.start,
+        in_use=given.start or shipped_draft(given.target_model),
+        device=given.device,
+        threads=given.threads,
+        seed=given.seed,
+        samples_of=given.tenant,
         cipher=cipher,
-        corpus=CorpusConfig(
-            prompts=tuple(read_prompts(prompts)) if prompts else (),
-            samples=tuple(learnt),
-            seed=seed,
-        ),
+        corpus=CorpusConfig(prompts=tuple(prompts), samples=tuple(answers), seed=given.seed),
     )
+    training, corpus, student = config.training, config.corpus, config.student
     return replace(
         config,
-        training=replace(config.training, seed=seed, train_tokens=train_tokens or config.training.train_tokens),
-        corpus=replace(config.corpus, tokens=corpus_tokens or config.corpus.tokens),
+        training=replace(training, seed=given.seed, train_tokens=given.train_tokens or training.train_tokens),
+        corpus=replace(corpus, tokens=given.corpus_tokens or corpus.tokens),
         student=replace(
-            config.student,
-            layers=_numbers("--layers", layers) if layers is not None else config.student.layers,
-            taps=_numbers("--taps", taps) if taps else (),
-            head_tokens=head_tokens or config.student.head_tokens,
+            student,
+            layers=student.layers if given.layers is None else _numbers("--layers", given.layers),
+            taps=_numbers("--taps", given.taps) if given.taps else (),
+            head_tokens=given.head_tokens or student.head_tokens,
         ),
     )
+
+
+class _Texts(NamedTuple):
+    """What is learnt, and where its corpus is kept."""
+
+    prompts: Sequence[tuple[Message, ...]]
+    answers: Sequence[AnsweredText | Sampled]
+    cipher: Cipher | None
+    work: Path
+
+
+def _texts(out: Path, given: SimpleNamespace) -> _Texts:
+    """Raises UsageError, ValueError. Of a tenant's samples, all that is made of them lies beside them."""
+    from outrider.training.texts import read_prompts, read_recorded, read_samples
+
+    if sum(map(bool, (given.prompts, given.samples, given.tenant))) > 1:
+        raise click.UsageError("give one of --prompts, --samples and --from-samples")
+    if bool(given.tenant) is not bool(given.samples_dir):
+        raise click.UsageError("--from-samples and --samples-dir belong together")
+    states = _states(given.kind, given.taps)
+    cipher = read_cipher(given.samples_key_file) if given.samples_key_file else None
+    if given.samples_dir is None:
+        work = given.work_dir or _work(given.target_model, states, given.prompts or given.samples)
+        prompts = read_prompts(given.prompts) if given.prompts else ()
+        return _Texts(prompts, read_samples(given.samples) if given.samples else (), cipher, work)
+    store = SampleStore(given.samples_dir, cipher)
+    answers = read_recorded(store, given.tenant)
+    for path in filter(None, (out, given.work_dir)):
+        _lies_with(store, given.tenant, path)
+    work = given.work_dir or store.work(given.tenant, f"distill{states or f'-{given.kind}'}")
+    return _Texts((), answers, cipher, work)
 
 
 def _lies_with(store: SampleStore, tenant: str, path: Path) -> None:
