@@ -251,13 +251,14 @@ class Drafts:
         def add_request(request: Any) -> None:
             from outrider.sequence.speculation import Speculation
             from outrider.target.drafts.sequence import SequenceDrafts
+            from outrider.vllm.drafts import beyond_a_step
 
             add(request)
             self._texts[request.request_id] = self._known.pop(0)
             own = OWN_CAPS[(len(self._texts) - 1) % len(OWN_CAPS)] if self._kind == "own" else 0
             caps[request.request_id] = own
             allowed = Speculation(2 * NUM_DRAFTED + 2, max_own_draft_tokens=own)
-            drafts = SequenceDrafts(request.all_token_ids, allowed, scheduler.book.deepen(allowed))
+            drafts = SequenceDrafts(request.all_token_ids, allowed, beyond_a_step(allowed))
             scheduler.book.open(request.request_id, drafts)
 
         def followed(step: Any, output: Any, outputs: Any, ran: Any) -> None:

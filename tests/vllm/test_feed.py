@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -52,9 +51,6 @@ class Pool:
 
     def __init__(self) -> None:
         self.arrived: list[Event] = []
-        self.late: list[Event] = []
-        """What arrives as soon as somebody waits."""
-        self.waited_s: list[float] = []
         self.opened: list[tuple[SequenceKey, SequenceSpec, sequence_pb2.OpenSequence | None]] = []
         self.commits: list[StepRow[Any]] = []
         self.closed: list[SequenceKey] = []
@@ -65,11 +61,6 @@ class Pool:
     def poll(self) -> list[Event]:
         arrived, self.arrived = self.arrived, []
         return arrived
-
-    def wait(self, seconds: float) -> bool:
-        self.waited_s.append(seconds)
-        self.arrived, self.late = [*self.arrived, *self.late], []
-        return bool(self.arrived)
 
     def open(self, key: SequenceKey, opening: SequenceSpec, announced: sequence_pb2.OpenSequence | None) -> None:
         self.opened.append((key, opening, announced))
@@ -210,72 +201,6 @@ def test_a_request_that_ends_without_tokens_is_closed() -> None:
     one.status = RequestStatus.FINISHED_ABORTED
     feed.follow()
     assert pool.closed == [pool.opened[0][0]] and not pool.commits
-
-
-def decoding(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
-    """A step of 50 ms that verified these and committed those."""
-    chain = next((chain for _, chain, _ in placed(book, one)), None)
-    one.append_output_token_ids(tokens)
-    one.num_computed_tokens = one.num_tokens - 1
-    verified = book.committed(one.request_id, tokens, chain, len(drafted), finished=False)
-    feed.follow(StepFacts({one.request_id: 1 + len(drafted)}, {}, 0.05), {one.request_id: verified})
-
-
-def answer(key: SequenceKey, one: Request, serial: int, *tokens: int) -> Offered:
-    """Of a draft worker, a millisecond from now."""
-    return Offered(key, DraftTree(one.num_tokens, tokens, serial=serial), time.monotonic() + 0.001)
-
-
-def test_a_step_waits_for_a_draft_that_is_measured_to_be_worth_it() -> None:
-    pool = Pool()
-    feed, book = made(pool, drafts=["127.0.0.1:1"], lookups=[])
-    one, other = request(), request("other", xargs={"outrider_tenant": "off"})
-    feed.open(one)
-    feed.open(other)
-    key = pool.opened[0][0]
-    decoding(feed, book, one, [7], [])
-    feed.before_step([one])
-    assert not pool.waited_s, "nobody knows how long that would be"
-    pool.arrived = [answer(key, one, 1, 8)]
-    feed.before_step([one])
-    decoding(feed, book, one, [8, 5], [8])
-    feed.before_step([one, other])
-    assert not pool.waited_s, "the other request is ready"
-    feed.before_step()
-    assert not pool.waited_s, "the scheduler has other work"
-    pool.late = [answer(key, one, 2, 6)]
-    feed.before_step([one])
-    assert len(pool.waited_s) == 1 and 0 < pool.waited_s[0] <= 0.05
-    assert [chain.token_ids for _, chain, _ in placed(book, one)] == [(6,)]
-    for _ in range(4):
-        decoding(feed, book, one, [9], [])
-        feed.before_step([one])
-    assert len(pool.waited_s) == 3, "two waits in vain are enough"
-
-
-def test_nothing_is_waited_for_where_the_operator_says_so() -> None:
-    pool = Pool()
-    feed, book = made(pool, drafts=["127.0.0.1:1"], lookups=[], max_wait_ms=0)
-    feed.open(one := request())
-    decoding(feed, book, one, [7], [])
-    pool.arrived = [answer(pool.opened[0][0], one, 1, 8)]
-    feed.before_step([one])
-    decoding(feed, book, one, [8, 5], [8])
-    feed.before_step([one])
-    assert not pool.waited_s
-
-
-def test_with_a_router_a_step_waits_as_long_as_it_says() -> None:
-    pool = Pool()
-    feed, book = made(pool, routers=["127.0.0.1:1"], lookups=[])
-    feed.open(one := request())
-    key = pool.opened[0][0]
-    decoding(feed, book, one, [7], [])
-    pool.arrived = [Adjusted(key, Speculation(4, max_wait_us=3_000_000)), answer(key, one, 1, 8)]
-    feed.before_step([one])
-    decoding(feed, book, one, [8, 5], [8])
-    feed.before_step([one])
-    assert len(pool.waited_s) == 1 and 2 < pool.waited_s[0] <= 3
 
 
 @pytest.mark.parametrize(

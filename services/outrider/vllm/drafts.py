@@ -89,10 +89,6 @@ def best_path(drafts: SequenceDrafts, calibration: Calibration, room: int, num_a
     return tree.take(tree.path(max(expected, key=expected.__getitem__)))
 
 
-def _as_it_is(speculation: Speculation) -> Speculation:
-    return speculation
-
-
 def beyond_a_step(speculation: Speculation) -> Speculation:
     """With caps for drafts of which a running step may commit a part: all that it verifies, and its own token."""
     caps = speculation.max_draft_tokens, speculation.max_own_draft_tokens
@@ -103,13 +99,8 @@ def beyond_a_step(speculation: Speculation) -> Speculation:
 class DraftBook:
     """The drafts of all open requests of one engine, and what their rows cost."""
 
-    def __init__(
-        self, row_price: Callable[[StepCost], float] = lambda cost: cost.price, *, asynchronous: bool = False
-    ) -> None:
-        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs.
-        `asynchronous`: whether a step is scheduled while the one before it runs."""
-        self.deepen = beyond_a_step if asynchronous else _as_it_is
-        """What sources of drafts are told of a request's setting."""
+    def __init__(self, row_price: Callable[[StepCost], float] = lambda cost: cost.price) -> None:
+        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs."""
         self.cost = StepCost()
         self.calibration = Calibration()
         self._row_price = row_price
@@ -167,12 +158,6 @@ class DraftBook:
         if (now_s := time.monotonic()) >= self._quiet_until_s:
             self._quiet_until_s = now_s + _QUIET_S
             log.exception(message + "; faults so far: %d", *args, self.num_faults)
-
-    def awaits(self, request_id: str) -> bool:
-        """Whether a draft worker owes an answer to the last commit, and may be worth its row and more than what was
-        looked up."""
-        found = self._open.get(request_id)
-        return found is not None and found.waits and Pricing(self.row_price, self.calibration).may_pay(found)
 
     def own_values(self, request_id: str, source: str, most: int) -> list[float]:
         """What each token is worth that the engine drafts for a request itself, of those that it may have and that are

@@ -23,6 +23,7 @@ from outrider.rpc.v1 import worker_pb2
 from outrider.target.drafts.drafts import Drafts
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetStats
+from outrider.vllm.drafts import beyond_a_step
 from outrider.vllm.scheduler import Scheduler as BaseScheduler
 from outrider.vllm.server.feed import Feed
 from outrider.vllm.server.fixed_drafts import Reach
@@ -43,17 +44,15 @@ class Scheduler(BaseScheduler):
             price = config.row_price
             self.book._row_price = lambda cost: price
         lookups = Drafts(make_sources(config.lookups), TargetStats(), self.book.calibration)
-        lookups.deepen = self.book.deepen
+        lookups.deepen = beyond_a_step
         make = partial(self._drafts, config, lookups.erase)
         pool = PoolThread(make) if config.drafts or config.routers else None
         self.feed = Feed(self.book, config, self.num_spec_tokens, pool, lookups, drafts_itself=bool(self.drafter))
-        # New requests do not wait for the drafts of others.
         self._ended: list[str] = []
         """Requests that have ended since the feed was told."""
-        self.asks_time = bool(config.routers) or not self.asynchronous
+        self.asks_time = bool(config.routers)
         """Whether somebody goes by the time of steps."""
-        waits = not self.asynchronous
-        self.before_step = lambda: self.feed.before_step(self.running if waits and not self.waiting else ())
+        self.before_step = self.feed.before_step
 
     def add_request(self, request: Any) -> None:
         super().add_request(request)
@@ -108,7 +107,7 @@ class Scheduler(BaseScheduler):
             max_draft_tokens=self.num_spec_tokens,
         )
         drafts = ServerDrafts(limits, reach, post, router if config.routers else None, erase)
-        drafts.pooled.deepen = self.book.deepen
+        drafts.pooled.deepen = beyond_a_step
         return drafts
 
     def _info(self, config: PluginConfig) -> worker_pb2.WorkerInfo:

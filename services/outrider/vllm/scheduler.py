@@ -92,7 +92,7 @@ class Scheduler(BaseScheduler):
         """How many tokens vLLM drafts, by the number of requests."""
         self._draft_nothing = self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
         self.asynchronous = isinstance(self, AsyncScheduler)
-        self.book = DraftBook(asynchronous=self.asynchronous)
+        self.book = DraftBook()
         self.verified: dict[str, VerifiedDraft] = {}
         """What the last step did, by request that committed tokens in it."""
         self.num_preemptions = 0

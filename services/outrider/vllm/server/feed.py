@@ -1,6 +1,5 @@
 """Feeds a scheduler's book in `vllm serve`: opens its requests at the sources of drafts, offers what these propose, and
-tells them of commits and ends. Runs on the thread that schedules. It waits for draft workers only where all that runs
-would wait, and as long as that is worth it.
+tells them of commits and ends. Runs on the thread that schedules, and never waits.
 
 Faults are raised: the scheduler then decodes the open requests plainly, and they are closed here by `follow`.
 """
@@ -11,8 +10,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from types import MappingProxyType
@@ -36,7 +34,6 @@ from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
 from outrider.vllm.drafts import DraftBook, VerifiedDraft
 from outrider.vllm.scheduler import StepFacts
-from outrider.vllm.server.measured_wait import MeasuredWait
 from outrider.vllm.server.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
 from outrider.vllm.server.pool_thread import PoolThread
 from outrider.vllm.server.server_drafts import Followed
@@ -55,8 +52,6 @@ class _Fed:
     request: Any
     sent_len: int
     """Tokens that the sources know, the prompt included."""
-    committed_s: deque[tuple[int, float]] = field(default_factory=lambda: deque([(0, 0.0)], maxlen=4))
-    """Its last few commits: its length after each, and when that was."""
     timer: Timer = field(default_factory=lambda: Timer(time.monotonic()))
 
 
@@ -78,7 +73,6 @@ class Feed:
         self._pool = pool
         self._lookups = lookups
         self._drafts_itself = drafts_itself
-        self._wait = MeasuredWait(round(config.max_wait_ms * 1e3))
         # Random start: ids must not repeat after a restart, while a router still knows those of the process before.
         self._ids = count(secrets.randbits(62) + 1)
         self.followed: set[str] = set()
@@ -116,17 +110,8 @@ class Feed:
         if self._pool is not None:
             self._pool.tell(lambda drafts: drafts.open(key, opening, announced))
 
-    def before_step(self, running: Sequence[Any] = ()) -> None:
-        """Offers what has arrived, and applies the settings of a router. `running`: the requests of the next step, if
-        it may wait for their drafts."""
-        self._take_arrived()
-        while self._pool is not None and (wait_s := self._hold(running)) > 0:
-            if not self._pool.wait(wait_s):
-                self._wait.unanswered += 1
-                break
-            self._take_arrived()
-
-    def _take_arrived(self) -> None:
+    def before_step(self) -> None:
+        """Offers what has arrived, and applies the settings of a router."""
         for event in self._pool.poll() if self._pool is not None else ():
             if isinstance(event, Offered):
                 self._offer(event)
@@ -135,26 +120,6 @@ class Feed:
             elif isinstance(event, Followed) and (name := self._names.get(event.key)) is not None:
                 self.followed.add(name)
         self._lookups.poll()
-
-    def _hold(self, running: Sequence[Any]) -> float:
-        """Seconds for which all requests still wait for a draft; 0 when one is ready. vLLM steps all or none."""
-        now_s = time.monotonic()
-        until_s = {request.request_id: self._waits_until(request) for request in running}
-        if not until_s or min(until_s.values()) <= now_s:
-            return 0.0
-        for request_id, each_s in until_s.items():
-            self._open[request_id].timer.held_until_s = each_s
-        return min(until_s.values()) - now_s
-
-    def _waits_until(self, request: Any) -> float:
-        fed, found = self._open.get(request.request_id), self._book.find(request.request_id)
-        if fed is None or found is None or not request.num_output_tokens:
-            return 0.0
-        decodes = request.num_tokens - request.num_computed_tokens == 1
-        left = request.max_tokens - request.num_output_tokens
-        if not decodes or left <= 1 or not self._book.awaits(request.request_id):
-            return 0.0
-        return fed.committed_s[-1][1] + (found.speculation.max_wait_us or self._wait.limit_us) * 1e-6
 
     def follow(
         self,
@@ -167,8 +132,6 @@ class Feed:
         which it verified drafts; `cached`: by request whose prompt ended in it, tokens from the prefix cache; `names`:
         the requests of which there is something to tell. Without it any may have."""
         report = TargetReport(row_price=self._book.row_price)
-        if step.counts:
-            self._wait.stepped(step.seconds)
         if self._config.routers:
             self._time(step, verified, report)
         ended: list[SequenceKey] = []
@@ -177,10 +140,8 @@ class Feed:
                 continue
             finish = FINISHES.get(fed.request.get_finished_reason())
             if fresh := list(fed.request.all_token_ids[fed.sent_len :]):
-                if (seen := verified.get(request_id, _NOTHING)).draft.last_serial:
-                    self._wait.verified(seen.num_accepted)
                 row = StepRow(None, fed.key, fed.sent_len, times=fed.timer.take())
-                seen.fill(row, fresh, finish or Finish.NONE)
+                verified.get(request_id, _NOTHING).fill(row, fresh, finish or Finish.NONE)
                 row.num_cached_tokens = cached.get(request_id, 0)
                 report.commits.append(row)
                 self._commit(fed, fresh)
@@ -225,7 +186,6 @@ class Feed:
     def _commit(self, fed: _Fed, tokens: list[int]) -> None:
         self._lookups.follow(fed.key, fed.sent_len, tokens)
         fed.sent_len += len(tokens)
-        fed.committed_s.append((fed.sent_len, time.monotonic()))
 
     def _forget(self, request_id: str, fed: _Fed) -> None:
         del self._open[request_id], self._names[fed.key]
@@ -239,11 +199,6 @@ class Feed:
         if fed is None or found is None:
             return
         found.offer(event.tree)
-        if not found.answered:
-            return
-        fed.timer.draft_answered(event.received_s)
-        if (asked_s := dict(fed.committed_s).get(event.tree.base_len)) is not None:
-            self._wait.answered(event.received_s - asked_s)
 
 
 def tenant_of(request: Any) -> str:

@@ -51,9 +51,6 @@ class PluginConfig(_Strict):
     """Kinds of drafts that are looked up in this process."""
     max_draft_tokens: Annotated[int, Field(ge=0)] = 4
     """Of each request whose tenant has no number of its own."""
-    max_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 50.0
-    """Longest that a step waits for draft workers, where the time that they save is measured to be worth it. A router
-    says itself how long."""
     row_price: Annotated[float, Field(ge=0, le=1)] | None = None
     """Least chance at which a drafted token is verified. None: by the measured times of steps."""
     tenants: Mapping[str, TenantConfig] = Field(default_factory=dict)

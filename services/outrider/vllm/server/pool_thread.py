@@ -20,8 +20,7 @@ class PoolThread:
     def __init__(self, make: Callable[[Callable[[list[Any]], None]], ServerDrafts]) -> None:
         """`make`: with what takes the events that `poll` returns."""
         self._arrived: deque[Any] = deque()
-        self._has_arrived = threading.Event()
-        self.drafts = make(self._arrive)
+        self.drafts = make(self._arrived.extend)
         self._loop = asyncio.new_event_loop()
         self._running: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="outrider drafts", daemon=True)
@@ -34,17 +33,8 @@ class PoolThread:
 
     def poll(self) -> Iterator[Any]:
         """What has arrived. Never waits."""
-        self._has_arrived.clear()
         while self._arrived:
             yield self._arrived.popleft()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether something has arrived since the last `poll`, or arrives within this time."""
-        return self._has_arrived.wait(seconds)
-
-    def _arrive(self, events: list[Any]) -> None:
-        self._arrived.extend(events)
-        self._has_arrived.set()
 
     def stop(self) -> None:
         if self._thread.is_alive():

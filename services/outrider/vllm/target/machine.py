@@ -24,7 +24,7 @@ from outrider.target.requests.times import Timer
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting
 from outrider.target.step.core import TargetCore
-from outrider.vllm.drafts import DraftBook, VerifiedDraft
+from outrider.vllm.drafts import DraftBook, VerifiedDraft, beyond_a_step
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of
 from outrider.vllm.target.sequence import FINISHES, VllmSequence, VllmSequences
@@ -66,7 +66,7 @@ class VllmMachine(TargetCore[VllmSequence]):
         self._scheduler = scheduler
         self._book = book
         self._on_broken = on_broken
-        self._drafts.deepen = book.deepen
+        self._drafts.deepen = beyond_a_step
 
     @property
     def load(self) -> Load:
@@ -106,10 +106,7 @@ class VllmMachine(TargetCore[VllmSequence]):
 
     def step(self) -> float | None:
         """Runs one step of vLLM. Returns as `StepMachine.step`. Raises Unavailable when vLLM's engine has failed."""
-        started_s = self._clock()
         self._drafts.poll()
-        if (until_s := self._held_until(started_s)) is not None:
-            return until_s
         if not (self._scheduler.has_requests() or self._core.batch_queue):
             return None
         try:
@@ -124,28 +121,6 @@ class VllmMachine(TargetCore[VllmSequence]):
         elif not ran:
             return self._clock() + _PAUSE_S if self._scheduler.has_requests() else None
         return 0.0
-
-    # -- waiting for drafts
-
-    def _held_until(self, now_s: float) -> float | None:
-        """Until when all sequences wait for a draft; None when one of them is ready. vLLM steps all or none."""
-        if self._scheduler.asynchronous or not self._sequences.running:
-            return None
-        if len(self._sequences.running) != len(self._scheduler.running):
-            return None
-        found = [(sequence, self._waits_until(sequence, now_s)) for sequence in self._sequences.running.values()]
-        if any(until_s is None for _, until_s in found):
-            return None
-        for sequence, until_s in found:
-            sequence.timer.held_until_s = until_s
-        return min(until_s for _, until_s in found if until_s is not None)
-
-    def _waits_until(self, sequence: VllmSequence, now_s: float) -> float | None:
-        left = sequence.request.max_tokens - sequence.request.num_output_tokens
-        if not sequence.decoding or left <= 1 or not self._book.awaits(sequence.request_id):
-            return None
-        until_s = sequence.timer.ready_since_s + sequence.drafts.speculation.max_wait_us * 1e-6
-        return until_s if until_s > now_s else None
 
     # -- results of a step
 

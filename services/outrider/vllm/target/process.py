@@ -41,6 +41,7 @@ from outrider.target.samples import obedient, recorder_of
 from outrider.target.service import TargetServicer
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.vllm import versions
+from outrider.vllm.drafts import beyond_a_step
 from outrider.vllm.target.engine import engine_args, info_of, make_core
 from outrider.vllm.target.machine import VllmMachine
 from outrider.worker import process
@@ -165,7 +166,7 @@ def _servicer(
         credential=credential(config.secret, Role.TARGET),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
     )
-    servicer.drafts.deepen = core.scheduler.book.deepen
+    servicer.drafts.deepen = beyond_a_step
     return obedient(servicer, samples, store)
 
 

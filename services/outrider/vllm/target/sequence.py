@@ -59,11 +59,6 @@ class VllmSequence:
     def grammar_worked(self, seconds: float) -> None:
         self.grammar_s += seconds
 
-    @property
-    def decoding(self) -> bool:
-        """Whether only its last token is still to be run."""
-        return self.answered and self.request.num_tokens - self.request.num_computed_tokens == 1
-
     def logprobs(self, found: Any) -> Sequence[TokenLogprobs]:
         """Of the tokens of one output, if they are computed."""
         if found is None or (num_top := self.opening.num_top) is None:
