@@ -27,20 +27,35 @@ class DraftBuffer:
     active: bool = False
     """Whether a draft has answered since drafting was allowed. Before, it may prefill a long prompt: do not wait."""
     _sent: dict[str, DraftTree] = field(default_factory=dict)
-    """What draft workers sent, by source: it stays as far as commits agree with it."""
+    """What draft workers sent, by source: it stays as far as commits agree with it. A chain stays whole, and begins
+    before the committed length then."""
     _looked_up: dict[str, DraftTree] = field(default_factory=dict)
     """From sources in this process, which answer each commit anew."""
     _merged: DraftTree | None = None
+    _len: int = 0
+    """The committed length."""
+
+    def __bool__(self) -> bool:
+        """Whether anything is buffered."""
+        return bool(self._sent or self._looked_up)
 
     @property
     def trees(self) -> list[DraftTree]:
         """One of each source that has proposed."""
-        return [*self._sent.values(), *self._looked_up.values()]
+        return [*self._left().values(), *self._looked_up.values()]
 
     @property
     def num_sent(self) -> int:
         """How far the longest guess of a draft worker reaches."""
-        return max((len(tree.main()) for tree in self._sent.values()), default=0)
+        return max((len(tree.main()) for tree in self._left().values()), default=0)
+
+    @property
+    def chain(self) -> DraftTree | None:
+        """All that is buffered, if it is one chain. It may begin with committed tokens."""
+        if len(self._sent) + len(self._looked_up) != 1:
+            return None
+        [tree] = (self._sent or self._looked_up).values()
+        return None if tree.parents else tree
 
     def merged(self) -> DraftTree | None:
         """Those as one; None without any. Not in ratio mode, which verifies one chain of one source."""
@@ -55,23 +70,25 @@ class DraftBuffer:
         if not tree.token_ids:
             self.declined_len = max(self.declined_len, min(tree.base_len, len(committed)))
             return
+        self._len = len(committed)
         held = self._sent.get(tree.source)
         if held is not None and tree.epoch > held.epoch:
             # The draft has withdrawn its earlier tokens.
             self._drop(tree.source)
             held = None
-        placed = _placed(tree, held, committed)
+        placed = _placed(tree, held and self._left()[tree.source], committed)
         if placed is None:
             self.num_dropped += len(tree.main())
-        elif placed.token_ids:
+        elif (num_left := len(placed.token_ids) - self._len + placed.base_len) > 0:
             self._sent[tree.source] = placed
             self._merged = None
-            if len(placed) > capacity:
-                self._cut(self._sent, capacity)
+            if num_left > capacity:
+                self._cut(self._left(), capacity)
 
     def put(self, tree: DraftTree, committed_len: int, capacity: int) -> None:
         """Takes the tree of a source in this process in the place of its last one, unless a commit came between."""
         if tree.token_ids and tree.base_len == committed_len and (kept := tree.upto(capacity)).token_ids:
+            self._len = committed_len
             self._looked_up[tree.source] = kept
             self._merged = None
 
@@ -87,20 +104,34 @@ class DraftBuffer:
         """
         self._looked_up.clear()
         self._merged = None
+        before, count, tokens = self._len, len(committed), tuple(committed)
+        self._len += count
         for source, tree in list(self._sent.items()):
-            left = tree.after(committed)
-            if left is None or tree.parents:
-                guess = tree.guess()
-                if guess[: len(committed)] != list(committed[: len(guess)]):
-                    self.num_dropped += max(0, len(guess) - num_in_step)
+            left: DraftTree | None = tree
+            if tree.parents:
+                left, guess = tree.after(committed), tuple(tree.guess())
+            else:
+                done = before - tree.base_len
+                if tree.token_ids[done : done + count] == tokens and done + count < len(tree.token_ids):
+                    continue
+                left, guess = None, tree.token_ids[done:]
+            if guess[:count] != tokens[: len(guess)]:
+                self.num_dropped += max(0, len(guess) - num_in_step)
             if left is None or not left.token_ids:
                 del self._sent[source]
             else:
                 self._sent[source] = left
 
+    def _left(self) -> dict[str, DraftTree]:
+        """What draft workers sent, after the committed tokens."""
+        for source, tree in self._sent.items():
+            if (done := self._len - tree.base_len) > 0:
+                self._sent[source] = tree.part(done, len(tree.token_ids))
+        return self._sent
+
     def keep(self, part: Callable[[DraftTree], DraftTree]) -> None:
         """Replaces each tree by a part of it, and counts the tokens that go from guesses of draft workers."""
-        self._keep(self._sent, part)
+        self._keep(self._left(), part)
         self._keep(self._looked_up, part)
 
     def _cut(self, trees: dict[str, DraftTree], depth: int) -> None:
@@ -120,7 +151,7 @@ class DraftBuffer:
 
     def limit(self, capacity: int, own_capacity: int = 0) -> None:
         """Follows new capacities, of what is sent and of what sources in this process propose; 0 for no drafts."""
-        self._cut(self._sent, capacity)
+        self._cut(self._left(), capacity)
         self._cut(self._looked_up, own_capacity)
         self._merged = None
         self.active &= capacity > 0
@@ -130,7 +161,7 @@ class DraftBuffer:
         return count
 
     def _drop(self, source: str) -> None:
-        self.num_dropped += len(self._sent.pop(source).main())
+        self.num_dropped += len(self._left().pop(source).main())
         self._merged = None
 
 
@@ -138,11 +169,14 @@ def _placed(tree: DraftTree, held: DraftTree | None, committed: Sequence[int]) -
     """What its source has proposed, with this tree; None when the tree fits neither the text nor what is held."""
     if held is not None and tree.epoch < held.epoch:
         return None
-    fresh = tree.after(committed[tree.base_len :]) if tree.base_len <= len(committed) else None
-    if fresh is None:
+    if tree.base_len > len(committed):
         return None
-    if held is None or not fresh.token_ids:
-        return held or fresh
+    tokens = tuple(committed[tree.base_len :])
+    if held is None and not tree.parents:
+        return tree if tree.token_ids[: len(tokens)] == tokens[: len(tree.token_ids)] else None
+    fresh = tree.after(tokens)
+    if fresh is None or held is None or not fresh.token_ids:
+        return fresh and (held or fresh)
     if not agree(held.guess(), fresh.guess()) or len(held) + len(fresh) > _MAX_TREE_TOKENS:
         return None
     return held.merge(fresh)
