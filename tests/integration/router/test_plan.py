@@ -316,6 +316,46 @@ async def test_of_a_deleted_tenant_nothing_is_planned_and_a_namesake_begins_as_e
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_tenant_that_is_deleted_while_settings_are_read_is_not_planned_again(
+    fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now_s = fleet.store, [100.0]
+    await store.tenants.put([tenants_pb2.Tenant(name="t")], by="test")
+    await store.plans.set_override("t", tenants_pb2.SpeculationOverride(setting=OFF))
+    async with EventWriter(store).running() as events:
+        demand = Demand(CollectorRegistry())
+        leader = PlanLeader(
+            "a", store.plans, store.tenants, events, demand, store, store.drafts, clock=lambda: now_s[0]
+        )
+
+        async def tick(after_s: float) -> None:
+            now_s[0] += after_s
+            await leader.tick()
+
+        await tick(0)
+        seen = policy_pb2.DraftEvidence(tenant="t", target=MODEL, draft="d", rounds=9)
+        report = policy_pb2.FollowRequest(targets=[policy_pb2.TargetReport(model=MODEL, drafts=["d"])], evidence=[seen])
+        follower = leader.follow()
+        leader.received(follower, report)
+        await tick(10)
+        assert [one.removed for one in follower.pending.values() if one.tenant] == [False]
+        read = store.plans.overrides
+
+        async def read_and_deleted(epoch: int = 0) -> Any:
+            found = await read(epoch)
+            if found:
+                await store.tenants.delete("t", by="test")
+            return found
+
+        monkeypatch.setattr(store.plans, "overrides", read_and_deleted)
+        for after_s in (10, 10, 2):
+            await tick(after_s)
+            # What a router has sent before it knew.
+            leader.received(follower, report)
+        assert [one.removed for one in follower.pending.values() if one.tenant] == [True]
+        assert await leader.explain("t") == (await leader.explain("nobody"))
+
+
 @pytest.mark.parametrize("router_reaches_store", [True, False])
 async def test_a_leader_gives_way_when_only_it_is_cut_off_from_the_store(
     fleet: Any, monkeypatch: pytest.MonkeyPatch, router_reaches_store: bool

@@ -94,6 +94,8 @@ class Announcements:
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.5
+# For so long routers may still send what a deleted tenant's requests have shown: they learn of it with the plan.
+_DELETED_S = 5 * PLAN_EVERY_S
 _MAX_CORES = 1024.0
 
 
@@ -129,6 +131,8 @@ class PlanLeader:
         self._versions = DraftVersions(releases, clock)
         self._rollouts = RolloutLeader(releases, events, clock)
         self._planned_s = float("-inf")
+        self._deleted_s: dict[str, float] = {}
+        """When each tenant was dropped, for `_DELETED_S`."""
 
     async def run(self) -> NoReturn:
         async def tick_and_sleep() -> None:
@@ -179,7 +183,8 @@ class PlanLeader:
         return follower
 
     def received(self, follower: Follower, message: policy.FollowRequest) -> None:
-        evidence = dict(one for each in message.evidence if (one := evidence_from_proto(each)) is not None)
+        known = [each for each in message.evidence if each.tenant not in self._deleted_s]
+        evidence = dict(one for each in known if (one := evidence_from_proto(each)) is not None)
         self._planner.learn(evidence)
         # Own drafts need no workers, and a client's prediction may be right throughout.
         of_drafts = {key: one for key, one in evidence.items() if not model_of(key.target)[1]}
@@ -226,8 +231,9 @@ class PlanLeader:
             changed = await self._policies.read(now_s, self.epoch) | await self._rollouts.read(self.epoch)
             if changed or now_s - self._planned_s >= PLAN_EVERY_S:
                 self._planned_s = now_s
+                self._deleted_s = {name: at_s for name, at_s in self._deleted_s.items() if now_s - at_s < _DELETED_S}
                 if self._policies.deleted:
-                    await self._forget(self._policies.deleted)
+                    await self._forget(self._policies.deleted, now_s)
                 self._plan(now_s)
             drafts = await _draft_workers(self._leases)
             self._versions.see(drafts)
@@ -270,8 +276,9 @@ class PlanLeader:
         self._demand.stop()
         self.followers.end()
 
-    async def _forget(self, tenants: Collection[str]) -> None:
+    async def _forget(self, tenants: Collection[str], now_s: float) -> None:
         """Drops deleted tenants: a new one of the same name begins without evidence."""
+        self._deleted_s.update(dict.fromkeys(tenants, now_s))
         gone = self._planner.forget(tenants)
         self._kept.unsaved.difference_update(gone)
         self.followers.send(

@@ -34,14 +34,16 @@ class TenantPolicies:
 
     async def read(self, now_s: float, epoch: int) -> bool:
         """Reads the settings from the store in which `epoch` leads. Returns whether any changed."""
+        all_due = now_s - self._read_s >= _READ_TENANTS_EVERY_S
+        # First: settings that are read before a tenant's deletion would bring it back after it was dropped.
+        deleted = await self._records.deleted() if all_due else set()
         overrides = await self._store.overrides(epoch)
         if overrides is None:
             return False
         changed, self._overrides = overrides != self._overrides, overrides
-        if now_s - self._read_s >= _READ_TENANTS_EVERY_S:
-            self._read_s = now_s
+        if all_due:
+            self._read_s, self.deleted = now_s, deleted
             found = {one.name: given async for one in self._tenants() if (given := speculation_of(one)) is not None}
-            self.deleted = await self._records.deleted()
             changed, self._set = changed or found != self._set or bool(self.deleted), found
         return changed
 
