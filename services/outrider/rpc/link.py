@@ -58,6 +58,8 @@ async def read_stream(stream: Any, received: Callable[[Any], None]) -> None:
     """Passes each message to `received`, until the other end sends no more."""
     while (message := await read_message(stream)) is not grpc.aio.EOF:
         received(message)
+        # Not held until the next one comes: it may have a tenant's text.
+        del message
 
 
 async def read_message(stream: Any) -> Any:
@@ -72,6 +74,7 @@ async def write_stream(stream: Any, outbox: Outbox[Any]) -> None:
     """Writes what waits, until the outbox ends."""
     while (message := await outbox.take()) is not None:
         await stream.write(message)
+        del message
 
 
 # -- the end that calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 from collections.abc import AsyncIterator
@@ -120,3 +121,16 @@ async def test_a_silent_peer_is_given_up_after_so_many_probes_in_a_row_that_it_d
     with pytest.raises(StreamEnded, match=r"silent for 2.0 s"):
         await watch_silence(lambda: 2.0, probe, every_s=0.0, after_s=1.0, most=2)
     assert list(answers) == [True]
+
+
+async def test_an_idle_stream_holds_no_message_at_either_end() -> None:
+    async with asyncio.timeout(60), peer_at() as address:
+        link = Link(address)
+        talking = asyncio.create_task(link.talk())
+        link.close(1)
+        await link.answers.get()
+        await link.outbox.idle.wait()
+        await asyncio.sleep(0.1)
+        held = [one for one in gc.get_objects() if isinstance(one, draft_pb2.DraftRequest | draft_pb2.DraftResponse)]
+        await stop(talking)
+    assert held == []

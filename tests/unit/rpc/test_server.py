@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import resource
 import signal
@@ -262,3 +263,21 @@ async def start_worker(behaviour: str) -> asyncio.subprocess.Process:
     assert process.stdout is not None
     assert await asyncio.wait_for(process.stdout.readline(), 60) == b"ready\n"
     return process
+
+
+async def test_no_message_of_a_call_outlives_it(serve: Any) -> None:
+    async def unary(request: Any, context: Any) -> Any:
+        return generation_pb2.GenerateResponse()
+
+    async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+        yield generation_pb2.StreamGenerateResponse()
+
+    async with serve(unary=unary, stream=stream) as (stub, _):
+        for _ in range(100):
+            await stub.Generate(generation_pb2.GenerateRequest())
+            async for _ in stub.StreamGenerate(generation_pb2.StreamGenerateRequest()):
+                pass
+    await asyncio.sleep(0.1)
+    gc.collect()
+    kept = Counter(type(one).__name__ for one in gc.get_objects())
+    assert kept["GenerateRequest"] < 10 and kept["StreamGenerateRequest"] < 10

@@ -19,7 +19,7 @@ from outrider.rpc.interceptor import Behaviour, Context, wrapped
 from outrider.runtime.supervision import background
 
 Admit: TypeAlias = Callable[[Context], Awaitable[None]]
-Read: TypeAlias = Callable[[AsyncIterator[Any]], Awaitable[Any]]
+Read: TypeAlias = Callable[[AsyncIterator[Any], Context], Awaitable[Any]]
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
@@ -76,19 +76,22 @@ def token_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
 
 
 def _reader(arriving: Arriving | None, streaming: bool) -> Read:
-    """Makes of a call's messages, which come when they are asked for, what its handler takes."""
+    """Makes of a call's messages, which come when they are asked for, what its handler takes.
+
+    They are read from the context: gRPC's iterator over them keeps the last one for ever if it is not read to its end.
+    """
     take = arriving.take if arriving is not None else _unbounded
 
-    async def messages(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        while (message := await take(lambda: anext(requests, None))) is not None:
+    async def messages(context: Context) -> AsyncIterator[Any]:
+        while (message := await take(context.read)) is not grpc.aio.EOF:
             yield message
 
-    async def stream(requests: AsyncIterator[Any]) -> Any:
+    async def stream(requests: AsyncIterator[Any], context: Context) -> Any:
         # What a role streams is bounded by its handler.
-        return requests if arriving is None else messages(requests)
+        return requests if arriving is None else messages(context)
 
-    async def one(requests: AsyncIterator[Any]) -> Any:
-        if (message := await take(lambda: anext(requests, None))) is None:
+    async def one(requests: AsyncIterator[Any], context: Context) -> Any:
+        if (message := await take(context.read)) is grpc.aio.EOF:
             raise InvalidRequest("request", "the call has no message")
         return message
 
@@ -107,7 +110,7 @@ def _admitted(admit: Admit, read: Read, behaviour: Behaviour) -> Behaviour:
         @functools.wraps(behaviour)
         async def admitted_stream(requests: AsyncIterator[Any], context: Context) -> None:
             await admit(context)
-            request = await read(requests)
+            request = await read(requests, context)
             async with while_admitted(CALLER.get()), aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     await context.write(response)
@@ -117,7 +120,7 @@ def _admitted(admit: Admit, read: Read, behaviour: Behaviour) -> Behaviour:
     @functools.wraps(behaviour)
     async def admitted(requests: AsyncIterator[Any], context: Context) -> Any:
         await admit(context)
-        request = await read(requests)
+        request = await read(requests, context)
         async with while_admitted(CALLER.get()):
             return await behaviour(request, context)
 
