@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from outrider.draft.config import DraftConfig
@@ -32,6 +34,7 @@ from outrider.rpc.v1 import (
     trace_pb2,
     worker_pb2,
 )
+from outrider.runtime.freed import release_memory
 from outrider.target.config import TargetConfig
 from outrider.target.process import load
 from outrider.target.process import serve as serve_target
@@ -310,7 +313,15 @@ async def _serve_until_stopped() -> None:
     with tempfile.TemporaryDirectory() as directory:
         async with serving_all(Path(directory)) as addresses:
             print(json.dumps(dict(addresses)), flush=True)
-            await asyncio.to_thread(sys.stdin.read)
+            while await asyncio.to_thread(sys.stdin.readline):
+                print(_held_bytes(), flush=True)
+
+
+def _held_bytes() -> int:
+    """Resident, without what is free: cycles, and what the allocator keeps."""
+    gc.collect()
+    release_memory()
+    return psutil.Process().memory_info().rss
 
 
 if __name__ == "__main__":
