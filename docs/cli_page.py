@@ -36,10 +36,12 @@ PROCESSES: dict[str, tuple[str, type[Any]]] = {
 }
 _HEAD = """# Commands
 
-Every command of `outrider`, the processes that it starts, and the [load test](loadtest.md). Of a command its first
-sentence and the names of its options, of a process's option its first sentence: `--help` says the rest.
+Every command of `outrider`, the processes that it starts, and the [load test](loadtest.md): of a command its first
+sentence and the names of its options, of a process's option its first sentence. `--help` says the rest. Not named each
+time: `--context` and `--control` (what is asked), `--output` or `-o` (text or table, JSON and others), `--yes`.
 `python docs/cli_page.py` writes this page. Do not edit it.
 """
+_EVERYWHERE = ("--context", "--control", "--output", "--yes")
 _PROCESSES = """## Processes
 
 A process reads each option also from a file and from the environment: [configuration](configuration.md). A number or
@@ -69,9 +71,16 @@ def _rows(path: str, command: click.Command, parent: click.Context) -> Iterator[
     context = click.Context(command, info_name=path.rpartition(" ")[2], parent=parent)
     pieces = (piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]")
     usage = " ".join([path, *pieces]).replace("|", "\\|")
-    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
-    names = " ".join(f"`{max(option.opts, key=len)}`" for option in options if not option.hidden)
-    yield f"| `{usage}` | {_first_sentence(inspect.cleandoc(command.help or ''))} | {names} |"
+    names = _option_names(command)
+    yield f"| `{usage}` | {_first_sentence(inspect.cleandoc(command.help or ''))} | {' '.join(names)} |"
+
+
+def _option_names(command: click.Command) -> list[str]:
+    options = [
+        parameter for parameter in command.params if isinstance(parameter, click.Option) and not parameter.hidden
+    ]
+    names = (max(option.opts, key=len) for option in options)
+    return [f"`{name}`" for name in names if name not in _EVERYWHERE]
 
 
 def _processes() -> Iterator[str]:
