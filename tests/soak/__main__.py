@@ -11,8 +11,6 @@ _COMMANDS = {
     "fuzz": ("tests.soak.rpc_fuzz", "fuzz", "Mutated messages to every RPC: is each answered, and forgotten?"),
     "kill-pairs": ("tests.soak.kill_pairs", "kill_pairs", "Kill each process and each pair: is it served again?"),
     "rolling": ("tests.soak.rolling", "rolling", "Restart every process in turn under load: does a request fail?"),
-    "soak": ("tests.soak.soak", "soak", "Thousands of requests that end, leave and lose their KV: is all given back?"),
-    "streams": ("tests.soak.streams", "streams", "Many streams at once: do all end, and is everything given back?"),
 }
 
 

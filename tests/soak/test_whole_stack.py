@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,9 @@ from outrider_controller.cli.client import SPECULATION_MODES, Gateway
 from outrider_controller.cli.up.stack import Stack
 
 from benchmarks.support.asking import make_request
-from benchmarks.support.prompts import Prompt
 from tests.soak.faults import MODES, Blow, disturbed, hangs, stopped
-from tests.soak.streams import held_by, one_round, problems, settled
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(180)]
-
-PROMPTS = [Prompt(str(i), "all", "word " * i) for i in (1, 7, 40, 90, 200)]
 
 
 @pytest.mark.parametrize("role", ["draft", "target"])
@@ -48,12 +43,3 @@ async def test_a_target_that_makes_no_step_loses_its_sequences_to_another(
     assert outcome.failovers >= 1 and outcome.tokens_after > 100
     # 3 s on a machine that does nothing else, and that the hanging step may take 1 s.
     assert outcome.pause_ms < 9000
-
-
-async def test_thirty_two_streams_end_and_leave_nothing_behind(stack: Stack, gateway: Gateway) -> None:
-    rounds = []
-    for number in range(2):
-        ended = await one_round(gateway, stack.config.model, PROMPTS, 32, random.Random(number))
-        assert (ended["complete"], ended["cancelled"], ended["errors"]) == (24, 8, [])
-        rounds.append({**ended, "blocks_held": await settled(stack), "holds": await held_by(stack)})
-    assert problems(rounds) == []

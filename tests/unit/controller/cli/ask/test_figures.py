@@ -18,7 +18,6 @@ from benchmarks.scenarios.exactness import compare
 from benchmarks.support.near_ties import first_difference
 from benchmarks.support.progress import Progress
 from benchmarks.support.prompts import read_prompts, spread
-from tests.soak.streams import problems
 
 
 def answer(text: str, token_ids: list[int], seconds: float = 2.0, **sums: int) -> GatewayAnswer:
@@ -59,19 +58,6 @@ def test_a_comparison_holds_only_when_every_text_is_equal_or_none_has_to_be() ->
 def test_where_two_texts_part() -> None:
     assert first_difference([1, 2, 3], [1, 2, 4]) == 2
     assert first_difference([1, 2], [1, 2, 4]) == 2
-
-
-def test_leaks_and_errors_are_problems() -> None:
-    def one(descriptors: int, blocks: int = 0, errors: tuple[str, ...] = ()) -> dict[str, object]:
-        held = {"gateway": {"descriptors": descriptors, "threads": 3}}
-        return {"errors": list(errors), "blocks_held": blocks, "holds": held}
-
-    assert problems([one(20), one(22)]) == []
-    assert problems([one(20), one(60)]) == ["gateway: descriptors grew from 20 to 60"]
-    assert problems([one(20, blocks=3), one(20, errors=("gone",))]) == [
-        "round 1: 3 KV blocks were not given back",
-        "round 2: gone",
-    ]
 
 
 def test_numbers_stand_to_the_right() -> None:
