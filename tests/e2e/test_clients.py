@@ -1,23 +1,32 @@
-"""Stock clients, unchanged and in an environment of their own, before a whole stack."""
+"""Stock clients, unchanged and each in an environment of its own, in sessions of three turns with tools, before a
+gateway whose model is scripted: it asks a tool where the question names a city, and says what the tool found."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
-from outrider_controller.cli.up.stack import Stack
+import pytest_asyncio
+from outrider.gateway.config import Failover, GatewayConfig
+from outrider.gateway.server import running
+from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.v1 import router_pb2
+
+from tests.e2e.clients.common import ANSWERS
+from tests.integration.gateway.scripted_router import EOS, MODEL, ScriptedRouter, routing, saying, tiny_tokenizer_bytes
+from tests.integration.gateway.test_tools import prompt_of
 
 pytest.importorskip("llguidance")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
-CLIENTS = ("openai", "langchain", "litellm", "instructor", "pydantic_ai")
 # Each in an environment of its own, as some cannot be installed together.
 PACKAGES = {
     "openai": ("openai>=2,<4",),
@@ -46,19 +55,45 @@ def interpreter(client: str) -> Path:
     return found
 
 
-@pytest.mark.asyncio(loop_scope="session")
-@pytest.mark.parametrize("client", CLIENTS)
-async def test_a_stock_client_gets_what_it_asks_for(client: str, stack: Stack) -> None:
-    url = f"http://{stack.gateway_http}/v1"
-    async with AsyncOpenAI(base_url=url, api_key="none") as ours:
-        [model] = (await ours.models.list()).data
-    await program(client, f"{client}_client", url, model.id)
+def said(request: router_pb2.RouteRequest, tokenizer: ModelTokenizer) -> str:
+    turn = prompt_of(request, tokenizer).rpartition("\nuser\n")[2]
+    cities = re.findall("Bern|Rome", turn)
+    if "Which city" in turn:
+        # Only an object is asked for.
+        return f'{{"city": "{cities[-1]}"}}'
+    if not cities:
+        return ANSWERS[2]
+    if "<tool_response>" in turn:
+        return f"It is sunny in {cities[-1]}."
+    return f'<tool_call>\n{{"name": "weather", "arguments": {{"city": "{cities[-1]}"}}}}\n</tool_call>'
 
 
-async def program(client: str, name: str, url: str, model: str) -> None:
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def url() -> AsyncIterator[str]:
+    known = tiny_tokenizer_bytes()
+    tokenizer = ModelTokenizer.parse(known)
+
+    async def script(request: router_pb2.RouteRequest) -> AsyncIterator[router_pb2.RouteResponse]:
+        async for response in saying([*tokenizer.encode(said(request, tokenizer)), EOS], size=3)(request):
+            yield response
+
+    async with routing(ScriptedRouter(script, max_context_len=8192, tokenizer=known)) as address:
+        config = GatewayConfig(
+            listen_grpc="127.0.0.1:0", listen_http="127.0.0.1:0", routers=(address,), failover=Failover(window_s=3.0)
+        )
+        async with running(config) as gateway:
+            yield f"http://{gateway.http_address}/v1"
+
+
+@pytest.mark.parametrize("client", PACKAGES)
+async def test_a_stock_client_has_a_session_of_three_turns_with_tools(client: str, url: str) -> None:
+    await program(client, url, MODEL)
+
+
+async def program(client: str, url: str, model: str) -> None:
     """Runs one of `tests.e2e.clients`. LiteLLM would look for prices in the network."""
     python = await asyncio.to_thread(interpreter, client)
-    arguments = [str(python), "-m", f"tests.e2e.clients.{name}", url, model]
+    arguments = [str(python), "-m", f"tests.e2e.clients.{client}_client", url, model]
     environment = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     process = await asyncio.create_subprocess_exec(*arguments, cwd=ROOT, env=environment, stdout=PIPE, stderr=STDOUT)
     output, _ = await process.communicate()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
+from outrider_controller.cli.app import run
 from outrider_controller.cli.client import Gateway
 from outrider_controller.cli.up.stack import Stack
 
@@ -16,24 +17,25 @@ from benchmarks.support.asking import make_request
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 
+Outrider = Callable[..., Awaitable[str]]
 PROMPT = "Repeat this list: red, green, blue, red, green, blue, red, green, blue."
 
 
-async def outrider(stack: Stack, *arguments: str) -> tuple[int, str]:
-    """Exit code and stdout."""
-    where: tuple[str, ...] = ("--control", stack.control)
-    if "export" not in arguments:
-        where += ("--gateway", stack.gateway_grpc)
-    command = (sys.executable, "-m", "outrider_controller.cli", *arguments, *where)
-    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    out, _ = await child.communicate()
-    return child.returncode or 0, out.decode()
+@pytest.fixture
+def outrider(stack: Stack, capsys: pytest.CaptureFixture[str]) -> Outrider:
+    """Runs a command that has to succeed; gives what it prints."""
+
+    async def command(*arguments: str) -> str:
+        where = ("--control", stack.control) + (() if "export" in arguments else ("--gateway", stack.gateway_grpc))
+        capsys.readouterr()
+        assert await asyncio.to_thread(run, [*arguments, *where]) == 0
+        return capsys.readouterr().out
+
+    return command
 
 
-async def trace_of(stack: Stack, request_id: str) -> dict[str, Any]:
-    code, out = await outrider(stack, "trace", request_id, "-o", "json")
-    assert code == 0
-    document = json.loads(out)
+async def trace_of(outrider: Outrider, request_id: str) -> dict[str, Any]:
+    document = json.loads(await outrider("trace", request_id, "-o", "json"))
     assert document["schema"] == "outrider/trace/v1"
     (part,) = document["traces"]
     return dict(part)
@@ -52,13 +54,13 @@ async def answered(stack: Stack) -> tuple[Any, str]:
     return raw.parse(), raw.headers["x-request-id"]
 
 
-async def test_the_rounds_of_an_openai_answer_add_up_to_it(stack: Stack) -> None:
+async def test_the_rounds_of_an_openai_answer_add_up_to_it(stack: Stack, outrider: Outrider) -> None:
     part: dict[str, Any] = {"accepted": 0}
     # On a busy machine the drafts of a whole answer may come too late.
     while not part["accepted"]:
         answer, header = await answered(stack)
-        part = await trace_of(stack, answer.id)
-    assert part == await trace_of(stack, header)
+        part = await trace_of(outrider, answer.id)
+    assert part == await trace_of(outrider, header)
     rounds = part["rounds"]
     assert answer.usage is not None
     assert sum(one["tokens"] for one in rounds) == part["output_tokens"] == answer.usage.completion_tokens
@@ -74,11 +76,10 @@ async def test_the_rounds_of_an_openai_answer_add_up_to_it(stack: Stack) -> None
     assert said == pytest.approx(sum(one["round_ms"] for one in rounds[1:]), rel=0.2)
 
 
-async def test_the_text_is_there_for_people(stack: Stack, gateway: Gateway) -> None:
+async def test_the_text_is_there_for_people(stack: Stack, gateway: Gateway, outrider: Outrider) -> None:
     request = make_request(stack.config.model, PROMPT, "on", max_tokens=24, temperature=0.0)
     answer = await gateway.answer(request)
-    code, out = await outrider(stack, "trace", answer.id)
-    assert code == 0
+    out = await outrider("trace", answer.id)
     assert f"request {answer.id}" in out and "\x1b" not in out
     lines = out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("round"))
@@ -89,38 +90,32 @@ async def test_the_text_is_there_for_people(stack: Stack, gateway: Gateway) -> N
     assert words and all(any(word in line for line in rounds) for word in words if len(word) <= 5)
 
 
-async def test_generate_prints_its_trace(stack: Stack) -> None:
+async def test_generate_prints_its_trace(stack: Stack, outrider: Outrider) -> None:
     arguments = ("generate", "Say hello.", "--model", stack.config.model, "--max-tokens", "8", "--trace")
-    code, out = await outrider(stack, *arguments)
-    assert code == 0 and "first token after" in out
-    code, out = await outrider(stack, *arguments, "-o", "json")
-    document = json.loads(out)
+    assert "first token after" in await outrider(*arguments)
+    document = json.loads(await outrider(*arguments, "-o", "json"))
     assert document["traces"][0]["request_id"] == document["id"]
     assert [t for one in document["traces"][0]["rounds"] for t in one["token_ids"]] == document["token_ids"]
 
 
-async def test_following_ends_with_the_request(stack: Stack, gateway: Gateway) -> None:
+async def test_following_ends_with_the_request(stack: Stack, gateway: Gateway, outrider: Outrider) -> None:
     request = make_request(stack.config.model, PROMPT, "on", max_tokens=64, temperature=0.0, ignore_eos=True)
     chunks = gateway.stream(request)
     first = await anext(chunks)
-    following = asyncio.create_task(outrider(stack, "trace", first.id, "--follow"))
+    following = asyncio.ensure_future(outrider("trace", first.id, "--follow"))
     async for _ in chunks:
         pass
-    code, out = await following
-    assert code == 0 and "64 tokens in" in out and "ended by length" in out
+    out = await following
+    assert "64 tokens in" in out and "ended by length" in out
 
 
-async def test_a_request_nobody_knows_is_not_found(stack: Stack) -> None:
-    assert await outrider(stack, "trace", "chatcmpl-" + "0" * 32) == (3, "")
-
-
-async def test_an_export_has_the_rounds_of_the_trace_and_no_token(stack: Stack) -> None:
-    async with Gateway(stack.gateway_grpc) as gateway:
-        answer = await gateway.answer(make_request(stack.config.model, PROMPT, "on", temperature=0, max_tokens=30))
-    part = await trace_of(stack, answer.id)
-    code, out = await outrider(stack, "trace", "export", answer.id)
-    (line,) = map(json.loads, out.splitlines())
-    assert (code, line["schema"]) == (0, "outrider/rounds/v1")
+async def test_an_export_has_the_rounds_of_the_trace_and_no_token(
+    stack: Stack, gateway: Gateway, outrider: Outrider
+) -> None:
+    answer = await gateway.answer(make_request(stack.config.model, PROMPT, "on", temperature=0, max_tokens=30))
+    part = await trace_of(outrider, answer.id)
+    (line,) = map(json.loads, (await outrider("trace", "export", answer.id)).splitlines())
+    assert line["schema"] == "outrider/rounds/v1"
     assert len(line["rounds"]) == len(part["rounds"])
     for ours, one in zip(line["rounds"], part["rounds"], strict=True):
         assert not ours["token_ids"] and not ours["rejected_token_ids"]

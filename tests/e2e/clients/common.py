@@ -1,16 +1,19 @@
-"""What all clients ask. The model is small, so every answer that is checked is forced by a grammar."""
+"""What all clients ask: a session of three turns about the weather of two cities, with a tool, and thanks."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
-QUESTION = "What is the weather in Bern?"
+TURNS = ("What is the weather in Bern?", "And in Rome?", "Thanks!")
+ANSWERS = ("It is sunny in Bern.", "It is sunny in Rome.", "You are welcome.")
+CITY = "Which city is Bern?"
+"""Asks for a `City`."""
 TOO_LONG = "word " * 20_000
-MAX_TOKENS = 12
 
 
 class City(BaseModel):
@@ -29,7 +32,25 @@ WEATHER: dict[str, Any] = {
         "additionalProperties": False,
     },
 }
-TOOL: Any = {"type": "function", "function": WEATHER}
+SCHEMA: dict[str, Any] = WEATHER["parameters"]
+ASKED: list[str] = []
+"""The cities that the tool was asked for."""
+
+
+def weather(city: str) -> str:
+    """The weather of a city."""
+    ASKED.append(city)
+    return f"sun in {city}"
+
+
+def result_of(arguments: str | dict[str, Any]) -> str:
+    """The answer of the tool to a call."""
+    return weather(**(json.loads(arguments) if isinstance(arguments, str) else arguments))
+
+
+def check(answers: list[Any]) -> None:
+    assert tuple(str(answer) for answer in answers) == ANSWERS, answers
+    assert ASKED == ["Bern", "Rome"], ASKED
 
 
 def run(client: Callable[[str, str], None]) -> None:

@@ -1,4 +1,4 @@
-"""LangChain: tools, streams, structured output, its own error for a full context."""
+"""LangChain: streamed, objects in both of its ways, and its own error for a full context."""
 
 from __future__ import annotations
 
@@ -9,35 +9,33 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from tests.e2e.clients.common import MAX_TOKENS, QUESTION, TOO_LONG, City, run
-
-
-@tool(args_schema=City)
-def weather(city: str) -> str:
-    """The weather of a city."""
-    return f"sun in {city}"
+from tests.e2e.clients.common import CITY, TOO_LONG, TURNS, City, check, run, weather
 
 
 def main(url: str, model: str) -> None:
     llm = ChatOpenAI(model=model, base_url=url, api_key="none", max_retries=0)
-    short = llm.bind(max_tokens=MAX_TOKENS)
-    question = HumanMessage(QUESTION)
-    called: Any = llm.bind_tools([weather], tool_choice="required").invoke([question])
-    assert called.tool_calls[0]["name"] == "weather", called
-    results = [ToolMessage(weather.invoke(call["args"]), tool_call_id=call["id"]) for call in called.tool_calls]
-    answer = short.invoke([question, called, *results])
-    assert answer.content
-    streamed = None
-    for chunk in short.stream([question, called, *results, answer, question]):
-        streamed = chunk if streamed is None else streamed + chunk
-    assert streamed is not None and streamed.content
+    bound = llm.bind_tools([tool(weather)], strict=True)
+    history: list[Any] = []
+    check([turn(bound, history, question) for question in TURNS])
     for method in ("json_schema", "function_calling"):
-        assert isinstance(llm.with_structured_output(City, method=method).invoke(QUESTION), City)
+        assert llm.with_structured_output(City, method=method).invoke(CITY) == City(city="Bern")
     try:
         llm.invoke(TOO_LONG)
         raise AssertionError("a prompt that is too long was taken")
     except ContextOverflowError:
         pass
+
+
+def turn(bound: Any, history: list[Any], question: str) -> Any:
+    history.append(HumanMessage(question))
+    while True:
+        answer: Any = None
+        for chunk in bound.stream(history):
+            answer = chunk if answer is None else answer + chunk
+        history.append(answer)
+        if not answer.tool_calls:
+            return answer.content
+        history += [ToolMessage(weather(**call["args"]), tool_call_id=call["id"]) for call in answer.tool_calls]
 
 
 if __name__ == "__main__":

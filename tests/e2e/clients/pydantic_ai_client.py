@@ -1,28 +1,35 @@
-"""Pydantic AI: objects by tools and by a schema, several turns, streams."""
+"""Pydantic AI, streamed, over chats and over responses, and an object by a schema."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from pydantic_ai import Agent, NativeOutput
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from tests.e2e.clients.common import MAX_TOKENS, QUESTION, City, run
+from tests.e2e.clients.common import ASKED, CITY, TURNS, City, check, run, weather
 
 
 def main(url: str, model: str) -> None:
-    asyncio.run(turns(OpenAIChatModel(model, provider=OpenAIProvider(base_url=url, api_key="none"))))
+    asyncio.run(sessions(url, model))
 
 
-async def turns(model: OpenAIChatModel) -> None:
-    by_tool = await Agent(model, output_type=City).run(QUESTION)
-    assert isinstance(by_tool.output, City)
-    by_schema = await Agent(model, output_type=NativeOutput(City)).run(QUESTION, message_history=by_tool.all_messages())
-    assert isinstance(by_schema.output, City)
-    plain = Agent(model, model_settings={"max_tokens": MAX_TOKENS})
-    async with plain.run_stream(QUESTION, message_history=by_schema.all_messages()) as stream:
-        assert await stream.get_output()
+async def sessions(url: str, model: str) -> None:
+    provider = OpenAIProvider(base_url=url, api_key="none")
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        ASKED.clear()
+        agent = Agent(kind(model, provider=provider), tools=[weather])
+        history: Any = None
+        answers = []
+        for question in TURNS:
+            async with agent.run_stream(question, message_history=history) as stream:
+                answers.append(await stream.get_output())
+            history = stream.all_messages()
+        check(answers)
+        given = await Agent(kind(model, provider=provider), output_type=NativeOutput(City)).run(CITY)
+        assert given.output == City(city="Bern")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 from anthropic import Anthropic
 
-from tests.e2e.clients.sessions.common import ASKED, SCHEMA, TURNS, check, result_of, run
+from tests.e2e.clients.common import ASKED, SCHEMA, TURNS, check, result_of, run
 
 TOOLS: Any = [{"name": "weather", "description": "Now.", "input_schema": SCHEMA}]
 

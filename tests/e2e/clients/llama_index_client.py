@@ -8,7 +8,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
-from tests.e2e.clients.sessions.common import TURNS, check, run, weather
+from tests.e2e.clients.common import TURNS, check, run, weather
 
 
 def main(url: str, model: str) -> None:

@@ -15,7 +15,7 @@ from agents import (
 )
 from openai import AsyncOpenAI
 
-from tests.e2e.clients.sessions.common import ASKED, TURNS, check, run, weather
+from tests.e2e.clients.common import ASKED, TURNS, check, run, weather
 
 set_tracing_disabled(True)
 
