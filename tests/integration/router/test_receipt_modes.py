@@ -30,11 +30,9 @@ SAMPLINGS: dict[str, Json] = {
 LETTERS = list(range(100, 126))
 BREAKS = [13, 16]
 """Of line feed and carriage return."""
-QUICK: dict[str, Json] = {
-    "n": {"n": 3, "allowed_token_ids": [*BREAKS, *LETTERS]},
-    "many stop tokens": {"stop_token_ids": list(range(300, 364))},
-}
+QUICK: dict[str, Json] = {"n": {"n": 3, "allowed_token_ids": [*BREAKS, *LETTERS]}}
 SLOW: dict[str, Json] = {
+    "many stop tokens": {"stop_token_ids": list(range(300, 364))},
     "min_tokens": {"min_tokens": 30, "stop": ["e"]},
     "lists of numbers": {"structured_outputs": {"regex": r"\[[1-9]{3,9}, [1-9]{3,9}\]"}},
     "plain": {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -462,6 +463,11 @@ def of_others(made: Remote) -> dict[tuple[int, int], tuple[object, object]]:
     return {at: (tree.token_ids, tree.parents) for at, tree in made.proposed.items() if at[0]}
 
 
+@cache
+def honest(path: Path, kind: str) -> Remote:
+    return answered(remote(path, random_head(kind, path)), wanted(4, GREEDY, ASKED))
+
+
 @pytest.mark.parametrize("kind", ["mtp", pytest.param("medusa", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lie", LIES)
 def test_a_commit_that_lies_ends_the_draft_of_its_own_sequence_alone(deep: Path, lie: str, kind: str) -> None:
@@ -470,15 +476,12 @@ def test_a_commit_that_lies_ends_the_draft_of_its_own_sequence_alone(deep: Path,
             _lie(commit, lie)
         return [commit]
 
-    what = wanted(4, GREEDY, ASKED)
-    head = random_head(kind, deep)
-    honest = answered(remote(deep, head), what)
-    made = answered(remote(deep, head, change=counted(change)), what)
+    made = answered(remote(deep, random_head(kind, deep), change=counted(change)), wanted(4, GREEDY, ASKED))
     [error] = made.errors
     assert error.sequence_id == 0 and error.code == 3
     assert error.field.startswith(LIES[lie])
-    assert made.bench.tokens == honest.bench.tokens
-    assert of_others(made) == of_others(honest) != {}
+    assert made.bench.tokens == honest(deep, kind).bench.tokens
+    assert of_others(made) == of_others(honest(deep, kind)) != {}
 
 
 def test_what_breaks_a_round_ends_one_draft_and_the_others_propose_what_they_would_have(deep: Path) -> None:

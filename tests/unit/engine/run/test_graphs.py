@@ -121,6 +121,7 @@ def test_a_recorded_tree_says_what_chains_say(engine: Engine) -> None:
             torch.testing.assert_close(after, want[-1:])
 
 
+@pytest.mark.slow
 def test_a_chunk_of_prefill_runs_unrecorded(engine: Engine) -> None:
     engine._graphs = recorded(engine)
     engine.forward([Row(engine.kv.open([]), list(range(33)), 1)])
