@@ -25,17 +25,22 @@ from outrider.worker.faults import WholeStepFailed
 from outrider.worker.step_cost import StepCost
 from torch import Tensor
 
-from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, one_sampling_each, opening, prompts
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Drafter, Liar, key, one_sampling_each, opening, prompts
 
 PROMPTS = prompts(6)
 
 
 def plain_texts(checkpoint: Path, what: Sequence[SequenceSpec]) -> dict[int, list[int]]:
     """Prompt and output of each opening, run without drafts."""
-    bench = Bench(checkpoint)
+    return texts_of(Bench(checkpoint), what)
+
+
+def texts_of(
+    bench: Bench, what: Sequence[SequenceSpec], drafter: Drafter = lambda number, tokens: ()
+) -> dict[int, list[int]]:
     for i, one in enumerate(what):
         bench.open(i, one)
-    bench.run()
+    bench.run(drafter)
     return {k.sequence_id: tokens for k, tokens in bench.tokens.items()}
 
 
@@ -56,10 +61,7 @@ def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, pa
     what = [opening(prompt, params=params) for prompt in PROMPTS]
     texts = plain_texts(tiny, what)
     bench = Bench(tiny)
-    for i, one in enumerate(what):
-        bench.open(i, one)
-    bench.run(Liar(texts, how))
-    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert texts_of(bench, what, Liar(texts, how)) == texts
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
     stats = bench.worker.stats
     assert stats.num_accepted_tokens <= stats.num_verified_tokens <= stats.num_draft_tokens
@@ -78,10 +80,7 @@ def test_the_text_is_the_plain_text_however_the_price_of_rows_flaps(tiny: Path) 
         return chance.choice((0.0, 0.2, 0.45, 0.7, 2.0))
 
     bench = Bench(tiny, row_price=price)
-    for i, one in enumerate(what):
-        bench.open(i, one)
-    bench.run(Liar(texts, "random"))
-    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert texts_of(bench, what, Liar(texts, "random")) == texts
     assert len(texts) == 40
     judged = {commit.num_drafted for answer in bench.answers.values() for commit in answer.commits}
     assert {0, 1, 2, 3, 4} <= judged
@@ -214,11 +213,8 @@ def test_a_tiny_kv_pool_costs_time_and_not_a_token(tiny: Path) -> None:
     what = [opening(prompt, max_new_tokens=40) for prompt in prompts(5, longest=30)]
     texts = plain_texts(tiny, what)
     bench = Bench(tiny, num_blocks=12, prefix_cache=False)
-    for i, one in enumerate(what):
-        bench.open(i, one)
-    bench.run(Liar(texts, "random"))
+    assert texts_of(bench, what, Liar(texts, "random")) == texts
     assert bench.worker.stats.num_preemptions > 0
-    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
     assert not any(answer.errors for answer in bench.answers.values())
     assert bench.engine.kv.num_free_blocks == 12
 
@@ -228,10 +224,7 @@ def test_with_a_prefix_cache_a_tiny_kv_pool_gives_the_same_text(tiny: Path) -> N
     what = [opening([*shared, *prompt], max_new_tokens=30) for prompt in prompts(5, longest=20)]
     texts = plain_texts(tiny, what)
     bench = Bench(tiny, num_blocks=14)
-    for i, one in enumerate(what):
-        bench.open(i, one)
-    bench.run(Liar(texts, "random"))
-    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert texts_of(bench, what, Liar(texts, "random")) == texts
     assert bench.engine.kv.num_free_blocks == 14
 
 
@@ -263,10 +256,7 @@ def test_32_sequences_of_mixed_lengths_complete_and_return_every_block(tiny: Pat
     what = [opening(p, max_new_tokens=3 + 2 * (i % 13)) for i, p in enumerate(prompts(32, longest=90))]
     texts = plain_texts(tiny, what)
     bench = Bench(tiny, num_blocks=100, max_batch_tokens=128)
-    for i, one in enumerate(what):
-        bench.open(i, one)
-    bench.run(Liar(texts, "random"))
-    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert texts_of(bench, what, Liar(texts, "random")) == texts
     assert bench.engine.kv.num_free_blocks == 100
     assert max(report.batch_sequences for report in bench.reports) > 10
     assert max(report.batch_tokens for report in bench.reports) <= 128
