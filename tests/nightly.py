@@ -65,7 +65,7 @@ def row(outcome: Outcome, commit: str) -> tuple[str, ...]:
 
 def _step(part: str) -> Step:
     command = PARTS[part].replace("python ", f"{sys.executable} ", 1)
-    return Step(part, lambda seconds: ["bash", "-c", f"cd {ROOT} && exec {command}"], 1.0)
+    return Step(part, lambda seconds: ["bash", "-c", f"cd {ROOT} && {command}"], 1.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
