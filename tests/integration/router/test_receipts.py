@@ -95,11 +95,8 @@ async def _all_equal(fleet: Any, address: str, mode: str, count: int) -> None:
     assert moved >= count // 4
 
 
-@pytest.mark.parametrize("mode", [pytest.param("greedy", marks=pytest.mark.slow), "without a seed"])
-async def test_an_answer_with_drafts_and_a_lost_target_is_equal(
-    real_fleet: Any, gateway: RunningGateway, mode: str
-) -> None:
-    await _all_equal(real_fleet, gateway.grpc_address, mode, 4)
+async def test_an_answer_with_drafts_and_a_lost_target_is_equal(real_fleet: Any, gateway: RunningGateway) -> None:
+    await _all_equal(real_fleet, gateway.grpc_address, "without a seed", 4)
 
 
 @pytest.mark.slow

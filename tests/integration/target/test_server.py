@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import random
 import signal
 import sys
 import threading
@@ -267,32 +266,29 @@ async def test_a_malformed_draft_is_refused_by_name_and_its_sequence_goes_on(tin
         assert errors[number].code == Code.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize(
-    ("field", "changes"),
-    [
-        ("prompt_token_ids", {"prompt_token_ids": []}),
-        ("prompt_token_ids[0]", {"prompt_token_ids": [384]}),
-        ("prompt_token_ids", {"prompt_token_ids": [5] * 600}),
-        ("sampling.temperature", {"sampling": sp.Sampling(temperature=float("nan"), top_p=1)}),
-        ("sampling.top_p", {"sampling": sp.Sampling(temperature=0.5, top_p=0)}),
-        ("mode", {"mode": sp.VERIFICATION_MODE_UNSPECIFIED}),
-        ("stopping.max_new_tokens", {"stopping": sp.Stopping()}),
-        ("speculation.max_draft_tokens", {"speculation": sp.Speculation(max_draft_tokens=1000)}),
-        ("cache_salt", {"cache_salt": b"x" * 1000}),
-    ],
-)
-async def test_a_bad_opening_ends_itself_by_name_and_nothing_else(
-    tiny: Path, field: str, changes: dict[str, object]
-) -> None:
+BAD: list[tuple[str, dict[str, object]]] = [
+    ("prompt_token_ids", {"prompt_token_ids": []}),
+    ("prompt_token_ids[0]", {"prompt_token_ids": [384]}),
+    ("prompt_token_ids", {"prompt_token_ids": [5] * 600}),
+    ("sampling.temperature", {"sampling": sp.Sampling(temperature=float("nan"), top_p=1)}),
+    ("sampling.top_p", {"sampling": sp.Sampling(temperature=0.5, top_p=0)}),
+    ("mode", {"mode": sp.VERIFICATION_MODE_UNSPECIFIED}),
+    ("stopping.max_new_tokens", {"stopping": sp.Stopping()}),
+    ("speculation.max_draft_tokens", {"speculation": sp.Speculation(max_draft_tokens=1000)}),
+    ("cache_salt", {"cache_salt": b"x" * 1000}),
+]
+
+
+async def test_a_bad_opening_ends_itself_by_name_and_nothing_else(tiny: Path) -> None:
     async with target(tiny) as (servicer, stub):
         router = Router(stub)
-        await router.send(opens=[open_sequence(1, [5, 6]), open_sequence(2, [5, 6], **changes)])
-        await router.finished(1, 2)
+        bad = [open_sequence(number, [5, 6], **changes) for number, (_, changes) in enumerate(BAD, 2)]
+        await router.send(opens=[open_sequence(1, [5, 6]), *bad])
+        await router.finished(*range(1, len(BAD) + 2))
         assert servicer.steps.load.num_sequences == 0
-    assert len(router.text[1]) == 20
-    assert router.errors[2].field == field
-    assert router.errors[2].reason == "INVALID_FIELD"
-    assert 2 not in router.text
+    assert set(router.text) == {1} and len(router.text[1]) == 20
+    assert [router.errors[number].field for number in range(2, len(BAD) + 2)] == [field for field, _ in BAD]
+    assert {error.reason for error in router.errors.values()} == {"INVALID_FIELD"}
 
 
 async def test_bad_settings_end_their_sequence_and_unknown_ids_nothing(tiny: Path) -> None:
@@ -313,42 +309,7 @@ async def test_bad_settings_end_their_sequence_and_unknown_ids_nothing(tiny: Pat
     assert set(router.errors) == {2}
 
 
-async def test_32_concurrent_streams_complete_and_every_block_returns(tiny: Path) -> None:
-    rng = random.Random(1)
-    prompts = [[rng.randrange(3, 259) for _ in range(rng.randint(1, 80))] for _ in range(32)]
-
-    def guess(sequence_id: int, base_len: int) -> sp.Draft:
-        return sp.Draft(sequence_id=sequence_id, base_len=base_len, token_ids=[rng.randrange(384)])
-
-    async with target_and_draft(tiny, guess) as (servicer, stub, draft):
-        routers = [Router(stub) for _ in range(4)]
-
-        async def drive(router: Router, ids: Sequence[int]) -> None:
-            opens = [
-                open_sequence(i, prompts[i], stopping=sp.Stopping(max_new_tokens=5 + i), draft=draft.assigned(i))
-                for i in ids
-            ]
-            await router.send(opens=opens)
-            await router.finished(*ids)
-
-        await asyncio.gather(*(drive(router, range(n, 32, 4)) for n, router in enumerate(routers)))
-        await until(lambda: servicer.steps.load.num_free_blocks == NUM_BLOCKS)
-    assert {i: len(t) for r in routers for i, t in r.text.items()} == {i: 5 + i for i in range(32)}
-
-
 LONG = sp.Stopping(max_new_tokens=400)
-
-
-async def test_a_close_frees_the_sequence_and_the_others_go_on(tiny: Path) -> None:
-    async with target(tiny) as (servicer, stub):
-        router = Router(stub)
-        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG), open_sequence(2, [7], stopping=LONG)])
-        await router.read()
-        await router.send(closes=[sp.CloseSequence(sequence_id=1, reason=sp.CLOSE_REASON_CANCELLED)])
-        await until(lambda: servicer.steps.load.num_sequences == 1)
-        await router.finished(2)
-    assert len(router.text[2]) == 400
-    assert 1 not in router.finish
 
 
 @pytest.mark.parametrize("how", ["cancel", "half-close", "deadline"])
@@ -452,16 +413,6 @@ async def test_the_drain_finishes_what_runs_and_refuses_what_comes(tiny: Path) -
         await drained
     assert len(router.text[1]) == 400
     assert router.errors[2].code == Code.UNAVAILABLE
-
-
-async def test_an_impatient_drain_gives_the_rest_back(tiny: Path) -> None:
-    async with running_target(tiny) as (running, stub):
-        router = Router(stub)
-        await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG)])
-        await router.read()
-        await running.drain(timeout_s=0.0)
-        await router.finished(1)
-    assert router.errors[1].code == Code.UNAVAILABLE
 
 
 @pytest.mark.slow
