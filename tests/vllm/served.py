@@ -87,7 +87,8 @@ async def served(
     draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
     async with serving(server, "127.0.0.1:0", services=[]) as life, running(engine, **changes) as (worker, stub):
         draft.address = life.address
-        record = LeaseRecord(worker_pb2.WorkerInfo(worker_id="draft-1"), worker_pb2.WorkerLoad(), life.address, 1)
+        info = worker_pb2.WorkerInfo(worker_id="draft-1", features=engine.info.features)
+        record = LeaseRecord(info, worker_pb2.WorkerLoad(), life.address, 1)
 
         async def leases() -> list[LeaseRecord]:
             return [record]

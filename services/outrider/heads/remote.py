@@ -3,7 +3,7 @@ in commits instead of drafting itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from outrider.drafting.source import CloseReason, DraftSource, Features
 from outrider.heads.features import FeatureCache, FeatureWriter
-from outrider.heads.interface import DraftHead
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
@@ -36,6 +35,8 @@ class _Shown:
     writer: FeatureWriter
     begun: bool = False
     """Whether a draft has features of it: those that follow must leave no gap."""
+    end: int = 0
+    """Of the positions that were sent. An engine that made room runs earlier ones again."""
     features: list[Features] = field(default_factory=list)
     held: list[tuple[int, Tensor]] = field(default_factory=list)
     """Start and states of positions that were committed while no draft was wanted."""
@@ -46,10 +47,14 @@ class HeadFeatures(DraftSource):
 
     for_workers = True
 
-    def __init__(self, head: DraftHead) -> None:
-        self.name = head.kind
-        self.taps = head.taps
-        self._head = head
+    def __init__(
+        self, name: str, taps: tuple[int, ...], read: Callable[[Tensor], Tensor] = lambda states: states
+    ) -> None:
+        """`read`: a head's features of the target's states, [batch, positions, …]; as they are from a target that has
+        computed them."""
+        self.name = name
+        self.taps = taps
+        self._read = read
         self._cache = FeatureCache()
         self._shown: dict[SequenceKey, _Shown] = {}
 
@@ -78,7 +83,7 @@ class HeadFeatures(DraftSource):
         if shown.wanted:
             held, shown.held = shown.held, []
             for at, each in held:
-                self._show(shown, at, self._head.features(each[None])[0])
+                self._show(shown, at, self._read(each[None])[0])
         features, shown.features = shown.features, []
         return features
 
@@ -89,7 +94,9 @@ class HeadFeatures(DraftSource):
             shown.features += written(max(0, start - _KNOWN), known[-_KNOWN:])
         shown.begun = True
         shown.writer.add(shown.tokens, start, features)
-        shown.features += written(start, features)
+        known_len = max(0, shown.end - start)
+        shown.features += written(start + known_len, features[known_len:])
+        shown.end = max(shown.end, start + len(features))
 
 
 def written(start: int, features: Tensor) -> Iterator[Features]:

@@ -67,9 +67,8 @@ class TargetConfig(WorkerConfig):
             raise ValueError("vllm_args: need engine vllm")
         if self.tensor_parallel > 1 and self.runs_on != "vllm":
             raise ValueError("tensor_parallel: needs engine vllm")
-        for name in ("head", "remote_head"):
-            if getattr(self, name) and self.runs_on != "outrider":
-                raise ValueError(f"{name}: needs engine outrider")
+        if self.head and self.runs_on != "outrider":
+            raise ValueError("head: needs engine outrider; with vllm give remote_head, and --head to draft workers")
         if self.head_tokens < 1:
             raise ValueError(f"head_tokens: must be at least 1, got {self.head_tokens}")
         if self.head and self.remote_head:

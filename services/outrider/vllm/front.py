@@ -1,4 +1,5 @@
-"""What Outrider changes in vLLM's front end: requests with min_p and logit_bias are let through.
+"""Names that the scheduler and the worker share, and what Outrider changes in vLLM's front end: requests with min_p and
+logit_bias are let through.
 
 vLLM refuses both where there is speculation, because its first model runner cannot verify them. Its second one can.
 vLLM calls `permit` in each of its processes, as one of its general plugins.
@@ -9,6 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 WORKER = "outrider.vllm.worker.Worker"
+HEAD = "outrider_remote_head"
+"""Key in vLLM's additional_config, which is part of the key of its compiled models: the head's directory."""
+FEATURES = "outrider_features"
+"""Attribute of the runner's output: what the head reads of the step."""
 
 
 def permit() -> None:

@@ -24,7 +24,7 @@ from outrider.target.drafts.choice import StepRoom
 from outrider.tree import DraftTree
 from outrider.vllm import versions
 from outrider.vllm.drafts import Decoding, DraftBook, VerifiedDraft
-from outrider.vllm.front import WORKER
+from outrider.vllm.front import FEATURES, WORKER
 
 METHOD = "ngram_gpu"
 """Of vLLM's speculation: it makes room for drafts in a step, and the worker has no drafter. With another method vLLM's
@@ -95,6 +95,8 @@ class Scheduler(BaseScheduler):
         self.book = DraftBook()
         self.verified: dict[str, VerifiedDraft] = {}
         """What the last step did, by request that committed tokens in it."""
+        self.features: Any = None
+        """What heads on draft workers read, of the last step."""
         self.num_preemptions = 0
         self.before_step: Callable[[], None] = lambda: None
         """Called before each step, to fill the book with what has arrived."""
@@ -140,6 +142,7 @@ class Scheduler(BaseScheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.verified.clear()
+        self.features = getattr(model_runner_output, FEATURES, None)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         step = self._scheduled.popleft() if self._scheduled else _Scheduled(time.monotonic())
         committed = [one for group in outputs.values() for one in group.outputs]

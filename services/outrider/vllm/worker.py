@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +28,8 @@ from vllm.utils.torch_utils import async_tensor_h2d  # noqa: E402
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor  # noqa: E402
 from vllm.v1.worker.gpu.spec_decode.rejection_sampler import RejectionSampler  # noqa: E402
 
+from outrider.vllm.features import send_features  # noqa: E402
+from outrider.vllm.front import HEAD  # noqa: E402
 from outrider.vllm.graphs import DraftGraphs  # noqa: E402
 from outrider.vllm.kernels import accept_kernel, follow_kernel  # noqa: E402
 from outrider.vllm.scheduler import CHAINS, METHOD  # noqa: E402
@@ -66,6 +69,8 @@ class Worker(BaseWorker):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
         verify_by_draw(self.model_runner)
+        if head := (self.vllm_config.additional_config or {}).get(HEAD):
+            send_features(self.model_runner, Path(self.vllm_config.model_config.model), Path(head))
 
 
 def use_drafts(runner: Any) -> None:

@@ -125,6 +125,7 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
     def __init__(self, answer: Answer | None) -> None:
         self.answer = answer
         self.address = ""
+        self.requests: list[draft_pb2.DraftRequest] = []
 
     def assigned(self, sequence_id: int) -> sp.DraftAssignment:
         return sp.DraftAssignment(worker_id="draft-1", address=self.address, sequence_id=sequence_id)
@@ -134,6 +135,7 @@ class ScriptedDraft(draft_pb2_grpc.DraftServiceServicer):
 
     async def Draft(self, requests: Any, context: Any) -> None:  # type: ignore[override]
         async for request in requests:
+            self.requests.append(request)
             lengths = {o.sequence_id: len(o.prompt_token_ids) + len(o.committed_token_ids) for o in request.opens}
             if self.answer is None:
                 drafts = [sp.Draft(sequence_id=number, base_len=length) for number, length in lengths.items()]

@@ -125,7 +125,7 @@ class Remote:
 
 
 def remote(path: Path, head: DraftHead, sources: Sequence[DraftSource] = (), **more: object) -> Remote:
-    features = HeadFeatures(head)
+    features = HeadFeatures(head.kind, head.taps, head.features)
     bench = Bench(path, sources=[features, *sources], row_price=lambda cost: 0.0)
     return Remote(bench, DraftWorker(HeadDrafter(head, 384, 512, 64, "cpu"), 40), **more)  # type: ignore[arg-type]
 

@@ -27,7 +27,7 @@ def head_features(engine: Engine, head: DraftHead) -> HeadFeatures:
     """What sends a head on draft workers its features."""
     if engine.info.execution.startswith("native"):
         read_natively(head, cpu.load_kernels())
-    return HeadFeatures(head)
+    return HeadFeatures(head.kind, head.taps, head.features)
 
 
 def engine_of(engine: Engine, head: DraftHead, *, prefix_cache: bool = True) -> HeadEngine | None:

@@ -132,6 +132,14 @@ class TargetCore(ABC, Generic[S]):
     def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Prefixes that were added to the cache, and those removed, since the last call."""
 
+    def _see(self, row: StepRow[S], start: int, states: Any) -> None:
+        """Shows sources the states of the row's committed positions from `start` on, before the commit that gives the
+        token after them; what heads on draft workers read of them is sent with it."""
+        features = self._drafts.see(row.key, start, states)
+        if row.decides and features:
+            row.features = features.pop()
+        self._report.features += [(row.key, row.base_len, each) for each in features]
+
     def take_report(self) -> TargetReport:
         """What happened since the last call. May be empty."""
         report, self._report = self._report, TargetReport()

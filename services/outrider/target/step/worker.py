@@ -9,7 +9,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
-from outrider.drafting.source import DraftSource, Features
+from outrider.drafting.source import DraftSource
 from outrider.engine import Engine, OutOfBlocks
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.engine.models.taps import HEAD_INPUT
@@ -140,7 +140,7 @@ class TargetWorker(TargetCore[TargetSequence]):
             self._commit(row, row.verdict)
         elif not row.decides:
             # A chunk of prefill; the cache holds its tokens by now.
-            self._show(sequence, self._see(row))
+            self._take_states(row)
         self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
         if row.finish is not Finish.NONE:
             self._remove(sequence.key)
@@ -154,30 +154,24 @@ class TargetWorker(TargetCore[TargetSequence]):
         # Before blocks are published or tokens sent: rejected tokens must not be found in the cache, and the last
         # committed one is not in it yet.
         self._engine.kv.keep(kv_of(sequence), row.accepted[: len(row.token_ids) - 1])
-        features, prompt = self._see(row), sequence.prompt_report or _NO_PROMPT
-        self._show(sequence, features[:-1])
+        self._take_states(row)
+        prompt = sequence.prompt_report or _NO_PROMPT
         sequence.commit(row.token_ids)
         self._drafts.commit(row)
         row.times = sequence.timer.take()
         row.num_prompt_tokens, row.num_cached_tokens = prompt.num_tokens, prompt.num_cached_tokens or 0
         row.prompt_logprobs, row.top = prompt.logprobs, verdict.logprobs[: len(row.token_ids)]
         row.logprobs = opening.asked_logprobs(row.top)
-        row.features = features[-1] if features else None
         row.sources = tokens_by_source(draft, row.accepted, verified)
         self._report.commits.append(row)
         self._accounting.committed(row)
 
-    def _see(self, row: TargetRow) -> list[Features]:
-        """Shows the states of committed positions to a source in this process. Returns what heads on draft workers
-        read."""
+    def _take_states(self, row: TargetRow) -> None:
         if row.states is None:
-            return []
+            return
         nodes = [row.num_tokens + node for node in row.accepted]
         states, row.states = row.states[[*range(row.num_tokens), *nodes]], None
-        return self._drafts.see(row.key, row.start, states)
-
-    def _show(self, sequence: TargetSequence, features: Sequence[Features]) -> None:
-        self._report.features += [(sequence.key, sequence.committed_len, each) for each in features]
+        self._see(row, row.start, states)
 
 
 class OpenSequences(KnownSequences[TargetSequence]):

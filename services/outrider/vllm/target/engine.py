@@ -18,9 +18,10 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 
 from outrider.engine import CheckpointError, EngineConfig, ModelInfo
+from outrider.engine.checkpoints.fetching import directory
 from outrider.prefix import block_hashes
 from outrider.target.config import TargetConfig
-from outrider.vllm.front import WORKER
+from outrider.vllm.front import HEAD, WORKER
 from outrider.vllm.scheduler import METHOD
 from outrider.vllm.target.grammar import Bitmasks
 
@@ -97,6 +98,8 @@ def _settings(config: TargetConfig, model: Path) -> dict[str, Any]:
         "speculative_config": {"method": METHOD, "num_speculative_tokens": max(1, count)},
         "kv_events_config": KVEventsConfig(enable_kv_cache_events=engine.prefix_cache, publisher="null"),
     }
+    if config.remote_head:
+        found["additional_config"] = {HEAD: str(directory(config.remote_head))}
     if engine.max_context_len is not None:
         found["max_model_len"] = engine.max_context_len
     if engine.num_blocks is not None:

@@ -134,6 +134,8 @@ class VllmMachine(TargetCore[VllmSequence]):
         for row in rows:
             sequence = row.sequence
             sequence.timer.step_began(started_s)
+            if (features := self._scheduler.features) is not None:
+                self._see(row, *features.of(sequence.request_id))
             if (output := found.get(sequence.request_id)) is not None:
                 self._guarded(row.key, sequence, partial(self._settle, row, output), "in its step")
         self._report_step(rows, started_s)
