@@ -21,7 +21,7 @@ from outrider.training.student import StudentConfig
 from transformers import AutoModelForCausalLM
 
 from tests.integration.target.test_server import Router, ScriptedDraft, open_sequence
-from tests.vllm.served import SMALL, Loaded, loaded, served
+from tests.vllm.served import Loaded, loaded, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -41,11 +41,11 @@ def head(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.T
     return made
 
 
-@pytest.fixture(scope="module")
-def engine(model: Path, head: Path) -> Iterator[Loaded]:
+@pytest.fixture(scope="module", params=["--no-async-scheduling", "--async-scheduling"])
+def engine(request: pytest.FixtureRequest, model: Path, head: Path) -> Iterator[Loaded]:
     # Prompts come in chunks, and not all have room at once.
     engine = {"num_blocks": 26, "max_batch_tokens": 64}
-    args = f"{SMALL} --block-size=32 --max-model-len=256"
+    args = f"--kv-cache-memory-bytes=200000000 {request.param} --block-size=32 --max-model-len=256"
     with loaded(model, args, engine=engine, remote_head=str(head)) as made:
         yield made
 
