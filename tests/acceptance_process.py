@@ -27,7 +27,7 @@ def record(prompts: Path) -> Iterator[str]:
     from outrider.engine.checkpoints.tokenizer import load_tokenizer
     from outrider.engine.loading.draft_checkpoint import load_draft_model
     from outrider.engine.loading.loader import load_engine
-    from outrider.pair import Pair
+    from outrider.sim.pair import Pair
     from outrider.training.texts import prompt_ids, read_prompts
 
     target, draft = resolve("smollm2-135m-instruct"), resolve("smollm2-135m-draft")

@@ -27,7 +27,7 @@ from benchmarks.support.prompts import Prompt, read_prompts
 from benchmarks.support.texts import assembled
 
 if TYPE_CHECKING:
-    from outrider.pair import Answered
+    from outrider.sim.pair import Answered
 
 _REQUIRED = 0.9997
 """Share of the answers that must be equal with and without speculation."""
@@ -38,7 +38,7 @@ _PART = 256
 
 
 class Answering(Protocol):
-    """The interface of outrider.pair.Pair."""
+    """The interface of outrider.sim.pair.Pair."""
 
     def answer(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, speculate: bool, salt: bytes = b""
@@ -194,7 +194,7 @@ def _load(loading: Loading) -> Answering:
     from outrider.drafters import load_drafter
     from outrider.engine import CheckpointError, EngineConfig, resolve
     from outrider.engine.loading.loader import load_engine
-    from outrider.pair import Pair
+    from outrider.sim.pair import Pair
 
     torch.set_num_threads(loading.threads)
     try:

@@ -13,9 +13,10 @@ from outrider.comparison.texts import Text as Answered
 from outrider.engine import Engine, EngineConfig, Row, resolve, weights_revision
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
+from outrider.sim.engine import Guess
 from outrider.user_cache import cache_directory
 from outrider_controller.cli.output import note
-from outrider_controller.whatif.texts import Guess, Text, Texts
+from outrider_controller.whatif.texts import Text, Texts
 
 from benchmarks.support.prompts import Prompt
 

@@ -19,7 +19,7 @@ from outrider_controller.router.config import PolicyConfig
 from benchmarks.arms import Ask, Sample
 
 if TYPE_CHECKING:
-    from outrider.pair import Pair
+    from outrider.sim.pair import Pair
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def _load(target: Path, config: StackConfig, cores: Sequence[int], ignore_eos: b
     from outrider.engine import EngineConfig, resolve
     from outrider.engine.checkpoints.tokenizer import load_tokenizer
     from outrider.engine.loading.loader import load_engine
-    from outrider.pair import Pair
+    from outrider.sim.pair import Pair
 
     torch.set_num_threads(1)
     engine = EngineConfig(prefix_cache=False)

@@ -18,7 +18,7 @@ from outrider.comparison.loaded import LoadedDrafts
 from outrider.engine import EngineConfig, resolve
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
-from outrider.pair import Pair
+from outrider.sim.pair import Pair
 from outrider.speculation import SamplingParams
 from outrider.ways import SHIPPED, Shipped, file_of, keep, kept
 

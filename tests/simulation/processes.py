@@ -19,13 +19,13 @@ from outrider.drafting.source import make_sources
 from outrider.rpc.v1 import draft_pb2_grpc, router_pb2_grpc, target_pb2_grpc
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.sequence.key import SequenceKey
+from outrider.sim.worker import Processor, VirtualSteps
 from outrider.target.requests import events
 from outrider.target.requests.limits import Limits as TargetLimits
 from outrider.target.service import TargetServicer
 from outrider.target.step.scheduler import Batching, StepPlan
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
-from outrider.worker.loop import StepLoop
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import Traces
@@ -35,7 +35,6 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes import fake_info
 from tests.simulation.hash_model import VOCAB_SIZE, HashDecoder, HashEngine, argmax_id, guess
-from tests.simulation.machine import Machine, VirtualSteps
 from tests.simulation.network import Host, Network
 from tests.simulation.schedule import Schedule, WorkerPlan
 from tests.simulation.store import SimulatedStore
@@ -74,13 +73,33 @@ class Process(ABC):
         """Resources that it still holds although no request runs."""
 
 
+class StepFailed(RuntimeError):
+    """A planted fault of a step."""
+
+
+class Machine(Processor):
+    """The processor of one worker."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        super().__init__(asyncio.get_running_loop().time)
+        self.failures_due = 0
+        self._plan = plan
+
+    def compute(self, num_tokens: int) -> None:
+        """One forward. Raises StepFailed when a failure is due."""
+        self.spend(self._plan.step_s + self._plan.token_s * num_tokens)
+        if self.failures_due:
+            self.failures_due -= 1
+            raise StepFailed("planted")
+
+
 class Worker(Process):
     """A target or a draft."""
 
     def __init__(self, name: str, address: str, network: Network, plan: WorkerPlan) -> None:
         super().__init__(name, address, network)
         self.plan = plan
-        self.machine = Machine(plan.step_s, plan.token_s)
+        self.machine = Machine(plan)
         self._steps: VirtualSteps
         self.on_broken: Callable[[], None] = lambda: None
         """The process ends itself."""
@@ -96,12 +115,7 @@ class Worker(Process):
     def expire_drain(self) -> None: ...
 
     def _make_steps(self, shipped: Any, deliver: Callable[[Any], None]) -> Any:
-        clock = self.machine.clock
-
-        def loop(collect: Callable[[Any], None]) -> StepLoop[Any, Any]:
-            return StepLoop(shipped, collect, clock, end=lambda problem, error: self.on_broken())
-
-        self._steps = VirtualSteps(loop, deliver, self.machine)
+        self._steps = VirtualSteps(shipped, deliver, self.machine, end=lambda problem, error: self.on_broken())
         self.host.spawn(self._steps.run())
         return self._steps
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from unittest import mock
 
 from outrider.gateway.generation.requests import SpeculationChoice
+from outrider.sim.clock import Deadlock, Livelock, VirtualLoop, run_virtually
 from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S
 
 from tests.simulation.client import Answer, Clients
 from tests.simulation.processes import TargetProcess
 from tests.simulation.schedule import RequestPlan, Schedule
 from tests.simulation.verdict import answer_problems, leftovers
-from tests.simulation.virtual_time import Deadlock, Livelock, VirtualLoop, run_virtually
 from tests.simulation.world import World
 
 Print = Callable[[str], None]

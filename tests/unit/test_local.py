@@ -10,7 +10,7 @@ from outrider.engine import EngineConfig
 from outrider.engine.loading.loader import load_engine
 from outrider.errors import InvalidRequest
 from outrider.local import Speculator
-from outrider.pair import Pair
+from outrider.sim.pair import Pair
 from outrider.speculation import SamplingParams
 
 CONFIG = EngineConfig(dtype="float32", num_blocks=256)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from outrider.sim.engine import Guess
 
 from outrider_controller.whatif.stack import Times
-from outrider_controller.whatif.texts import Guess, Text
+from outrider_controller.whatif.texts import Text
 
 VOCAB_SIZE = 64
 _PROMPT, _RIGHT, _WRONG = 1, 7, 8

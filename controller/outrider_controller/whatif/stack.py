@@ -5,6 +5,7 @@ Each stream sends its next request when the last one has ended. Every worker has
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -13,16 +14,21 @@ from typing import Any
 
 import torch
 from outrider.draft import events as draft_events
+from outrider.draft.events import DraftReport, Proposed
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
+from outrider.engine import ModelInfo
 from outrider.limits import MAX_DRAFT_TOKENS, to_us
 from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
-from outrider.sequence.speculation import Speculation
+from outrider.sequence.speculation import Speculation, price_moved
+from outrider.sim.clock import VirtualLoop, run_virtually
+from outrider.sim.engine import Guess, KnownEngine, Says, StepSeconds
+from outrider.sim.worker import Processor, VirtualSteps, Way
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.limits import Limits
@@ -30,7 +36,6 @@ from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
-from outrider.tuning import MIN_CHANCE
 from outrider.worker.events import Closed, Opened, SequenceKey
 from outrider.worker.step_cost import StepCost
 
@@ -42,13 +47,12 @@ from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.request.checks import Request
 from outrider_controller.router.speculation.controller import SpeculationController
 from outrider_controller.router.speculation.policy import Policy
-from outrider_controller.whatif.engine import Clock, KnownEngine, StepSeconds, draft_says, target_says
-from outrider_controller.whatif.loop import Loop, Process
-from outrider_controller.whatif.texts import Texts
+from outrider_controller.whatif.texts import Text, Texts, draft_says, target_says
 
 _MODEL = "target"
 _DRAFT = worker_pb2.WorkerInfo(model="draft", model_revision="replayed", draft_kind="model")
 _GREEDY = SamplingParams(temperature=0.0)
+_BLOCK_SIZE, _NUM_BLOCKS, _MAX_CONTEXT = 16, 1 << 17, 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +123,7 @@ class _Stream:
     request: Request
     controller: SpeculationController
     opening: SequenceSpec
-    draft: Process | None
+    draft: _Draft | None
     committed_s: float = -1.0
     """The last commit; negative before the first."""
     asked: dict[int, float] = field(default_factory=dict)
@@ -130,31 +134,65 @@ class _Stream:
     rounds: int = 0
 
 
+class _Draft:
+    """A draft worker, and the ways to it and back."""
+
+    def __init__(self, worker: DraftWorker, processor: Processor, one_way_s: float, answer: Callable[[Any], None]):
+        self.steps = VirtualSteps(worker, self._reported, processor)
+        self._one_way_s = one_way_s
+        self._to, self._back = Way(lambda event: self.steps.post([event])), Way(answer)
+
+    def tell(self, made: Callable[[float], Any]) -> None:
+        """Sends an event, which is made with the time of its arrival."""
+        self._to.send(made(asyncio.get_running_loop().time() + self._one_way_s), self._one_way_s)
+
+    def _reported(self, report: DraftReport) -> None:
+        for failed in report.failures:
+            raise failed.error
+        for proposed in report.proposals:
+            self._back.send(proposed, self._one_way_s)
+
+
 class VirtualStack:
+    _loop: asyncio.AbstractEventLoop
+    _target: VirtualSteps
+    _drafts: list[_Draft]
+
     def __init__(self, texts: Texts, setup: Setup, seed: int = 0) -> None:
-        self._texts, self._setup, self._loop = texts, setup, Loop()
+        self._texts, self._setup = texts, setup
         self._policy = Policy(setup.policy)
         self._keys = itertools.count(1)
         self._order = self._numbers(random.Random(seed))
         self._streams: dict[SequenceKey, _Stream] = {}
         self._price, self._sent_price, self._best_chance = 0.0, 0.0, 1.0
         self._measuring, self._ran = False, RunResult()
-        self._target = self._target_process()
-        self._drafts = [self._draft_process() for _ in range(setup.drafts)]
 
     def run(self, seconds: float, settle_s: float) -> RunResult:
         """`settle_s`: of the time that is not counted, before it."""
         # Each tensor is tiny: more threads would only wait for one another.
         torch.set_num_threads(1)
-        for number in range(self._setup.streams):
-            # Not all at once: their prompts would be read in one step, again and again.
-            self._loop.at(0.01 * number, self._begin)
-        self._loop.at(PLAN_EVERY_S, self._plan)
-        self._loop.run(settle_s)
-        self._measuring = True
-        self._loop.run(settle_s + seconds)
+        loop = VirtualLoop()
+        run_virtually(self._run(seconds, settle_s), loop)
+        if loop.unhandled:
+            raise RuntimeError(loop.unhandled[0])
         self._ran.seconds = seconds
         return self._ran
+
+    async def _run(self, seconds: float, settle_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._target = self._target_steps()
+        self._drafts = [self._draft() for _ in range(self._setup.drafts)]
+        for number in range(self._setup.streams):
+            # Not all at once: their prompts would be read in one step, again and again.
+            self._loop.call_later(0.01 * number, self._begin)
+        self._loop.call_later(PLAN_EVERY_S, self._plan)
+        async with asyncio.TaskGroup() as group:
+            working = [group.create_task(each.run()) for each in (self._target, *(one.steps for one in self._drafts))]
+            await asyncio.sleep(settle_s)
+            self._measuring = True
+            await asyncio.sleep(seconds)
+            for task in working:
+                task.cancel()
 
     def _numbers(self, chance: random.Random) -> Iterator[int]:
         while True:
@@ -164,21 +202,30 @@ class VirtualStack:
 
     # -- workers
 
-    def _target_process(self) -> Process:
-        setup, clock = self._setup, Clock()
-        engine = KnownEngine(self._texts, target_says, setup.times.target, clock, setup.times.num_free)
-        info = engine.info
+    def _target_steps(self) -> VirtualSteps:
+        setup, info = self._setup, self._info
+        processor = Processor(self._loop.time, setup.times.between_steps_s)
+        engine = KnownEngine(
+            info, self._says(target_says), setup.times.target, processor, num_free=setup.times.num_free
+        )
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, 4096)
         price: Callable[[StepCost], float] = (lambda cost: cost.price) if setup.priced else (lambda cost: 0.0)
         batching = Batching(info.block_size, setup.max_batch_tokens)
-        worker = TargetWorker(engine, limits, batching, clock, price, setup.sources(self._texts))
-        return Process(self._loop, worker, clock, self._committed, setup.times.between_steps_s)
+        worker = TargetWorker(engine, limits, batching, processor.clock, price, setup.sources(self._texts))
+        return VirtualSteps(worker, self._committed, processor)
 
-    def _draft_process(self) -> Process:
-        clock = Clock()
-        engine = KnownEngine(self._texts, draft_says, self._setup.times.draft, clock)
-        worker = DraftWorker(ModelDrafter(engine, self._setup.drafting), 4096, clock)
-        return Process(self._loop, worker, clock, self._proposed)
+    def _draft(self) -> _Draft:
+        processor, times = Processor(self._loop.time), self._setup.times
+        engine = KnownEngine(self._info, self._says(draft_says), times.draft, processor)
+        worker = DraftWorker(ModelDrafter(engine, self._setup.drafting), 4096, processor.clock)
+        return _Draft(worker, processor, times.one_way_s, self._proposed)
+
+    @property
+    def _info(self) -> ModelInfo:
+        return ModelInfo(self._texts.vocab_size, _MAX_CONTEXT, _BLOCK_SIZE, _NUM_BLOCKS, "none", "cpu", "known", ())
+
+    def _says(self, says: Callable[[Text, int], Guess]) -> Says:
+        return lambda row: self._texts.said(row, says)
 
     # -- requests
 
@@ -202,8 +249,7 @@ class VirtualStack:
             tenant=text.tenant,
         )
         stream = self._streams[key] = _Stream(key, request, controller, opening, draft)
-        now_s = self._loop.now_s
-        self._target.deliver(now_s, Opened(key, opening, now_s))
+        self._target.post([Opened(key, opening, self._loop.time())])
         if draft is not None:
             spec = replace(opening, speculation=setting.for_draft(self._sent_price))
             self._tell(stream, lambda at_s: Opened(key, spec, at_s))
@@ -220,15 +266,14 @@ class VirtualStack:
             max_draft_tokens=self._setup.cap,
         )
 
-    def _least_loaded(self) -> Process | None:
+    def _least_loaded(self) -> _Draft | None:
         serving = [stream.draft for stream in self._streams.values()]
         return min(self._drafts, key=lambda draft: sum(each is draft for each in serving), default=None)
 
     def _tell(self, stream: _Stream, made: Callable[[float], Any]) -> None:
         """Sends an event to the stream's draft."""
         if stream.draft is not None:
-            at_s = self._loop.now_s + self._setup.times.one_way_s
-            stream.draft.deliver(at_s, made(at_s))
+            stream.draft.tell(made)
 
     # -- what workers report
 
@@ -242,7 +287,7 @@ class VirtualStack:
             self._follow(self._streams[committed.key], committed, report.step_us, turns)
 
     def _follow(self, stream: _Stream, committed: StepRow[Any], step_us: int, turns: int) -> None:
-        now_s, key = self._loop.now_s, committed.key
+        now_s, key = self._loop.time(), committed.key
         finished = committed.finish is not Finish.NONE
         base_len, token_ids = committed.base_len, tuple(committed.token_ids)
         self._tell(stream, lambda at_s: draft_events.DraftCommitted(key, base_len, token_ids, finished, at_s))
@@ -255,7 +300,7 @@ class VirtualStack:
         if finished:
             del self._streams[key]
             self._tell(stream, lambda at_s: Closed(key))
-            self._loop.at(now_s + self._setup.times.between_s, self._begin)
+            self._loop.call_later(self._setup.times.between_s, self._begin)
         elif stream.draft is not None:
             if done.draft_active:
                 stream.controller.draft_active(done.answer_us)
@@ -270,18 +315,19 @@ class VirtualStack:
         self._ran.verified += done.num_verified
         self._ran.accepted += done.num_accepted
         if stream.committed_s >= 0:
-            self._ran.gaps.append((self._loop.now_s - stream.committed_s, done.num_tokens))
+            self._ran.gaps.append((self._loop.time() - stream.committed_s, done.num_tokens))
 
-    def _proposed(self, report: Any) -> None:
-        for failed in report.failures:
-            raise failed.error
-        at_s = self._loop.now_s + self._setup.times.one_way_s
-        for proposed in report.proposals:
-            if (stream := self._streams.get(proposed.key)) is not None:
-                stream.serial += 1
-                tree = replace(proposed.tree, serial=stream.serial, epoch=proposed.epoch, seconds=proposed.compute_s)
-                self._target.deliver(at_s, Offered(proposed.key, tree, at_s))
-                self._loop.at(at_s, lambda it=stream, of=proposed: _answered(it, of, self._loop.now_s))  # type: ignore[misc]
+    def _proposed(self, proposed: Proposed) -> None:
+        """The target has received a draft's message."""
+        if (stream := self._streams.get(proposed.key)) is None:
+            return
+        now_s = self._loop.time()
+        stream.serial += 1
+        stream.active = True
+        if (asked_s := stream.asked.pop(proposed.tree.base_len, None)) is not None:
+            stream.answer_us = to_us(now_s - asked_s)
+        tree = replace(proposed.tree, serial=stream.serial, epoch=proposed.epoch, seconds=proposed.compute_s)
+        self._target.post([Offered(proposed.key, tree, now_s)])
 
     # -- settings
 
@@ -289,12 +335,11 @@ class VirtualStack:
         if speculation is None:
             return
         limits = speculation.for_draft(self._sent_price)
-        self._target.deliver(self._loop.now_s, Adjusted(stream.key, speculation))
+        self._target.post([Adjusted(stream.key, speculation)])
         self._tell(stream, lambda at_s: draft_events.Limited(stream.key, limits, at_s))
 
     def _price_rows(self, price: float) -> None:
-        """As a target does: drafts are told of a price that has moved by a quarter."""
-        if max(price, self._sent_price, MIN_CHANCE) <= 1.25 * max(MIN_CHANCE, min(price, self._sent_price)):
+        if not price_moved(self._sent_price, price):
             return
         self._sent_price = price
         for stream in self._streams.values():
@@ -303,14 +348,14 @@ class VirtualStack:
                 self._tell(stream, lambda at_s, it=stream, to=limits: draft_events.Limited(it.key, to, at_s))  # type: ignore[misc]
 
     def _plan(self) -> None:
-        self._loop.at(self._loop.now_s + PLAN_EVERY_S, self._plan)
+        self._loop.call_later(PLAN_EVERY_S, self._plan)
         if self._setup.mode != "auto":
             return
         known = frozenset({draft_version(_DRAFT)} if self._drafts else ())
         states = {_MODEL: TargetState(known, self._price, self._best_chance)}
         if own := self._policy.own_sources.get(_MODEL):
             states[own_drafts_of(_MODEL)] = TargetState(frozenset(own))
-        if self._policy.replan(states, self._loop.now_s):
+        if self._policy.replan(states, self._loop.time()):
             for stream in self._streams.values():
                 self._adjust(stream, stream.controller.allow(self._policy.allowance(stream.request)))
 
@@ -337,11 +382,3 @@ def _round(stream: _Stream, committed: StepRow[Any], step_us: int) -> Round:
         draft_useful_us=to_us(committed.draft_useful_s),
         sources=committed.sources,
     )
-
-
-def _answered(stream: _Stream, proposed: Any, now_s: float) -> None:
-    """The target has received the draft's message."""
-    stream.active = True
-    asked_s = stream.asked.pop(proposed.tree.base_len, None)
-    if asked_s is not None:
-        stream.answer_us = to_us(now_s - asked_s)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outrider.drafting.source import CloseReason, DraftSource
+from outrider.engine import Row
+from outrider.engine.attention.tree import depths
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
+from outrider.sim.engine import Guess
 from outrider.tree import DraftTree
-
-Guess = Sequence[tuple[int, float]]
-"""A source's likeliest next tokens, each with its chance; nothing: it has none."""
 
 NUMBER_TOKENS = 2
 """Tokens before each prompt that name its text."""
+_SURE = 1 - 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,23 @@ class Texts:
     def place(self, text: Text, position: int) -> int:
         """Where in the answer a position of the sequence is; below 0 in the prompt."""
         return position - NUMBER_TOKENS - len(text.prompt)
+
+    def said(self, row: Row, says: Callable[[Text, int], Guess]) -> Iterator[Guess]:
+        """After each token of the row whose logits are wanted."""
+        start, chain = row.sequence.cached_len, row.num_chain_tokens
+        text = self.of([*row.sequence.tokens[:NUMBER_TOKENS], *row.token_ids[:NUMBER_TOKENS]])
+        below = [chain + depth for depth in depths(row.parents)]
+        for offset in [*range(chain), *below][len(row.token_ids) - row.num_logits :]:
+            yield says(text, self.place(text, start + offset + 1))
+
+
+def target_says(text: Text, place: int) -> Guess:
+    """Its answer, without a doubt."""
+    return ((text.answer[place], _SURE),) if 0 <= place < len(text.answer) else ()
+
+
+def draft_says(text: Text, place: int) -> Guess:
+    return text.guesses[place] if 0 <= place < len(text.guesses) else ()
 
 
 @dataclass(slots=True)

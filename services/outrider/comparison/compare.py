@@ -14,8 +14,9 @@ from torch import Tensor
 from outrider.comparison.loaded import CompareConfig, Loaded, Parts, Report, load
 from outrider.comparison.step_line import StepLine, measure_steps, quiet_clock
 from outrider.engine import Engine, Row
-from outrider.engine.kv.kv_cache_manager import KVCacheManager
-from outrider.pair import Answered
+from outrider.sim.engine import Guess, KnownEngine
+from outrider.sim.pair import Answered
+from outrider.sim.worker import Processor
 
 # A source more has to bring this much.
 _GAIN = 1.01
@@ -217,58 +218,30 @@ def grown(beginning: int, token: int) -> int:
     return hash((beginning, token))
 
 
-class ReplayEngine(Engine):
-    """An engine without a model. Its clock runs on by the time of the steps that it does not run."""
+class ReplayEngine(KnownEngine):
+    """In the place of another engine: it says what the texts say, by the clock of the machine, which runs on by the
+    time of the steps that it does not run."""
 
     def __init__(self, engine: Engine, texts: KnownTexts, line: StepLine) -> None:
-        self.info = engine.info
-        self.kv = KVCacheManager(engine.info.num_blocks, engine.info.block_size, prefix_cache=False)
-        self._known = texts
+        processor = Processor(quiet_clock(engine))
+        super().__init__(engine.info, self._said, self._seconds_of, processor, states=self._known_states)
+        self.clock = processor.clock
+        self._texts = texts
         self._line = line
-        self._clock = quiet_clock(engine)
-        self._ahead_s = 0.0
-        self.steps_s = 0.0
-        """What its steps would have taken."""
-        self._logits = torch.zeros(0, engine.info.vocab_size)
         self._swept = torch.zeros(_SWEPT_BYTES // 4)
 
-    def clock(self) -> float:
-        return self._clock() + self._ahead_s
-
-    def num_free_tokens(self, num_rows: int, num_tokens: int) -> int:
-        return 0
-
-    def forward_tapped(self, rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        started_s = self._clock()
-        self.kv.allocate(rows)
-        self.kv.take_unclean(), self.kv.take_moves()
-        beginnings = [list(_beginnings(row)) for row in rows]
+    def _seconds_of(self, sequences: int, rows: int, prompt_tokens: int) -> float:
         self._swept.sum()
-        states = torch.empty(0)
-        if layers:
-            tapped = [b for row, each in zip(rows, beginnings, strict=True) for b in each[len(each) - row.num_tapped :]]
-            states = self._known.states_at(tapped)
-        wanted = [b for row, each in zip(rows, beginnings, strict=True) for b in each[len(each) - row.num_logits :]]
-        logits = self._certain([self._known.token_after(beginning) for beginning in wanted])
-        self._advance(rows)
-        step_s = self._step_s(rows)
-        self.steps_s += step_s
-        self._ahead_s += step_s - (self._clock() - started_s)
-        return logits, states
+        return self._line.seconds(sequences, rows, prompt_tokens)
 
-    def _certain(self, token_ids: Sequence[int]) -> Tensor:
-        """Logits [tokens, vocab] that leave no choice, at any temperature."""
-        if len(token_ids) > len(self._logits):
-            self._logits = torch.zeros(len(token_ids), self._logits.shape[1])
-        found = self._logits[: len(token_ids)].zero_()
-        found[torch.arange(len(token_ids)), list(token_ids)] = 1e6
-        return found
+    def _said(self, row: Row) -> Iterator[Guess]:
+        for beginning in list(_beginnings(row))[len(row.token_ids) - row.num_logits :]:
+            yield ((self._texts.token_after(beginning), 1.0),)
 
-    def _step_s(self, rows: Sequence[Row]) -> float:
-        verified = [row for row in rows if row.num_logits == len(row.token_ids)]
-        num_rows = sum(row.num_logits for row in verified)
-        prompt_tokens = sum(len(row.token_ids) for row in rows) - num_rows
-        return self._line.seconds(len(verified), num_rows, prompt_tokens)
+    def _known_states(self, rows: Sequence[Row]) -> Tensor:
+        return self._texts.states_at(
+            [each for row in rows for each in list(_beginnings(row))[len(row.token_ids) - row.num_tapped :]]
+        )
 
 
 def _beginnings(row: Row) -> Iterator[int]:

@@ -23,8 +23,8 @@ from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
 from outrider.heads import HeadDrafts
 from outrider.heads.loading import is_head
-from outrider.pair import Answered, DrafterSource, Pair
 from outrider.samples import Cipher
+from outrider.sim.pair import Answered, DrafterSource, Pair
 from outrider.target.drafts.head import engine_of, tried_head
 
 _CHUNK = 256

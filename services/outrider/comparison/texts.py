@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from outrider.engine import Engine
-from outrider.pair import Pair
 from outrider.samples import Cipher
+from outrider.sim.pair import Pair
 from outrider.training.shards import Corpus, list_shards
 from outrider.training.texts import Message, answered_of, prompt_ids, prompt_of, read_lines
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequest
 from outrider.limits import MAX_WAIT_US, MAX_WEIGHT
-from outrider.tuning import PATIENCE
+from outrider.tuning import MIN_CHANCE, PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,12 @@ class Speculation:
 
 
 PLAIN = Speculation()
+
+
+def price_moved(sent: float, price: float) -> bool:
+    """By a quarter since drafts were sent it: they are told, as they stop at tokens that would not be verified."""
+    low, high = sorted((max(sent, MIN_CHANCE), max(price, MIN_CHANCE)))
+    return high > 1.25 * low
 
 
 def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:

@@ -1,7 +1,7 @@
 """What a finished draft is worth: the share of its tokens that the real verifier accepts, on prompts it never saw.
 
-Both models run as they are served, through `outrider.pair`. So a draft that learnt from a wrong teacher, or whose file
-does not say what was trained, shows here.
+Both models run as they are served, through `outrider.sim.pair`. So a draft that learnt from a wrong teacher, or whose
+file does not say what was trained, shows here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.models.taps import HEAD_INPUT
 from outrider.heads import DraftHead
 from outrider.heads.check import guess_logits
-from outrider.pair import Pair
+from outrider.sim.pair import Pair
 from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose, verify
 from outrider.tree import DraftTree
 

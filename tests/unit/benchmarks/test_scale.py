@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from outrider.pair import Answered
+from outrider.sim.pair import Answered
 from outrider_controller.cli.exits import CommandError
 
 from benchmarks.__main__ import run as bench

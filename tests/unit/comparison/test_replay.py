@@ -16,7 +16,7 @@ from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row
 from outrider.engine.loading.loader import load_engine
 from outrider.heads import HeadDrafts
 from outrider.heads.interface import DraftHead
-from outrider.pair import Answered, DrafterSource, Pair
+from outrider.sim.pair import Answered, DrafterSource, Pair
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig

@@ -20,9 +20,9 @@ from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import CheckpointError, EngineConfig
 from outrider.errors import Unavailable
-from outrider.pair import DrafterSource
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
+from outrider.sim.pair import DrafterSource
 from outrider.speculation import Proposal, SamplingParams, VerificationMode, propose
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.tree import DraftTree

@@ -16,8 +16,7 @@ from outrider.gateway.generation.pacing import FRAME_BYTES, Beat
 from outrider.gateway.grpc.service import padded
 from outrider.gateway.http.sse import AnswerEvents, PacedStream, event, take_frame
 from outrider.rpc.v1 import generation_pb2
-
-from tests.simulation.virtual_time import VirtualLoop, run_virtually
+from outrider.sim.clock import VirtualLoop, run_virtually
 
 NUM_ROUNDS = 2000
 ROUND_S = 0.03

@@ -20,7 +20,7 @@ from outrider.engine.loading.loader import load_engine
 from outrider.heads import TargetParts, load_head
 from outrider.heads.check import guess_logits
 from outrider.heads.interface import ChainMemory
-from outrider.pair import Pair
+from outrider.sim.pair import Pair
 from outrider.testing.tiny import tiny_checkpoint, tiny_tokenizer
 from outrider.training import CorpusConfig, DistillConfig, LoopConfig, run
 from outrider.training.conversation import ChatFormat, Conversation

@@ -20,13 +20,12 @@ from outrider.rpc.channel import Connect, create_channel
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
-from outrider.sequence.speculation import Speculation
+from outrider.sequence.speculation import Speculation, price_moved
 from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import assignment_of
-from outrider.tuning import MIN_CHANCE
 from outrider.worker.events import Opened
 
 _REASONS = {reason.value: reason for reason in CloseReason}
@@ -155,8 +154,7 @@ class PoolDrafts:
             found.pooled.commit(base_len, tokens, self._now_us(), features)
 
     def _price_rows(self, price: float) -> None:
-        """Sends drafts a price that has moved by a quarter: they stop at tokens that would not be verified."""
-        if max(price, self._row_price, MIN_CHANCE) <= 1.25 * max(MIN_CHANCE, min(price, self._row_price)):
+        if not price_moved(self._row_price, price):
             return
         self._row_price = price
         for found in self._open.values():

@@ -20,7 +20,7 @@ from outrider.engine.models.memory import (
     held_bytes,
     kv_blocks,
 )
-from outrider.pair import Pair
+from outrider.sim.pair import Pair
 from outrider.speculation import SamplingParams
 from torch import nn
 from transformers import AutoModelForCausalLM

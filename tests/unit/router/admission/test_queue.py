@@ -14,6 +14,7 @@ from outrider.errors import Code, Overloaded
 from outrider.gateway.routers.routers import Rotation
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import worker_pb2 as worker
+from outrider.sim.clock import VirtualLoop, run_virtually
 from outrider_controller.router.admission.queue import AdmissionQueue
 from outrider_controller.router.config import AdmissionConfig
 from outrider_controller.router.fleet.fleet import TargetLink
@@ -21,7 +22,6 @@ from outrider_controller.router.fleet.loads import WorkerLoads
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from prometheus_client import CollectorRegistry
 
-from tests.simulation.virtual_time import VirtualLoop, run_virtually
 from tests.unit.router.made_requests import a_request
 
 

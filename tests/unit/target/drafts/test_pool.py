@@ -16,6 +16,7 @@ from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.sequence.key import Finish
+from outrider.sim.clock import VirtualLoop, run_virtually
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests.events import DraftRefused, Offered
 from outrider.target.requests.limits import Limits
@@ -26,7 +27,6 @@ from outrider.tree import DraftTree
 from outrider.worker.events import Failed, SequenceKey
 
 from tests.simulation.network import Host, Network
-from tests.simulation.virtual_time import VirtualLoop, run_virtually
 
 LIMITS = Limits(vocab_size=1000, max_context_len=512, block_size=16, num_blocks=64)
 KEY = SequenceKey(7, 1)
