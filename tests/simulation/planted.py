@@ -17,7 +17,6 @@ from outrider.drafting.buffer import DraftBuffer
 from outrider.engine.kv.blocks import BlockPool
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation.generation import _Job
-from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import verification
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests import events, wire
@@ -27,6 +26,7 @@ from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.worker import OpenSequences
 from outrider.worker.events import PeerStreamEnded
 from outrider_controller.router.request.state import RequestState
+from outrider_controller.router.requests import sequences
 from outrider_controller.router.requests.dispatcher import Dispatcher
 from outrider_controller.router.requests.sequences import SequenceEvents
 
@@ -187,12 +187,12 @@ def _no_unpair(shipped: Any) -> Any:
 
 
 def _no_prefix(shipped: Any) -> Any:
-    def to_target(*given: Any) -> Any:
+    def opening_for_target(*given: Any) -> Any:
         message = shipped(*given)
         del message.committed_token_ids[:]
         return message
 
-    return to_target
+    return opening_for_target
 
 
 def _other_committed(shipped: Any) -> Any:
@@ -247,7 +247,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.CLOSE_FORGOTTEN: (Dispatcher, "end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
     Planted.DRAFT_SEQUENCE_KEPT: (PoolDrafts, "_unpair", _no_unpair),
-    Planted.PREFIX_FORGOTTEN: (SequenceSpec, "to_target", _no_prefix),
+    Planted.PREFIX_FORGOTTEN: (sequences, "opening_for_target", _no_prefix),
     Planted.COMMITTED_CHANGED: (wire, "opening_of", _other_committed),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
     Planted.WAKE_LOST: (SequenceEvents, "next", _wake_once),
