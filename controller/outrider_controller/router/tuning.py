@@ -7,11 +7,10 @@ ACTIVE_S = 10.0  # Seconds for which a tenant without requests keeps its share.
 WAIT_SHARE = 0.5
 
 # How much a request drafts
-# Steps that each accept one token: what is known of a request that has drafted nothing yet. A trial cannot fail before
-# it has as many rounds.
+# Steps that each accept one token: what is known of a request that has drafted nothing yet.
 PRIOR_STEPS = 4
-# Rounds in which something begins: a draft prefills (then it counts by its cost if it is late, and as missing if it is
-# silent), a plain round is measured, and a target shows that a request does not break it.
+# Rounds in which something begins: a draft prefills (then it counts as late, or as missed while it has sent nothing),
+# and a target shows that a request does not break it.
 BEGINNING = 8
 ALARM = 0.5  # Acceptance of a request's last drafted tokens below which operators are told.
 # Sequences of a target that are decided after one step, the others in turn: a decision costs as much as the rest of a

@@ -41,7 +41,6 @@ from outrider.vllm.server.fixed_drafts import Reach
 from outrider.vllm.server.router_link import RouterReach
 from outrider.vllm.server.server_drafts import ServerDrafts
 from outrider_controller.router.process import running_router
-from outrider_controller.router.speculation.gain import SpeculationGain
 
 from tests.fakes import continuation, fake_info, next_token
 from tests.integration.router.conftest import CONFIG
@@ -273,11 +272,7 @@ async def test_who_lies_with_a_targets_token_adds_nothing_to_the_bill_of_a_tenan
     assert honest.info.worker_id not in name
 
 
-async def test_a_server_outlives_its_router_and_is_attached_to_the_next(
-    fleet: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A draft that is paused when its router ends is paused until there is another.
-    monkeypatch.setattr(SpeculationGain, "round", lambda *seen, **settings: None)
+async def test_a_server_outlives_its_router_and_is_attached_to_the_next(fleet: Any, eventually: Any) -> None:
     await fleet.draft()
     async with AsyncExitStack() as first:
         router = await first.enter_async_context(running_router(CONFIG, fleet.store))

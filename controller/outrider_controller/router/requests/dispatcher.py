@@ -109,7 +109,7 @@ class Dispatcher:
             self.traces.end(recorder, fault, now_us())
 
     def end(self, active: ActiveRequest, reason: sequence.CloseReason.ValueType) -> None:
-        active.speculation.gain.ended()
+        active.speculation.ended()
         self.table.requests.pop(active, None)
         self.table.drop_target(active, reason)
         self.table.drop_draft(active)

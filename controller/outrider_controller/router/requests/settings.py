@@ -51,7 +51,7 @@ class SettingsSender:
                 continue
             speculation = active.speculation
             if active.target is not None:
-                speculation.gain.cost.add(done, active.target.link.price.row)
+                speculation.cost.add(done, active.target.link.price.row)
             if done.draft_active:
                 speculation.draft_active(done.answer_us)
             decides = turns == 1 or (active.failover.rounds_here + draft.sequence_id) % turns == 0

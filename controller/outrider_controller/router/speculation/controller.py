@@ -1,7 +1,7 @@
 """Speculation settings of one request: draft length, longest wait. Pure; the clock is an argument.
 
-Waiting for a draft saves steps, but does not pay when the draft takes much longer than the steps it saves. Whether
-drafting pays within a request is measured in `gain`, and across requests by the plan.
+Waiting for a draft saves steps, but does not pay when the draft takes much longer than the steps it saves. Whether a
+drafted token pays is decided by the price of its row, and whether a draft does by the plan, whose evidence is `gain`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from outrider.protocol.rounds import Round
 from outrider.sequence.speculation import PLAIN, Speculation, worthwhile_wait_us
 from outrider.tuning import NEWEST
 
-from outrider_controller.autoscaler.tuning import FIRST_SAVING
 from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.speculation.gain import DraftRecord, RoundSums, SpeculationGain
+from outrider_controller.router.speculation.gain import DraftRecord, RequestCost, RoundSums
 
 SIZE = 200
 """Verified tokens, as the tenant's policy says."""
@@ -60,8 +59,6 @@ class Allowance(Speculation):
 
     always_draft: bool = False
     """The target waits for the draft, within the limit, whether or not that pays."""
-    saving: float = FIRST_SAVING
-    """Expected saving of a round, in plain rounds."""
     min_acceptance: float | None = None
     """Floor on the acceptance of the last 200 verified tokens: below it the rest of the request is decoded plainly."""
     draft: str | None = None
@@ -121,12 +118,19 @@ class SpeculationController:
     """Rounds in which the target waited, since the draft last sent something."""
     sent: Speculation = PLAIN
     """The setting in force."""
-    gain: SpeculationGain = field(default_factory=SpeculationGain)
+    record: DraftRecord = field(default_factory=DraftRecord)
+    """Of its draft."""
+    cost: RequestCost = field(default_factory=RequestCost)
+    """With this draft."""
     window: Window = field(default_factory=Window)
     times: _Times = field(default_factory=_Times)
     acceptance: _Acceptance = field(default_factory=_Acceptance)
     _committed_us: int | None = None
-    """When the last round was, since the draft was opened or woken."""
+    """When the last round was, since the draft was opened or allowed again."""
+    _rounds: int = 0
+    """Since then."""
+    _begun: bool = False
+    """Whether a proposal was verified since then."""
     _seen: RoundSums = field(default_factory=RoundSums)
 
     @property
@@ -140,7 +144,7 @@ class SpeculationController:
         `record` is the draft's; without it, the draft is the same as before.
         """
         self.workers_limit = workers_limit
-        known = self.gain.record if record is None else record
+        known = self.record if record is None else record
         self.times.step_us = self.times.step_us or known.step_us
         self._begin(known)
         self.sent = self._wanted()
@@ -148,19 +152,28 @@ class SpeculationController:
 
     def allow(self, allowed: Allowance) -> Speculation | None:
         """The allowance has changed. Returns the setting to send if it changes too."""
-        was, before, self.allowed = self.limit, self.allowed, allowed
-        if (self.gain.paused and allowed.always_draft) or (self.limit and not was):
-            self._begin(self.gain.record)
-        elif allowed.saving < before.saving:
-            self.gain.saving = min(self.gain.saving, allowed.saving)
+        was, self.allowed = self.limit, allowed
+        if self.limit and not was:
+            self._begin(self.record)
         if self._wanted() == self.sent:
             return None
         self.sent = self._wanted()
         return self.sent
 
     def _begin(self, record: DraftRecord) -> None:
-        self.gain.begin(record, self.allowed.saving)
-        self._forget_draft()
+        if record is not self.record:
+            self.ended()
+        self.record = record
+        self.unanswered, self._rounds, self._begun = 0, 0, False
+        self._committed_us = None
+        self._seen = RoundSums()
+        self.times.forget_draft(record.turnaround_us)
+
+    def ended(self) -> None:
+        """The request has ended, or another draft takes over: what it has cost as a whole is evidence too."""
+        if self.cost.tokens:
+            self.record.evidence.add_request(self.cost.tokens, self.cost.plain_rounds)
+        self.cost = RequestCost()
 
     def lost(self) -> Speculation:
         """There is no draft worker, or none any more: the target goes on alone."""
@@ -191,31 +204,25 @@ class SpeculationController:
         return self._change()
 
     def _learn(self, seen: RoundSums) -> None:
-        gain, times = self.gain, self.times
-        was_paused, step_us = gain.paused, seen.step_us / seen.rounds
-        if draft_active := bool(times.answers_us):
-            times.turnaround_us = gain.record.turnaround_us = min(times.answers_us)
-        gain.round(seen, draft_active=draft_active, may_pause=not self.allowed.always_draft)
-        if was_paused and not gain.paused:
-            # The draft must first prefill the tokens committed meanwhile.
-            self._forget_draft()
+        times, record = self.times, self.record
+        times.stepped(seen.step_us / seen.rounds, seen.rounds)
+        if times.answers_us:
+            times.turnaround_us = record.turnaround_us = min(times.answers_us)
+        self._rounds += seen.rounds
+        self._begun = self._begun or seen.in_time > 0
+        # Until a proposal of it was verified it may still prefill, but for BEGINNING rounds at most.
+        if self._begun or self._rounds > tuning.BEGINNING:
+            if self._begun or times.answers_us:
+                record.add_rounds(seen, times.step_us)
+            else:
+                record.evidence.missed += seen.rounds
         self.window.add(seen.verified, seen.accepted, self.allowed.min_acceptance)
-        times.stepped(step_us, seen.rounds)
-        gain.record.step_us = times.step_us
+        record.step_us = times.step_us
         self.acceptance.add(seen)
-
-    def _forget_draft(self) -> None:
-        self.unanswered = 0
-        self._committed_us = None
-        self._seen = RoundSums()
-        self.times.forget_draft(self.gain.record.turnaround_us)
 
     def draft_active(self, answer_us: int) -> None:
         """The draft works: its last answer came `answer_us` after the commit, 0 where it answered nothing. The setting
         is decided with the next commit."""
-        if self.gain.paused:
-            # Sent before the draft received the setting that pauses it.
-            return
         if answer_us > 0:
             self.times.answers_us.append(answer_us)
         self.unanswered = 0
@@ -235,7 +242,7 @@ class SpeculationController:
         if self._below_floor:
             return PLAIN
         own = self.allowed.max_own_draft_tokens
-        if self.gain.paused or self._off:
+        if self._off:
             return Speculation(weight=self.allowed.weight, max_own_draft_tokens=own) if own else PLAIN
         return Speculation(self.limit, self._wait_us(), self.allowed.weight, own)
 

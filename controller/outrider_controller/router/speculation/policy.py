@@ -107,7 +107,6 @@ class Policy:
             else min(config.max_wait_us, policy.max_wait_us),
             always_draft=always,
             weight=policy.weight,
-            saving=max(decision.saving, 0.0),
             min_acceptance=policy.min_acceptance,
             draft=decision.draft_for(request.request_id, always=always),
         )

@@ -191,7 +191,7 @@ def test_settings_are_sent_when_they_change_noticeably_not_every_round() -> None
 def in_turns(turns: int, *, accepted: int, round_us: int = 35_000, count: int = 60) -> SpeculationController:
     """After so many rounds, of which one in `turns` is thought over."""
     controller = SpeculationController(CONFIG, ALLOWED)
-    controller.opened(5, DraftRecord(measured=True))
+    controller.opened(5, DraftRecord())
     for number in range(count):
         done = a_round(
             100 + number,
@@ -212,16 +212,23 @@ def test_rounds_that_are_not_thought_over_at_once_count_no_less(turns: int) -> N
     every, some = in_turns(1, accepted=2), in_turns(turns, accepted=2)
     assert some.acceptance.per_step == pytest.approx(every.acceptance.per_step, rel=0.02)
     assert some.times.step_us == pytest.approx(every.times.step_us, rel=0.03)
-    assert some.gain.saving == pytest.approx(every.gain.saving, rel=0.05)
+    assert some.record.evidence.saved == pytest.approx(every.record.evidence.saved, rel=0.05)
     assert some.sent.max_draft_tokens == every.sent.max_draft_tokens == 5
     assert min(some.sent.max_wait_us, every.sent.max_wait_us) > 30_000
 
 
-@pytest.mark.parametrize("turns", [1, 4])
-def test_a_draft_that_costs_rests_soon_also_where_only_some_rounds_are_thought_over(turns: int) -> None:
-    assert not in_turns(turns, accepted=0, round_us=45_000, count=8).gain.paused
-    controller = in_turns(turns, accepted=0, round_us=45_000, count=40)
-    assert controller.gain.paused and controller.sent == PLAIN
+@pytest.mark.parametrize("active", [False, True])
+def test_a_draft_that_gives_nothing_is_missed_until_it_has_answered_and_late_from_then_on(active: bool) -> None:
+    controller, record = SpeculationController(CONFIG, ALLOWED), DraftRecord()
+    controller.opened(5, record)
+    for number in range(14):
+        if active:
+            controller.draft_active(5_000)
+        # The first round ended the prompt; in the next eight it may still prefill.
+        committed(controller, 10 + number, number * 20_000)
+        found = record.evidence
+        assert found.late + found.missed == (number - 8 if number > 8 else 0)
+    assert (found.rounds, found.late, found.missed) == ((5, 5, 0) if active else (0, 0, 5))
 
 
 OWN = replace(ALLOWED, max_own_draft_tokens=3)

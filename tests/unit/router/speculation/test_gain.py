@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 from outrider.protocol.rounds import Round as Commit
 from outrider.rpc.v1 import sequence_pb2 as sequence
-from outrider.tuning import USUAL_TOKENS
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.router.speculation.gain import DraftRecord, RoundSums, SpeculationGain
+from outrider_controller.router.speculation.gain import DraftRecord, RoundSums
 
 PLAIN_US = 30_000
 KEY = EvidenceKey("t", "m", "d")
@@ -56,38 +55,29 @@ class Tenant:
             self.planner.learn({KEY: self.record.take()})
             self.planner.step({}, FLEET, self._planned_s)
 
-    def begin(self) -> SpeculationGain | None:
-        """None for a request that the plan gives no draft."""
+    def drafts(self) -> bool:
+        """Whether the plan gives the next request a draft."""
         self.requests += 1
-        decision, gain = self.planner.plan.decision(Cell("t", "m")), SpeculationGain()
-        if decision is not None and decision.draft_for(f"request {self.requests}") is None:
-            return None
-        gain.begin(self.record, 0.5 if decision is None else max(decision.saving, 0.0))
-        return gain
+        decision = self.planner.plan.decision(Cell("t", "m"))
+        return decision is None or decision.draft_for(f"request {self.requests}") is not None
 
 
 def play(drafted: Round, *, requests: int = 12, length: int = 64, tenant: Tenant | None = None) -> Played:
-    """Requests one after the other. A draft speaks from its second round on after it was opened or tried again."""
+    """Requests one after the other. A draft speaks from its second round on."""
     rng, played, tenant = random.Random(7), Played(), tenant or Tenant()
     for _ in range(requests):
-        gain = tenant.begin()
-        tokens, rounds_awake = 0, 0
+        drafts, tokens, rounds = tenant.drafts(), 0, 0
         while tokens < length:
-            draft_active = gain is not None and not gain.paused and rounds_awake > 0
-            count, us = drafted(rng) if draft_active else (1, PLAIN_US)
-            rounds_awake = 0 if gain is None or gain.paused else rounds_awake + 1
-            if gain is not None:
-                gain.round(one_round(count, int(draft_active), us, PLAIN_US), draft_active=draft_active)
+            count, us = drafted(rng) if drafts and rounds else (1, PLAIN_US)
+            if drafts and rounds:
+                tenant.record.add_rounds(RoundSums(1, count, in_time=1, us=us, step_us=PLAIN_US), PLAIN_US)
+                played.drafted_rounds += 1
+            rounds += 1
             tokens += count
             played.us += us
-            played.drafted_rounds += draft_active
             tenant.passed(us)
         played.tokens += tokens
     return played
-
-
-def one_round(tokens: int, in_time: int, us: int, step_us: int, verified: int = 0) -> RoundSums:
-    return RoundSums(1, tokens, in_time, verified, us=us, step_us=step_us, draft_verified=verified)
 
 
 def accepting(chance: float, us: int, most: int = 5) -> Round:
@@ -100,16 +90,14 @@ def accepting(chance: float, us: int, most: int = 5) -> Round:
     return drafted
 
 
-def test_a_draft_that_is_always_wrong_costs_less_than_a_twentieth_and_soon_next_to_nothing() -> None:
-    wrong = accepting(0.0, 45_000)
-    tenant = Tenant()
-    assert play(wrong, tenant=tenant).ratio > 0.95
+def test_a_draft_that_is_always_wrong_soon_costs_next_to_nothing() -> None:
+    wrong, tenant = accepting(0.0, 45_000), Tenant()
     play(wrong, requests=60, tenant=tenant)
     assert tenant.mode is Mode.TRY
-    assert play(wrong, requests=200, tenant=tenant).ratio > 0.99
+    assert play(wrong, requests=200, tenant=tenant).ratio > 0.98
 
 
-def test_a_draft_that_pays_is_hardly_ever_paused() -> None:
+def test_a_draft_that_pays_serves_hardly_less_than_always() -> None:
     good = accepting(0.6, 42_000)
     always = Played()
     rng = random.Random(7)
@@ -128,8 +116,8 @@ def test_a_draft_whose_machine_was_busy_for_a_while_is_soon_in_use_again(request
     good = accepting(0.6, 42_000)
     tenant = Tenant()
     before = play(good, requests=40, tenant=tenant).ratio
-    assert play(busy, requests=requests, tenant=tenant).ratio > 0.95
-    play(good, tenant=tenant)
+    play(busy, requests=requests, tenant=tenant)
+    play(good, requests=requests, tenant=tenant)
     assert play(good, requests=40, tenant=tenant).ratio > 0.97 * before
 
 
@@ -154,7 +142,7 @@ def test_a_text_that_it_cannot_guess_does_not_cost_the_next_one_its_draft() -> N
     tenant = Tenant()
     play(accepting(0.7, 42_000), tenant=tenant)
     for _ in range(20):
-        assert play(accepting(0.1, 45_000), requests=1, length=128, tenant=tenant).ratio > 0.8
+        play(accepting(0.1, 45_000), requests=1, length=128, tenant=tenant)
         assert tenant.mode is Mode.ON
         assert play(accepting(0.7, 42_000), requests=1, length=128, tenant=tenant).ratio > 1.3
 
@@ -168,111 +156,17 @@ def test_a_draft_that_becomes_good_is_found_out() -> None:
     assert play(accepting(0.7, 42_000), requests=30, tenant=tenant).ratio > 1.5
 
 
-def test_what_a_plain_round_takes_is_measured_with_the_draft_paused_before_a_small_saving_counts() -> None:
-    gain = begun(DraftRecord())
-    # Beside the draft a step takes a third longer than it does alone, so this draft seems to lose nothing.
-    while not gain.paused:
-        gain.round(one_round(1, 1, 40_000, 40_000), draft_active=True)
-    assert gain.record.evidence.rounds < 10
-    while gain.paused:
-        gain.round(one_round(1, 0, PLAIN_US, PLAIN_US), draft_active=False)
-    assert gain.record.plain_share == pytest.approx(0.75)
-    for _ in range(30):
-        gain.round(one_round(1, 1, 40_000, 40_000), draft_active=True)
-    assert gain.paused
-
-
-def test_a_few_unlucky_rounds_do_not_condemn_a_draft_that_has_paid() -> None:
-    tenant = Tenant()
-    play(accepting(0.7, 42_000), tenant=tenant)
-    gain = tenant.begin()
-    assert gain is not None
-    for _ in range(4):
-        gain.round(one_round(1, 1, 42_000, PLAIN_US), draft_active=True)
-    assert not gain.paused
-
-
-def test_a_draft_that_is_never_in_time_rests_too() -> None:
-    gain = begun(DraftRecord(measured=True))
-    # It only keeps the memory busy: a round takes a fifth longer.
-    rounds = 0
-    while not gain.paused:
-        gain.round(one_round(1, 0, 40_000, 33_000), draft_active=True)
-        rounds += 1
-    assert rounds < 15
-
-
-def test_a_draft_that_is_hardly_ever_in_time_rests_however_well_it_was_known() -> None:
-    gain = begun(DraftRecord(measured=True), 0.8)
-    rounds = 0
-    while not gain.paused:
-        in_time = rounds % 20 == 3
-        gain.round(one_round(2 if in_time else 1, int(in_time), 40_000, 35_000), draft_active=True)
-        rounds += 1
-    assert rounds < 40
-
-
-def begun(record: DraftRecord, known: float = 0.5) -> SpeculationGain:
-    gain = SpeculationGain()
-    gain.begin(record, known)
-    return gain
-
-
-def failed(gain: SpeculationGain) -> None:
-    """Until it is paused, a draft is wrong."""
-    while not gain.paused:
-        gain.round(one_round(1, 1, 45_000, PLAIN_US), draft_active=True)
-
-
-def plainly(gain: SpeculationGain, rounds: int) -> None:
-    for _ in range(rounds):
-        gain.round(one_round(1, 0, PLAIN_US, PLAIN_US), draft_active=False)
-
-
-def test_within_a_request_a_draft_is_tried_again_after_some_tokens_each_time_that_it_fails() -> None:
-    gain = begun(DraftRecord(measured=True))
-    for _ in range(4):
-        failed(gain)
-        plainly(gain, USUAL_TOKENS - 1)
-        assert gain.paused
-        plainly(gain, 1)
-        assert not gain.paused
-
-
-def test_a_request_that_always_drafts_gives_evidence_and_is_never_paused() -> None:
-    gain = begun(DraftRecord(measured=True))
-    for _ in range(100):
-        gain.round(one_round(1, 1, 45_000, PLAIN_US, verified=4), draft_active=True, may_pause=False)
-    assert not gain.paused
-    taken = gain.record.take()
-    assert (taken.rounds, taken.verified, taken.accepted) == (100, 400, 0)
-    assert taken.saved == pytest.approx(-50)
-    assert gain.record.evidence.rounds == 0
-
-
-def test_a_draft_that_never_answers_is_missing_in_all_rounds_but_those_of_its_prefill() -> None:
-    gain = begun(DraftRecord(measured=True))
-    plainly(gain, 8)
-    assert gain.record.evidence.missed == 0
-    plainly(gain, 5)
-    assert gain.record.evidence.missed == 5
-    gain.round(one_round(2, 1, 40_000, PLAIN_US), draft_active=True)
-    gain.begin(gain.record, 0.5)
-    plainly(gain, 8)
-    assert (gain.record.evidence.missed, gain.record.evidence.rounds) == (5, 1)
-
-
 def test_a_draft_gets_no_credit_for_what_the_target_drafts_itself() -> None:
     def evidence(own: bool) -> Evidence:
-        gain = SpeculationGain()
+        record = DraftRecord()
         commit = sequence.Commit(token_ids=[1, 2, 3], num_drafted=3, num_verified=3, num_accepted=2)
         commit.sources.add(source="model", num_drafted=1, num_verified=1, num_accepted=0 if own else 1)
         commit.sources.add(source="ngram", own=own, num_drafted=2, num_verified=2, num_accepted=2 if own else 1)
         for _ in range(20):
             seen = RoundSums()
             seen.add(Commit.from_commit(commit, PLAIN_US), 2 * PLAIN_US)
-            gain.round(seen, draft_active=True, may_pause=False)
-        return gain.record.evidence
+            record.add_rounds(seen, PLAIN_US)
+        return record.evidence
 
     of_all, of_the_draft = evidence(own=False), evidence(own=True)
     # Three tokens in the time of two plain rounds: two of them would have come without the draft.

@@ -40,14 +40,14 @@ def played(controller: SpeculationController, rounds: int, *, accepted: int) -> 
 
 def test_low_acceptance_alone_turns_nothing_off_that_saves_time() -> None:
     controller = SpeculationController(PolicyConfig(), ALLOWED)
-    controller.opened(5, DraftRecord(measured=True))
+    controller.opened(5, DraftRecord())
     assert set(played(controller, 100, accepted=1)) == {5}
     assert controller.window.low
 
 
 def test_below_a_tenants_floor_the_rest_of_the_request_is_plain() -> None:
     controller = SpeculationController(PolicyConfig(), replace(ALLOWED, min_acceptance=0.4))
-    controller.opened(5, DraftRecord(measured=True))
+    controller.opened(5, DraftRecord())
     sent = played(controller, 100, accepted=1)
     assert sent[49] == 5
     assert set(sent[60:]) == {0}
@@ -58,7 +58,7 @@ def test_below_a_tenants_floor_the_rest_of_the_request_is_plain() -> None:
 
 def test_below_a_floor_above_one_half_the_alarm_is_given_before_the_request_is_plain() -> None:
     controller = SpeculationController(PolicyConfig(), replace(ALLOWED, min_acceptance=0.8))
-    controller.opened(5, DraftRecord(measured=True))
+    controller.opened(5, DraftRecord())
     assert set(played(controller, 100, accepted=3)[60:]) == {0}
     assert controller.window.acceptance == 0.75
     assert controller.window.low
