@@ -28,7 +28,7 @@ from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation, price_moved
 from outrider.sim.clock import VirtualLoop, run_virtually
 from outrider.sim.engine import Guess, KnownEngine, Says, StepSeconds
-from outrider.sim.worker import Processor, VirtualSteps, Way
+from outrider.sim.worker import Processor, VirtualSteps, Wire
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.limits import Limits
@@ -140,7 +140,7 @@ class _Draft:
     def __init__(self, worker: DraftWorker, processor: Processor, one_way_s: float, answer: Callable[[Any], None]):
         self.steps = VirtualSteps(worker, self._reported, processor)
         self._one_way_s = one_way_s
-        self._to, self._back = Way(lambda event: self.steps.post([event])), Way(answer)
+        self._to, self._back = Wire(lambda event: self.steps.post([event])), Wire(answer)
 
     def tell(self, made: Callable[[float], Any]) -> None:
         """Sends an event, which is made with the time of its arrival."""

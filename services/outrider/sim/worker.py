@@ -107,7 +107,7 @@ class VirtualSteps:
             await asyncio.wait_for(self._filled.wait(), timeout_s)
 
 
-class Way:
+class Wire:
     """From one worker to another: each message arrives after its own delay, and none before the one sent before it."""
 
     def __init__(self, receive: Callable[[Any], None]) -> None:
