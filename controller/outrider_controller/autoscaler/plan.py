@@ -46,6 +46,22 @@ class Reason(enum.StrEnum):
     NO_DRAFT = "no_draft"
     """No live draft can serve this target."""
 
+    @property
+    def in_words(self) -> str:
+        return _IN_WORDS[self]
+
+
+_IN_WORDS = {
+    Reason.UNKNOWN: f"fewer than {tuning.FIRST_ROUNDS:.0f} rounds are known: the mean of all tenants there decides",
+    Reason.SAVES: "drafts clearly save time",
+    Reason.COSTS: "drafts clearly cost more time than they save",
+    Reason.BETWEEN: "it is not clear whether drafts save or cost time: the mode stays",
+    Reason.DWELL: f"the evidence is for another mode, but this one holds for at least {tuning.FIRST_ROUNDS:.0f} rounds",
+    Reason.OPERATOR_ON: "an operator set it to on",
+    Reason.OPERATOR_OFF: "an operator set it to off",
+    Reason.LOAD: "the target is so full that no drafted token is worth its row",
+    Reason.NO_DRAFT: "no live draft fits this target",
+}
 
 _NO_ROLLOUTS: Rollouts = {}
 _REASONS = tuple(Reason)

@@ -103,27 +103,15 @@ def because(decision: policy_pb2.TenantDecision) -> str:
     """One sentence."""
     if decision.reason == Reason.NO_DRAFT and model_of(decision.target)[1]:
         return "no target has made drafts itself yet; targets are allowed to"
+    reason = Reason(decision.reason) if decision.reason in set(Reason) else Reason.UNKNOWN
+    if reason is Reason.BETWEEN and decision.upper < 0:
+        return "drafts seem to cost time, but the mode has changed often of late: the mode stays"
+    if reason is Reason.BETWEEN and decision.lower > 0:
+        return "drafts seem to save a little time: the mode stays"
     until = decision.override.until_unix_ms
-    until_text = f" until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if until else ""
-    return {
-        Reason.UNKNOWN: f"not yet {FIRST_ROUNDS:.0f} rounds are known: the mean of all tenants at the target decides",
-        Reason.SAVES: "drafts clearly save time",
-        Reason.COSTS: "drafts clearly cost more time than they save",
-        Reason.BETWEEN: f"{_leaning(decision)}: the mode stays",
-        Reason.DWELL: f"the evidence is for another mode, but this one holds for at least {FIRST_ROUNDS:.0f} rounds",
-        Reason.OPERATOR_ON: f"an operator set it to on{until_text}",
-        Reason.OPERATOR_OFF: f"an operator set it to off{until_text}",
-        Reason.LOAD: "the target is so full that no drafted token is worth its row",
-        Reason.NO_DRAFT: "no live draft fits this target",
-    }.get(Reason(decision.reason) if decision.reason in set(Reason) else Reason.UNKNOWN, decision.reason)
-
-
-def _leaning(decision: policy_pb2.TenantDecision) -> str:
-    if decision.upper < 0:
-        return "drafts seem to cost time, but the mode has changed often of late"
-    if decision.lower > 0:
-        return "drafts seem to save a little time"
-    return "it is not clear whether drafts save or cost time"
+    if until and reason in (Reason.OPERATOR_ON, Reason.OPERATOR_OFF):
+        return f"{reason.in_words} until {datetime.fromtimestamp(until / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return reason.in_words
 
 
 def would_change(decision: policy_pb2.TenantDecision) -> str:

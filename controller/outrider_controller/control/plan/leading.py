@@ -85,7 +85,7 @@ class Announcements:
         self.alerts = Alerts()
 
     def _announce(self, cell: Cell, decision: Decision) -> None:
-        mode, reason = decision.mode.name.lower(), str(decision.reason)
+        mode, reason = decision.mode.name.lower(), decision.reason.in_words
         fields = {"tenant": cell.tenant, "model": cell.target, "mode": mode, "reason": reason}
         self._events.emit(EventKind.SPECULATION_CHANGED, fields)
         log.info("speculation of %s at %s is %s: %s", cell.tenant, cell.target, mode, reason)
