@@ -1,10 +1,12 @@
-"""Names of the fields in an object that a client sent."""
+"""Objects that a client sent: reading them, and the names of their fields."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator
-from functools import cache
+from functools import cache, partial
+
+import pydantic_core
 
 from outrider.errors import InvalidRequest
 
@@ -12,6 +14,8 @@ log = logging.getLogger(__name__)
 _MAX_NAME_CHARS = 100
 _MAX_FIELDS = 64
 """Most fields of one object: a body has room for hundreds of thousands of names."""
+from_json = partial(pydantic_core.from_json, cache_strings="none")
+"""Reads JSON. The library's cache would keep short texts of all tenants, long after their requests."""
 
 
 def check_names(where: str, given: Iterable[str], known: Collection[str]) -> None:

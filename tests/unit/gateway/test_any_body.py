@@ -51,3 +51,9 @@ def test_any_bytes_are_refused_without_a_crash(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         parse(CompletionRequest, body)
     assert caught.value.status == 400
+
+
+def test_texts_of_a_body_are_kept_in_no_cache() -> None:
+    body = json.dumps({"model": MODEL, "prompt": "a short text"}).encode()
+    first, second = (parse(CompletionRequest, body).prompt for _ in range(2))
+    assert first == second and first is not second

@@ -13,8 +13,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from pydantic_core import from_json
-
+from outrider.gateway.fields import from_json
 from outrider.gateway.tokenizer.rendering import Render, TemplateOutOfBounds
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tools.parsers.formats import FORMATS

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from pydantic_core import from_json
-
 from outrider.errors import InvalidRequest, NotSupported
-from outrider.gateway.fields import check_names
+from outrider.gateway.fields import check_names, from_json
 from outrider.gateway.tools.json_schema import AS_TRAINED, BOUNDED_WHITESPACE, JsonStyle, prepare
 from outrider.options.logits import MAX_GRAMMAR_BYTES
 

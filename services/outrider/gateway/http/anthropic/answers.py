@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from pydantic_core import from_json
-
+from outrider.gateway.fields import from_json
 from outrider.gateway.generation.choices import Choices
 from outrider.gateway.generation.generation import Chunk
 from outrider.gateway.generation.message_reader import MessageReader

@@ -14,10 +14,9 @@ from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, ValidationError
-from pydantic_core import from_json
 
 from outrider.errors import InvalidRequest
-from outrider.gateway.fields import ignored_of
+from outrider.gateway.fields import from_json, ignored_of
 from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.generation.requests import (
     MAX_CHOICES,

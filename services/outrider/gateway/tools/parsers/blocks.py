@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pydantic_core import from_json
-
+from outrider.gateway.fields import from_json
 from outrider.gateway.tools.parsers.tool_calls import SPACE, CallDelta, Delta, ToolParser, held_back
 
 _MAX_REREADS = 8

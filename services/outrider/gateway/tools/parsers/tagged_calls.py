@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from pydantic_core import from_json
-
+from outrider.gateway.fields import from_json
 from outrider.gateway.tools.parsers.blocks import Block, Call, MarkedCalls, NotACall, checked, spaces
 from outrider.gateway.tools.parsers.tool_calls import FORMATS, SPACE, Format, Tools, held_back
 
