@@ -220,7 +220,7 @@ async def measure(services: Services, rpc: Rpc, num_messages: int, seed: int, al
     """After a warm-up, in which caches and pools fill. A growth that is not allowed has to show twice: a cache may fill
     later, but what is kept of each message is kept of the next ones too."""
     async with create_channel(services.addresses[rpc.place]) as channel:
-        warm = await attack(channel, rpc, _WARM_UP, seed)
+        warm = await attack(channel, rpc, min(_WARM_UP, num_messages), seed)
         slope = await _sent(services, channel, rpc, num_messages, seed + 1)
         if slope.grown_bytes >= allowed_bytes:
             first, slope = slope, await _sent(services, channel, rpc, num_messages, seed + 2)

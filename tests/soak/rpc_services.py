@@ -274,7 +274,7 @@ _MORE = [
 ALL = (*RPCS, _HEAD_DRAFT, _ATTACH, _POLICY, *_MORE)
 """Also those whose every message is taken, or whose every message is refused."""
 
-_ENGINE = EngineConfig(dtype="float32", num_blocks=256)
+ENGINE = EngineConfig(dtype="float32", num_blocks=256)
 
 
 @asynccontextmanager
@@ -283,11 +283,11 @@ async def serving_all(directory: Path) -> AsyncIterator[Mapping[str, str]]:
     tiny = tiny_checkpoint(directory / "tiny")
     with EmbeddedServer.start(directory / "redis") as redis:
         async with AsyncExitStack() as stack:
-            common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": _ENGINE}
+            common: dict[str, Any] = {"model": str(tiny), "listen": "127.0.0.1:0", "engine": ENGINE}
             target_config = TargetConfig(**common, model_name=MODEL, metadata_url=redis.url)
             target = await stack.enter_async_context(serve_target(target_config, *load(target_config)))
             draft_config = DraftConfig(**common, metadata_url=redis.url)
-            drafter = load_drafter(tiny, engine=_ENGINE, model=draft_config.drafting)
+            drafter = load_drafter(tiny, engine=ENGINE, model=draft_config.drafting)
             info = describe(draft_config, tiny, drafter)
             draft = await stack.enter_async_context(serve_draft(draft_config, drafter, info))
             head = HeadDrafter(random_head("mtp", tiny), 384, 512, 64, "cpu")
