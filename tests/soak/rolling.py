@@ -193,6 +193,12 @@ def in_twos(ray: bool, plan: StackPlan, ports: Ports) -> StackPlan:
     )
 
 
+def without_ray(plan: StackPlan, ports: Ports) -> StackPlan:
+    """Routers and control plane are processes like the others."""
+    control, *routers = _plain(plan, ports, ("--metadata", plan.gateway.env["OUTRIDER_METADATA"]))
+    return replace(plan, controller=control, others=(*plan.others, *routers))
+
+
 def _plain(plan: StackPlan, ports: Ports, metadata: tuple[str, ...]) -> list[ProcessSpec]:
     """Routers and a control plane, each a process of its own."""
     control = _process(

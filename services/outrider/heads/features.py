@@ -46,6 +46,10 @@ class FeatureCache:
         while self.num_bytes > self.most_bytes:
             self.num_bytes -= _bytes(self._blocks.popitem(last=False)[1])
 
+    def clear(self) -> None:
+        self._blocks.clear()
+        self.num_bytes = 0
+
 
 @dataclass(slots=True)
 class FeatureWriter:

@@ -87,6 +87,11 @@ class HeadFeatures(DraftSource):
         features, shown.features = shown.features, []
         return features
 
+    def erase(self, tenant: str) -> int:
+        """As of a head that is here."""
+        self._cache.clear()
+        return 0
+
     def _show(self, shown: _Shown, start: int, features: Tensor) -> None:
         """The first ones come after those of a prefix that the target had cached."""
         known = None if shown.begun else self._cache.find(shown.tokens, shown.salt, start)

@@ -72,6 +72,11 @@ class HeadDrafts(DraftSource):
         if key in self._counts:
             self._counts[key] = min(limits.max_draft_tokens, self._max_tokens)
 
+    def erase(self, tenant: str) -> int:
+        """They are no texts, and known by the hash of one alone."""
+        self._cache.clear()
+        return 0
+
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         if (text := self._texts.pop(key, None)) is not None:
             self._runner.close(text)

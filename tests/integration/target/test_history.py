@@ -34,6 +34,15 @@ async def num_drafted(stub: target_pb2_grpc.TargetServiceAsyncStub, number: int,
     return sum(commit.num_drafted for response in router.responses for commit in response.commits)
 
 
+async def num_cached(stub: target_pb2_grpc.TargetServiceAsyncStub, number: int, tenant: str) -> int:
+    """Of the prompt, when the tenant asks once more."""
+    router = Router(stub)
+    await router.send(opens=[open_sequence(number, PROMPT, cache_salt=tenant.encode(), tenant=tenant)])
+    await router.finished(number)
+    await router.call.done_writing()
+    return sum(commit.num_cached_tokens for response in router.responses for commit in response.commits)
+
+
 @pytest.fixture
 async def stack(tiny: Path, tmp_path: Path) -> AsyncIterator[Any]:
     """Two targets that remember answers, and an operator's stub."""
@@ -70,3 +79,13 @@ async def test_a_target_that_does_not_answer_is_named(stack: Any) -> None:
     await running.life.server.stop(None)
     erased = await control.DeleteHistory(control_pb2.DeleteHistoryRequest(tenant="a"), metadata=operator)
     assert list(erased.unreachable_targets) == [running.servicer.info.worker_id]
+
+
+async def test_after_an_erasure_no_target_has_the_tenants_prefixes_cached(stack: Any) -> None:
+    targets, control, operator = stack
+    for _, stub in targets:
+        assert [await num_cached(stub, number, "a") > 0 for number in range(2)] == [False, True]
+    await control.DeleteHistory(control_pb2.DeleteHistoryRequest(tenant="a"), metadata=operator)
+    for running, stub in targets:
+        assert [await num_cached(stub, number, "a") > 0 for number in range(2, 4)] == [False, True]
+        assert running.servicer.load_message().num_running == 0

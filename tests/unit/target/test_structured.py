@@ -333,6 +333,14 @@ TOO_LARGE = {
 }
 
 
+def test_grammars_of_an_erased_tenant_are_forgotten_and_those_of_others_are_not(tiny: Path) -> None:
+    compiler = GrammarCompiler(tiny, VOCAB, (2,))
+    for tenant in "ab":
+        compiler.compile(Structured("regex", "a+b", "x").to_grammar(), (), tenant)
+    compiler.forget("a")
+    assert [tenant for tenant, _ in compiler._cached] == ["b"] and not compiler._tried
+
+
 @pytest.mark.parametrize("kind", TOO_LARGE)
 async def test_what_would_be_compiled_for_hours_leaves_its_thread_and_is_on_the_bill(tiny: Path, kind: str) -> None:
     compiler, worked = GrammarCompiler(tiny, VOCAB, [EOS], max_s=0.5), list[float]()

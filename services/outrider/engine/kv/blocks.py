@@ -106,6 +106,15 @@ class BlockPool:
                 self._forget(block)
         return alone
 
+    def forget_unheld(self) -> list[int]:
+        """Unpublishes all blocks that no sequence holds, and returns them: they are free."""
+        blocks = list(self._cached)
+        for block in blocks:
+            self._forget(block)
+        self._free.update(self._cached)
+        self._cached.clear()
+        return blocks
+
     def is_shared(self, block: int) -> bool:
         """Whether a write to the block could reach other sequences, now or later."""
         return self._references[block] > 1 or block in self._hash_of

@@ -130,6 +130,10 @@ class KVCacheManager:
         sequence.hashes = []
         sequence.tokens = []
 
+    def drop_prefixes(self) -> None:
+        """Of sequences that are closed: nobody finds them any more, and they are zeroed before the next step."""
+        self._unclean.extend(self._pool.forget_unheld())
+
     def take_prefix_changes(self) -> PrefixChanges:
         """Hashes that became findable or were evicted since the last call."""
         return self._pool.take_changes()

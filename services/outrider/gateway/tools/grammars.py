@@ -27,6 +27,8 @@ _CPU_S = 2.0
 """The largest grammar that fits a message takes about a second on a slow core."""
 _BYTES = 256 << 20
 _MAX_CACHED = 128
+_KEPT_S = 60.0
+"""A tenant's texts are in them."""
 _ERRORS = {"invalid": InvalidRequest, "not supported": NotSupported}
 
 
@@ -53,6 +55,7 @@ class GrammarMaker:
                 key = tenant, key[1]
                 answer = _answer("is too complex: it takes too much time or memory to read", "invalid", asked.field)
             self._answers[key] = answer
+            asyncio.get_running_loop().call_later(_KEPT_S, self._answers.pop, key, None)
             if len(self._answers) > _MAX_CACHED:
                 self._answers.popitem(last=False)
         found = json.loads(answer)

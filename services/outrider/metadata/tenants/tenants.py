@@ -40,6 +40,8 @@ DERIVED = {
     "drafts that it makes": SAMPLES,
     "suffix history": HISTORY,
     "traces": HISTORY,
+    "keys and values of prefixes": HISTORY,
+    "compiled grammars": HISTORY,
 }
 """All that is kept of a tenant's texts after their request, and the kind of order that erases it."""
 _FIELDS = ["record", "version", "id"]

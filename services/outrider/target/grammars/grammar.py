@@ -271,6 +271,14 @@ class GrammarCompiler:
         weakref.finalize(found, self.memory.release, lexing.owner)
         return found
 
+    def forget(self, tenant: str) -> None:
+        """Grammars of a tenant, and what trials found: a fault may quote one."""
+        with self._lock:
+            forgotten = [self._cached.pop(key) for key in list(self._cached) if key[0] == tenant]
+            self._tried.clear()
+        # The last reference to some, perhaps, which ends without the lock.
+        del forgotten
+
     def _forget(self, spent: _Compiled) -> None:
         """New sequences do not get its lexer."""
         with self._lock:

@@ -132,6 +132,10 @@ class TargetCore(ABC, Generic[S]):
     def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         """Prefixes that were added to the cache, and those removed, since the last call."""
 
+    def _drop_prefixes(self) -> None:
+        """Empties the prefix cache, where it is this target's own."""
+        return
+
     def _see(self, row: StepRow[S], start: int, states: Any) -> None:
         """Shows sources the states of the row's committed positions from `start` on, before the commit that gives the
         token after them; what heads on draft workers read of them is sent with it."""
@@ -206,6 +210,10 @@ class TargetCore(ABC, Generic[S]):
 
     def _erase(self, event: events.Erased) -> None:
         if not event.samples:
+            # Of all tenants: whose a block is, only the hash of its salt and tokens knows.
+            self._drop_prefixes()
+            if self._limits.grammars is not None:
+                self._limits.grammars.forget(event.tenant)
             event.done(self._drafts.erase(event.tenant, event.ordered_us))
         elif self._samples is None:
             event.done(0)

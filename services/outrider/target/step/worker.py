@@ -75,6 +75,9 @@ class TargetWorker(TargetCore[TargetSequence]):
     def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
         return self._engine.kv.take_prefix_changes()
 
+    def _drop_prefixes(self) -> None:
+        self._engine.kv.drop_prefixes()
+
     def _start(self, event: Opened, drafts: SequenceDrafts) -> None:
         self._sequences.add(event, self._limits.max_context_len, drafts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -71,6 +72,16 @@ async def test_faults_have_their_field_each_time(maker: GrammarMaker, tokenizer:
         with pytest.raises(InvalidRequest) as refused:
             await maker.make(Structured("regex", value, "its.name"), tokenizer, Thought.NONE, "")
         assert refused.value.field == "its.name"
+
+
+async def test_an_answer_is_forgotten_after_a_while(
+    maker: GrammarMaker, tokenizer: ModelTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.gateway.tools.grammars._KEPT_S", 0.01)
+    await maker.make(ASKED[0], tokenizer, Thought.NONE, "a")
+    async with asyncio.timeout(60):
+        while maker._answers:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_a_verdict_on_time_is_its_tenants_alone(
