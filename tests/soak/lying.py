@@ -46,7 +46,7 @@ _TIMEOUT_S = 30.0
 
 
 @dataclass(slots=True, eq=False)
-class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Liar(grpc.GenericRpcHandler):
     """Passes calls on to a real peer, whose streams it falsifies."""
 
     rng: random.Random
@@ -148,8 +148,8 @@ async def among_liars(directory: Path, seed: int) -> AsyncIterator[Lied]:
             control_config = ControlConfig(advertise=liars["control"].address)
             control = await stack.enter_async_context(running_control(control_config, store))
             liars["control"].upstream = control.address
-            config = RouterConfig(failover=FailoverConfig(wait_for_target_s=0.2))
-            router = await stack.enter_async_context(running_router(config, store))
+            router_config = RouterConfig(failover=FailoverConfig(wait_for_target_s=0.2))
+            router = await stack.enter_async_context(running_router(router_config, store))
             yield Lied(router.address, liars)
 
 
