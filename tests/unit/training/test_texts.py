@@ -145,7 +145,7 @@ def split(directory: Path, shards: int) -> tuple[set[tuple[int, ...]], set[tuple
     return {tuple(sample.prompt) for sample in found.held_out}, learnt
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(more, marks=pytest.mark.slow) for more in range(6, 40))])
 def test_what_is_kept_back_was_never_learnt_whatever_shard_it_is_in_and_however_the_corpus_has_grown(
     tmp_path: Path, seed: int
 ) -> None:
