@@ -30,9 +30,10 @@ def test_speculated_draws_follow_the_target(draws: int) -> None:
     assert 0.3 < result.accepted < 0.9  # both the accepting and the recovering branch were exercised
 
 
-@pytest.mark.parametrize("draws", [QUICK, slow(30_000)])
-def test_coupled_draws_follow_the_target(draws: int) -> None:
-    result = run_experiment(VerificationMode.COUPLED, draws=draws)
+# With few draws, and options beside: tests/unit/speculation/test_options_distribution.py.
+@pytest.mark.slow
+def test_coupled_draws_follow_the_target() -> None:
+    result = run_experiment(VerificationMode.COUPLED, draws=30_000)
     assert result.passed, result
     assert result.accepted > 0.3
 

@@ -18,7 +18,6 @@ QUICK = 1_000
     ("conditions", "draws"),
     [
         (Conditions.PRICED, QUICK // 2),
-        (Conditions.MERGED, QUICK // 2),
         *(pytest.param(conditions, 20_000, marks=pytest.mark.slow) for conditions in Conditions),
     ],
 )
