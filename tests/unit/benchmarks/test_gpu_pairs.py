@@ -8,7 +8,7 @@ import pytest
 from outrider_controller.whatif.stack import VirtualStack
 from outrider_controller.whatif.texts import Text, Texts
 
-from benchmarks.scenarios.gpu_pairs import ARMS, PAIRS, PLAIN
+from benchmarks.scenarios.gpu_pairs import PAIRS, PLAIN
 from benchmarks.support.known_texts import corrected
 
 RIGHT, WRONG = 7, 8
@@ -35,7 +35,3 @@ def test_guesses_are_corrected_as_far_as_is_asked() -> None:
 def test_a_plain_token_takes_a_step_and_the_host(pair) -> None:  # type: ignore[no-untyped-def]
     ran = VirtualStack(texts(0.5), PLAIN.setup(pair, 0.0, 1)).run(2.0, 0.5)
     assert ran.tokens_per_s == pytest.approx(1 / (pair.target.step_s(1, 1) + 0.0003), rel=0.03)
-
-
-def test_every_arm_has_a_name_of_its_own() -> None:
-    assert len({arm.name for arm in (PLAIN, *ARMS)}) == len(ARMS) + 1

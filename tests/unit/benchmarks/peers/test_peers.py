@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from outrider_controller.cli.output import columns
 
 from benchmarks.peers import figures, install, serving
 from benchmarks.peers.figures import Goal
@@ -71,11 +70,6 @@ def test_series_are_named_after_the_subject_or_what_it_measured() -> None:
 def test_throughput_is_a_batch_over_a_median_step() -> None:
     rows = figures.figure_rows({"decode 16": {"ours": [[50.0, 40.0, 60.0]]}}, {"decode 16": 16})
     assert rows == [["decode 16", "ours", "40.00", "50.00", "320.0"]]
-
-
-def test_a_table_aligns_numbers_to_the_right() -> None:
-    lines = columns(["name", "ms"], [["a", "1.5"], ["longer", "22.5"]]).splitlines()
-    assert lines == ["name      ms", "a        1.5", "longer  22.5"]
 
 
 def test_extras_and_relatives_of_torch_are_not_installed() -> None:
