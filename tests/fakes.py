@@ -173,9 +173,6 @@ class _Worker:
         """Stops working while its streams stay open, and answers no call."""
         self._running.clear()
 
-    async def thaw(self) -> None:
-        self._running.set()
-
     def break_streams(self) -> None:
         """Ends every stream with an error; new streams are served."""
         self._broken.set()

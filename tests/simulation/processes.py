@@ -60,10 +60,6 @@ class Process(ABC):
     def trouble(self, until_s: float) -> None:
         self.troubled_until_s = max(self.troubled_until_s, until_s)
 
-    def well_for_s(self, now_s: float) -> float:
-        """Seconds since its last fault ended; 0 while it is not well."""
-        return now_s - self.troubled_until_s if self.host.alive and not self.draining else 0.0
-
     async def kill(self) -> None:
         """Ends it at once, like kill -9."""
         self.network.kill(self.host)

@@ -21,8 +21,6 @@ from tests.certificates import Cluster
 from tests.integration.metadata.test_access import before, server
 from tests.ports import free_port
 
-LINE_S = 5.0
-
 
 @contextmanager
 def redis_with(directory: Path, *arguments: str) -> Iterator[int]:

@@ -37,8 +37,6 @@ from tests.unit.deploy.chart import (
 from tests.unit.deploy.policies import Peer, let_in, let_out, pods
 from tests.unit.deploy.processes import SECRETS, parsed, processes
 
-SELECTORS = ("matchLabels", "selector")
-
 
 @pytest.fixture(params=CASES)
 def objects(request: pytest.FixtureRequest) -> list[Object]:
