@@ -1,7 +1,7 @@
 """python -m benchmarks.vllm_host: CPU time of vLLM's scheduler in a step, alone and with Outrider's plugin.
 
 The model is left out: each step commits made-up tokens. The plugin is the real one; drafts come by the way that those
-of draft workers come. Times are of the process, without the draft workers' connections.
+of draft workers come. Times are of the thread that schedules: the connections to draft workers have their own.
 
 Needs vLLM in the environment, and no GPU.
 """
@@ -110,10 +110,17 @@ class Pool:
 
     def __init__(self) -> None:
         self.arrived: list[Any] = []
+        self.told: list[Callable[[Any], None]] = []
         self.keys: list[Any] = []
 
     def tell(self, action: Callable[[Any], None]) -> None:
-        action(self)
+        self.told.append(action)
+
+    def work(self) -> None:
+        """What its own thread does."""
+        told, self.told = self.told, []
+        for action in told:
+            action(self)
 
     def poll(self) -> Sequence[Any]:
         arrived, self.arrived = self.arrived, []
@@ -133,9 +140,11 @@ def arriving(scheduler: Any, pool: Pool, share: float) -> Callable[[], None]:
     from outrider.tree import DraftTree
     from outrider.vllm.server.server_drafts import Followed
 
+    pool.work()
     pool.arrived += [Followed(key) for key in pool.keys[: round(share * len(pool.keys))]]
 
     def arrive() -> None:
+        pool.work()
         count = round(share * len(scheduler.running))
         for request, key in zip(scheduler.running[:count], pool.keys, strict=False):
             at, depth = request.num_tokens, 2 * NUM_DRAFTED + 1

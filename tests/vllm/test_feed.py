@@ -23,7 +23,7 @@ from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.tree import DraftTree
 from outrider.vllm import plugin
-from outrider.vllm.drafts import Decoding, DraftBook, VerifiedDraft
+from outrider.vllm.drafts import ChosenDraft, Decoding, DraftBook, VerifiedDraft
 from outrider.vllm.front import WORKER
 from outrider.vllm.scheduler import METHOD, StepFacts
 from outrider.vllm.server.feed import Feed, client_id, opening_of
@@ -84,15 +84,15 @@ def made(pool: Pool | None = None, **config: Any) -> tuple[Feed, DraftBook]:
 
 def chosen(feed: Feed, book: DraftBook, one: Request) -> list[int]:
     feed.before_step()
-    return [token for _, chain, count in placed(book, one) for token in chain.token_ids[:count]]
+    return [token for choice in placed(book, one) for token in choice.token_ids[: choice.count]]
 
 
-def placed(book: DraftBook, one: Request) -> list[tuple[Decoding, DraftTree, int]]:
+def placed(book: DraftBook, one: Request) -> list[ChosenDraft]:
     return book.choose([Decoding(one.request_id, one.num_tokens, 8)], ROOM)
 
 
 def commit(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
-    chain = next((chain for _, chain, _ in placed(book, one)), None)
+    chain = next(iter(placed(book, one)), None)
     one.append_output_token_ids(tokens)
     book.committed(one.request_id, tokens, chain, len(drafted), finished=False)
     feed.follow()
@@ -179,7 +179,7 @@ def test_a_router_is_told_what_a_step_committed_and_what_it_cost() -> None:
     feed.open(one)
     feed.follow(StepFacts({"one": 5}, {}, 0.25))
     one.append_output_token_ids([7, 8])
-    verified = VerifiedDraft(DraftTree(len(PROMPT), (7, 9, 9)), num_verified=2, num_accepted=1)
+    verified = VerifiedDraft(DraftTree(len(PROMPT), (7, 9, 9)), num_drafted=3, num_verified=2, num_accepted=1)
     feed.follow(StepFacts({"one": 4}, {"one": [7, 9, 9]}, 0.5), {"one": verified}, {"one": 6})
     one.append_output_token_ids([5])
     one.status = RequestStatus.FINISHED_STOPPED

@@ -47,7 +47,7 @@ class DraftBuffer:
     @property
     def num_sent(self) -> int:
         """How far the longest guess of a draft worker reaches."""
-        return max((len(tree.main()) for tree in self._left().values()), default=0)
+        return max(map(self._reach, self._sent.values()), default=0)
 
     @property
     def chain(self) -> DraftTree | None:
@@ -122,6 +122,10 @@ class DraftBuffer:
             else:
                 self._sent[source] = left
 
+    def _reach(self, tree: DraftTree) -> int:
+        """How many tokens its main guess has after the committed ones."""
+        return len(tree.main()) if tree.parents else len(tree.token_ids) - self._len + tree.base_len
+
     def _left(self) -> dict[str, DraftTree]:
         """What draft workers sent, after the committed tokens."""
         for source, tree in self._sent.items():
@@ -161,7 +165,7 @@ class DraftBuffer:
         return count
 
     def _drop(self, source: str) -> None:
-        self.num_dropped += len(self._left().pop(source).main())
+        self.num_dropped += self._reach(self._sent.pop(source))
         self._merged = None
 
 
@@ -169,6 +173,8 @@ def _placed(tree: DraftTree, held: DraftTree | None, committed: Sequence[int]) -
     """What its source has proposed, with this tree; None when the tree fits neither the text nor what is held."""
     if held is not None and tree.epoch < held.epoch:
         return None
+    if tree.base_len >= len(committed) and held is None:
+        return tree if tree.base_len == len(committed) else None
     if tree.base_len > len(committed):
         return None
     tokens = tuple(committed[tree.base_len :])

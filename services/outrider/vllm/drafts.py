@@ -10,13 +10,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.sequence.key import Finish
 from outrider.sequence.speculation import Speculation
-from outrider.target.drafts.calibration import Bin, Calibration, bin_at, bins_of
-from outrider.target.drafts.choice import DraftChoice, Pricing, StepRoom, take_drafts
+from outrider.target.drafts.calibration import Bin, Calibration, bin_at
+from outrider.target.drafts.choice import StepRoom, blocks_for
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.by_source import tokens_by_source
 from outrider.target.requests.row import StepRow
@@ -25,12 +27,12 @@ from outrider.worker.step_cost import StepCost
 
 log = logging.getLogger(__name__)
 
+_NO_DRAFT = DraftTree(0)
 _QUIET_S = 60.0
 """Between two lines about faults: what fails in one step fails in the next too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decoding:
+class Decoding(NamedTuple):
     """A request that takes one token in the next step, and may take drafted ones with it."""
 
     request_id: str
@@ -42,50 +44,63 @@ class Decoding:
     """Tokens that a running step may commit: a draft begins before them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class ChosenDraft:
+    """The chain of which a step verifies `count` tokens, after the `num_ahead` first ones."""
+
+    request_id: str
+    base_len: int
+    """Committed length when it was chosen: `token_ids` begin there."""
+    token_ids: tuple[int, ...]
+    num_ahead: int
+    count: int
+    tree: DraftTree
+    """As it is buffered: it may begin before."""
+    values: Sequence[float] = ()
+    """What each token is worth that a step verifies: weight times the chance that it and all before it are accepted."""
+
+
+@dataclass(slots=True)
 class VerifiedDraft:
     """What one step did with a request's drafted tokens."""
 
-    draft: DraftTree = field(default_factory=lambda: DraftTree(0))
-    """The chain."""
+    tree: DraftTree = field(default_factory=lambda: _NO_DRAFT)
+    """The chain, in which those tokens are `first` and the ones after it."""
+    first: int = 0
+    num_drafted: int = 0
     num_verified: int = 0
     """Positions verified that count: up to the end of the text, or to the first rejection."""
     num_accepted: int = 0
     num_dropped: int = 0
     """Tokens of draft workers that came late or did not fit, since the last commit."""
 
+    @property
+    def draft(self) -> DraftTree:
+        return self.tree.part(self.first, self.first + self.num_drafted)
+
     def fill(self, row: StepRow[Any], token_ids: Sequence[int], finish: Finish) -> None:
         """What the step commits."""
         row.token_ids, row.finish = token_ids, finish
         row.draft, row.accepted, row.num_verified = self.draft, range(self.num_accepted), self.num_verified
         row.num_dropped = self.num_dropped
-        row.sources = tokens_by_source(self.draft, row.accepted, range(self.num_verified))
+        row.sources = tokens_by_source(row.draft, row.accepted, range(self.num_verified))
 
 
-_NOTHING = VerifiedDraft()
+NOTHING = VerifiedDraft()
 
 
-def _verified(chain: DraftTree, tokens: Sequence[int], before: int, count: int) -> DraftTree:
-    """What a step has verified of the chain: its tokens after the `before` ones that the steps before it committed.
-    Empty if these are not in it: the rows were of no use."""
-    done = before - chain.base_len
-    if done < 0 or tuple(tokens[chain.base_len : before]) != chain.token_ids[:done]:
-        return _NOTHING.draft
-    return chain.part(done, done + count)
-
-
-def best_path(drafts: SequenceDrafts, calibration: Calibration, room: int, num_ahead: int) -> DraftTree | None:
-    """Of all that is buffered the chain of which most tokens are expected to be accepted, as far as a step verifies it.
-    The first `num_ahead` tokens count for nothing: a running step should commit them."""
-    tree, limit = drafts.buffer.merged(), num_ahead + min(room, drafts.cap)
+def best_path(drafts: SequenceDrafts, calibration: Calibration, depth: int, num_ahead: int) -> DraftTree | None:
+    """Of all that is buffered the chain of which most tokens are expected to be accepted in the first `depth`
+    positions. The first `num_ahead` tokens count for nothing: a running step should commit them."""
+    tree = drafts.buffer.merged()
     if tree is None or not tree.parents:
-        return tree and tree.upto(limit)
+        return tree
     joint, expected = {ROOT: 1.0}, {ROOT: 0.0}
-    for node, depth in enumerate(tree.depths()):
-        if depth <= limit:
+    for node, each in enumerate(tree.depths()):
+        if each <= depth:
             parent = tree.parent(node)
-            joint[node] = joint[parent] * calibration.own(bin_at(tree, node, depth), drafts.fit)
-            expected[node] = expected[parent] + (joint[node] if depth > num_ahead else 0.0)
+            joint[node] = joint[parent] * calibration.own(bin_at(tree, node, each), drafts.fit)
+            expected[node] = expected[parent] + (joint[node] if each > num_ahead else 0.0)
     return tree.take(tree.path(max(expected, key=expected.__getitem__)))
 
 
@@ -94,6 +109,23 @@ def beyond_a_step(speculation: Speculation) -> Speculation:
     caps = speculation.max_draft_tokens, speculation.max_own_draft_tokens
     deep = [2 * cap + 1 if cap else 0 for cap in caps]
     return replace(speculation, max_draft_tokens=deep[0], max_own_draft_tokens=deep[1])
+
+
+def _share(choices: Sequence[ChosenDraft], room: StepRoom) -> None:
+    """Leaves each choice what there is room for: the most valuable tokens of all."""
+    waiting = [(-value, number) for number, choice in enumerate(choices) for value in choice.values]
+    full = set[int]()
+    for choice in choices:
+        choice.count = 0
+    # Each one's values never rise, so its tokens come in their order.
+    for _, number in sorted(waiting):
+        choice = choices[number]
+        end = choice.base_len + choice.num_ahead + choice.count
+        if number in full or not room.fit(end, 1):
+            full.add(number)
+            continue
+        room.take(end, 1)
+        choice.count += 1
 
 
 class DraftBook:
@@ -121,16 +153,10 @@ class DraftBook:
         """Price of one more row in a step, as a chance."""
         return self._row_price(self.cost)
 
-    def holds(self, request_id: str) -> bool:
-        """Whether something is buffered: others cost a step nothing."""
-        found = self._open.get(request_id)
-        return found is not None and bool(found.buffer.trees)
-
     @property
-    def drafted(self) -> list[str]:
-        """Those for which something is buffered that could be worth its row: in a large batch nothing is."""
-        price = self.row_price
-        return [name for name, each in self._open.items() if each.buffer.trees and each.speculation.weight >= price]
+    def drafted(self) -> dict[str, SequenceDrafts]:
+        """The requests for which something is buffered: others cost a step nothing."""
+        return {name: found for name, found in self._open.items() if found.buffer}
 
     def find(self, request_id: str) -> SequenceDrafts | None:
         return self._open.get(request_id)
@@ -177,75 +203,108 @@ class DraftBook:
 
     def own_chain(
         self, request_id: str, source: str, drafted: Sequence[int], token_ids: Sequence[int], num_accepted: int
-    ) -> DraftTree | None:
+    ) -> ChosenDraft | None:
         """What a step has verified that the engine had drafted itself. With asynchronous scheduling only the tokens are
         known that were accepted; the others are -1."""
         if (found := self._open.get(request_id)) is None:
             return None
         accepted = token_ids[:num_accepted]
         known = *accepted, *drafted[len(accepted) :]
-        return DraftTree(len(found.tokens) - len(token_ids), known, source=source)
+        tree = DraftTree(len(found.tokens) - len(token_ids), known, source=source)
+        return ChosenDraft(request_id, tree.base_len, known, 0, len(known), tree)
 
     def choose(
         self, decoding: Iterable[Decoding], room: StepRoom, own_sums: Mapping[str, float] = MappingProxyType({})
-    ) -> list[tuple[Decoding, DraftTree, int]]:
-        """The chains of which the next step verifies so many tokens, after those that a running one commits.
-        `own_sums`: what the drafts of the engine's own are worth, in whose place they would be."""
-        price, choices = self.row_price, list[tuple[Decoding, DraftChoice]]()
+    ) -> list[ChosenDraft]:
+        """What the next step verifies. `own_sums`: what the drafts of the engine's own are worth, in whose place they
+        would be."""
+        price, choices = self.row_price, list[ChosenDraft]()
         for one in decoding:
             if (found := self._open.get(one.request_id)) is None:
                 continue
             try:
-                choice = self._choice(found, one)
+                choice = self._choice(found, one, price)
             except Exception:
                 self.forget(one.request_id)
                 continue
-            if choice is not None and choice.paying_sum(price) > own_sums.get(one.request_id, 0.0):
-                choices.append((one, choice))
-        take_drafts([choice for _, choice in choices], room, Pricing(price, self.calibration))
-        counted = [(one, choice.tree, len(choice.nodes) - one.num_ahead) for one, choice in choices]
-        return [(one, chain, count) for one, chain, count in counted if count]
+            if choice is not None and not (own_sums and sum(choice.values) <= own_sums.get(one.request_id, 0.0)):
+                choices.append(choice)
+        most = max([choice.count for choice in choices], default=0)
+        if room.tokens < most * len(choices) or room.blocks < blocks_for(most, room.block_size) * len(choices):
+            _share(choices, room)
+        return [choice for choice in choices if choice.count]
 
-    def _choice(self, found: SequenceDrafts, one: Decoding) -> DraftChoice | None:
-        path = best_path(found, self.calibration, one.room, one.num_ahead)
-        if path is None or len(path) <= one.num_ahead:
+    def _choice(self, found: SequenceDrafts, one: Decoding, price: float) -> ChosenDraft | None:
+        """None if no token is worth its row."""
+        _, num_tokens, room, num_ahead = one
+        depth = num_ahead + min(room, found.cap)
+        tree = found.buffer.chain or best_path(found, self.calibration, depth, num_ahead)
+        if tree is None:
             return None
-        return DraftChoice(path, found, self.calibration, one.num_ahead)
+        first = num_tokens - tree.base_len
+        token_ids = tree.token_ids[first : first + depth]
+        if len(token_ids) <= num_ahead:
+            return None
+        chances = self.calibration.owns(tree, found.fit, first, first + depth)
+        values = [*accumulate(chances, mul, initial=found.speculation.weight)][num_ahead + 1 :]
+        # They never rise. Written so that NaN is worth nothing.
+        if not values[-1] >= price:
+            values = [value for value in values if value >= price]
+        if not values:
+            return None
+        return ChosenDraft(one.request_id, num_tokens, token_ids, num_ahead, len(values), tree, values)
 
     def committed(
-        self, request_id: str, token_ids: Sequence[int], chain: DraftTree | None, num_drafted: int, *, finished: bool
+        self, request_id: str, token_ids: Sequence[int], choice: ChosenDraft | None, num_drafted: int, *, finished: bool
     ) -> VerifiedDraft:
-        """Follows a commit, in a step that verified so many tokens of this chain."""
+        """Follows a commit, in a step that verified so many tokens of this choice."""
         found = self._open.get(request_id)
         if found is None:
-            return _NOTHING
+            return NOTHING
         try:
-            return self._follow(request_id, found, token_ids, chain, num_drafted, finished=finished)
+            return self._follow(found, token_ids, choice, num_drafted, finished)
         except Exception:
             self.forget(request_id)
-            return _NOTHING
+            return NOTHING
 
     def _follow(
         self,
-        request_id: str,
         found: SequenceDrafts,
         token_ids: Sequence[int],
-        chain: DraftTree | None,
+        choice: ChosenDraft | None,
         num_drafted: int,
-        *,
         finished: bool,
     ) -> VerifiedDraft:
-        before = len(found.tokens) - len(token_ids)
-        draft = _NOTHING.draft if chain is None else _verified(chain, found.tokens, before, num_drafted)
-        num_accepted = common_len(token_ids, draft.token_ids)
+        made = VerifiedDraft(_NO_DRAFT)
+        if choice is not None:
+            self._judge(made, found, token_ids, choice, num_drafted, finished)
+        if found.buffer:
+            found.advance(token_ids, made.num_drafted)
+        made.num_dropped = found.buffer.take_num_dropped()
+        return made
+
+    def _judge(
+        self,
+        made: VerifiedDraft,
+        found: SequenceDrafts,
+        token_ids: Sequence[int],
+        choice: ChosenDraft,
+        num_drafted: int,
+        finished: bool,
+    ) -> None:
+        tree, base_len, before = choice.tree, choice.base_len, len(found.tokens) - len(token_ids)
+        done, first = before - base_len, before - tree.base_len
+        if done < 0 or choice.token_ids[:done] != tuple(found.tokens[base_len:before]):
+            # The rows were of no use: the step before has committed something else.
+            return
+        drafted = choice.token_ids[done : done + num_drafted]
+        num_accepted = common_len(token_ids, drafted)
         ended = finished and num_accepted == len(token_ids)
-        num_verified = num_accepted + (num_accepted < len(draft) and not ended)
+        num_verified = num_accepted + (num_accepted < len(drafted) and not ended)
         if num_verified:
-            bins = bins_of(draft.upto(num_verified))
-            self.calibration.observe([(each, node < num_accepted) for node, each in enumerate(bins)], found.fit)
-        if found.buffer.trees:
-            found.advance(token_ids, len(draft))
-        return VerifiedDraft(draft, num_verified, num_accepted, found.buffer.take_num_dropped())
+            self.calibration.verified(tree, first, num_verified, num_accepted, found.fit)
+        made.tree, made.first, made.num_drafted = tree, first, len(drafted)
+        made.num_verified, made.num_accepted = num_verified, num_accepted
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """One step of the engine: its rows that decode or verify, its prompt tokens, the tokens that it committed."""

@@ -21,9 +21,8 @@ from vllm.v1.core.sched.scheduler import Scheduler as BaseScheduler
 from vllm.v1.outputs import DraftTokenIds
 
 from outrider.target.drafts.choice import StepRoom
-from outrider.tree import DraftTree
 from outrider.vllm import versions
-from outrider.vllm.drafts import Decoding, DraftBook, VerifiedDraft
+from outrider.vllm.drafts import ChosenDraft, Decoding, DraftBook, VerifiedDraft
 from outrider.vllm.front import FEATURES, WORKER
 
 METHOD = "ngram_gpu"
@@ -64,7 +63,7 @@ class _Scheduled:
     """A step whose output has not come yet."""
 
     began_s: float
-    chains: dict[str, DraftTree] = field(default_factory=dict)
+    chains: dict[str, ChosenDraft] = field(default_factory=dict)
     """What it verifies of each request that vLLM has not drafted, after the tokens that the steps before it commit."""
 
 
@@ -102,6 +101,10 @@ class Scheduler(BaseScheduler):
         """Called before each step, to fill the book with what has arrived."""
         self.step = StepFacts({}, {}, 0.0)
         self._scheduled: deque[_Scheduled] = deque()
+        self._held: Mapping[str, Any] = {}
+        """Requests for which something is buffered."""
+        self._unknown = [[-1] * count for count in range(self.num_spec_tokens + 1)]
+        """Drafted tokens that the worker finds. Nobody changes these lists."""
         self._ended_s = 0.0
 
     def _check_settings(self) -> None:
@@ -168,17 +171,21 @@ class Scheduler(BaseScheduler):
     def _place_drafts(self, step: _Scheduled) -> None:
         self.before_step()
         own_sums = self._cut_own() if self.drafter else {}
-        book, requests = self.book, self.requests
-        known = (requests[name] for name in book.drafted if name in requests)
-        decoding = [one for request in known if (one := self._decoding(request)) is not None]
-        for one, chain, count in book.choose(decoding, self._room(), own_sums):
-            request = requests[one.request_id]
+        book, requests, price = self.book, self.requests, self.book.row_price
+        self._held = book.drafted
+        # In a large batch no token may be worth its row.
+        names = [name for name, drafts in self._held.items() if drafts.speculation.weight >= price]
+        if not names:
+            return
+        decoding = [one for name in names if (one := self._decoding(requests.get(name))) is not None]
+        for choice in book.choose(decoding, self._room(), own_sums):
+            request = requests[choice.request_id]
             if self.asynchronous:
-                request.spec_token_ids = [-1] * count
+                request.spec_token_ids = self._unknown[choice.count]
             else:
-                drafted = list(chain.token_ids[:count])
+                drafted = list(choice.token_ids[: choice.count])
                 request.spec_token_ids = self.structured_output_manager.validate_tokens(request, drafted)
-            step.chains[one.request_id] = chain
+            step.chains[choice.request_id] = choice
 
     def _cut_own(self) -> dict[str, float]:
         """Leaves each request as many of vLLM's own drafts as it may have and as are worth their rows. What they are
@@ -195,12 +202,15 @@ class Scheduler(BaseScheduler):
 
     def _decoding(self, request: Any) -> Decoding | None:
         """None for a request of which more than the last token is still to be run."""
-        ahead = request.num_output_placeholders
-        done = request.num_output_tokens + ahead
-        if not done or request.num_tokens + ahead - request.num_computed_tokens != 1:
+        if request is None:
             return None
-        left = min(request.max_tokens - done, self.max_model_len - request.num_tokens - ahead)
-        return Decoding(request.request_id, request.num_tokens, max(0, min(self.num_spec_tokens, left - 1)), ahead)
+        ahead, num_tokens = request.num_output_placeholders, request.num_tokens
+        end = num_tokens + ahead
+        num_output = end - request.num_prompt_tokens
+        if not num_output or end - request.num_computed_tokens != 1:
+            return None
+        left = min(request.max_tokens - num_output, self.max_model_len - end)
+        return Decoding(request.request_id, num_tokens, max(0, min(self.num_spec_tokens, left - 1)), ahead)
 
     def _room(self) -> StepRoom:
         blocks, running = self.kv_cache_manager.block_pool.get_num_free_blocks(), len(self.running)
@@ -216,11 +226,11 @@ class Scheduler(BaseScheduler):
         seconds, self._ended_s = now_s - max(step.began_s, self._ended_s), now_s
         counts, total = scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
         self.step = StepFacts(counts, drafted, seconds, total)
-        chains, holds = step.chains, self.book.holds
-        if drafted or len(self.book):
+        chains, held = step.chains, self._held
+        if drafted or held:
             for output in outputs:
                 name, token_ids = output.request_id, output.new_token_ids
-                if token_ids and (name in drafted or holds(name)):
+                if (name in drafted or name in held) and token_ids:
                     finished, ids, chain = output.finish_reason is not None, drafted.get(name, ()), chains.get(name)
                     if self.drafter and ids and chain is None:
                         num_drawn = len(ran.sampled_token_ids[ran.req_id_to_index[name]])

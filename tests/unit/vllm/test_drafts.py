@@ -36,14 +36,14 @@ def adjust(drafts: DraftBook, setting: Speculation) -> None:
 
 def chosen(drafts: DraftBook, room: StepRoom = ROOMY, count: int = 100, length: int = 3) -> list[int]:
     found = drafts.choose([Decoding("a", length, count)], room)
-    return [token for _, chain, number in found for token in chain.token_ids[:number]]
+    return [token for one in found for token in one.token_ids[: one.count]]
 
 
 def committed(
     drafts: DraftBook, tokens: list[int], verified: list[int], fresh: list[int], *, finished: bool = False
 ) -> VerifiedDraft:
     """A step that verified these of the buffered tokens, and committed those."""
-    chain = next((one for _, one, _ in drafts.choose([Decoding("a", len(tokens), 100)], ROOMY)), None)
+    chain = next(iter(drafts.choose([Decoding("a", len(tokens), 100)], ROOMY)), None)
     tokens += fresh
     return drafts.committed("a", fresh, chain, len(verified), finished=finished)
 
@@ -136,8 +136,8 @@ def test_the_engines_own_drafts_go_by_cap_price_and_weight(price: float, specula
 def test_a_chain_takes_the_place_of_the_engines_own_drafts_if_it_is_worth_more() -> None:
     drafts = book(max_own_draft_tokens=4)
     of(drafts).offer(DraftTree(3, (4, 5), chances=(0.97, 0.97)))
-    [(_, chain, count)] = drafts.choose([Decoding("a", 3, 100)], ROOMY, {"a": 1.0})
-    assert (chain.token_ids, count) == ((4, 5), 2)
+    [one] = drafts.choose([Decoding("a", 3, 100)], ROOMY, {"a": 1.0})
+    assert (one.token_ids, one.count) == ((4, 5), 2)
     assert not drafts.choose([Decoding("a", 3, 100)], ROOMY, {"a": 3.0})
 
 
@@ -207,9 +207,10 @@ def test_while_a_step_runs_a_draft_is_what_follows_the_tokens_that_it_should_com
     drafts = book()
     adjust(drafts, Speculation(max_draft_tokens=8))
     of(drafts).offer(DraftTree(3, (4, 5, 6, 7, 8)))
-    running, tokens = DraftTree(3, (4, 5)), of(drafts).tokens
-    [(_, chain, count)] = drafts.choose([Decoding("a", 3, 2, num_ahead=3)], ROOMY)
-    assert (chain.token_ids, count) == ((4, 5, 6, 7, 8), 2)
+    [running] = drafts.choose([Decoding("a", 3, 2)], ROOMY)
+    tokens = of(drafts).tokens
+    [chain] = drafts.choose([Decoding("a", 3, 2, num_ahead=3)], ROOMY)
+    assert (chain.token_ids, chain.count) == ((4, 5, 6, 7, 8), 2)
     tokens += [4, 5, 6]
     assert drafts.committed("a", [4, 5, 6], running, 2, finished=False).num_accepted == 2
     tokens += [7, 9]
@@ -221,8 +222,8 @@ def test_a_draft_is_dead_when_the_running_step_commits_something_else() -> None:
     drafts = book()
     adjust(drafts, Speculation(max_draft_tokens=8))
     of(drafts).offer(DraftTree(3, (4, 5, 6, 7, 8)))
-    [(_, chain, count)] = drafts.choose([Decoding("a", 3, 2, num_ahead=1)], ROOMY)
-    assert (chain.token_ids[:3], count) == ((4, 5, 6), 2)
+    [chain] = drafts.choose([Decoding("a", 3, 2, num_ahead=1)], ROOMY)
+    assert (chain.token_ids[:3], chain.count) == ((4, 5, 6), 2)
     tokens = of(drafts).tokens
     tokens += [9]
     drafts.committed("a", [9], None, 0, finished=False)
@@ -248,10 +249,12 @@ def test_a_lasting_fault_of_one_request_ends_its_drafts_alone_and_is_said_once(
     for name in ("bad", "worse"):
         drafts.open(name, SequenceDrafts(TEXT.copy(), FOUR, FOUR))
         of(drafts, name).offer(DraftTree(3, (4, 5)))
+    choices = {one.request_id: one for one in drafts.choose([Decoding(n, 3, 9) for n in ("bad", "worse")], ROOMY)}
+    for name in choices:
         of(drafts, name).tokens = Faulty()  # type: ignore[assignment]
     of(drafts).offer(DraftTree(3, (4, 5, 6)))
     for name in ("bad", "worse"):
-        assert not len(drafts.committed(name, [4], DraftTree(3, (4, 5)), 2, finished=False).draft)
+        assert not len(drafts.committed(name, [4], choices[name], 2, finished=False).draft)
         assert name not in drafts
     assert (drafts.forgotten, drafts.num_faults, len(caplog.records)) == (["bad", "worse"], 2, 1)
     assert chosen(drafts) == [4, 5, 6]
@@ -264,11 +267,14 @@ def test_a_request_that_cannot_be_chosen_for_is_forgotten_and_the_others_have_th
         of(drafts, name).offer(DraftTree(3, (4, 5, 6)))
     of(drafts, "bad").fit = None  # type: ignore[assignment]
     decoding = [Decoding(name, 3, 100) for name in ("bad", "a")]
-    assert [one.request_id for one, *_ in drafts.choose(decoding, ROOMY)] == ["a"] and drafts.forgotten == ["bad"]
+    assert [one.request_id for one in drafts.choose(decoding, ROOMY)] == ["a"] and drafts.forgotten == ["bad"]
 
 
-@pytest.mark.parametrize(("weight", "drafted"), [(1.0, []), (2.0, ["a"])])
-def test_where_no_token_can_be_worth_its_row_nothing_is_looked_at(weight: float, drafted: list[str]) -> None:
-    drafts = book(price=1.01, weight=weight)
-    of(drafts).offer(DraftTree(3, (4, 5, 6)))
-    assert drafts.drafted == drafted
+def test_in_a_cache_that_is_almost_full_the_most_valuable_tokens_of_all_are_verified() -> None:
+    drafts = book()
+    for name, chances in (("b", (0.9, 0.1)), ("c", (0.8, 0.7))):
+        drafts.open(name, SequenceDrafts(TEXT.copy(), FOUR, FOUR))
+        of(drafts, name).offer(DraftTree(3, (4, 5), chances=chances))
+    decoding = [Decoding(name, 3, 100) for name in ("b", "c")]
+    found = drafts.choose(decoding, StepRoom(tokens=3, blocks=9, block_size=16))
+    assert {one.request_id: one.count for one in found} == {"b": 1, "c": 2}

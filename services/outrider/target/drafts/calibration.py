@@ -74,12 +74,12 @@ def _varied(tree: DraftTree) -> bool:
     return bool(first.matched) or any(one is not first for one in tree.origins)
 
 
-def bins_of(tree: DraftTree) -> list[Bin]:
-    """Of each node."""
+def bins_of(tree: DraftTree, first: int = 0, last: int | None = None) -> list[Bin]:
+    """Of each node, or of those from `first` on, before `last`."""
     if _varied(tree):
-        return [bin_at(tree, node, depth) for node, depth in enumerate(tree.depths())]
+        return [bin_at(tree, node, depth) for node, depth in enumerate(tree.depths())][first:last]
     bins = _by_interval(tree.origin(0).source, bool(tree.q))
-    return [bins[bisect_right(_EDGES, chance)] for chance in tree.chances]
+    return [bins[bisect_right(_EDGES, chance)] for chance in tree.chances[first:last]]
 
 
 # A step asks for those of each drafted token, and a new one takes longer than looking it up.
@@ -192,13 +192,13 @@ class Calibration:
         because whether it is verified must not depend on which token it is."""
         return fit.corrected([self._of_average(each, explore)[1]])[0]
 
-    def owns(self, chain: DraftTree, fit: Fit) -> list[float]:
-        """`own` of each node."""
+    def owns(self, chain: DraftTree, fit: Fit, first: int = 0, last: int | None = None) -> list[float]:
+        """`own` of each node, or of those from `first` on, before `last`."""
         if _varied(chain):
-            found = [self._of_average(each, explore=True)[0] for each in bins_of(chain)]
+            found = [self._of_average(each, explore=True)[0] for each in bins_of(chain, first, last)]
         else:
             table = self._table(chain.origin(0).source, bool(chain.q))
-            found = [table[bisect_right(_EDGES, chance)] for chance in chain.chances]
+            found = [table[bisect_right(_EDGES, chance)] for chance in chain.chances[first:last]]
         return fit.corrected(found)
 
     def _table(self, source: str, drawn: bool) -> list[float]:
@@ -235,6 +235,11 @@ class Calibration:
             expected += (self._shares.get(each) or self._new(each)).add(accepted, self._step)
             right += accepted
         fit.committed(right, expected)
+
+    def verified(self, chain: DraftTree, first: int, count: int, num_accepted: int, fit: Fit) -> None:
+        """One commit, in which so many tokens of a chain were verified from `first` on."""
+        bins = bins_of(chain, first, first + count)
+        self.observe([(each, node < num_accepted) for node, each in enumerate(bins)], fit)
 
     def _new(self, each: Bin) -> _Share:
         """Kept, unless there are too many sources."""

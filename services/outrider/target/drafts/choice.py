@@ -93,11 +93,9 @@ class DraftChoice:
     tree: DraftTree
     drafts: SequenceDrafts
     calibration: Calibration
-    num_ahead: int = 0
-    """Nodes of a chain that a running step should commit: they cost nothing, and count as taken."""
-    nodes: list[int] = field(init=False)
+    nodes: list[int] = field(default_factory=list)
     """Those taken, in order."""
-    depth: int = field(init=False)
+    depth: int = 0
     """Of the longest path taken."""
     values: list[float] = field(init=False)
     """At node + 1: weight times the chance that the token and all before it are accepted; never more than before it."""
@@ -106,7 +104,6 @@ class DraftChoice:
 
     def __post_init__(self) -> None:
         weight, self._depths = self.drafts.speculation.weight, self.tree.depths()
-        self.nodes, self.depth = list(range(self.num_ahead)), self.num_ahead
         if self.tree.parents or self.tree.q:
             self.values = self._tree_values(weight)
         else:
@@ -134,10 +131,6 @@ class DraftChoice:
         before, self.depth = self.depth, max(self.depth, paying)
         self.nodes += range(before, self.depth)
         return self.depth - before
-
-    def paying_sum(self, price: float) -> float:
-        """The sum of the values of those that pay, of a chain."""
-        return sum(value for value in self.values[self.num_ahead + 1 :] if value >= price)
 
     def take(self, node: int) -> None:
         self.nodes.append(node)
@@ -186,7 +179,7 @@ def take_drafts(
     A token is a candidate once its parent is taken, and its value is never higher than its parent's. `num_rows` and
     `num_tokens`: of the step without drafts.
     """
-    if room.holds([len(choice.tree.token_ids) - choice.num_ahead for choice in choices], keep_tokens):
+    if room.holds([len(choice.tree.token_ids) for choice in choices], keep_tokens):
         # Nobody takes another's room, so the order of those that pay does not matter.
         for choice in choices:
             start = choice.end

@@ -28,18 +28,19 @@ from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import PLAIN, Speculation
 from outrider.target.drafts.calibration import Fit
 from outrider.target.drafts.drafts import Drafts
+from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
-from outrider.target.requests.times import Timer
-from outrider.vllm.drafts import DraftBook, VerifiedDraft
+from outrider.target.requests.times import Timer, Times
+from outrider.vllm.drafts import NOTHING, DraftBook, VerifiedDraft
 from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
 from outrider.vllm.server.pool_thread import PoolThread
 from outrider.vllm.server.server_drafts import Followed
 from outrider.vllm.target.sequence import FINISHES
 
-_NO_STEP, _NOTHING = StepFacts({}, {}, 0.0), VerifiedDraft()
+_NO_STEP = StepFacts({}, {}, 0.0)
 _REQUEST_ID = re.compile(r"(?:\d+_)?(?:chatcmpl-(.*)|cmpl-(.*)-\d+|(.*))-[0-9a-f]{8}")
 """Of one choice of one prompt: the numbers of both, and a random end that vLLM appends."""
 
@@ -50,6 +51,7 @@ class _Fed:
 
     key: SequenceKey
     request: Any
+    drafts: SequenceDrafts
     sent_len: int
     """Tokens that the sources know, the prompt included."""
     timer: Timer = field(default_factory=lambda: Timer(time.monotonic()))
@@ -78,8 +80,7 @@ class Feed:
         self.followed: set[str] = set()
         """Requests whose commits somebody follows: a lookup, a draft worker, a router. Others cost a step nothing."""
         self._open: dict[str, _Fed] = {}
-        self._names: dict[SequenceKey, str] = {}
-        """Request of each key."""
+        self._by_key: dict[SequenceKey, _Fed] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -97,28 +98,29 @@ class Feed:
         # First what may fail.
         key, opening = SequenceKey(0, next(self._ids)), opening_of(request, speculation, tenant)
         announced = announcement_of(key, opening, request) if routed else None
-        self._open[request.request_id] = _Fed(key, request, request.num_tokens)
         if routed or self._config.lookups:
             self.followed.add(request.request_id)
-        self._names[key] = request.request_id
         # With a router a request has no drafts before the router allows some, or the pool finds no router.
         drafts = self._lookups.open(key, opening)
         drafts.tokens = request.all_token_ids
         if routed:
             drafts.adjust(PLAIN, PLAIN)
-        self._book.open(request.request_id, drafts)
+        fed = self._open[request.request_id] = self._by_key[key] = _Fed(key, request, drafts, request.num_tokens)
+        self._book.open(request.request_id, fed.drafts)
         if self._pool is not None:
             self._pool.tell(lambda drafts: drafts.open(key, opening, announced))
 
     def before_step(self) -> None:
         """Offers what has arrived, and applies the settings of a router."""
         for event in self._pool.poll() if self._pool is not None else ():
+            if (fed := self._by_key.get(event.key)) is None:
+                continue
             if isinstance(event, Offered):
-                self._offer(event)
+                fed.drafts.offer(event.tree)
             elif isinstance(event, Adjusted):
                 self._lookups.limit(event.key, event.speculation)
-            elif isinstance(event, Followed) and (name := self._names.get(event.key)) is not None:
-                self.followed.add(name)
+            elif isinstance(event, Followed):
+                self.followed.add(fed.request.request_id)
         self._lookups.poll()
 
     def follow(
@@ -131,33 +133,39 @@ class Feed:
         """Tells the sources what the last step committed, and which requests have ended. `verified`: by request of
         which it verified drafts; `cached`: by request whose prompt ended in it, tokens from the prefix cache; `names`:
         the requests of which there is something to tell. Without it any may have."""
-        report = TargetReport(row_price=self._book.row_price)
-        if self._config.routers:
-            self._time(step, verified, report)
+        routed, pool = bool(self._config.routers), self._pool
+        report = self._timed(step, verified) if routed else TargetReport(row_price=self._book.row_price)
+        commits: list[tuple[Any, ...]] = []
         ended: list[SequenceKey] = []
         for request_id in list(self._open if names is None else names):
             if (fed := self._open.get(request_id)) is None:
                 continue
-            finish = FINISHES.get(fed.request.get_finished_reason())
-            if fresh := list(fed.request.all_token_ids[fed.sent_len :]):
-                row = StepRow(None, fed.key, fed.sent_len, times=fed.timer.take())
-                verified.get(request_id, _NOTHING).fill(row, fresh, finish or Finish.NONE)
-                row.num_cached_tokens = cached.get(request_id, 0)
-                report.commits.append(row)
-                self._commit(fed, fresh)
-            if fed.request.is_finished() or request_id not in self._book:
+            finish: Finish | None = Finish.NONE
+            if fed.request.is_finished():
+                finish = FINISHES.get(fed.request.get_finished_reason())
+            base_len = fed.sent_len
+            if fresh := fed.drafts.tokens[base_len:]:
+                fed.sent_len += len(fresh)
+                self._lookups.follow(fed.key, base_len, fresh)
+                if pool is not None:
+                    seen, times = verified.get(request_id, NOTHING), fed.timer.take() if routed else None
+                    commits.append((fed.key, base_len, fresh, finish, seen, times, cached.get(request_id, 0)))
+            if finish is not Finish.NONE or request_id not in self._book:
                 self._forget(request_id, fed)
                 if not (finish and fresh):
                     ended.append(fed.key)
-        if self._pool is not None:
-            self._tell_pool(self._pool, report, ended)
+        if pool is not None and commits:
+            pool.tell(lambda drafts: drafts.step(_filled(report, commits)))
+        for key in ended if pool is not None else ():
+            pool.tell(lambda drafts, key=key: drafts.close(key, CloseReason.CANCELLED))  # type: ignore
 
     def stop(self) -> None:
         if self._pool is not None:
             self._pool.stop()
 
-    def _time(self, step: StepFacts, verified: Mapping[str, VerifiedDraft], report: TargetReport) -> None:
+    def _timed(self, step: StepFacts, verified: Mapping[str, VerifiedDraft]) -> TargetReport:
         """Divides a step's time among its requests: bills and plan need it."""
+        report = TargetReport(row_price=self._book.row_price)
         report.step_us, report.batch_sequences = round(step.seconds * 1e6), len(step.counts)
         report.batch_tokens, report.best_chance = step.num_tokens, self._book.calibration.best(Fit())
         ended_s, rows = time.monotonic(), step.num_rows
@@ -173,32 +181,25 @@ class Feed:
             timer.times.share_s += shares.of(
                 prompt_tokens=0 if decodes else num_tokens, rows=num_tokens if decodes else 0
             )
-            found = verified.get(request_id, _NOTHING)
-            timer.times.drafted_s += len(found.draft) * shares.row_s
-            timer.times.wasted_s += (len(found.draft) - found.num_accepted) * shares.row_s
-
-    def _tell_pool(self, pool: PoolThread, report: TargetReport, ended: Iterable[SequenceKey]) -> None:
-        if report.commits:
-            pool.tell(lambda drafts: drafts.step(report))
-        for key in ended:
-            pool.tell(lambda drafts, key=key: drafts.close(key, CloseReason.CANCELLED))  # type: ignore[misc]
-
-    def _commit(self, fed: _Fed, tokens: list[int]) -> None:
-        self._lookups.follow(fed.key, fed.sent_len, tokens)
-        fed.sent_len += len(tokens)
+            found = verified.get(request_id, NOTHING)
+            timer.times.drafted_s += found.num_drafted * shares.row_s
+            timer.times.wasted_s += (found.num_drafted - found.num_accepted) * shares.row_s
+        return report
 
     def _forget(self, request_id: str, fed: _Fed) -> None:
-        del self._open[request_id], self._names[fed.key]
+        del self._open[request_id], self._by_key[fed.key]
         self.followed.discard(request_id)
         self._book.close(request_id)
         self._lookups.close(fed.key)
 
-    def _offer(self, event: Offered) -> None:
-        request_id = self._names.get(event.key, "")
-        fed, found = self._open.get(request_id), self._book.find(request_id)
-        if fed is None or found is None:
-            return
-        found.offer(event.tree)
+
+def _filled(report: TargetReport, commits: Iterable[tuple[Any, ...]]) -> TargetReport:
+    """With these commits: outside of the thread that schedules."""
+    for key, base_len, fresh, finish, verified, times, num_cached in commits:
+        row = StepRow(None, key, base_len, times=times or Times(), num_cached_tokens=num_cached)
+        verified.fill(row, fresh, finish or Finish.NONE)
+        report.commits.append(row)
+    return report
 
 
 def tenant_of(request: Any) -> str:
