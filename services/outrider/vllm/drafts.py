@@ -277,34 +277,20 @@ class DraftBook:
     ) -> VerifiedDraft:
         made = VerifiedDraft(_NO_DRAFT)
         if choice is not None:
-            self._judge(made, found, token_ids, choice, num_drafted, finished)
+            tree, base_len, before = choice.tree, choice.base_len, len(found.tokens) - len(token_ids)
+            done, first = before - base_len, before - tree.base_len
+            # Otherwise the rows were of no use: the step before has committed something else.
+            if done >= 0 and choice.token_ids[:done] == tuple(found.tokens[base_len:before]):
+                drafted = choice.token_ids[done : done + num_drafted]
+                accepted = common_len(token_ids, drafted)
+                verified = accepted + (accepted < len(drafted) and not (finished and accepted == len(token_ids)))
+                if verified:
+                    self.calibration.verified(tree, first, verified, accepted, found.fit)
+                made = VerifiedDraft(tree, first, len(drafted), verified, accepted)
         if found.buffer:
             found.advance(token_ids, made.num_drafted)
         made.num_dropped = found.buffer.take_num_dropped()
         return made
-
-    def _judge(
-        self,
-        made: VerifiedDraft,
-        found: SequenceDrafts,
-        token_ids: Sequence[int],
-        choice: ChosenDraft,
-        num_drafted: int,
-        finished: bool,
-    ) -> None:
-        tree, base_len, before = choice.tree, choice.base_len, len(found.tokens) - len(token_ids)
-        done, first = before - base_len, before - tree.base_len
-        if done < 0 or choice.token_ids[:done] != tuple(found.tokens[base_len:before]):
-            # The rows were of no use: the step before has committed something else.
-            return
-        drafted = choice.token_ids[done : done + num_drafted]
-        num_accepted = common_len(token_ids, drafted)
-        ended = finished and num_accepted == len(token_ids)
-        num_verified = num_accepted + (num_accepted < len(drafted) and not ended)
-        if num_verified:
-            self.calibration.verified(tree, first, num_verified, num_accepted, found.fit)
-        made.tree, made.first, made.num_drafted = tree, first, len(drafted)
-        made.num_verified, made.num_accepted = num_verified, num_accepted
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """One step of the engine: its rows that decode or verify, its prompt tokens, the tokens that it committed."""

@@ -112,8 +112,10 @@ class _Share:
 
     def add(self, accepted: bool, step: int) -> float:
         """Returns the mean before."""
-        kept = tuning.KEEP_STEP ** (step - self.at_step)
-        was_accepted, was_verified, self.at_step = kept * self.accepted, kept * self.verified, step
+        was_accepted, was_verified = self.accepted, self.verified
+        if step != self.at_step:
+            kept = tuning.KEEP_STEP ** (step - self.at_step)
+            was_accepted, was_verified, self.at_step = kept * was_accepted, kept * was_verified, step
         self.accepted = tuning.KEEP * was_accepted + accepted
         self.verified = tuning.KEEP * was_verified + 1
         if self.source is not None:
@@ -139,10 +141,11 @@ class Fit:
     def corrected(self, chances: Sequence[float]) -> list[float]:
         """Of a text that does better fewer tokens are rejected: with more accepted instead, all tokens of a long chain
         would soon be sure."""
-        factor = self.factor
+        factor, most = self.factor, tuning.KEEP
+        # Without calls: a step asks for each drafted token.
         if factor < 1:
-            return [min(tuning.KEEP, factor * chance) for chance in chances]
-        return [min(tuning.KEEP, 1 - (1 - chance) / factor) for chance in chances]
+            return [least if (least := factor * chance) < most else most for chance in chances]
+        return [least if (least := 1 - (1 - chance) / factor) < most else most for chance in chances]
 
     def committed(self, accepted: float, expected: float) -> None:
         """One commit: tokens accepted, and how many of the verified ones the table expected to be accepted."""
@@ -238,8 +241,11 @@ class Calibration:
 
     def verified(self, chain: DraftTree, first: int, count: int, num_accepted: int, fit: Fit) -> None:
         """One commit, in which so many tokens of a chain were verified from `first` on."""
-        bins = bins_of(chain, first, first + count)
-        self.observe([(each, node < num_accepted) for node, each in enumerate(bins)], fit)
+        expected = 0.0
+        self._forget()
+        for node, each in enumerate(bins_of(chain, first, first + count)):
+            expected += (self._shares.get(each) or self._new(each)).add(node < num_accepted, self._step)
+        fit.committed(num_accepted, expected)
 
     def _new(self, each: Bin) -> _Share:
         """Kept, unless there are too many sources."""
