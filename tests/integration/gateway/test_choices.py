@@ -317,7 +317,7 @@ async def test_others_have_their_turns_while_many_log_probabilities_are_written(
 async def test_answers_that_are_not_streamed_share_a_bounded_memory(
     gateway: OpenGateway, router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("outrider.gateway.tenants.admission.MAX_KEPT_BYTES", 1 << 18)
+    monkeypatch.setattr("outrider.gateway.tenants.admission.MAX_KEPT_BYTES", 1 << 19)
     async with (
         routing(router) as address,
         gateway(address) as running,
@@ -353,7 +353,7 @@ async def test_answers_that_are_not_streamed_share_a_bounded_memory(
         assert await ask(1)
         assert not await ask(24)
         assert await ask(24, stream=True)
-        with pieces.hold("another", 1.0, 4):
+        with pieces.hold("another", 1.0, 8):
             assert not await ask(3)
         await until(lambda: pieces.taken == 0)
 
