@@ -1,9 +1,12 @@
-"""python -m tests.vllm.second_runner: how many texts of vLLM with drafts from outside are those of vLLM alone.
+"""python -m tests.vllm.second_runner PLAN [TEXTS]: how many texts with drafts from outside are those of vLLM alone.
+
+PLAN is JSON with the fields of `Plan`. With TEXTS it is run again and again, synchronously and asynchronously, with many
+KV blocks and with few, until so many texts have been compared.
 
 Groups of requests with options drawn at random are answered by vLLM as it is, in a process of its own without anything
 of this package, and then in another with drafts that are right, right with a chance of 0.7, wrong, late, or none, and
 with those of a drafter of vLLM's own, of which each request has a cap. Equal are token ids, finish reasons and log
-probabilities.
+probabilities. vLLM draws the seeds of requests without one: it draws the same for each group.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +88,13 @@ def cases(plan: Plan, vocab_size: int) -> list[list[Case]]:
 def _group(plan: Plan, rng: random.Random, vocab_size: int) -> list[Case]:
     count = 6 if plan.small else rng.choice((1, 2, 4, 6, plan.most_requests))
     shared = [rng.randrange(3, 259) for _ in range(64)]
-    return [_request(plan, rng, vocab_size, shared) for _ in range(min(count, plan.most_requests))]
+    group = [_request(plan, rng, vocab_size, shared) for _ in range(min(count, plan.most_requests))]
+    # One that is preempted gets a new seed, and one that waits for a grammar gets its seed when it may.
+    if not plan.small and not any("json" in one["options"] for one in group):
+        for one in group:
+            if rng.random() < 0.3:
+                one["options"]["seed"] = None
+    return group
 
 
 def _request(plan: Plan, rng: random.Random, vocab_size: int, shared: list[int]) -> Case:
@@ -117,6 +127,8 @@ def _request(plan: Plan, rng: random.Random, vocab_size: int, shared: list[int])
     if plan.adapter:
         # Of a prompt under an adapter vLLM's kernels for CPUs cannot tell them.
         options.pop("prompt_logprobs", None)
+    if options["temperature"] and rng.random() < 0.2:
+        options["n"] = rng.choice((2, 3))
     if "stop_token_ids" in options and rng.random() < 0.5:
         options["min_tokens"] = min(7, options["max_tokens"])
     if plan.grammars and rng.random() < 0.15 and "allowed_token_ids" not in options:
@@ -144,7 +156,7 @@ def engine(plan: Plan, *, drafts: bool) -> Iterator[Any]:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
 
-    more: dict[str, Any] = {"async_scheduling": plan.asynchronous, **plan.more}
+    more: dict[str, Any] = {"async_scheduling": plan.asynchronous}
     if plan.adapter:
         more |= {"enable_lora": True, "max_lora_rank": 8}
     if drafts:
@@ -153,19 +165,18 @@ def engine(plan: Plan, *, drafts: bool) -> Iterator[Any]:
             "worker_cls": "outrider.vllm.worker.Worker",
             "speculative_config": plan.speculative | {"num_speculative_tokens": NUM_DRAFTED},
         }
-    llm = LLM(
-        plan.model,
-        dtype=plan.dtype,
-        max_model_len=160,
-        max_num_seqs=4 if plan.small else 8,
-        max_num_batched_tokens=64,
-        block_size=32,
-        num_gpu_blocks_override=7 if plan.small else 80,
-        kv_cache_memory_bytes=100_000_000,
-        enforce_eager=True,
-        disable_log_stats=True,
-        **more,
-    )
+    more |= {
+        "dtype": plan.dtype,
+        "max_model_len": 160,
+        "max_num_seqs": 4 if plan.small else 8,
+        "max_num_batched_tokens": 64,
+        "block_size": 32,
+        "num_gpu_blocks_override": 7 if plan.small else 80,
+        "kv_cache_memory_bytes": 100_000_000,
+        "enforce_eager": True,
+        "disable_log_stats": True,
+    }
+    llm = LLM(plan.model, **(more | plan.more))
     try:
         yield llm
     finally:
@@ -173,17 +184,19 @@ def engine(plan: Plan, *, drafts: bool) -> Iterator[Any]:
 
 
 def answers(llm: Any, group: Sequence[Case], adapter: str = "") -> list[dict[str, Any]]:
+    import numpy
     from vllm.lora.request import LoRARequest
 
+    numpy.random.seed(len(group))
     prompts = [{"prompt_token_ids": one["prompt"]} for one in group]
     adapters = [LoRARequest("a", 1, adapter) if adapter and number % 2 else None for number in range(len(group))]
     done = llm.generate(prompts, [made(one["options"]) for one in group], lora_request=adapters, use_tqdm=False)
     found = []
     for one in done:
-        rows = [*(one.prompt_logprobs or [])[1:], *(one.outputs[0].logprobs or [])]
+        rows = [*(one.prompt_logprobs or [])[1:], *(row for text in one.outputs for row in text.logprobs or ())]
         scores = [{str(token): value.logprob for token, value in row.items()} for row in rows]
-        text = one.outputs[0]
-        found.append({"ids": list(text.token_ids), "why": text.finish_reason, "scores": scores})
+        ids, why = [list(text.token_ids) for text in one.outputs], [text.finish_reason for text in one.outputs]
+        found.append({"ids": ids, "why": why, "scores": scores})
     return found
 
 
@@ -279,7 +292,7 @@ class Drafts:
     def begin(self, expected: Sequence[dict[str, Any]], kind: str) -> None:
         """The texts of the requests that come next, in their order."""
         self._kind, self._rng = kind, random.Random(kind)
-        self._known = [text["ids"] for text in expected]
+        self._known = [ids for one in expected for ids in one["ids"]]
         self._texts.clear()
         self.most.clear()
 
@@ -333,12 +346,12 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
                 source.begin(expected, kind)
                 before = source.num_drafted, source.num_accepted
                 texts = answers(llm, group, plan.adapter)
-                pairs = zip(texts, expected, strict=True)
+                pairs, count = zip(texts, expected, strict=True), sum(len(one["ids"]) for one in texts)
                 wrong = [said for one, other in pairs if (said := differences(one, other, 1e-3))]
                 drafted, accepted = source.num_drafted - before[0], source.num_accepted - before[1]
-                found.append([kind, len(group), wrong, drafted, accepted, source.most])
+                found.append([kind, count, wrong, drafted, accepted, source.most])
                 print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-        source.begin([{"ids": []}] * len(RECORDED), "none")
+        source.begin([{"ids": [[]]}] * len(RECORDED), "none")
         with recording(llm) as ran:
             answers(llm, RECORDED)
         ours, alone = ({tuple(half) for half in halves} for halves in (ran, ran_alone))
@@ -367,15 +380,19 @@ def main() -> None:
         drafts = given.pop("drafts")
         _run(Plan(**given), Path(sys.argv[3]), drafts=drafts)
         return
-    plan = Plan(**json.loads(sys.argv[1]))
-    result = compare(plan)
-    texts = sum(count for _, count, *_ in result["found"])
-    wrong = [one for _, _, said, *_ in result["found"] for one in said]
-    drafted, accepted = (sum(one[at] for one in result["found"]) for at in (3, 4))
-    print(f"{texts - len(wrong)} of {texts} texts equal; {accepted} of {drafted} drafted tokens accepted")
-    print(f"{result['faults']} faults, {result['preemptions']} preemptions, {result['miscounted']} commits miscounted")
-    print(f"without drafts, not run alone, and only alone: {list(map(len, result['differs']))} kinds of half steps")
-    print(*wrong[:5], sep="\n")
+    plan, wanted = Plan(**json.loads(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    total, number = Counter[str](), 0
+    while total["texts"] < wanted:
+        form = {"seed": plan.seed + number, "asynchronous": number % 2 == 1, "small": number % 4 == 3}
+        result = compare(replace(plan, **form) if len(sys.argv) > 2 else plan)
+        number += 1
+        wrong = [one for _, _, said, *_ in result["found"] for one in said]
+        total["differ"] += len(wrong)
+        for kind, count, _, drafted, accepted, _ in result["found"]:
+            total.update({"texts": count, kind: count, "drafted": drafted, "accepted": accepted})
+        total.update({name: result[name] for name in ("faults", "preemptions", "miscounted")})
+        total["half steps that differ without drafts"] += sum(map(len, result["differs"]))
+        print(*wrong[:5], dict(total), sep="\n", flush=True)
 
 
 if __name__ == "__main__":
