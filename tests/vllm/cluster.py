@@ -62,19 +62,20 @@ class Cluster:
 
     def _run(self, words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "outrider_controller.cli", *words, "--control", self.control_address]
-        return subprocess.run([*command, "-o", "json"], capture_output=True, text=True, timeout=120)
+        return subprocess.run([*command, "-o", "json"], capture_output=True, text=True, timeout=1200)
 
 
 @contextlib.contextmanager
-def clustered(directory: Path, draft: Path) -> Iterator[Cluster]:
-    """`draft`: the model of the draft worker."""
+def clustered(directory: Path, draft: Path | None) -> Iterator[Cluster]:
+    """`draft`: the model of the draft worker, if there is one."""
     with EmbeddedServer.start(directory) as redis:
         made = Cluster(redis.url)
         try:
             made.start_router()
             made.start("outrider_controller.control", "--listen", made.control_address)
             unsure = "--min-confidence", "0", "--num-alternatives", "0"
-            made.start("outrider.draft", "--listen", "127.0.0.1:0", "--model", str(draft), *unsure)
+            if draft is not None:
+                made.start("outrider.draft", "--listen", "127.0.0.1:0", "--model", str(draft), *unsure)
             until(made.is_up)
             yield made
         finally:

@@ -19,7 +19,7 @@ from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_gr
 from tests.integration.target.test_server import until
 from tests.ports import free_port
 
-START_S = 600.0
+START_S = 1800.0
 OPTIONS = (
     *("--dtype", "float32", "--max-sequences", "40", "--max-draft-tokens", "8"),
     "--vllm-args=--kv-cache-memory-bytes=200000000",
@@ -98,7 +98,7 @@ async def running(*arguments: str, draft: bool = False) -> AsyncIterator[Running
                 while True:
                     assert process.poll() is None, f"{module} ended with {process.returncode}"
                     try:
-                        info = (await stub.GetInfo(asked, timeout=5)).info
+                        info = (await stub.GetInfo(asked, timeout=60)).info
                         break
                     except grpc.RpcError:
                         await asyncio.sleep(0.3)

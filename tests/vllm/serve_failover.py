@@ -1,7 +1,7 @@
 """python -m tests.vllm.serve_failover: seeded texts of `vllm serve` without the plugin, with it, and after a failover.
 
 A server with the plugin and a draft worker is killed in mid-answer; another one gets each prompt with the tokens that
-had arrived, and the same seed. Prints how many texts are those of vLLM alone.
+had arrived, and the same seed. Prints how many texts are those of vLLM alone; without accepted drafts it fails.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import httpx
 from outrider.testing.tiny import tiny_checkpoint
 
 from tests.vllm.processes import ending, free_address
+from tests.vllm.test_serve import await_drafts
 from tests.vllm.test_texts import PROMPTS
 from tests.vllm.vllm_alone import FIRST_SEED, TEMPERATURE, TOP_P
 from tests.vllm.vllm_serve import Server, drafting, plugin, serving
@@ -46,7 +47,7 @@ def answers(
         }
         with (
             contextlib.suppress(httpx.TransportError),
-            httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=600) as reply,
+            httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=1800) as reply,
         ):
             for line in reply.iter_lines():
                 # A server that dies may say an error.
@@ -64,6 +65,7 @@ def drafted(model: Path) -> Iterator[Server]:
     """A server with the plugin and a draft worker with the same model."""
     address = free_address()
     with ending(drafting(model, address)), serving(model, *plugin(drafts=[address], row_price=0)) as server:
+        await_drafts(server)
         yield server
 
 
@@ -75,16 +77,19 @@ def main() -> None:
         with serving(model) as server:
             alone = answers(server, nothing)
 
-        def say(name: str, texts: Texts, server: Server) -> None:
-            equal, accepted = sum(map(list.__eq__, texts, alone)), server.counted("num_accepted_tokens")
+        def ask(name: str, server: Server, held: Texts) -> None:
+            before = server.counted("num_accepted_tokens")
+            texts = answers(server, held)
+            equal, accepted = sum(map(list.__eq__, texts, alone)), server.counted("num_accepted_tokens") - before
             click.echo(f"{name}: {equal} of {len(alone)} texts equal; {accepted:g} drafted tokens accepted")
+            assert accepted > 0
 
         with drafted(model) as server:
-            say("with the plugin", answers(server, nothing), server)
+            ask("with the plugin", server, nothing)
             half = answers(server, nothing, lambda texts: server.kill() if sum(map(len, texts)) > 600 else None)
             click.echo(f"killed after {sum(map(len, half))} of {len(alone) * LENGTH} tokens")
         with drafted(model) as server:
-            say("continued on another server", answers(server, half), server)
+            ask("continued on another server", server, half)
 
 
 if __name__ == "__main__":

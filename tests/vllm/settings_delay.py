@@ -1,7 +1,7 @@
 """python -m tests.vllm.settings_delay: how soon does an operator's word hold in `vllm serve` with the plugin?
 
 In vLLM's environment, with a real model: one answer after another, a draft worker, a router and a control plane. The
-tenant is put on and off: how long until vLLM has verified the last drafted token?
+tenant is put on and off: how long until vLLM has verified the last drafted token? With `--own` vLLM drafts itself.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def seconds_until_plain(server: Server, cluster: Cluster) -> float:
 @click.command()
 @click.option("--trials", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--model", default="smollm2-135m-instruct", show_default=True, help="Of vLLM, and of the draft worker.")
-def main(trials: int, model: str) -> None:
+@click.option("--own", is_flag=True, help="vLLM drafts with the model, and there is no draft worker.")
+def main(trials: int, model: str, own: bool) -> None:
     path = resolve(model)
-    with tempfile.TemporaryDirectory() as directory, clustered(Path(directory), path) as cluster:
+    with tempfile.TemporaryDirectory() as directory, clustered(Path(directory), None if own else path) as cluster:
         config = {"routers": [cluster.router_address], "row_price": 0, "tenant_header": "x-tenant"}
-        with serving(path, *plugin(**config)) as server, answering(server, _TENANT):
+        with serving(path, *plugin(path if own else None, **config)) as server, answering(server, _TENANT):
             took = [seconds_until_plain(server, cluster) for _ in range(trials)]
     click.echo(
         f"last drafted token after the operator's word: {statistics.median(took):.2f} s in the median, "

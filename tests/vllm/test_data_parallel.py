@@ -9,7 +9,7 @@ import pytest
 
 from tests.vllm.vllm_serve import REPETITIVE, plugin, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def test_each_rank_verifies_drafts_and_texts_stay_the_same(tiny_vllm: Path) -> None:

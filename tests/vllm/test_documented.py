@@ -12,7 +12,7 @@ from tests.vllm.processes import free_address
 from tests.vllm.test_serve import Draft, await_drafts
 from tests.vllm.vllm_serve import OPTIONS, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/bring-your-vllm.md"
 _NOT_HERE = ("--tensor-parallel-size", "--max-num-seqs")

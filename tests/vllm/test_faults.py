@@ -19,7 +19,7 @@ from tests.vllm.processes import Running, drafting, running, target
 from tests.vllm.served import Loaded, loaded, served
 from tests.vllm.test_texts import PROMPTS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5, 6]
 # So cool that the text repeats itself: the draft continues what it has seen.

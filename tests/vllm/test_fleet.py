@@ -23,7 +23,7 @@ from tests.vllm.served import Loaded, loaded, running
 
 __all__ = ["fleet", "metadata_url"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 # So likely that the text repeats it, which is looked up.
 REPEATING: dict[str, Any] = {"logit_bias": {40: 30.0}, "ignore_eos": True}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tests.vllm.test_fleet import engine, gateway, stack
 
 __all__ = ["engine", "fleet", "gateway", "metadata_url", "stack"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROMPT = [40, 41, 42, 40, 41]
 # Some of the text repeats itself, and is looked up.
@@ -37,7 +38,7 @@ MORE = {"ignore_eos": True, "include_metrics": True}
 
 
 def client_of(gateway: RunningGateway, key: str = "x") -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"http://{gateway.http_address}/v1", api_key=key, max_retries=0, timeout=120)
+    return openai.AsyncOpenAI(base_url=f"http://{gateway.http_address}/v1", api_key=key, max_retries=0, timeout=1200)
 
 
 @pytest.fixture
@@ -124,7 +125,8 @@ async def test_calls_of_tools_are_the_same_with_drafts_and_are_what_their_schema
 
 async def test_a_quota_ends_the_answers_of_its_tenant(stack: Fleet, tmp_path: Path) -> None:
     assert stack.router is not None
-    quota = tenants_pb2.Quota(tokens_per_minute=300)
+    # So few that the slowest machine uses more than they are filled up with.
+    quota = tenants_pb2.Quota(tokens_per_minute=100)
     redis = stack.stack.enter_context(EmbeddedServer.start(tmp_path / "r"))
     store = await stack.stack.enter_async_context(MetadataStore.connect(redis.url, call_timeout_s=2.0))
     await store.tenants.put([tenants_pb2.Tenant(name="acme", quota=quota)], by="test")
@@ -132,13 +134,13 @@ async def test_a_quota_ends_the_answers_of_its_tenant(stack: Fleet, tmp_path: Pa
     await store.tenants.add_key(tenants_pb2.ApiKey(id="k", tenant="acme", digest=digest, scopes=scopes), by="test")
     places = {"listen_grpc": "127.0.0.1:0", "listen_http": "127.0.0.1:0", "metadata_url": redis.url}
     config = GatewayConfig(**places, routers=(stack.router.address,))  # type: ignore[arg-type]
-    used = 0
+    used, began_s = 0, time.monotonic()
     async with running(config) as gateway, client_of(gateway, "key") as client:
         with pytest.raises(openai.RateLimitError):
             for _ in range(30):
                 used += (await complete(client, "on")).usage.total_tokens
     # Each is of 65 tokens, and the last one may be begun with one token left.
-    assert 235 <= used <= 600
+    assert 65 <= used <= 100 * (1 + (time.monotonic() - began_s) / 60) + 65
 
 
 async def test_a_trace_and_a_bill_are_what_the_target_did(stack: Fleet) -> None:
@@ -153,7 +155,7 @@ async def test_a_trace_and_a_bill_are_what_the_target_did(stack: Fleet) -> None:
     ):
         name = f"r{next(numbers)}"
         asked = {"model": "tiny", "tenant": tenant, "speculation": speculation, "logits": bias}
-        answer = await stack.ask(stack.request(PROMPT, request_id=name, **asked), timeout=120)
+        answer = await stack.ask(stack.request(PROMPT, request_id=name, **asked), timeout=1200)
         found = await ended_trace(stack, name)
         check_adds_up(found, answer, len(PROMPT))
         assert (found.tenant, found.prompt_tokens, len(answer.token_ids)) == (tenant, len(PROMPT), 40)

@@ -19,7 +19,7 @@ from tests.integration.target.test_server import Router, open_sequence, until
 from tests.vllm.processes import all_ended, ranks, target
 from tests.vllm.served import Loaded, loaded, running
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 LONG = sp.Stopping(max_new_tokens=400)
 

@@ -14,7 +14,7 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.served import Loaded, loaded, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 OWN = sp.Speculation(max_own_draft_tokens=4)
 GREEDY: dict[str, Any] = {}

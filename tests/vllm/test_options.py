@@ -18,7 +18,7 @@ from outrider.testing.tiny import tiny_tokenizer
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.served import Loaded, loaded, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PROMPT = [5, 6, 7, 300, 301, 40, 41]
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}}

@@ -6,16 +6,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import outrider
 import pytest
 
 from tests.vllm.second_runner import Case, Plan, answers, engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 _OURS = str(Path(outrider.__file__).parent)
+_UNGUARDED = ("Scheduler._safely", "_following")
+"""The guard; and what decides which rows a grammar masks, in whose place there is nothing else."""
 _OPTIONS: dict[str, Any] = {"temperature": 0, "max_tokens": 10, "ignore_eos": True}
 GROUP: list[Case] = [
     {"prompt": [5, 6, 7, 8] * 4, "options": _OPTIONS},
@@ -34,14 +36,13 @@ def llm(tiny_vllm: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 class Calls:
-    """Those of functions of ours on this thread, by vLLM or by others of ours."""
+    """Those of functions of ours by others of ours, on this thread. `planted`: raises after so many calls of it."""
 
     def __init__(self, planted: CodeType | None = None, after: int = 0) -> None:
         self.found: dict[CodeType, int] = {}
-        self.raised = False
         self._planted, self._after = planted, after
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> Self:
         sys.setprofile(self._called)
         return self
 
@@ -50,38 +51,34 @@ class Calls:
 
     def _called(self, frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(_OURS):
+        if event != "call" or not code.co_filename.startswith(_OURS) or frame.f_back is None:
+            return
+        before = frame.f_back.f_code
+        # What vLLM calls, and what such a method calls by `super()`, is a few lines around that which is guarded.
+        if not before.co_filename.startswith(_OURS) or before.co_name == code.co_name or code.co_name.startswith("<"):
+            return
+        if code.co_qualname in _UNGUARDED:
             return
         self.found[code] = self.found.get(code, 0) + 1
         if code is self._planted and self.found[code] > self._after:
-            self.raised = True
             raise RuntimeError(f"planted in {code.co_qualname}")
-
-
-def is_called_by_vllm(code: CodeType) -> bool:
-    return False
 
 
 def test_any_function_of_ours_may_raise(llm: Any) -> None:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     wanted = answers(llm, GROUP)
-    scheduler.reset_prefix_cache()
     with Calls() as calls:
-        assert answers(llm, GROUP) == wanted
-    for code, count in sorted(calls.found.items(), key=lambda one: one[0].co_qualname):
-        print(code.co_filename.removeprefix(_OURS), code.co_qualname, count)
-    failed = []
-    for code, count in calls.found.items():
-        before = scheduler.num_faults
         scheduler.reset_prefix_cache()
-        with Calls(code, count // 2) as planted:
-            try:
-                texts = answers(llm, GROUP)
-                if texts != wanted:
-                    failed.append((code.co_qualname, "text"))
-            except RuntimeError as error:
-                failed.append((code.co_qualname, str(error)))
-                scheduler.finish_requests(list(scheduler.requests), 5)
-                break
-        print(code.co_qualname, planted.raised, scheduler.num_faults - before, failed[-1:], flush=True)
-    assert not failed
+        assert answers(llm, GROUP) == wanted
+    assert len(calls.found) > 50
+    for code, count in calls.found.items():
+        scheduler.reset_prefix_cache()
+        with Calls(code, count // 2):
+            assert answers(llm, GROUP) == wanted, code.co_qualname
+
+
+def test_an_engine_that_has_slept_answers_as_before(llm: Any) -> None:
+    wanted = answers(llm, GROUP)
+    llm.sleep(level=1)
+    llm.wake_up()
+    assert answers(llm, GROUP) == wanted

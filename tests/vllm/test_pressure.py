@@ -12,7 +12,7 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.served import SMALL, Loaded, loaded, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 COUPLED = {"sampling": sp.Sampling(temperature=0.8, top_p=0.95, seed=5), "mode": sp.VERIFICATION_MODE_COUPLED}
 REQUESTS = 24

@@ -17,7 +17,7 @@ from tests.integration.target.test_server import Router, open_sequence, until
 from tests.vllm.served import Loaded, loaded, served
 from tests.vllm.test_target import MODES, PROMPT, WAITING, following, how, plain
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 TEXT, NUMBERS, NOTHING = sp.SAMPLE_CONSENT_TEXT, sp.SAMPLE_CONSENT_ACCEPTANCE, sp.SAMPLE_CONSENT_UNSPECIFIED
 

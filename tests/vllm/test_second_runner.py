@@ -20,7 +20,7 @@ from scipy.stats import chisquare
 
 from tests.vllm.second_runner import Plan, compare
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 PLANS: dict[str, dict[str, Any]] = {
     "synchronous": {"groups": 2, "most_requests": 4},

@@ -19,7 +19,7 @@ from tests.vllm.test_serve import drafted
 from tests.vllm.vllm_serve import REPETITIVE, Server, plugin, until
 from tests.vllm.vllm_serve import serving as serving_vllm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 VOCAB = 384
 GARBAGE: dict[str, dict[str, Any]] = {

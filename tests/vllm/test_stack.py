@@ -17,13 +17,13 @@ from openai import AsyncOpenAI
 
 from tests.vllm.processes import ranks
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 STACK = Path(os.environ.get("OUTRIDER_PYTHON", ".venv/bin/python"))
 """Of the environment that has router and gateway: vLLM's own has no Ray."""
 OPTIONS = (
     *("--engine", "vllm", "--vllm-python", sys.executable, "--tensor-parallel", "2", "--drafts", "0"),
-    *("--target-args", "--dtype float32 --kv-cache-bytes 200000000", "--start-timeout", "600"),
+    *("--target-args", "--dtype float32 --kv-cache-bytes 200000000", "--start-timeout", "1800"),
     *("--http-port", "0", "--grpc-port", "0", "--control-port", "0", "--context", "vllm-test", "-o", "json"),
 )
 
@@ -60,7 +60,7 @@ async def test_a_stack_without_draft_workers_speculates_on_vllm_and_a_rank_that_
     tiny_vllm: Path, tmp_path: Path
 ) -> None:
     async with up(tiny_vllm, tmp_path) as stack:
-        client = AsyncOpenAI(base_url=f"http://{stack['http']}/v1", api_key="x", timeout=600, max_retries=0)
+        client = AsyncOpenAI(base_url=f"http://{stack['http']}/v1", api_key="x", timeout=1800, max_retries=0)
         ask: dict[str, Any] = {"model": stack["model"], "prompt": "a b a b a b a b", "max_tokens": 300}
         more = {"ignore_eos": True, "include_metrics": True}
         for sampling in ({"temperature": 0.0}, {"temperature": 0.7, "seed": 3}):

@@ -20,7 +20,7 @@ from outrider.vllm.target.grammar import MaskedGrammar
 from tests.integration.target.test_server import Router, open_sequence, until
 from tests.vllm.served import Loaded, loaded, served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 GREEDY = sp.Sampling(temperature=0, top_p=1)
 SAMPLED = sp.Sampling(temperature=0.8, top_p=0.95, seed=5)

@@ -16,7 +16,7 @@ from outrider.worker.watchdog import EXIT_BROKEN
 from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.processes import all_ended, ranks, target
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 SEEDED = {"sampling": sp.Sampling(temperature=0.8, top_p=0.95, seed=5), "mode": sp.VERIFICATION_MODE_COUPLED}
 PROMPTS = [[3 + (7 * n + k) % 250 for k in range(5 + n)] for n in range(12)]
@@ -72,7 +72,7 @@ async def returned(router: Router) -> None:
 async def test_a_rank_that_dies_or_hangs_ends_the_worker_with_all_its_processes(
     tiny_vllm: Path, planted: signal.Signals
 ) -> None:
-    async with target(tiny_vllm, *TWO, "--step-timeout", "20") as running:
+    async with target(tiny_vllm, *TWO, "--step-timeout", "60") as running:
         every, router = ranks(running.process.pid, 2), Router(running.stub)
         await router.send(opens=[open_sequence(1, [5, 6, 7], stopping=sp.Stopping(max_new_tokens=490))])
         await router.read()

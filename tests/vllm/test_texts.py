@@ -14,7 +14,7 @@ from tests.integration.target.test_server import Router, open_sequence
 from tests.vllm.served import Loaded, loaded, served
 from tests.vllm.vllm_alone import FIRST_SEED, TEMPERATURE, TOP_P, Answers, alone
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 LENGTH = 24
 _RNG = random.Random(4)

@@ -27,7 +27,7 @@ OPTIONS = (
     *("--served-model-name", "m", "--dtype", "float32", "--enforce-eager", "--max-model-len", "1024"),
     *("--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-memory-bytes", "300000000"),
 )
-_START_S = 600.0
+_START_S = 1800.0
 REPETITIVE = "one two three four one two three four one two three four one two"
 LONG: Mapping[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 ODD_JSON: list[Any] = [
@@ -38,9 +38,10 @@ ODD_JSON: list[Any] = [
 """What a client may write where nothing of the kind is expected."""
 
 
-def plugin(**config: Any) -> list[str]:
-    """The flags of the plugin, as the manual has them."""
-    speculative = {"method": "ngram_gpu", "num_speculative_tokens": NUM_SPECULATIVE}
+def plugin(drafter: Path | None = None, **config: Any) -> list[str]:
+    """The flags of the plugin, as the manual has them. `drafter`: with vLLM's own drafts by this model."""
+    method = {"method": "draft_model", "model": str(drafter)} if drafter else {"method": "ngram_gpu"}
+    speculative = method | {"num_speculative_tokens": NUM_SPECULATIVE}
     return [
         *("--scheduler-cls", "outrider.vllm.plugin.Scheduler", "--worker-cls", "outrider.vllm.worker.Worker"),
         *("--speculative-config", json.dumps(speculative), "--additional-config", json.dumps({"outrider": config})),
@@ -76,7 +77,7 @@ class Server:
         """The text of a completion."""
         body = {"model": "m", "prompt": prompt, "max_tokens": 32, "temperature": 0, "ignore_eos": True} | changes
         headers = {"x-tenant": tenant} if tenant else {}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=300)
+        reply = httpx.post(f"{self.url}/v1/completions", json=body, headers=headers, timeout=1200)
         assert reply.status_code == 200, reply.text
         return str(reply.json()["choices"][0]["text"])
 
@@ -88,7 +89,7 @@ class Server:
     def counters(self) -> Mapping[str, float]:
         """vLLM's own, as of one moment, without `vllm:` and `_total`."""
         found: defaultdict[str, float] = defaultdict(float)
-        for line in httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines():
+        for line in httpx.get(f"{self.url}/metrics", timeout=300).text.splitlines():
             name, labelled, _ = line.partition("_total{")
             if labelled:
                 found[name.removeprefix("vllm:")] += float(line.split()[-1])
@@ -103,7 +104,7 @@ class Server:
             now.update(self.counters())
             return now[names[0]] - before[names[0]] >= tokens
 
-        until(said, within_s=600)
+        until(said, within_s=1800)
         return Verified(*(now[name] - before[name] for name in names))
 
     def counted(self, name: str) -> float:
@@ -111,7 +112,7 @@ class Server:
         return self.counters()[f"spec_decode_{name}"]
 
 
-def until(holds: Callable[[], Any], within_s: float = 120) -> Any:
+def until(holds: Callable[[], Any], within_s: float = 900) -> Any:
     """What it returns once that is true."""
     until_s = time.monotonic() + within_s
     while not (found := holds()):
@@ -124,7 +125,7 @@ def streamed(server: Server, planted: Callable[[], None]) -> str:
     """A long text. It is planted in mid-answer, once drafted tokens have been accepted in it."""
     body = {"model": "m", "prompt": REPETITIVE, "temperature": 0, "stream": True} | LONG
     accepted, text, done = server.counted("num_accepted_tokens"), "", False
-    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as reply:
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=1200) as reply:
         for line in reply.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -157,7 +158,7 @@ def serving(model: Path, *arguments: str) -> Iterator[Server]:
     command = [sys.executable, "-c", _SERVE, "serve", str(model), *listen, *OPTIONS, *arguments]
     process = subprocess.Popen(command, env=os.environ | plugins)
     server = Server(f"http://{host}:{port}", process.pid)
-    with ending(process, patience_s=60):
+    with ending(process, patience_s=300):
         _await_health(process, server.url)
         yield server
 
@@ -167,7 +168,7 @@ def _await_health(process: subprocess.Popen[bytes], url: str) -> None:
     while time.monotonic() < until_s:
         assert process.poll() is None, f"vLLM ended with {process.returncode}"
         with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=60).status_code == 200:
                 return
         time.sleep(0.5)
     pytest.fail(f"vLLM was not ready in {_START_S:g} s")

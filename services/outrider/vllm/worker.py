@@ -9,6 +9,7 @@ ours runs.
 from __future__ import annotations
 
 import ctypes
+import logging
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,8 @@ if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as BaseWorker
 else:
     from vllm.v1.worker.gpu_worker import Worker as BaseWorker
+
+log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _NO_DRAFTER = SimpleNamespace(draft_logits=None)
@@ -101,7 +104,11 @@ def use_drafts(runner: Any) -> None:
         # vLLM orders a batch by it, and expands batches with drafts.
         runner.decode_query_len = 1 + (runner.req_states.num_speculative_steps if drafted else 0)
         if chains := getattr(scheduler_output, CHAINS, None):
-            follow_chains(runner.req_states, chains)
+            try:
+                follow_chains(runner.req_states, chains)
+            except Exception:
+                # Any tokens will do: they are compared with what is drawn.
+                log.exception("a step's drafts are lost")
 
     def initialize_kv_cache(*args: Any, **kwargs: Any) -> None:
         runner.decode_query_len = 1 + runner.req_states.num_speculative_steps
@@ -162,9 +169,8 @@ class DrawSampler(RejectionSampler):
         verify_draft_sampled: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = expanded_idx_mapping, idx_mapping, idx_mapping_np, pos, draft_sampled, expanded_local_pos
-        drawn, processed = self.sampler.sample(
-            logits, *rows, seq_lens_upper_bound_np, return_logprobs=self.returns_processed(idx_mapping_np)
-        )
+        processes = self.sampler.get_logprobs_dims(idx_mapping_np, include_token_ids=False) is not None
+        drawn, processed = self.sampler.sample(logits, *rows, seq_lens_upper_bound_np, return_logprobs=processes)
         num_reqs = idx_mapping.shape[0]
         sampled = drawn.new_zeros(num_reqs, self.num_speculative_steps + 1)
         num_sampled = drawn.new_empty(num_reqs, dtype=torch.int32)
@@ -172,9 +178,6 @@ class DrawSampler(RejectionSampler):
             sampled, sampled.stride(0), num_sampled, drawn, verify_draft_sampled, cu_num_logits, num_warps=1
         )
         return processed, sampled, num_sampled
-
-    def returns_processed(self, idx_mapping_np: Any) -> bool:
-        return self.sampler.get_logprobs_dims(idx_mapping_np, include_token_ids=False) is not None
 
 
 def warm_up(states: Any) -> None:

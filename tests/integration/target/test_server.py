@@ -163,7 +163,7 @@ async def target_and_draft(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(600):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -469,7 +469,7 @@ async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Pat
                 (lease,) = await store.workers(worker_pb2.WORKER_ROLE_TARGET)
                 assert lease.info == servicer.info
                 hashes = block_hashes(prompt, 8, b"tenant")
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(600):
                     role, ids = worker_pb2.WORKER_ROLE_TARGET, [servicer.info.worker_id]
                     while not (found := await store.lookup_prefix(role, hashes, ids)):  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
@@ -490,7 +490,7 @@ async def test_a_step_that_hangs_is_not_live(tiny: Path) -> None:
         step, worker.step = worker.step, hang
         try:
             await Router(stub).send(opens=[open_sequence(1, [5, 6])])
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(600):
                 with pytest.raises(urllib.error.HTTPError) as caught:
                     while await asyncio.to_thread(urllib.request.urlopen, url):  # noqa: ASYNC110
                         await asyncio.sleep(0.05)
