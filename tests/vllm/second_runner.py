@@ -1,7 +1,7 @@
 """python -m tests.vllm.second_runner PLAN [TEXTS]: how many texts with drafts from outside are those of vLLM alone.
 
-PLAN is JSON with the fields of `Plan`. With TEXTS it is run again and again, synchronously and asynchronously, with many
-KV blocks and with few, until so many texts have been compared.
+PLAN is JSON with the fields of `Plan`. With TEXTS it is run again and again, synchronously and asynchronously, with
+many KV blocks and with few, until so many texts have been compared.
 
 Groups of requests with options drawn at random are answered by vLLM as it is, in a process of its own without anything
 of this package, and then in another with drafts that are right, right with a chance of 0.7, wrong, late, or none, and

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from outrider.vllm.front import WORKER
 from outrider.vllm.settings import check
+from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
 PLUGIN = "outrider.vllm.plugin.Scheduler"
@@ -53,6 +54,10 @@ def config(model: Path, changes: dict[str, Any]) -> Any:
             "speculative_config.",
         ),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size: "),
+        (
+            {"kv_transfer_config": KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")},
+            "kv_transfer_config: ",
+        ),
         ({"plugin": {"draft": []}}, "additional_config.outrider.draft: "),
     ],
 )

@@ -30,6 +30,8 @@ def _problems(config: Any) -> Iterator[str]:
         yield f"speculative_config.{swallowed[0]}: has no effect here, for vLLM makes no drafts of its own"
     if parallel.pipeline_parallel_size > 1:
         yield "pipeline_parallel_size: must be 1, for nobody has tried drafts across stages; use tensor_parallel_size"
+    if config.kv_transfer_config is not None:
+        yield "kv_transfer_config: must be unset, for nobody has tried drafts with a KV connector"
     # Of another model each rank is a server of its own, whose size is 1.
     if parallel.data_parallel_size > 1:
         yield (

@@ -31,6 +31,8 @@ ROWS: dict[str, tuple[str, str]] = {
         _ATTACH,
         "test_an_answer_outlives_its_router_and_the_next_one_is_attached_to",
     ),
+    "`n`, `prompt_logprobs`": (_RUNNER, "test_texts_with_drafts_are_those_of_vllm_alone"),
+    "`/v1/responses`": (_SERVE, "test_responses_are_the_same_with_drafts_and_a_tenant_holds_there"),
     "JSON schema, regex, choice": (_SERVE, "test_structured_output_is_the_same_with_drafts"),
     "images, audio, prompt embeddings, streamed input": (
         _FEED,
@@ -44,6 +46,8 @@ ROWS: dict[str, tuple[str, str]] = {
     ),
     "`--pipeline-parallel-size` above 1": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
     "another method of `--speculative-config`": (_RUNNER, "test_texts_with_drafts_are_those_of_vllm_alone"),
+    "another `--scheduler-cls`": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
+    "`--kv-transfer-config`": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
     "fields of `--speculative-config` that would have no effect": (
         _SETTINGS,
         "test_a_setting_works_or_is_refused_by_name",
