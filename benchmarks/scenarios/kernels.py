@@ -21,7 +21,7 @@ from benchmarks.support.progress import Progress
 if TYPE_CHECKING:
     from outrider.engine import Engine, EngineSequence
 
-_CONTEXT, _VERIFIED, _CHUNK = 128, 5, 512
+_CONTEXT, _VERIFIED, _CHUNK, _BLOCK = 128, 5, 512, 16
 _MAX_OF_READING, _MAX_OF_A_STEP = 1.7, 1.15
 
 _QUANTIZED = {"quantized decode": 1, "quantized verify": _VERIFIED}
@@ -95,7 +95,8 @@ def _times(variant: str, path: Path, draft: Path, prompt_tokens: int, quantizati
     from outrider.engine import EngineConfig
     from outrider.engine.loading.loader import load_engine
 
-    config = EngineConfig(execution="native", native_variant=variant, num_blocks=128, prefix_cache=False)
+    num_blocks = 64 + prompt_tokens // _BLOCK
+    config = EngineConfig(execution="native", native_variant=variant, num_blocks=num_blocks, prefix_cache=False)
     target, small = load_engine(path, config), load_engine(draft, config)
     prompt = [3 + 7 * i % 4000 for i in range(prompt_tokens)]
     measures: dict[str, Measure] = {"decode": _step_of(target, 1), "verify": _step_of(target, _VERIFIED)}
