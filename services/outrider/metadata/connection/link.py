@@ -57,11 +57,12 @@ class RedisLink:
 
     def __init__(self, url: str, counters: StoreCounters, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Does not connect yet. Raises ValueError for an invalid URL."""
+        self._background_timeout_s = max(BACKGROUND_TIMEOUT_S, call_timeout_s)
         settings = {
             # This class sets timeouts instead, because the client uses wait_for, which in Python 3.11 can swallow a
             # cancellation, also that of our own timeout.
             "socket_timeout": None,
-            "socket_connect_timeout": BACKGROUND_TIMEOUT_S,
+            "socket_connect_timeout": self._background_timeout_s,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
         }
@@ -77,7 +78,6 @@ class RedisLink:
         self._turns = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._counters = counters
         self._call_timeout_s = call_timeout_s
-        self._background_timeout_s = max(BACKGROUND_TIMEOUT_S, call_timeout_s)
         self._reported: dict[str, float] = {}
         """What was logged, and when."""
         self._answers = Answers.IN_TIME
