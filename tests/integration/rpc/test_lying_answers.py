@@ -32,5 +32,5 @@ async def test_no_lie_changes_what_others_say_or_leaves_a_request_without_an_ans
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_thousands_of_lies_change_nothing_either(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    await lied_to(tmp_path, 1500, caplog)
+async def test_hundreds_of_lies_change_nothing_either(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await lied_to(tmp_path, 200, caplog)
