@@ -17,11 +17,6 @@ _COMMANDS = {
         "distribution",
         "Does sampling with speculation follow the target's distribution?",
     ),
-    "acceptance": (
-        f"{_SCENARIOS}.acceptance",
-        "acceptance",
-        "How much of what each kind of draft guesses is right?",
-    ),
     "latency": (
         f"{_SCENARIOS}.latency",
         "latency",
@@ -45,11 +40,6 @@ _COMMANDS = {
         f"{_SCENARIOS}.unfinished",
         "unfinished",
         "What do a tenant and the gateway's memory notice of requests that do not end?",
-    ),
-    "extractions": (
-        f"{_SCENARIOS}.extractions",
-        "extractions",
-        "Are the values right that a model extracts as JSON, however it may be written?",
     ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "launches": (f"{_SCENARIOS}.launches", "launches", "How many kernels does a step launch on a GPU? Counted."),

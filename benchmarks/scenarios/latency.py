@@ -31,12 +31,10 @@ from benchmarks.support.stacks import added_round_trip, delayed, outside_cores, 
 _MODES = ("off", "auto", "on")
 """Arms that are speculation modes of requests. `one-process` uses no stack."""
 ARMS = (*_MODES, "one-process")
-_CHANGES = {"good": "", "wrong": "wrong", "stalls": "stalls", "dies": "", "recalls": "recalls"}
+_CHANGES = {"good": "", "wrong": "wrong", "stalls": "stalls", "dies": ""}
 """Draft → its benchmarks.support.changed_draft."""
 _LIFE_S = 5.0
 _PROBES = 20
-# What a draft computes depends on the arrival times of commits, so one rehearsal may not compute all that is needed.
-_REHEARSALS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ _ROUND = Bar("on", "one-process", "decode_round_ms", 1.05, at_most=True)
 
 def bars_of(condition: Condition, arms: Sequence[str]) -> list[Bar]:
     """The bars: bad drafts and long round trips against plain decoding, a stack against the ideal of one process."""
-    least = 0.95 if condition.draft not in ("good", "recalls") else 0.98 if condition.added_ms is not None else None
+    least = 0.95 if condition.draft != "good" else 0.98 if condition.added_ms is not None else None
     plain = [] if least is None else [Bar("auto", "off", "tokens_per_second", least)]
     return [bar for bar in (*plain, _ROUND) if bar.arm in arms and bar.base in arms]
 
@@ -155,8 +153,8 @@ def latency(
     Arms: speculation `off`, `auto` and `on`; `one-process`, the workers' own drafting and verification in turns on one
     core, without a network.
     With --added-ms, speculation must not fall under 0.98 of plain. A draft that is `wrong` in every token, `stalls` for
-    200 ms at random, or `dies` 5 s after it came, must not cost more than 5 %. One that `recalls` computes each thing
-    once, before, as on a machine of its own. A round apart may take 1.05 times one in one process.
+    200 ms at random, or `dies` 5 s after it came, must not cost more than 5 %. A round apart
+    may take 1.05 times one in one process.
     """
     if len(set(arms)) < 2:
         raise click.UsageError("--arm: at least two, to be compared")
@@ -209,9 +207,6 @@ async def _measured(config: StackConfig, asked: Asked, conditions: Sequence[Cond
 
 async def _sampled(asked: Asked, arms: dict[str, Ask], condition: Condition) -> Samples:
     prompts = [prompt.text for prompt in asked.prompts]
-    for arm, prompt in product(arms, prompts) if condition.draft == "recalls" else ():
-        for _ in range(_REHEARSALS if arm in _MODES else 0):
-            await arms[arm](prompt, asked.max_tokens)
     return await take_turns(prompts, arms, asked.max_tokens, condition.label, asked.block)
 
 
@@ -283,9 +278,7 @@ def outcome(prompts: Sequence[Prompt], samples: Samples, condition: Condition) -
     bars = bars_of(condition, list(samples))
     verdicts = [Verdict(bar, round(arms[bar.arm][bar.figure] / arms[bar.base][bar.figure], 4)) for bar in bars]
     # A bad draft may cost time, but must never change a token.
-    exact = condition.draft in ("good", "recalls") or all(
-        one["texts_equal"] == len(prompts) for one in whole["compared"].values()
-    )
+    exact = condition.draft == "good" or all(one["texts_equal"] == len(prompts) for one in whole["compared"].values())
     return {
         "holds": exact and all(verdict.holds for verdict in verdicts),
         "verdicts": [{**asdict(verdict.bar), "ratio": verdict.ratio, "holds": verdict.holds} for verdict in verdicts],

@@ -27,10 +27,9 @@ from benchmarks.support.prompts import Prompt, read_prompts, spread
 from benchmarks.support.stacks import unpriced_targets
 from benchmarks.support.tenants import make_tenants
 from benchmarks.support.unpriced_target import BY_PRICE, EVERY_ROW, read_line
-from benchmarks.support.virtual_load import ARMS, FAR, NEAR, StepLine, run
+from benchmarks.support.virtual_load import ARMS, StepLine, run
 
 _STREAMS = (1, 2, 4, 8, 16, 32)
-_STEPS = 1500
 # Measured: as precise as a run on a busy machine allows. Virtual time has no noise.
 _MIN_OF_BEST, _MIN_OF_BEST_VIRTUAL = 0.97, 0.99
 # With differing texts, auto must beat both on and off by this factor, at this many of the numbers of streams.
@@ -133,12 +132,7 @@ def load(
 
 
 def _reckoned(line: StepLine, streams: Sequence[int]) -> Reckoned:
-    return {count: _reckon(line, count) for count in streams}
-
-
-def _reckon(line: StepLine, count: int) -> dict[str, float]:
-    texts = [NEAR if number % 2 == 0 else FAR for number in range(count)]
-    return {arm: run(line, texts, arm, seconds=_STEPS * line.seconds(count)).goodput for arm in ARMS}
+    return {count: {arm: run(line, count, arm).tokens_per_s for arm in ARMS} for count in streams}
 
 
 def asked_of(inside: Sequence[Prompt], outside: Sequence[Prompt], count: int) -> list[tuple[str, Prompt]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,12 +21,13 @@ class _ChainDecoder:
 
     table: Tensor
     execution: str = "chain"
-    num_forwards: int = 0
+    before: Callable[[], None] = lambda: None
+    """Called before each forward."""
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Any, taps: Any = None
     ) -> tuple[Tensor, Tensor]:
-        self.num_forwards += 1
+        self.before()
         if taps is not None:
             taps.take(HEAD_INPUT, token_ids[:, None].float())
         return self.table[token_ids[rows]], torch.empty(0)
@@ -46,16 +47,11 @@ class _NoCache:
 class ChainEngine(Engine):
     """`table` [token, next token]: logits."""
 
-    def __init__(self, table: Tensor, *, num_blocks: int, max_context_len: int) -> None:
-        chain = _ChainDecoder(table)
+    def __init__(self, table: Tensor, before: Callable[[], None], *, num_blocks: int, max_context_len: int) -> None:
+        chain = _ChainDecoder(table, before=before)
         info = ModelInfo(len(table), max_context_len, _BLOCK_SIZE, num_blocks, "none", "cpu", chain.execution, ())
         config = EngineConfig(dtype="float32", block_size=_BLOCK_SIZE)
         super().__init__(chain, cast(KVCache, _NoCache()), info, config, attention=_NoAttention())
-        self._chain = chain
-
-    @property
-    def num_forwards(self) -> int:
-        return self._chain.num_forwards
 
 
 @dataclass(slots=True)

@@ -2,8 +2,7 @@
 
 It uses the protocol like any other. `wrong` proposes a neighbour of each token that a good draft would propose;
 `stalls` delays one round in eight, at random, by 200 ms; `errs` replaces one token in ten. All cost as much as a good
-draft. `recalls` proposes the same as a good draft, in the same time, but computes each forward only once: see
-benchmarks.support.recall.
+draft.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ from pathlib import Path
 
 from outrider.draft.config import DraftConfig, parse_arguments
 from outrider.draft.process import load, run
-from outrider.drafters import Drafter, DraftSequence, ModelDrafter
-from outrider.engine.loading.loader import load_engine
+from outrider.drafters import Drafter, DraftSequence
 from outrider.telemetry.logging import configure_logging
 from outrider.tree import DraftTree
-
-from benchmarks.support.recall import RecallingEngine
 
 STALL_S = 0.2
 STALL_CHANCE = 1 / 8
@@ -98,12 +94,6 @@ def erring(vocab_size: int) -> Callable[[DraftTree], DraftTree]:
     return spoil
 
 
-def recalling(config: DraftConfig, path: Path) -> Drafter:
-    """Computes each forward only once."""
-    engine = RecallingEngine(load_engine(path, config.engine))
-    return ModelDrafter(engine, config.drafting)
-
-
 def _wrong(config: DraftConfig, path: Path) -> Drafter:
     drafter = load(config, path)
     return BadDrafter(drafter, wrong(drafter.info.vocab_size))
@@ -122,7 +112,6 @@ CHANGES: dict[str, Callable[[DraftConfig, Path], Drafter]] = {
     "wrong": _wrong,
     "errs": _errs,
     "stalls": _stalls,
-    "recalls": recalling,
 }
 
 

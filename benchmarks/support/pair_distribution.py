@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from outrider.drafters import ModelConfig, ModelDrafter
+from outrider.drafters import ModelConfig
 from outrider.drafters.model import SOURCE as MODEL
 from outrider.drafters.rounds import DraftChain
 from outrider.drafting.lookup import LookupDrafts
@@ -38,7 +38,7 @@ from torch import Tensor
 
 from benchmarks.support.chain_model import ChainEngine, ChainHead
 from benchmarks.support.distribution import SAMPLING, DistributionResult, Fault, Models, compare_counts
-from benchmarks.support.timed_pair import TimedPair, Timing
+from benchmarks.support.timed_pair import MakeEngine, TimedPair
 
 # A certain path, with a choice at its end. One branch begins the path again and one enters it anywhere, so that the
 # n-gram match for the choice depends on the compared length; one branch ends the text.
@@ -216,10 +216,10 @@ class _Texts:
         some = [source for source in more if given.all_sources and chance.random() < 0.5]
         pair = _pair(models, given, chance, some)
         opening = _opening(self.num_texts, given, _prediction(chance) if given.all_sources else ())
-        text = [*given.prompt, *(token_id for token_ids in pair.answer(opening) for token_id in token_ids)]
-        self._count(text, len(given.prompt), given.first_only)
-        self.num_verified += pair.stats.num_verified_tokens
-        self.num_accepted += pair.stats.num_accepted_tokens
+        tokens, stats = pair.answer(opening)
+        self._count([*given.prompt, *tokens], len(given.prompt), given.first_only)
+        self.num_verified += stats.num_verified_tokens
+        self.num_accepted += stats.num_accepted_tokens
 
     def _count(self, text: list[int], start: int, first_only: bool) -> None:
         followed: dict[tuple[int, ...], int] = {}
@@ -241,24 +241,24 @@ def _logits(chances: dict[int, dict[int, float]]) -> Tensor:
 
 
 def _pair(models: Models, given: _Conditions, chance: random.Random, more: Sequence[DraftSource]) -> TimedPair:
-    target, draft = _engine(models.target), _engine(models.draft)
-    drafter = ModelDrafter(draft, ModelConfig(min_confidence=given.min_confidence))
     config = NgramConfig(min_match=2, max_match=2)
     lookups = LookupDrafts(NGRAM, lambda opening: NgramLookup(opening, config))
-    timing = Timing(
-        step=lambda: chance.choice(given.steps), forward=lambda: given.forward, way=lambda: given.way * chance.random()
-    )
-    price = lambda cost: chance.choice(given.row_prices)  # noqa: E731
     return TimedPair(
-        *(target, drafter, lambda: draft.num_forwards, timing),
+        target=_engine(models.target),
+        draft=_engine(models.draft),
+        step_s=lambda: chance.choice(given.steps),
+        forward_s=lambda: given.forward,
+        delay_s=lambda: given.way * chance.random(),
+        drafting=ModelConfig(min_confidence=given.min_confidence),
         max_batch_tokens=given.max_batch_tokens,
-        row_price=price,
+        row_price=lambda cost: chance.choice(given.row_prices),
         sources=[lookups, *more],
     )
 
 
-def _engine(table: Tensor) -> ChainEngine:
-    return ChainEngine(table, num_blocks=_TEXT_TOKENS // 16 + 8, max_context_len=_TEXT_TOKENS + 64)
+def _engine(table: Tensor) -> MakeEngine:
+    blocks, most = _TEXT_TOKENS // 16 + 8, _TEXT_TOKENS + 64
+    return lambda before: ChainEngine(table, before, num_blocks=blocks, max_context_len=most)
 
 
 def _opening(number: int, given: _Conditions, prediction: Sequence[int]) -> sequence_pb2.OpenSequence:

@@ -108,7 +108,7 @@ def plan_command(
 ) -> int:
     """Estimate what speculation would save, and the memory that it needs.
 
-    Measure acceptance first: `python -m benchmarks acceptance`, or the metrics of a running stack.
+    Measure acceptance first: `outrider compare drafts`, or the metrics of a running stack.
 
     With --what-if, requests that were recorded are served again in virtual time, by the scheduler, the drafting and the
     plan that ship, with other loads, drafts and links. That says tokens per second, the time of a token (half of them,
