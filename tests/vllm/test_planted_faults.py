@@ -29,7 +29,7 @@ GROUP: list[Case] = [
 @pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
 def llm(tiny_vllm: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     # Nobody listens there: the thread of the network is told of all, and drafts are those of the lookups.
-    config = {"lookups": ["ngram", "suffix"], "drafts": ["127.0.0.1:9"], "row_price": 0, "max_wait_ms": 1}
+    config = {"lookups": ["ngram", "suffix"], "drafts": ["127.0.0.1:9"], "row_price": 0}
     more = {"scheduler_cls": "outrider.vllm.plugin.Scheduler", "additional_config": {"outrider": config}}
     with engine(Plan(str(tiny_vllm), asynchronous=request.param, more=more), drafts=True) as made:
         yield made
