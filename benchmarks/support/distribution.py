@@ -23,8 +23,8 @@ from outrider.speculation import (
     SamplingParams,
     Verdict,
     VerificationMode,
+    choosing,
     propose,
-    verification,
     verify,
 )
 from outrider.speculation.noise import Purpose, gumbel, uniform
@@ -181,12 +181,12 @@ def _planted(fault: Fault) -> Iterator[None]:
         Fault.RECOVERY_FROM_P: {"recover": _recover_from_p},
     }
     faulty = planted.get(fault, {})
-    shipped = {name: getattr(verification, name) for name in faulty}
-    vars(verification).update(faulty)
+    shipped = {name: getattr(choosing, name) for name in faulty}
+    vars(choosing).update(faulty)
     try:
         yield
     finally:
-        vars(verification).update(shipped)
+        vars(choosing).update(shipped)
 
 
 def _draft_noise_for_recovery(seed: int, position: int, token_ids: torch.Tensor, purpose: Purpose) -> torch.Tensor:

@@ -1,10 +1,11 @@
 """An engine on which only the step thread's work is left: steps are laid out as for recorded ones, and nothing runs.
 
-Its logits choose one token, whatever came before, and go through the verification of a GPU's steps.
+One token is chosen, whatever came before, and goes through the verification of a GPU's steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from outrider.engine.engine import ModelInfo
 from outrider.engine.kv.step import Step
 from outrider.engine.run.buckets import Bucket, make_buckets
 from outrider.engine.run.graphs import StepInputs
-from outrider.speculation import verification
+from outrider.speculation import batched, verification
 from outrider.speculation.batched import verify_batched
 from torch import Tensor
 
@@ -43,10 +44,17 @@ class _Nothing:
         return logits, logits[:0]
 
 
+def _choose(logits: Tensor, sent: Mapping[str, Tensor]) -> Tensor:
+    found = torch.zeros(len(logits), 2, dtype=torch.int64)
+    found[:, 0] = TOKEN
+    return found
+
+
 def null_engine(rows: int, context: int, max_batch_tokens: int) -> Engine:
     """For `rows` sequences of at most `context` tokens."""
-    # Without a GPU, rows would be verified one by one.
+    # Without a GPU, rows would be verified one by one; and no kernel runs.
     verification.verify_rows = verify_batched
+    vars(batched)["choose"] = _choose
     config = EngineConfig(num_blocks=rows * (context // 16 + 1), graph_rows=rows, max_batch_tokens=max_batch_tokens)
     assert config.num_blocks is not None
     info = ModelInfo(_VOCABULARY, context, config.block_size, config.num_blocks, "none", "cpu", "none", ())

@@ -68,13 +68,13 @@ def planted(fault: Planted) -> Iterator[None]:
 
 
 def _unverified(shipped: Any) -> Any:
-    def verify_by_choice(candidate: Any, logits: Any, argmax_ids: Any) -> Any:
-        verdict = shipped(candidate, logits, argmax_ids)
-        if candidate.draft and not verdict.num_accepted:
-            verdict.token_ids, verdict.num_accepted, verdict.num_verified = [candidate.draft.token_ids[0]], 1, 1
+    def walk(draft: Any, own: Any) -> Any:
+        verdict = shipped(draft, own)
+        if draft and not verdict.num_accepted:
+            verdict.token_ids, verdict.num_accepted, verdict.num_verified = [draft.token_ids[0]], 1, 1
         return verdict
 
-    return verify_by_choice
+    return walk
 
 
 def _shifted(shipped: Any) -> Any:
@@ -233,7 +233,7 @@ def _any_position(shipped: Any) -> Any:
 
 
 _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
-    Planted.UNVERIFIED: (verification, "_verify_by_choice", _unverified),
+    Planted.UNVERIFIED: (verification, "walk", _unverified),
     Planted.SHIFTED_NOISE: (verify, "_candidate", _shifted),
     Planted.STOP_IGNORED: (worker, "apply_stop_conditions", _no_stop),
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),

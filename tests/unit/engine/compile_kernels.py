@@ -31,15 +31,21 @@ from outrider.engine.attention import KVCache, paged_kernels
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS
 from outrider.engine.attention.paged import NUM_SPLITS, Shape, TritonBatch
 from outrider.engine.models import fused_gpu, llama_kernels
-from outrider.speculation import choosing, noise_kernels
-from outrider.speculation.sampled_rows import Settings
+from outrider.speculation import choice_kernels, choosing
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 BOUNDS = Path(__file__).with_name("kernel_bounds.json")
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
-DTYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32", torch.int64: "*i64"}
+DTYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
 BLOCK_SIZE = 16
 REGISTERS = 65536
 """Of a multiprocessor."""
@@ -143,16 +149,21 @@ def launches(models: Sequence[str], dtypes: Sequence[torch.dtype]) -> list[Launc
         for name in models:
             for dtype in dtypes:
                 _run(name, dtype, found)
-        _sample(Recorder(noise_kernels, found))
+        _sample(Recorder(choice_kernels, found))
     return list(found)
 
 
 def _sample(kernels: Any) -> None:
-    rows = torch.zeros(32, dtype=torch.int64)
-    floats = rows.double()
-    settings = Settings(rows, floats, rows, floats, floats, {"keys": rows}, ranks=False, sums_all=False)
-    for token_map in (None, rows):
-        choosing._best(kernels, torch.zeros(32, 128256), torch.zeros(32), settings, token_map, 8)
+    choosing._kernels = lambda: kernels
+    rows, reals, integers = torch.zeros(32, dtype=torch.int64), torch.zeros(4, 32).double(), torch.zeros(3, 32).long()
+    columns = {"numbers": rows, "reals": reals, "integers": integers}
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.zeros(32, 128256, dtype=dtype)
+        choosing.choose(logits, {})
+        choosing.choose(logits, columns)
+        choosing.guess(logits, {}, None, 3)
+        choosing.guess(logits, columns, rows, 3)
+    choosing.choose(torch.zeros(32, 128256), {**columns, "quotas": torch.zeros(32, 2, 64, dtype=torch.int64)})
 
 
 def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
@@ -184,7 +195,7 @@ def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
 
 
 def _kernel(launch: Launch) -> Any:
-    modules = paged_kernels, llama_kernels, noise_kernels
+    modules = paged_kernels, llama_kernels, choice_kernels
     return next(found for module in modules if (found := getattr(module, launch.kernel, None)))
 
 
