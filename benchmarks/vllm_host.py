@@ -126,8 +126,8 @@ class Pool:
         arrived, self.arrived = self.arrived, []
         return arrived
 
-    def open(self, key: Any, opening: Any, announced: Any) -> None:
-        self.keys.append(key)
+    def open(self, opened: Any, announced: Any) -> None:
+        self.keys.append(opened.key)
 
     def step(self, report: Any) -> None: ...
 

@@ -41,7 +41,7 @@ from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import events_of
 from outrider.tree import DraftTree
-from outrider.worker.events import SequenceKey
+from outrider.worker.events import Opened, SequenceKey
 
 TARGET_SERVICE = "outrider.rpc.v1.TargetService"
 DRAFT_SERVICE = "outrider.rpc.v1.DraftService"
@@ -279,7 +279,11 @@ class FakeTarget(_Worker, target_pb2_grpc.TargetServiceServicer):
             async for request in requests:
                 self.num_messages += 1
                 self._apply(request, mine)
-                self.drafts.apply(number, request, list(events_of(request, number, self.limits, 0.0)))
+                events = list(events_of(request, number, self.limits, 0.0))
+                for event in events:
+                    if isinstance(event, Opened) and (state := mine.sequences.get(event.key.sequence_id)):
+                        state.tokens = event.tokens
+                self.drafts.apply(number, request, events)
 
         async def step() -> None:
             while True:

@@ -18,10 +18,9 @@ class NgramDrafter(Drafter):
         self._texts: dict[DraftSequence, NgramLookup] = {}
 
     def on_open(self, sequence: DraftSequence) -> None:
-        self._texts[sequence] = NgramLookup(sequence.opening)
+        self._texts[sequence] = NgramLookup(sequence.tokens)
 
-    def on_commit(self, sequence: DraftSequence, known_len: int) -> None:
-        self._texts[sequence].extend(sequence.tokens[known_len:])
+    def on_commit(self, sequence: DraftSequence, known_len: int) -> None: ...
 
     def release(self, sequence: DraftSequence) -> None: ...
 

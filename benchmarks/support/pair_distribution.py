@@ -242,7 +242,7 @@ def _logits(chances: dict[int, dict[int, float]]) -> Tensor:
 
 def _pair(models: Models, given: _Conditions, chance: random.Random, more: Sequence[DraftSource]) -> TimedPair:
     config = NgramConfig(min_match=2, max_match=2)
-    lookups = LookupDrafts(NGRAM, lambda opening: NgramLookup(opening, config))
+    lookups = LookupDrafts(NGRAM, lambda opening, tokens: NgramLookup(tokens, config))
     return TimedPair(
         target=_engine(models.target),
         draft=_engine(models.draft),

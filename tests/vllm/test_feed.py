@@ -28,6 +28,7 @@ from outrider.vllm.front import WORKER
 from outrider.vllm.scheduler import METHOD, StepFacts
 from outrider.vllm.server.feed import Feed, client_id, opening_of
 from outrider.vllm.server.plugin_config import PluginConfig
+from outrider.worker.events import Opened
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched import scheduler as vllm_scheduler
 from vllm.v1.request import Request, RequestStatus
@@ -62,8 +63,8 @@ class Pool:
         arrived, self.arrived = self.arrived, []
         return arrived
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, announced: sequence_pb2.OpenSequence | None) -> None:
-        self.opened.append((key, opening, announced))
+    def open(self, opened: Opened, announced: sequence_pb2.OpenSequence | None) -> None:
+        self.opened.append((opened.key, opened.opening, announced))
 
     def step(self, report: TargetReport) -> None:
         self.commits.extend(report.commits)

@@ -35,7 +35,7 @@ class DraftSequence:
 
     @classmethod
     def start(cls, opening: SequenceSpec) -> DraftSequence:
-        return cls(opening, opening.speculation, [*opening.prompt, *opening.committed])
+        return cls(opening, opening.speculation, opening.tokens)
 
     @property
     def committed_len(self) -> int:

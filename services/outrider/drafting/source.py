@@ -57,11 +57,12 @@ class DraftSource:
     for_workers = False
     """Whether it serves draft workers, and so goes by their limits."""
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
-        """The sequence begins."""
+    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
+        """The sequence begins. `tokens`: its prompt and all that is committed, which grows as the target commits."""
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
-        """The target has committed these tokens at base_len, where the last commit ended."""
+        """The target has committed these tokens at base_len, where the last commit ended. They are among those of the
+        opening by now, and later ones may be."""
 
     def limit(self, key: SequenceKey, limits: Speculation) -> None:
         """From now on these limits hold."""

@@ -29,7 +29,7 @@ class _Shown:
 
     wanted: bool
     """Whether draft workers may draft for it now."""
-    tokens: list[int]
+    tokens: Sequence[int]
     """Prompt and committed output."""
     salt: bytes
     writer: FeatureWriter
@@ -58,13 +58,9 @@ class HeadFeatures(DraftSource):
         self._cache = FeatureCache()
         self._shown: dict[SequenceKey, _Shown] = {}
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
-        tokens, writer = [*opening.prompt, *opening.committed], FeatureWriter(self._cache, opening.salt)
+    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
+        writer = FeatureWriter(self._cache, opening.salt)
         self._shown[key] = _Shown(opening.speculation.max_draft_tokens > 0, tokens, opening.salt, writer)
-
-    def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
-        if (shown := self._shown.get(key)) is not None:
-            shown.tokens.extend(tokens)
 
     def limit(self, key: SequenceKey, limits: Speculation) -> None:
         if (shown := self._shown.get(key)) is not None:

@@ -28,8 +28,8 @@ class HeadRunner:
         self._head = head
         self._engine = engine
 
-    def open(self, opening: SequenceSpec, tokens: list[int]) -> HeadText:
-        """`tokens`: prompt and committed output. Their owner extends the list."""
+    def open(self, opening: SequenceSpec, tokens: Sequence[int]) -> HeadText:
+        """`tokens`: prompt and committed output. Their owner extends them."""
         if self._engine is None:
             return HeadText(opening, tokens, EngineSequence())
         # Position 0 has the feature of the first token: texts that begin with another share nothing.

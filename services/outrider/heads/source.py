@@ -40,8 +40,8 @@ class HeadDrafts(DraftSource):
         self._counts: dict[SequenceKey, int] = {}
         self._due: dict[SequenceKey, HeadText] = {}
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
-        self._texts[key] = self._runner.open(opening, [*opening.prompt, *opening.committed])
+    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
+        self._texts[key] = self._runner.open(opening, tokens)
         self._writers[key] = FeatureWriter(self._cache, opening.salt)
         self._counts[key] = min(opening.speculation.max_draft_tokens, self._max_tokens)
 
@@ -60,7 +60,6 @@ class HeadDrafts(DraftSource):
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if (text := self._texts.get(key)) is not None:
-            text.tokens.extend(tokens)
             self._fall_due(key, text)
 
     def _fall_due(self, key: SequenceKey, text: HeadText) -> None:

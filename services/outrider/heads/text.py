@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -30,8 +31,8 @@ class HeadText:
     """The head has read the positions from `begin` up to `read`; the features of `waiting` come after them."""
 
     opening: SequenceSpec
-    tokens: list[int]
-    """Prompt and committed output. Its owner extends it."""
+    tokens: Sequence[int]
+    """Prompt and committed output. Their owner extends them."""
     kv: EngineSequence
     begin: int = 0
     read: int = 0

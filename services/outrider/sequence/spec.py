@@ -93,6 +93,11 @@ class SequenceSpec:
         return {"request_id": self.request_id, "tenant": self.tenant}
 
     @property
+    def tokens(self) -> list[int]:
+        """Those that an engine begins with: the prompt, and what was committed elsewhere."""
+        return [*self.prompt, *self.committed]
+
+    @property
     def has_grammar(self) -> bool:
         return self.logits is not None and bool(self.logits.grammar)
 

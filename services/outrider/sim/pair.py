@@ -160,7 +160,7 @@ class DrafterSource(DraftSource):
         self._worker = worker
         self._max_tokens = max_tokens
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
         opening = replace(opening, speculation=self._within(opening.speculation))
         self._worker.apply(Opened(key, opening, time.monotonic()))
 

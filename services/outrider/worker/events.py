@@ -17,6 +17,13 @@ class Opened:
     opening: SequenceSpec
     received_s: float
     """Monotonic."""
+    tokens: list[int] = field(default_factory=list)
+    """Prompt and committed output: the one list of them in this process. Only the engine extends it; others read, in
+    any thread, as far as they have been told of commits. Given where the engine has it already."""
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            self.tokens.extend(self.opening.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from outrider.tree import DraftTree
 from outrider.vllm.server.fixed_drafts import Reach
 from outrider.vllm.server.router_link import RouterReach
 from outrider.vllm.server.server_drafts import ServerDrafts
+from outrider.worker.events import Opened
 from outrider_controller.router.process import running_router
 
 from tests.fakes import continuation, fake_info, next_token
@@ -82,7 +83,8 @@ class Server(ServerDrafts):
             request_id=request_id,
             tenant=tenant,
         )
-        self.open(key, opening, opening_for_draft(opening, key.sequence_id, (), opening.speculation.for_draft(0.0)))
+        announced = opening_for_draft(opening, key.sequence_id, (), opening.speculation.for_draft(0.0))
+        self.open(Opened(key, opening, 0.0, tokens), announced)
         while not until():
             await asyncio.sleep(STEP_S)
             self._step(key, tokens, Finish.NONE)

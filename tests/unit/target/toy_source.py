@@ -21,13 +21,10 @@ def toys() -> DraftSource:
 class Toy:
     """Knows the answer, and says every third token wrong."""
 
-    def __init__(self, opening: SequenceSpec) -> None:
-        self._text = TEXTS[tuple(opening.prompt)]
-        self._length = len(opening.prompt) + len(opening.committed)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._length += len(tokens)
+    def __init__(self, opening: SequenceSpec, tokens: Sequence[int]) -> None:
+        self._text, self._tokens = TEXTS[tuple(opening.prompt)], tokens
 
     def find(self, count: int) -> tuple[Sequence[int], int]:
-        found = self._text[self._length : self._length + count]
-        return [token + (position % 3 == 2) for position, token in enumerate(found, self._length)], 4
+        length = len(self._tokens)
+        found = self._text[length : length + count]
+        return [token + (position % 3 == 2) for position, token in enumerate(found, length)], 4

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from outrider.drafting.lookup.source import REACH, Found, LookupDrafts
 from outrider.drafting.source import DraftSource, register
-from outrider.sequence.spec import SequenceSpec
 
 NAME = "ngram"
 # Tokens indexed at once: a long prompt is taken in over several steps, during its prefill.
@@ -47,7 +46,7 @@ class NgramIndex:
     Indexes a list of tokens that only grows. One table entry per token: O(1) amortised, whatever max_match is.
     """
 
-    def __init__(self, tokens: list[int], config: NgramConfig) -> None:
+    def __init__(self, tokens: Sequence[int], config: NgramConfig) -> None:
         self._tokens = tokens
         self._config = config
         self._latest: dict[tuple[int, ...], int] = {}
@@ -87,7 +86,7 @@ class NgramIndex:
             position = previous[position - size]
         return None if best < 0 else Match(best, longest)
 
-    def continuation(self, match: Match, count: int) -> list[int]:
+    def continuation(self, match: Match, count: int) -> Sequence[int]:
         """`count` tokens from where the match ended. Past the end of the list it repeats with the match's own
         period."""
         tokens, start = self._tokens, match.start
@@ -99,31 +98,32 @@ class NgramIndex:
 
 @register(NAME)
 def ngrams() -> DraftSource:
-    return LookupDrafts(NAME, NgramLookup)
+    return LookupDrafts(NAME, lambda opening, tokens: NgramLookup(tokens))
 
 
 class NgramLookup:
     """The index of one sequence, and its last match: as long as commits follow that, it is not searched anew."""
 
-    def __init__(self, opening: SequenceSpec, config: NgramConfig | None = None) -> None:
-        self._config = config or NgramConfig()
-        self._tokens = [*opening.prompt, *opening.committed]
-        self._index = NgramIndex(self._tokens, self._config)
+    def __init__(self, tokens: Sequence[int], config: NgramConfig | None = None) -> None:
+        self._tokens = tokens
+        self._index = NgramIndex(tokens, config or NgramConfig())
         self._match: Match | None = None
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        match, count = self._match, len(tokens)
-        if match is not None:
-            follows = self._index.continuation(match, count) == list(tokens)
-            self._match = Match(match.start + count, match.length + count) if follows else None
-        self._tokens.extend(tokens)
+        self._end = len(tokens)
+        """Tokens at the last lookup."""
 
     def find(self, count: int) -> Found | None:
         """The tokens after the longest match. None while the prompt is being taken in."""
         if not self._index.update(_MAX_INDEXED):
             return None
-        match = self._match
-        if match is None and (match := self._index.find()) is None:
+        self._match = match = self._followed() or self._index.find()
+        if match is None:
             return (), 0
-        self._match = match
         return self._index.continuation(match, min(count, REACH * match.length)), match.length
+
+    def _followed(self) -> Match | None:
+        """The last match, if what was committed since went on as it did."""
+        match, end, self._end = self._match, self._end, len(self._tokens)
+        count = self._end - end
+        if match is None or self._tokens[match.start : match.start + count] != self._tokens[end:]:
+            return None
+        return Match(match.start + count, match.length + count)

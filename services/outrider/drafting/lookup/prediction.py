@@ -20,20 +20,19 @@ def predictions() -> DraftSource:
 class PredictionLookup:
     """The place of the answer in the prediction."""
 
-    def __init__(self, prediction: Prediction) -> None:
-        self._prediction = prediction
+    def __init__(self, opening: SequenceSpec, tokens: Sequence[int]) -> None:
+        self._prediction = Prediction(opening.prediction)
+        self._tokens = tokens
+        self._followed = len(opening.prompt)
+        """Tokens with which the prediction was compared, and those before them."""
 
     @classmethod
-    def of(cls, opening: SequenceSpec) -> PredictionLookup | None:
-        if not opening.prediction:
-            return None
-        prediction = Prediction(opening.prediction)
-        prediction.extend(opening.committed)
-        return cls(prediction)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._prediction.extend(tokens)
+    def of(cls, opening: SequenceSpec, tokens: Sequence[int]) -> PredictionLookup | None:
+        return cls(opening, tokens) if opening.prediction else None
 
     def find(self, count: int) -> Found:
+        fresh = self._tokens[self._followed :]
+        self._prediction.extend(fresh)
+        self._followed += len(fresh)
         matched = self._prediction.matched
         return self._prediction.upcoming(min(count, REACH * matched)), matched

@@ -25,11 +25,7 @@ Found = tuple[Sequence[int], int]
 
 
 class Lookup(Protocol):
-    """One sequence's text."""
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Takes committed tokens in."""
-        ...
+    """Of one sequence."""
 
     def find(self, count: int) -> Found | None:
         """At most `count` next tokens, and how many tokens before them matched. None: ask again, it has done a bounded
@@ -40,7 +36,7 @@ class Lookup(Protocol):
 @dataclass(slots=True)
 class _Text:
     lookup: Lookup
-    length: int
+    tokens: Sequence[int]
     count: int
     stop_token_ids: frozenset[int]
     ratio: bool
@@ -51,23 +47,20 @@ class LookupDrafts(DraftSource):
     """One lookup for each sequence."""
 
     name: str
-    make: Callable[[SequenceSpec], Lookup | None]
-    """None: there is nothing to look up for this sequence."""
+    make: Callable[[SequenceSpec, Sequence[int]], Lookup | None]
+    """Of a sequence and its tokens, which grow. None: there is nothing to look up for it."""
     _texts: dict[SequenceKey, _Text] = field(default_factory=dict)
     _due: dict[SequenceKey, _Text] = field(default_factory=dict)
     """Those whose text or limits have changed since they were last looked up."""
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
-        if (lookup := self.make(opening)) is None:
+    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
+        if (lookup := self.make(opening, tokens)) is None:
             return
-        length, ratio = len(opening.prompt) + len(opening.committed), opening.mode is VerificationMode.RATIO
-        count = opening.speculation.max_draft_tokens
-        self._texts[key] = self._due[key] = _Text(lookup, length, count, opening.stop_token_ids, ratio)
+        count, ratio = opening.speculation.max_draft_tokens, opening.mode is VerificationMode.RATIO
+        self._texts[key] = self._due[key] = _Text(lookup, tokens, count, opening.stop_token_ids, ratio)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if (text := self._texts.get(key)) is not None:
-            text.lookup.extend(tokens)
-            text.length = base_len + len(tokens)
             self._due[key] = text
 
     def limit(self, key: SequenceKey, limits: Speculation) -> None:
@@ -92,7 +85,7 @@ class LookupDrafts(DraftSource):
         found = tuple(_until_stop(tokens, text.stop_token_ids))
         # The token is not drawn, so in ratio mode q gives it probability 1.
         q = tuple(DraftDistribution((token,), (Q_TOTAL,)) for token in found) if text.ratio else ()
-        return DraftTree(text.length, found, q=q, source=self.name, matched=matched)
+        return DraftTree(len(text.tokens), found, q=q, source=self.name, matched=matched)
 
 
 def _until_stop(tokens: Sequence[int], stop_token_ids: frozenset[int]) -> Sequence[int]:

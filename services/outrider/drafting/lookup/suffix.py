@@ -159,32 +159,31 @@ def suffixes() -> DraftSource:
 class SuffixLookup:
     """One sequence's text, from the end of its prompt on."""
 
-    def __init__(self, opening: SequenceSpec, history: History) -> None:
+    def __init__(self, opening: SequenceSpec, tokens: Sequence[int], history: History) -> None:
         self.tenant = opening.tenant
         self.forgotten = not opening.learns
         """Whether the text is not to be remembered."""
         self._history = history
         self._salt = opening.salt
-        self._text = [*opening.prompt[-history.config.context :], *opening.committed]
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._text.extend(tokens)
+        self._tokens = tokens
+        self._start = max(0, len(opening.prompt) - history.config.context)
 
     def find(self, count: int) -> Found:
+        end = self._tokens[max(self._start, len(self._tokens) - self._history.config.max_match) :]
         with self._history.lock:
-            return self._history.find(self._salt, self._text, count)
+            return self._history.find(self._salt, end, count)
 
     def remember(self) -> None:
         """Makes the text known to later sequences of its salt."""
         if not self.forgotten:
-            self._history.add(self._salt, self._text, self.tenant)
+            self._history.add(self._salt, self._tokens[self._start :], self.tenant)
 
 
 class SuffixDrafts(LookupDrafts):
     """Lookups in one history, which learns each text when its sequence closes."""
 
     def __init__(self, history: History) -> None:
-        super().__init__(NAME, lambda opening: SuffixLookup(opening, history))
+        super().__init__(NAME, lambda opening, tokens: SuffixLookup(opening, tokens, history))
         self.history = history
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:

@@ -37,7 +37,9 @@ class _Open:
 
     opening: SequenceSpec
     speculation: Speculation
-    committed: list[int]
+    tokens: Sequence[int]
+    """Its engine's: others may be among them already that no report has told of."""
+    committed_len: int
     pooled: PooledSequence | None = None
 
 
@@ -85,7 +87,8 @@ class PoolDrafts:
             # Opened twice: that is an error, which ends the sequence.
             if isinstance(event, Opened) and event.key not in self._open:
                 opening = event.opening
-                self._open[event.key] = _Open(opening, opening.speculation, list(opening.committed))
+                committed_len = len(opening.prompt) + len(opening.committed)
+                self._open[event.key] = _Open(opening, opening.speculation, event.tokens, committed_len)
                 if (draft := assigned.get(event.key.sequence_id)) is not None:
                     self.assign(event.key, assignment_of(draft))
             elif isinstance(event, Adjusted) and (found := self._open.get(event.key)) is not None:
@@ -149,7 +152,7 @@ class PoolDrafts:
         return stats
 
     def _send(self, found: _Open, base_len: int, tokens: Sequence[int], features: Features | None) -> None:
-        found.committed.extend(tokens)
+        found.committed_len = base_len + len(tokens)
         if found.pooled is not None:
             found.pooled.commit(base_len, tokens, self._now_us(), features)
 
@@ -166,10 +169,11 @@ class PoolDrafts:
     def _pair(self, key: SequenceKey, draft: DraftAssignment) -> None:
         found = self._open[key]
         limits = self._limits(found.speculation)
+        committed = found.tokens[len(found.opening.prompt) : found.committed_len]
         try:
             link = self.links.get(draft)
             found.pooled = PooledSequence.open(
-                *(link, draft.sequence_id, key, found.opening, found.committed, limits),
+                *(link, draft.sequence_id, key, found.opening, committed, limits),
                 *(self._vocabulary, self._now_us()),
                 reads_features=bool(self._features) and self._leases.features_of(draft.worker_id) == self._features,
             )

@@ -17,7 +17,7 @@ from outrider.tree import DraftTree
 @dataclass(slots=True, eq=False)
 class SequenceDrafts:
     tokens: list[int]
-    """Prompt and committed output. It grows as the engine commits."""
+    """Prompt and committed output, which the engine extends."""
     speculation: Speculation = PLAIN
     deep: Speculation = PLAIN
     """What sources are told: an engine may need drafts that are longer than its steps."""
@@ -30,8 +30,8 @@ class SequenceDrafts:
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
 
     @classmethod
-    def of(cls, opening: SequenceSpec) -> Self:
-        tokens, setting = [*opening.prompt, *opening.committed], opening.speculation
+    def of(cls, opening: SequenceSpec, tokens: list[int]) -> Self:
+        setting = opening.speculation
         return cls(tokens, setting, setting, ratio=opening.mode is VerificationMode.RATIO)
 
     @property

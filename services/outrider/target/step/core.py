@@ -203,7 +203,7 @@ class TargetCore(ABC, Generic[S]):
         elif len(self._sequences) >= self._limits.max_sequences:
             self.fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
         else:
-            drafts = self._drafts.open(key, event.opening)
+            drafts = self._drafts.open(key, event.opening, event.tokens)
             if self._samples is not None:
                 self._samples.open(key, event.opening)
             self._start(event, drafts)

@@ -39,6 +39,7 @@ from outrider.vllm.server.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginC
 from outrider.vllm.server.pool_thread import PoolThread
 from outrider.vllm.server.server_drafts import Followed
 from outrider.vllm.target.sequence import FINISHES
+from outrider.worker.events import Opened
 
 _NO_STEP = StepFacts({}, {}, 0.0)
 _REQUEST_ID = re.compile(r"(?:\d+_)?(?:chatcmpl-(.*)|cmpl-(.*)-\d+|(.*))-[0-9a-f]{8}")
@@ -97,18 +98,18 @@ class Feed:
         speculation = Speculation(limit if text else 0, max_own_draft_tokens=own)
         # First what may fail.
         key, opening = SequenceKey(0, next(self._ids)), opening_of(request, speculation, tenant)
+        opened = Opened(key, opening, 0.0, request._all_token_ids)
         announced = announcement_of(key, opening, request) if routed else None
         if routed or self._config.lookups:
             self.followed.add(request.request_id)
         # With a router a request has no drafts before the router allows some, or the pool finds no router.
-        drafts = self._lookups.open(key, opening)
-        drafts.tokens = request.all_token_ids
+        drafts = self._lookups.open(key, opening, opened.tokens)
         if routed:
             drafts.adjust(PLAIN, PLAIN)
         fed = self._open[request.request_id] = self._by_key[key] = _Fed(key, request, drafts, request.num_tokens)
         self._book.open(request.request_id, fed.drafts)
         if self._pool is not None:
-            self._pool.tell(lambda drafts: drafts.open(key, opening, announced))
+            self._pool.tell(lambda drafts: drafts.open(opened, announced))
 
     def before_step(self) -> None:
         """Offers what has arrived, and applies the settings of a router."""

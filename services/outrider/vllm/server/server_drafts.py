@@ -75,15 +75,16 @@ class ServerDrafts:
         finally:
             await self.pooled.stop()
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, announced: sequence_pb2.OpenSequence | None = None) -> None:
+    def open(self, opened: Opened, announced: sequence_pb2.OpenSequence | None = None) -> None:
         """`announced`: what a router is sent, if one shall follow it."""
+        key, opening = opened.key, opened.opening
         if self.router is None or announced is None:
-            self._apply(Opened(key, opening, 0.0))
+            self._apply(opened)
             self.fixed.open(key)
             return
         self._tenants[key.sequence_id] = opening.tenant
         self._unsettled[key] = opening
-        self._apply(Opened(key, replace(opening, speculation=Speculation()), 0.0))
+        self._apply(replace(opened, opening=replace(opening, speculation=Speculation())))
         self.router.open(announced)
         if not self.router.attached:
             self._settle(key)

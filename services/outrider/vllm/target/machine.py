@@ -94,14 +94,15 @@ class VllmMachine(TargetCore[VllmSequence]):
     def _begin(self, sequence: VllmSequence, grammar: Grammar | None) -> None:
         """From here on vLLM runs it."""
         opening = sequence.opening
-        sequence.request = request_of(sequence.request_id, opening, self._limits, self._core.request_block_hasher)
+        sequence.request = request_of(
+            sequence.request_id, opening, sequence.drafts.tokens, self._limits, self._core.request_block_hasher
+        )
         if grammar is not None:
             sequence.grammar = MaskedGrammar(grammar)
             sequence.request.structured_output_request.grammar = sequence.grammar
             sequence.drafts.num_possible = sequence.grammar.num_possible
         self._core.add_request(sequence.request)
         self._sequences.running[sequence.request_id] = sequence
-        sequence.drafts.tokens = sequence.request.all_token_ids
         self._book.open(sequence.request_id, sequence.drafts)
 
     def step(self) -> float | None:

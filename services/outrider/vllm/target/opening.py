@@ -8,6 +8,7 @@ from typing import Any
 from vllm import envs
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.request import Request
+from vllm.v1.utils import ConstantList
 from vllm.v1.worker.gpu.sample.logit_bias import (
     MAX_NUM_ALLOWED_TOKEN_IDS,
     MAX_NUM_LOGIT_BIAS_TOKENS,
@@ -44,8 +45,9 @@ def check_supported(opening: SequenceSpec) -> None:
             raise NotSupported(field, f"{count} are more than vLLM takes, which is {most}")
 
 
-def request_of(request_id: str, opening: SequenceSpec, limits: Limits, block_hasher: Any) -> Request:
-    """The request that continues the opening after its committed tokens, which are output for vLLM too."""
+def request_of(request_id: str, opening: SequenceSpec, tokens: list[int], limits: Limits, block_hasher: Any) -> Request:
+    """The request that continues the opening after its committed tokens, which are output for vLLM too. It extends
+    `tokens`, those of the opening, instead of a list of its own."""
     request = Request(
         request_id,
         list(opening.prompt),
@@ -57,6 +59,7 @@ def request_of(request_id: str, opening: SequenceSpec, limits: Limits, block_has
     )
     if opening.committed:
         request.append_output_token_ids(list(opening.committed))
+    request._all_token_ids, request.all_token_ids = tokens, ConstantList(tokens)
     return request
 
 

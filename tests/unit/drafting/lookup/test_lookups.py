@@ -9,12 +9,14 @@ import pytest
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.lookup.ngram import NgramLookup, ngrams
 from outrider.drafting.lookup.prediction import predictions
-from outrider.drafting.source import CloseReason, DraftSource, make_sources, register
+from outrider.drafting.source import CloseReason, make_sources, register
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
+
+from tests.told import Told
 
 KEY, OTHER = SequenceKey(1, 1), SequenceKey(1, 2)
 
@@ -24,13 +26,13 @@ def opening(prompt: Sequence[int], count: int = 4, **fields: object) -> Sequence
     return SequenceSpec(prompt, speculation=Speculation(count), **given)  # type: ignore[arg-type]
 
 
-def proposed(source: DraftSource) -> list[tuple[SequenceKey, int, list[int], int]]:
+def proposed(source: Told) -> list[tuple[SequenceKey, int, list[int], int]]:
     trees = [(key, tree) for key, tree in source.poll() if isinstance(tree, DraftTree)]
     return [(key, tree.base_len, tree.guess(), tree.matched) for key, tree in trees]
 
 
 def test_the_text_so_far_is_looked_up_once_after_each_commit() -> None:
-    source = ngrams()
+    source = Told(ngrams())
     source.open(KEY, opening([1, 2, 3, 4, 9, 1, 2]))
     source.open(OTHER, opening([5, 6, 7]))
     assert proposed(source) == [(KEY, 7, [3, 4, 9, 1], 2)]
@@ -47,7 +49,7 @@ def test_the_text_so_far_is_looked_up_once_after_each_commit() -> None:
 def test_a_longer_match_is_continued_further(matched: int, count: int) -> None:
     rng = random.Random(0)
     text = [rng.randrange(10_000) for _ in range(100)]
-    source = ngrams()
+    source = Told(ngrams())
     source.open(KEY, opening([*text, *text[: min(matched, 8)]], 32))
     proposed(source)
     source.commit(KEY, 100 + min(matched, 8), text[min(matched, 8) : matched])
@@ -56,7 +58,7 @@ def test_a_longer_match_is_continued_further(matched: int, count: int) -> None:
 
 
 def test_a_closed_or_paused_sequence_is_not_looked_up() -> None:
-    source = ngrams()
+    source = Told(ngrams())
     source.open(KEY, opening([1, 2, 3, 1, 2]))
     source.limit(KEY, Speculation(0))
     assert proposed(source) == []
@@ -68,13 +70,13 @@ def test_a_closed_or_paused_sequence_is_not_looked_up() -> None:
 
 
 def test_a_proposal_ends_with_a_stop_token() -> None:
-    source = ngrams()
+    source = Told(ngrams())
     source.open(KEY, opening([1, 2, 3, 4, 1, 2], stop_token_ids=frozenset({4})))
     assert proposed(source) == [(KEY, 6, [3, 4], 2)]
 
 
 def test_in_ratio_mode_what_is_looked_up_has_probability_one() -> None:
-    source = ngrams()
+    source = Told(ngrams())
     source.open(KEY, opening([1, 2, 3, 1, 2], params=SamplingParams(temperature=1), mode=VerificationMode.RATIO))
     [(_, tree)] = source.poll()
     assert isinstance(tree, DraftTree)
@@ -82,7 +84,7 @@ def test_in_ratio_mode_what_is_looked_up_has_probability_one() -> None:
 
 
 def test_a_long_prompt_is_taken_in_over_several_steps() -> None:
-    source, prompt = ngrams(), [*range(3000), 1, 2]
+    source, prompt = Told(ngrams()), [*range(3000), 1, 2]
     source.open(KEY, opening(prompt))
     assert [bool(proposed(source)) for _ in range(3)] == [False, False, True]
 
@@ -91,15 +93,15 @@ def test_a_long_prompt_is_taken_in_over_several_steps() -> None:
 def test_a_match_that_is_followed_goes_on_as_one_that_is_searched_anew(seed: int) -> None:
     rng = random.Random(seed)
     text = [rng.randrange(50) for _ in range(40)]
-    followed = NgramLookup(opening(text[:2]))
-    followed.extend([*text[2:], *text[:3]])
+    tokens = [*text, *text[:3]]
+    followed = NgramLookup(tokens)
     for position in range(3, 30):
         assert followed.find(3) == (text[position : position + 3], position)
-        followed.extend([text[position]])
+        tokens.append(text[position])
 
 
 def test_a_prediction_is_proposed_and_gone_on_with_where_the_answer_leaves_it() -> None:
-    source, predicted = predictions(), list(range(100, 120))
+    source, predicted = Told(predictions()), list(range(100, 120))
     source.open(OTHER, opening([5, 6]))
     source.open(KEY, opening([5, 6], 3, prediction=predicted, committed=[100]))
     assert [found[:3] for found in proposed(source)] == [(KEY, 3, [101, 102, 103])]

@@ -16,6 +16,8 @@ from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.tree import DraftTree
 
+from tests.told import Told
+
 GREEDY = SamplingParams(temperature=0)
 
 
@@ -30,7 +32,7 @@ def opening(prompt: Sequence[int], salt: bytes, count: int = 8, tenant: str = ""
     )
 
 
-def answered(source: SuffixDrafts, prompt: list[int], answer: list[int], salt: bytes, serial: int) -> int:
+def answered(source: Told, prompt: list[int], answer: list[int], salt: bytes, serial: int) -> int:
     """A target that says `answer`: returns its steps, one for each round of drafts and the token after them."""
     key, steps, at = SequenceKey(1, serial), 0, 0
     source.open(key, opening(prompt, salt))
@@ -46,7 +48,7 @@ def answered(source: SuffixDrafts, prompt: list[int], answer: list[int], salt: b
 
 
 def test_an_answer_given_again_takes_a_fraction_of_the_steps() -> None:
-    source = SuffixDrafts(History())
+    source = Told(SuffixDrafts(History()))
     prompt, answer = tokens(40, 1), tokens(120, 2)
     assert answered(source, prompt, answer, b"a", 1) == 120
     # Eight drafted tokens and one of the target's own in each step.
@@ -105,7 +107,7 @@ def test_memory_is_bounded_for_a_salt_and_in_all_and_what_is_used_stays() -> Non
 
 
 def test_a_text_that_moved_elsewhere_is_not_learnt_here() -> None:
-    source = SuffixDrafts(History())
+    source = Told(SuffixDrafts(History()))
     text = tokens(60, 5)
     source.open(SequenceKey(1, 1), opening(text[:40], b""))
     source.commit(SequenceKey(1, 1), 40, text[40:])
@@ -114,7 +116,7 @@ def test_a_text_that_moved_elsewhere_is_not_learnt_here() -> None:
 
 
 def test_a_text_that_ends_while_another_thread_erases_is_forgotten_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, text, key = SuffixDrafts(History()), tokens(60, 5), SequenceKey(1, 1)
+    source, text, key = Told(SuffixDrafts(History())), tokens(60, 5), SequenceKey(1, 1)
     source.open(key, opening(text[:40], b"", tenant="t"))
     source.commit(key, 40, text[40:])
     remember, erasing = SuffixLookup.remember, threading.Thread(target=source.erase, args=("t",))
@@ -132,7 +134,7 @@ def test_a_text_that_ends_while_another_thread_erases_is_forgotten_too(monkeypat
 
 
 def test_texts_are_opened_found_and_closed_while_another_thread_erases() -> None:
-    source, ended = SuffixDrafts(History()), threading.Event()
+    source, ended = Told(SuffixDrafts(History())), threading.Event()
     erasures: list[int] = []
 
     def erase() -> None:
@@ -153,7 +155,7 @@ def test_texts_are_opened_found_and_closed_while_another_thread_erases() -> None
 
 
 def test_what_runs_while_a_tenants_texts_are_erased_is_not_remembered_either() -> None:
-    source = SuffixDrafts(History())
+    source = Told(SuffixDrafts(History()))
     text = tokens(60, 5)
     for number, tenant in enumerate(("erased", "kept")):
         key = SequenceKey(1, number)

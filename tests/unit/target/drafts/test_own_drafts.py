@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import operator
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -9,16 +11,20 @@ from pathlib import Path
 
 import pytest
 from outrider.drafting.lookup import ALL_NAMES, NAMES
+from outrider.drafting.pool import DraftLeases, no_leases
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.engine import EngineConfig
 from outrider.options.sampling import DraftDistribution
+from outrider.rpc.v1 import target_pb2
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.drafts.choice import Pricing
+from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.tree import DraftTree
+from outrider.worker.events import Opened
 
 from tests.unit.engine.test_trees import skip_what_cannot_run
 from tests.unit.engine.variants import slow_but_the_best
@@ -114,7 +120,7 @@ class RandomTrees(DraftSource):
         self._lengths: dict[SequenceKey, int] = {}
         self.name = f"random {seed}"
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
         self._lengths[key] = len(opening.prompt)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
@@ -182,6 +188,27 @@ def test_what_each_source_proposed_and_what_came_of_it_is_counted(tiny: Path) ->
     assert {"prediction", ""} <= told
 
 
+def test_a_targets_process_holds_the_tokens_of_a_text_once_beside_the_kv_cache(tiny: Path) -> None:
+    bench = Bench(tiny, sources=make_sources(ALL_NAMES))
+    pool = PoolDrafts(
+        bench.limits, lambda: 0.0, lambda events: None, lambda *answer: None, DraftLeases(no_leases, lambda: 0.0)
+    )
+    what = replace(opening([*range(40, 60)] * 2, max_new_tokens=30, speculation=BOTH), prediction=(1, 2, 3))
+    opened = Opened(key(0), what, 0.0)
+    pool.apply(1, target_pb2.VerifyRequest(), [opened])
+    bench.worker.apply(opened)
+    for _ in range(4):
+        bench.worker.step()
+        report = bench.worker.take_report()
+        pool.take_report(report)
+    # What other tests left.
+    gc.collect()
+    prompt, length = list(what.prompt), len(what.prompt)
+    lists = (each for each in gc.get_objects() if type(each) is list and each is not prompt and len(each) >= length)
+    held = [each for each in lists if all(map(operator.is_, each, prompt))]
+    assert len(held) == 2 and min(map(len, held)) > length
+
+
 class Broken(DraftSource):
     """A source that fails whatever it is asked."""
 
@@ -206,7 +233,7 @@ def test_in_ratio_mode_what_was_drawn_decides_neither_which_source_is_verified_n
     q = DraftDistribution((6, 7, 8), (60000, 5000, 536))
     verified = set()
     for drawn in q.token_ids:
-        drafts = SequenceDrafts.of(what)
+        drafts = SequenceDrafts.of(what, what.tokens)
         chance = q.count_of(drawn) / 65536
         drafts.offer(DraftTree(3, (drawn,), chances=(chance,), q=(q,), source="model"))
         drafts.put(DraftTree(3, (7,), q=(point,), source="ngram", matched=matched))

@@ -24,7 +24,7 @@ from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.wire import events_of
 from outrider.tree import DraftTree
-from outrider.worker.events import Failed, SequenceKey
+from outrider.worker.events import Failed, Opened, SequenceKey
 
 from tests.simulation.network import Host, Network
 
@@ -85,6 +85,8 @@ class World:
     asks: str = ""
     """The features that drafts ask for; the target computes those of `abc`."""
     num_reads: int = 0
+    tokens: dict[SequenceKey, list[int]] = field(default_factory=dict)
+    """Those of the target."""
 
     def __post_init__(self) -> None:
         server = self.network.listen(self.draft_host, ADDRESS)
@@ -102,7 +104,9 @@ class World:
         return [LeaseRecord(infos[name], worker_pb2.WorkerLoad(), at, 1) for name, at in self.leased.items()]
 
     def apply(self, message: target_pb2.VerifyRequest) -> None:
-        self.drafts.apply(KEY.stream, message, list(events_of(message, KEY.stream, LIMITS, 0.0)))
+        events = list(events_of(message, KEY.stream, LIMITS, 0.0))
+        self.tokens |= {event.key: event.tokens for event in events if isinstance(event, Opened)}
+        self.drafts.apply(KEY.stream, message, events)
 
     async def hear(self, **request: Any) -> None:
         self.apply(target_pb2.VerifyRequest(**request))
@@ -112,6 +116,8 @@ class World:
         await self.hear(opens=[opening()], set_drafts=[assigned(**draft)])
 
     async def follow(self, *commits: StepRow[None], failures: Any = ()) -> Any:
+        for row in commits:
+            self.tokens[row.key].extend(row.token_ids)
         draft_stats = self.drafts.take_report(TargetReport(commits=list(commits), failures=list(failures)))
         await asyncio.sleep(0.1)
         return draft_stats.get(KEY)

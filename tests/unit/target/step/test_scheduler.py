@@ -39,7 +39,9 @@ def sequence(
     draft_active: bool = True,
 ) -> TargetSequence:
     what = opening([1] * length, speculation=speculation, max_new_tokens=max_new_tokens)
-    made = TargetSequence(SequenceKey(1, serial), serial, what, 512, Timer(ready_since_s), SequenceDrafts.of(what))
+    made = TargetSequence(
+        SequenceKey(1, serial), serial, what, 512, Timer(ready_since_s), SequenceDrafts.of(what, what.tokens)
+    )
     if cached is not None:
         made.kv = EngineSequence(tokens=[1] * cached)
     made.drafts.buffer.active = draft_active
@@ -331,7 +333,7 @@ def test_in_ratio_mode_what_was_drawn_does_not_decide_whether_it_is_judged() -> 
 
     def drawn(first: float, second: float) -> int:
         what = replace(opening([1] * 10, speculation=FOUR_AHEAD), params=DRAWN, mode=VerificationMode.RATIO)
-        made = TargetSequence(SequenceKey(1, 0), 0, what, 512, Timer(0.0), SequenceDrafts.of(what))
+        made = TargetSequence(SequenceKey(1, 0), 0, what, 512, Timer(0.0), SequenceDrafts.of(what, what.tokens))
         made.kv = EngineSequence(tokens=[1] * 9)
         made.drafts.offer(DraftTree(10, (7, 7), q=(point, point), chances=(first, second), source="model"))
         return priced([made], 0.4)[0]

@@ -520,7 +520,7 @@ class SlowSource(DraftSource):
     lengths: dict[SequenceKey, int] = field(default_factory=dict)
     turns: int = 0
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
+    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
         self.lengths[key] = len(opening.prompt)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:

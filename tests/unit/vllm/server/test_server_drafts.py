@@ -22,6 +22,7 @@ from outrider.target.requests.row import StepRow
 from outrider.vllm.server import fixed_drafts
 from outrider.vllm.server.fixed_drafts import Reach
 from outrider.vllm.server.server_drafts import ServerDrafts
+from outrider.worker.events import Opened
 
 from tests.integration.target.test_server import ScriptedDraft
 
@@ -84,7 +85,7 @@ async def proposed(made: Following, key: SequenceKey) -> None:
 
 async def test_what_is_opened_before_a_worker_answers_is_drafted_later() -> None:
     async with drafting() as draft, following(draft.address) as made:
-        made.open(SequenceKey(0, 1), opening())
+        made.open(Opened(SequenceKey(0, 1), opening(), 0.0))
         await proposed(made, SequenceKey(0, 1))
         made.commit(SequenceKey(0, 1), 3, [4])
         made.close(SequenceKey(0, 1), CloseReason.CANCELLED)
@@ -93,7 +94,7 @@ async def test_what_is_opened_before_a_worker_answers_is_drafted_later() -> None
 
 async def test_a_commit_that_finishes_closes_the_sequence() -> None:
     async with drafting() as draft, following(draft.address) as made:
-        made.open(SequenceKey(0, 1), opening())
+        made.open(Opened(SequenceKey(0, 1), opening(), 0.0))
         await proposed(made, SequenceKey(0, 1))
         made.commit(SequenceKey(0, 1), 3, [4], Finish.STOP)
         assert not made.drafted_by and not made.pooled._open
@@ -106,7 +107,7 @@ async def test_a_worker_that_is_lost_is_replaced_by_another() -> None:
             made = await stack.enter_async_context(following(first.address, second.address))
             await until(lambda: len(made.fixed.workers) == 2)
             for number in (1, 2):
-                made.open(SequenceKey(0, number), opening())
+                made.open(Opened(SequenceKey(0, number), opening(), 0.0))
                 await proposed(made, SequenceKey(0, number))
             assert set(made.drafted_by.values()) == {first.address, second.address}
         await until(lambda: set(made.drafted_by.values()) == {second.address})
@@ -114,8 +115,8 @@ async def test_a_worker_that_is_lost_is_replaced_by_another() -> None:
 
 async def test_ids_that_no_message_can_hold_cost_only_their_own_draft() -> None:
     async with drafting() as draft, following(draft.address) as made:
-        made.open(SequenceKey(0, 1), opening(stop_token_ids=frozenset({-1})))
-        made.open(SequenceKey(0, 2), opening())
+        made.open(Opened(SequenceKey(0, 1), opening(stop_token_ids=frozenset({-1})), 0.0))
+        made.open(Opened(SequenceKey(0, 2), opening(), 0.0))
         await proposed(made, SequenceKey(0, 2))
         assert list(made.drafted_by) == [SequenceKey(0, 2)]
 
