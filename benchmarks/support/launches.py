@@ -197,7 +197,8 @@ def _proposal(shape: str) -> Counts:
     head = MtpHead(settings, target).bfloat16().eval().requires_grad_(False)
     runner = HeadRunner(head, head_engine(head, _CONFIG, _CONTEXT))
     spec = SequenceSpec(tuple(_PROMPT), _GREEDY, VerificationMode.GREEDY, 32, speculation=Speculation(_HEAD_TOKENS))
-    texts = [runner.open(spec, list(_PROMPT)) for _ in range(_ROWS)]
+    tokens = [list(_PROMPT) for _ in range(_ROWS)]
+    texts = [runner.open(spec, each) for each in tokens]
     states = torch.ones(len(_PROMPT), settings.width).bfloat16()
     # Without a GPU, rows would be proposed for one by one.
     with (
@@ -209,8 +210,8 @@ def _proposal(shape: str) -> Counts:
             runner.see(text, 0, states)
         runner.read(texts)
         counts.clear()
-        for text in texts:
-            text.tokens.append(7)
+        for text, own in zip(texts, tokens, strict=True):
+            own.append(7)
             runner.see(text, len(_PROMPT), states[:1])
         runner.read(texts)
         runner.draft(texts, [_HEAD_TOKENS] * _ROWS)
