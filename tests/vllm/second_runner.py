@@ -202,10 +202,8 @@ def answers(llm: Any, group: Sequence[Case], adapter: str = "") -> list[dict[str
 
 @contextlib.contextmanager
 def recording(llm: Any) -> Iterator[list[list[str]]]:
-    """What the model's process runs meanwhile, by half of a step: each kernel of Triton, each operation of PyTorch, and
-    each function of vLLM's."""
+    """What the model's process runs meanwhile, by half of a step: each kernel of Triton, each operation of PyTorch."""
     import torch
-    import vllm
     from torch.utils._python_dispatch import TorchDispatchMode
     from triton.runtime import interpreter
 
@@ -228,21 +226,11 @@ def recording(llm: Any) -> Iterator[list[list[str]]]:
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     real = {name: getattr(runner, name) for name in ("execute_model", "sample_tokens")}
 
-    files = str(Path(vllm.__file__).parent)
-
-    def called(frame: Any, event: str, argument: object) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(files):
-            found[-1].append(frame.f_code.co_qualname)
-
     def within(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             found.append([name])
             with Recorder():
-                sys.setprofile(called)
-                try:
-                    return real[name](*args, **kwargs)
-                finally:
-                    sys.setprofile(None)
+                return real[name](*args, **kwargs)
 
         return call
 
