@@ -71,7 +71,7 @@ class Router:
         await self.call.write(target_pb2.VerifyRequest(**parts))  # type: ignore[arg-type]
 
     async def read(self) -> target_pb2.VerifyResponse:
-        response = await asyncio.wait_for(self.call.read(), 60)
+        response = await asyncio.wait_for(self.call.read(), 600)
         assert isinstance(response, target_pb2.VerifyResponse), "the stream ended"
         self.responses.append(response)
         for commit in response.commits:
