@@ -110,16 +110,16 @@ class Pool:
 
     def __init__(self) -> None:
         self.arrived: list[Any] = []
-        self.told: list[Callable[[Any], None]] = []
+        self.actions: list[Callable[[Any], None]] = []
         self.keys: list[Any] = []
 
     def tell(self, action: Callable[[Any], None]) -> None:
-        self.told.append(action)
+        self.actions.append(action)
 
     def work(self) -> None:
         """What its own thread does."""
-        told, self.told = self.told, []
-        for action in told:
+        actions, self.actions = self.actions, []
+        for action in actions:
             action(self)
 
     def poll(self) -> Sequence[Any]:

@@ -11,14 +11,14 @@ import functools
 import logging
 import traceback
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from outrider.errors import Code, InternalError, InvalidRequest, OutriderError, make_error
+from outrider.errors import Code, InternalError, InvalidRequest, OutriderError, make_error, without_frames
 from outrider.rpc.status import abort
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -116,19 +116,29 @@ def _guard(behaviour: Behaviour, method: str, on_refused: OnRefused, refusing: R
                 on_refused(method, error.reason or error.default_reason)
             if refusing is not None:
                 await refusing(context)
-            await _answer(context, error, method)
+            ended = await _ended(context, error, method)
+        # gRPC's context holds what ends the call: were it held by that one's frames, both would wait for a collection.
+        del request, context
+        try:
+            raise ended
+        finally:
+            del ended
 
     return guarded
 
 
-async def _answer(context: Context, error: Exception, method: str) -> NoReturn:
+async def _ended(context: Context, error: Exception, method: str) -> Exception:
+    """What to raise: the call has the error's status by then."""
     # The handler has aborted the call itself, with its own status.
     if isinstance(error, grpc.aio.AbortError):
-        raise error
-    if isinstance(error, OutriderError):
+        return without_frames(error)
+    if not isinstance(error, OutriderError):
+        logger.error("%s in %s\n%s", type(error).__name__, method, frames(error))
+        error = InternalError("internal error")
+    try:
         await abort(context, error)
-    logger.error("%s in %s\n%s", type(error).__name__, method, frames(error))
-    await abort(context, InternalError("internal error"))
+    except grpc.aio.AbortError as aborted:
+        return without_frames(aborted)
 
 
 def frames(error: Exception) -> str:
