@@ -128,7 +128,9 @@ def load(
     if prompts_file is None:
         raise CommandError("--prompts: needed without --virtual")
     outside = read_prompts(outside_file) if outside_file is not None else []
-    return run_async(_measure(read_prompts(prompts_file), outside, streams, blocks, max_tokens, json_file))
+    found, line = run_async(_measure(read_prompts(prompts_file), outside, streams, blocks, max_tokens))
+    # Virtual time has an event loop of its own.
+    return _report(found, _reckoned(line, _STREAMS), line, json_file, max_tokens=max_tokens, blocks=blocks)
 
 
 def _reckoned(line: StepLine, streams: Sequence[int]) -> Reckoned:
@@ -150,8 +152,7 @@ async def _measure(
     streams: tuple[int, ...],
     blocks: int,
     max_tokens: int,
-    json_file: Path | None,
-) -> int:
+) -> tuple[dict[int, Blocks], StepLine]:
     found: dict[int, Blocks] = {}
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
         line_file = Path(scratch) / "line.json"
@@ -161,8 +162,7 @@ async def _measure(
                 asked = asked_of(inside, outside, count)
                 found[count] = await _blocks(stack, asked, keys, count, blocks, max_tokens)
             _switch(stack, priced=True)
-        line = read_line(line_file)
-    return _report(found, _reckoned(line, _STREAMS), line, json_file, max_tokens=max_tokens, blocks=blocks)
+        return found, read_line(line_file)
 
 
 @asynccontextmanager
