@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from outrider_controller.cli.output import json_file_option
@@ -87,9 +87,10 @@ def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
             yield 1000 * (time.thread_time() - began_s)
 
 
-def _worker(rows: int) -> TargetWorker:
+def _worker(rows: int) -> TargetWorker[Any]:
     import torch
     from outrider.target.requests.limits import Limits
+    from outrider.target.step.own_engine import OwnEngine
     from outrider.target.step.scheduler import Batching
     from outrider.target.step.worker import TargetWorker
 
@@ -100,7 +101,7 @@ def _worker(rows: int) -> TargetWorker:
     engine = null_engine(rows, _PROMPT + _OUTPUT + _BLOCK, batching.max_batch_tokens)
     info = engine.info
     limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences=rows)
-    return TargetWorker(engine, limits, batching, time.monotonic, row_price=lambda cost: 0.0)
+    return TargetWorker(OwnEngine(engine, batching, lambda cost: 0.0), limits, time.monotonic)
 
 
 def _opening(name: str, number: int) -> SequenceSpec:

@@ -26,6 +26,7 @@ from outrider.target.requests import wire as target_wire
 from outrider.target.requests.events import Offered
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.step.own_engine import OwnEngine
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker.step_cost import StepCost
@@ -93,7 +94,7 @@ async def _answer(pair: TimedPair, opening: sequence_pb2.OpenSequence) -> tuple[
             to_target.send(response, pair.delay_s())
 
     batching = Batching(info.block_size, max_batch_tokens=pair.max_batch_tokens)
-    worker = TargetWorker(target, limits, batching, on_target.clock, pair.row_price, pair.sources)
+    worker = TargetWorker(OwnEngine(target, batching, pair.row_price), limits, on_target.clock, pair.sources)
     drafter = DraftWorker(ModelDrafter(draft, pair.drafting), limits.max_sequences, on_draft.clock)
     verifying, drafting = (
         VirtualSteps(worker, committed, on_target, broken),

@@ -16,7 +16,7 @@ from unittest import mock
 
 from outrider.target import __main__ as target
 from outrider.target import process
-from outrider.target.step.worker import TargetWorker
+from outrider.target.step.own_engine import OwnEngine
 from outrider.worker.step_cost import StepCost
 
 from benchmarks.support.virtual_load import StepLine
@@ -59,7 +59,7 @@ def main() -> int:
     del sys.argv[1]
     for number in (EVERY_ROW, BY_PRICE):
         signal.signal(number, pricing.switch)
-    with mock.patch.object(process, "TargetWorker", partial(TargetWorker, row_price=pricing.price)):
+    with mock.patch.object(process, "OwnEngine", partial(OwnEngine, row_price=pricing.price)):
         return target.main()
 
 

@@ -20,10 +20,9 @@ from outrider.gateway.generation.generation import _Job
 from outrider.speculation import verification
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests import events, wire
-from outrider.target.step import verify, worker
-from outrider.target.step.core import TargetCore
+from outrider.target.step import own_engine, verify
 from outrider.target.step.sequence import TargetSequence
-from outrider.target.step.worker import OpenSequences
+from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import PeerStreamEnded
 from outrider_controller.router.request.state import RequestState
 from outrider_controller.router.requests import sequences
@@ -144,9 +143,9 @@ def _any_epoch(shipped: Any) -> Any:
 
 
 def _keep_preempted(shipped: Any) -> Any:
-    def preempt(sequences: Any, victim: Any) -> None:
+    def preempt(engine: Any, victim: Any) -> None:
         victim.kv = None
-        sequences._stats.num_preemptions += 1
+        engine.num_preemptions += 1
 
     return preempt
 
@@ -235,15 +234,15 @@ def _any_position(shipped: Any) -> Any:
 _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.UNVERIFIED: (verification, "walk", _unverified),
     Planted.SHIFTED_NOISE: (verify, "_candidate", _shifted),
-    Planted.STOP_IGNORED: (worker, "apply_stop_conditions", _no_stop),
+    Planted.STOP_IGNORED: (own_engine, "apply_stop_conditions", _no_stop),
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),
     Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
     Planted.BLOCK_LEAKED: (KVCacheManager, "close", _leak),
     Planted.SLOT_OFF_BY_ONE: (KVCacheManager, "keep", _off_by_one),
     Planted.PARENT_NOT_TAKEN: (verify, "_engine_row", _without_parents),
     Planted.OTHER_EPOCH: (DraftBuffer, "offer", _any_epoch),
-    Planted.PREEMPTED_KEPT: (OpenSequences, "preempt", _keep_preempted),
-    Planted.DRAFT_ENDS_SEQUENCE: (TargetCore, "_offer", _end_at_draft),
+    Planted.PREEMPTED_KEPT: (own_engine.OwnEngine, "preempt", _keep_preempted),
+    Planted.DRAFT_ENDS_SEQUENCE: (TargetWorker, "_offer", _end_at_draft),
     Planted.CLOSE_FORGOTTEN: (Dispatcher, "end", _no_close),
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
     Planted.DRAFT_SEQUENCE_KEPT: (PoolDrafts, "_unpair", _no_unpair),

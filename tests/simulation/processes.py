@@ -23,6 +23,7 @@ from outrider.sim.worker import Processor, VirtualSteps
 from outrider.target.requests import events
 from outrider.target.requests.limits import Limits as TargetLimits
 from outrider.target.service import TargetServicer
+from outrider.target.step.own_engine import OwnEngine
 from outrider.target.step.scheduler import Batching, StepPlan
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
@@ -128,27 +129,29 @@ class Worker(Process):
         )
 
 
-class WatchedTarget(TargetWorker):
-    """The shipped worker. It logs an error when it would verify a token that its draft worker has taken back."""
+class WatchedEngine(OwnEngine):
+    """The shipped one. It logs an error when it would verify a token that its draft worker has taken back."""
 
-    def __init__(self, *given: Any, **more: Any) -> None:
-        super().__init__(*given, **more)
-        self._newest: dict[tuple[SequenceKey, str], DraftTree] = {}
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.newest: dict[tuple[SequenceKey, str], DraftTree] = {}
 
-    def apply(self, event: events.Event) -> None:
-        if isinstance(event, events.Offered) and event.tree.token_ids:
-            self._newest[event.key, event.tree.source] = event.tree
-        super().apply(event)
-
-    def _schedule(self, now_s: float) -> StepPlan:
-        planned = super()._schedule(now_s)
+    def _plan(self, *given: Any) -> StepPlan:
+        planned = super()._plan(*given)
         for row in planned.rows:
             for origin in map(row.draft.origin, range(len(row.draft))):
-                newest = self._newest.get((row.sequence.key, origin.source), origin)
+                newest = self.newest.get((row.sequence.key, origin.source), origin)
                 # Each draft worker numbers its messages from 1 on.
                 if origin.epoch < newest.epoch and origin.serial < newest.serial:
                     log.error("a token of epoch %d, after one of %d", origin.epoch, newest.epoch)
         return planned
+
+
+class WatchedTarget(TargetWorker[Any]):
+    def apply(self, event: events.Event) -> None:
+        if isinstance(event, events.Offered) and event.tree.token_ids:
+            self.engine.newest[event.key, event.tree.source] = event.tree  # type: ignore[attr-defined]
+        super().apply(event)
 
 
 class TargetProcess(Worker):
@@ -161,7 +164,7 @@ class TargetProcess(Worker):
             VOCAB_SIZE, plan.max_context_len, schedule.block_size, plan.num_blocks, plan.max_sequences, 8
         )
         batching, sources = Batching(schedule.block_size, plan.max_batch_tokens), make_sources(NAMES)
-        self.worker = WatchedTarget(self.engine, limits, batching, self.machine.clock, sources=sources)
+        self.worker = WatchedTarget(WatchedEngine(self.engine, batching), limits, self.machine.clock, sources)
         info = fake_info(
             worker.WORKER_ROLE_TARGET,
             worker_id=name,
@@ -197,7 +200,7 @@ class TargetProcess(Worker):
         self.servicer.expire_drain()
 
     def leftovers(self) -> list[str]:
-        found = [f"sequence {key} is open" for key in self.worker._sequences.keys]
+        found = [f"sequence {key} is open" for key in self.worker._sequences]
         found += [f"sequence {key} is known to the drafts' side" for key in self.servicer.drafts._open]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")

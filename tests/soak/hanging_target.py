@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from outrider.target.__main__ import main
 from outrider.target.step.worker import TargetWorker
@@ -14,7 +15,7 @@ def hang_once(file: Path) -> None:
     """Takes the file away, so that the worker which is started again does not hang."""
     step = TargetWorker.step
 
-    def hanging(worker: TargetWorker) -> float | None:
+    def hanging(worker: TargetWorker[Any]) -> float | None:
         while file.exists() and worker.load.num_running:
             file.unlink()
             time.sleep(3600)

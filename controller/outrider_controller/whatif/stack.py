@@ -34,6 +34,7 @@ from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
+from outrider.target.step.own_engine import OwnEngine
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import Closed, Opened, SequenceKey
@@ -211,7 +212,7 @@ class VirtualStack:
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, 4096)
         price: Callable[[StepCost], float] = (lambda cost: cost.price) if setup.priced else (lambda cost: 0.0)
         batching = Batching(info.block_size, setup.max_batch_tokens)
-        worker = TargetWorker(engine, limits, batching, processor.clock, price, setup.sources(self._texts))
+        worker = TargetWorker(OwnEngine(engine, batching, price), limits, processor.clock, setup.sources(self._texts))
         return VirtualSteps(worker, self._committed, processor)
 
     def _draft(self) -> _Draft:

@@ -24,6 +24,7 @@ from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.row import StepRow
+from outrider.target.step.own_engine import OwnEngine
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
@@ -70,7 +71,7 @@ class Pair:
         sources: Sequence[DraftSource] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_draft_tokens`: of a proposal of the drafter. `row_price`: as TargetWorker's. `lookups`: names of sources
+        """`max_draft_tokens`: of a proposal of the drafter. `row_price`: as OwnEngine's. `lookups`: names of sources
         besides the drafter; `sources`: further ones."""
         info = target.info
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
@@ -81,7 +82,7 @@ class Pair:
         if drafter is not None:
             known.append(DrafterSource(DraftWorker(drafter, max_sequences), max_draft_tokens))
         self._clock = clock
-        self._target = TargetWorker(target, limits, batching, clock, row_price=row_price, sources=known)
+        self._target = TargetWorker(OwnEngine(target, batching, row_price), limits, clock, known)
         self._ids = itertools.count()
 
     def answer(

@@ -43,6 +43,7 @@ from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.requests.limits import Limits
 from outrider.target.samples import obedient, recorder_of
 from outrider.target.service import TargetServicer
+from outrider.target.step.own_engine import OwnEngine
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker import process
@@ -176,7 +177,7 @@ def _servicer(
     batching = Batching(info.block_size, config.engine.max_batch_tokens)
     sources: list[DraftSource] = [*_head(config, engine), *make_sources(config.lookup_names)]
     samples = recorder_of(config.sample_store, info.model_revision)
-    worker = TargetWorker(engine, limits, batching, time.monotonic, sources=sources, samples=samples)
+    worker = TargetWorker(OwnEngine(engine, batching), limits, time.monotonic, sources, samples)
     servicer = TargetServicer(
         worker,
         info,

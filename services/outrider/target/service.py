@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from outrider.drafting.pool import DraftLeases, ReadLeases, no_leases
 from outrider.errors import NotFound
@@ -18,21 +18,12 @@ from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.metrics import TargetMetrics
 from outrider.target.requests.events import Compiled, Erased, Event, GrammarWork, TargetEvent
 from outrider.target.requests.limits import Limits
-from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.requests.report import TargetReport
 from outrider.target.requests.wire import empty_response, events_of, response_of
+from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import Opened, Refused
-from outrider.worker.loop import StepLoop, StepMachine
+from outrider.worker.loop import StepLoop
 from outrider.worker.service import MakeSteps, PrefixListener, WorkerServicer
-from outrider.worker.watchdog import StepPace
-
-
-class TargetMachine(StepMachine[TargetEvent, TargetReport], Protocol):
-    """What runs a target's sequences: our own engine, or another."""
-
-    @property
-    def stats(self) -> TargetStats: ...
-    @property
-    def pace(self) -> StepPace: ...
 
 
 class TargetServicer(
@@ -41,7 +32,7 @@ class TargetServicer(
 ):
     def __init__(
         self,
-        worker: TargetMachine,
+        worker: TargetWorker[Any],
         info: worker_pb2.WorkerInfo,
         limits: Limits,
         prefix_listener: PrefixListener = lambda added, removed: None,
@@ -68,6 +59,7 @@ class TargetServicer(
         self.drafts = PoolDrafts(
             *(limits, clock, self.steps.post, self.streams.answer, leases, connect, credential, worker.stats),
             features=info.features,
+            deepen=worker.engine.deepen,
         )
 
     async def __aexit__(self, *exception: object) -> None:

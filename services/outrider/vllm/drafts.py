@@ -20,7 +20,6 @@ from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.calibration import Bin, Calibration, bin_at
 from outrider.target.drafts.choice import StepRoom, blocks_for
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.by_source import tokens_by_source
 from outrider.target.requests.row import StepRow
 from outrider.tree import ROOT, DraftTree, common_len
 from outrider.worker.step_cost import StepCost
@@ -83,7 +82,6 @@ class VerifiedDraft:
         row.token_ids, row.finish = token_ids, finish
         row.draft, row.accepted, row.num_verified = self.draft, range(self.num_accepted), self.num_verified
         row.num_dropped = self.num_dropped
-        row.sources = tokens_by_source(row.draft, row.accepted, range(self.num_verified))
 
 
 NOTHING = VerifiedDraft()

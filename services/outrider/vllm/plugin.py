@@ -43,8 +43,7 @@ class Scheduler(BaseScheduler):
         if config.row_price is not None:
             price = config.row_price
             self.book._row_price = lambda cost: price
-        lookups = Drafts(make_sources(config.lookups), TargetStats(), self.book.calibration)
-        lookups.deepen = beyond_a_step
+        lookups = Drafts(make_sources(config.lookups), TargetStats(), self.book.calibration, beyond_a_step)
         make = partial(self._drafts, config, lookups.erase)
         pool = PoolThread(make) if config.drafts or config.routers else None
         self.feed = Feed(self.book, config, self.num_spec_tokens, pool, lookups, drafts_itself=bool(self.drafter))
@@ -106,9 +105,7 @@ class Scheduler(BaseScheduler):
             num_blocks=info.num_blocks,
             max_draft_tokens=self.num_spec_tokens,
         )
-        drafts = ServerDrafts(limits, reach, post, router if config.routers else None, erase)
-        drafts.pooled.deepen = beyond_a_step
-        return drafts
+        return ServerDrafts(limits, reach, post, router if config.routers else None, erase)
 
     def _info(self, config: PluginConfig) -> worker_pb2.WorkerInfo:
         """This server as a target."""

@@ -32,6 +32,7 @@ from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.process import load, serve
 from outrider.target.requests.limits import Limits
 from outrider.target.service import TargetServicer
+from outrider.target.step.own_engine import OwnEngine
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.testing.tiny import tiny_tokenizer
@@ -354,7 +355,7 @@ async def test_a_grammar_that_is_compiled_stops_no_other_sequence(tiny: Path) ->
     engine, info = load(config)
     compiler = SlowCompiler(tiny, info.vocab_size, engine.info.eos_token_ids)
     limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, grammars=compiler)
-    worker = TargetWorker(engine, limits, Batching(info.block_size, 40), time.monotonic)
+    worker = TargetWorker(OwnEngine(engine, Batching(info.block_size, 40)), limits, time.monotonic)
     async with TargetServicer(worker, info, limits) as servicer:
         server = create_server()
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
@@ -385,7 +386,7 @@ async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: 
     )
     engine, info = load(config)
     limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences=4)
-    worker = TargetWorker(engine, limits, Batching(info.block_size, 40), time.monotonic)
+    worker = TargetWorker(OwnEngine(engine, Batching(info.block_size, 40)), limits, time.monotonic)
     async with TargetServicer(worker, info, limits, max_silence_s=0.0) as servicer:
         server = create_server()
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)

@@ -20,6 +20,7 @@ from outrider.target.requests.events import Adjusted, Compiled, Event, Offered
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
+from outrider.target.step.own_engine import OwnEngine
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
@@ -113,14 +114,8 @@ class Bench:
         info = self.engine.info
         self.limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         self.now_s = 100.0
-        self.worker = TargetWorker(
-            self.engine,
-            self.limits,
-            Batching(info.block_size, max_batch_tokens),
-            lambda: self.now_s,
-            row_price=row_price,
-            sources=sources,
-        )
+        self.own = OwnEngine(self.engine, Batching(info.block_size, max_batch_tokens), row_price)
+        self.worker = TargetWorker(self.own, self.limits, lambda: self.now_s, sources)
         self.answers: dict[SequenceKey, Answer] = {}
         self.tokens: dict[SequenceKey, list[int]] = {}
         self.refused: list[Failed] = []

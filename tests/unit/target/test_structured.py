@@ -145,7 +145,7 @@ def test_drafts_that_break_the_grammar_cost_no_row(tiny: Path, compiler: Grammar
     bench.open(0, asked, grammar)
     ids = TOKENIZER.encode("noise")
     bench.offer(0, len(asked.prompt), ids)
-    sequence = bench.worker._sequences.find(key(0))
+    sequence = bench.worker._sequences.get(key(0))
     assert sequence.drafts.buffer.merged().guess() == TOKENIZER.encode("no"), "the rest can never be accepted"
     assert sequence.drafts.buffer.num_dropped == len("ise")
 
@@ -170,7 +170,7 @@ def test_in_ratio_mode_the_first_impossible_draft_is_judged(tiny: Path, compiler
     [(asked, grammar)] = asking(compiler, ASKED[1], True, mode=VerificationMode.RATIO)[:1]
     sequence_of = Bench(tiny)
     sequence_of.open(0, asked, grammar)
-    sequence = sequence_of.worker._sequences.find(key(0))
+    sequence = sequence_of.worker._sequences.get(key(0))
     ids = TOKENIZER.encode("noise")
     q = tuple(DraftDistribution((token,), (65536,)) for token in ids)
     sequence.drafts.offer(DraftTree(len(asked.prompt), tuple(ids), q=q))
@@ -185,7 +185,7 @@ def test_each_branch_is_kept_as_far_as_the_grammar_lets_it_through(tiny: Path, c
     n, o, i, y, e, s = TOKENIZER.encode("noiyes")
     tree = DraftTree(len(asked.prompt), (n, o, i, y, i, e, s), (-1, 0, 1, -1, 3, 3, 5))
     bench.apply(Offered(key(0), tree))
-    sequence = bench.worker._sequences.find(key(0))
+    sequence = bench.worker._sequences.get(key(0))
     assert sequence.drafts.buffer.merged().token_ids == (n, o, y, e, s)
 
 

@@ -25,14 +25,20 @@ log = logging.getLogger(__name__)
 
 
 class Drafts:
-    def __init__(self, sources: Sequence[DraftSource], stats: TargetStats, calibration: Calibration) -> None:
+    def __init__(
+        self,
+        sources: Sequence[DraftSource],
+        stats: TargetStats,
+        calibration: Calibration,
+        deepen: Callable[[Speculation], Speculation] = lambda setting: setting,
+    ) -> None:
+        """`deepen`: what sources are told of a setting: an engine may need drafts that are longer than its steps."""
         self._sources = sources
         self.calibration = calibration
         read = [source.taps for source in sources if source.taps is not None]
         self.taps: tuple[int, ...] | None = read[0] if read else None
         """The layers whose states a step has to give; empty: what the vocabulary head reads; None: none."""
-        self.deepen: Callable[[Speculation], Speculation] = lambda setting: setting
-        """What sources are told of a sequence's setting: an engine may need drafts that are longer than its steps."""
+        self._deepen = deepen
         self._stats = stats
         self._open: dict[SequenceKey, SequenceDrafts] = {}
         self._erased_us: dict[str, int] = {}
@@ -42,7 +48,7 @@ class Drafts:
     def open(self, key: SequenceKey, opening: SequenceSpec, tokens: list[int]) -> SequenceDrafts:
         """`tokens`: the sequence's own, which its engine extends."""
         made = self._open[key] = SequenceDrafts.of(opening, tokens)
-        made.deep, made.fit = self.deepen(opening.speculation), self.calibration.fit(opening.tenant)
+        made.deep, made.fit = self._deepen(opening.speculation), self.calibration.fit(opening.tenant)
         spec = replace(opening, learns=opening.consent_unix_us >= self._erased_us.get(opening.tenant, 0))
         self._tell(lambda source: source.open(key, replace(spec, speculation=_limits(source, made.deep)), tokens))
         return made
@@ -71,7 +77,7 @@ class Drafts:
 
     def limit(self, key: SequenceKey, speculation: Speculation) -> None:
         if (found := self._open.get(key)) is not None:
-            found.adjust(speculation, self.deepen(speculation))
+            found.adjust(speculation, self._deepen(speculation))
             self._tell(lambda source: source.limit(key, _limits(source, found.deep)))
 
     def close(self, key: SequenceKey) -> None:

@@ -57,13 +57,14 @@ class PoolDrafts:
         credential: tuple[tuple[str, str], ...] = (),
         stats: TargetStats | None = None,
         features: str = "",
+        deepen: Callable[[Speculation], Speculation] = lambda setting: setting,
     ) -> None:
         """`post` takes events made of drafts' messages, `answer` what a stream's router is sent besides commits.
-        `credential`: metadata of calls to drafts. `features`: those that the worker computes, as in its WorkerInfo."""
+        `credential`: metadata of calls to drafts. `features`: those that the worker computes, as in its WorkerInfo.
+        `deepen`: as of Drafts."""
         callbacks = self._pair, self._replied, self._lose, self._count_unleased
         self.links = DraftLinks(leases, *callbacks, connect, credential)
-        self.deepen: Callable[[Speculation], Speculation] = lambda setting: setting
-        """What drafts are told of a sequence's setting: an engine may need drafts that are longer than its steps."""
+        self._deepen = deepen
         self._vocabulary = DraftVocabulary(limits.vocab_size, limits.max_context_len)
         self._clock = clock
         self._post = post
@@ -118,7 +119,7 @@ class PoolDrafts:
             self._unpair(found, reason)
 
     def _limits(self, speculation: Speculation) -> Speculation:
-        return self.deepen(speculation).for_draft(self._row_price)
+        return self._deepen(speculation).for_draft(self._row_price)
 
     def _limit(self, found: _Open) -> None:
         if found.pooled is not None:

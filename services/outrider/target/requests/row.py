@@ -53,7 +53,8 @@ class StepRow(Generic[S]):
     raised: bool = False
     """Whether the model raised it when it ran this row alone, without its draft."""
     states: Tensor | None = None
-    """[tokens of the row, layers · width]: the hidden states that were asked for."""
+    """[tokens, layers · width]: the hidden states that were asked for, from `start` on; after the run only those of
+    committed positions."""
 
     token_ids: Sequence[int] = ()
     """What is committed: accepted drafts, then the target's own token unless the sequence ended before it."""

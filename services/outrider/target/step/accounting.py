@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from outrider.target.drafts.calibration import Calibration, Fit, bins_of
+from outrider.target.drafts.calibration import Fit, bins_of
 from outrider.target.requests.report import TargetStats
 from outrider.target.requests.row import StepRow
-from outrider.worker.step_cost import StepCost
+from outrider.target.step.port import Capabilities
 
 
 class StepAccounting:
     """Costs and chances, as measured in the steps so far."""
 
-    def __init__(
-        self,
-        stats: TargetStats,
-        row_price: Callable[[StepCost], float],
-        cost: StepCost | None = None,
-        calibration: Calibration | None = None,
-    ) -> None:
-        """`cost` and `calibration`: where they are measured elsewhere, as in the scheduler of another engine."""
+    def __init__(self, stats: TargetStats, measured: Capabilities) -> None:
+        """`measured`: of the engine, with what its steps cost and what comes of drafts there."""
         self.stats = stats
-        self.cost = cost or StepCost()
-        self.calibration = calibration or Calibration()
-        self._row_price = row_price
+        self.cost = measured.cost
+        self.calibration = measured.calibration
         self._num_committed = 0
         """Tokens committed before the step at hand."""
-
-    @property
-    def row_price(self) -> float:
-        """Price of one more row in a step, as a chance."""
-        return self._row_price(self.cost)
 
     def verified(self, row: StepRow[Any], fit: Fit, verified: Sequence[int]) -> None:
         """What verification says of a row's drafted tokens. `verified`: the nodes that it looked at."""

@@ -43,7 +43,7 @@ class TargetSequence:
     prompt_report: PromptReport | None = field(init=False)
     """None from the first commit on."""
     processor: LogitsProcessor | None = field(init=False)
-    """None when the request has no logits options, and while its grammar is compiled."""
+    """None when the request has no logits options, and until it may run."""
     max_len: int = field(init=False)
     """Tokens at which it ends, by max_new_tokens and by the context."""
 
@@ -55,16 +55,15 @@ class TargetSequence:
         self.tokens = self.drafts.tokens
         self.max_len = min(len(self.opening.prompt) + self.opening.max_new_tokens, self.max_context_len)
         self.processor = None
-        if not self.opening.has_grammar:
-            self._process(None)
 
-    def _process(self, grammar: Grammar | None) -> None:
-        """Makes the processor of its logits, in the state after the committed tokens."""
+    def take_grammar(self, grammar: Grammar | None) -> None:
+        """It may run from here on: makes the processor of its logits, in the state after the committed tokens."""
         spec = self.opening
         if spec.logits is not None:
             self.processor = LogitsProcessor(spec.logits, spec.prompt, spec.committed, spec.stop_token_ids, grammar)
             if self.processor.has_grammar:
                 self.drafts.num_possible = self.processor.num_possible
+                self.drafts.cut_impossible()
 
     @property
     def mode(self) -> VerificationMode:
@@ -116,11 +115,6 @@ class TargetSequence:
             return None
         until = self.timer.ready_since_s + self.drafts.speculation.max_wait_us * 1e-6
         return until if until > now_s else None
-
-    def take_grammar(self, grammar: Grammar) -> None:
-        """It may run from here on."""
-        self._process(grammar)
-        self.drafts.cut_impossible()
 
     def grammar_worked(self, seconds: float) -> None:
         """A thread has worked on its grammar: what the drafts may be is known better now."""

@@ -1,85 +1,84 @@
-"""A target's core on our own engine: steps are planned, run and verified. Owned by one thread; knows no network.
+"""A target: what becomes of events, of the rows that its engine runs, and of their drafts. Owned by one thread; knows
+neither network nor engine.
 
-Only it commits tokens to its sequences.
+A fault in one sequence ends that sequence, with an error that names the reason.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any, Generic, assert_never
 
 from outrider.drafting.source import DraftSource
-from outrider.engine import Engine, OutOfBlocks
-from outrider.engine.kv.kv_cache_manager import KVCacheManager
-from outrider.engine.models.taps import HEAD_INPUT
+from outrider.errors import InvalidRequest, Overloaded, Unavailable, without_frames
 from outrider.sequence.key import Finish
-from outrider.speculation import Verdict
-from outrider.target.drafts.choice import Pricing
-from outrider.target.drafts.sequence import SequenceDrafts
+from outrider.sequence.spec import SequenceSpec
+from outrider.speculation import Grammar
+from outrider.target.drafts.calibration import Fit
+from outrider.target.drafts.drafts import Drafts
+from outrider.target.requests import events
 from outrider.target.requests.by_source import tokens_by_source, verified_nodes
-from outrider.target.requests.commit import apply_stop_conditions
+from outrider.target.requests.events import Event
 from outrider.target.requests.limits import Limits
-from outrider.target.requests.report import TargetStats
-from outrider.target.requests.times import Timer
+from outrider.target.requests.report import TargetReport, TargetStats
+from outrider.target.requests.row import StepRow
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting
-from outrider.target.step.core import Clock, KnownSequences, TargetCore
-from outrider.target.step.scheduler import Batching, StepPlan, TargetRow, admissible, plan
-from outrider.target.step.sequence import PromptReport, TargetSequence
-from outrider.target.step.verify import kv_of, verify_rows
-from outrider.worker.events import Load, Opened, SequenceKey
-from outrider.worker.faults import check_engine
-from outrider.worker.step_cost import StepCost
-from outrider.worker.watchdog import MIN_ON_GPU_S, MIN_S, StepPace
+from outrider.target.step.port import EnginePort, S
+from outrider.worker.events import (
+    Closed,
+    DrainExpired,
+    DrainStarted,
+    Failed,
+    Load,
+    Opened,
+    PeerStreamEnded,
+    Refused,
+    SequenceKey,
+)
+from outrider.worker.watchdog import StepPace
 
 log = logging.getLogger(__name__)
 
-_NO_PROMPT = PromptReport()
+Clock = Callable[[], float]
+"""Monotonic seconds."""
 
 
-class TargetWorker(TargetCore[TargetSequence]):
-    """Sequences and the engine that runs them."""
-
-    _sequences: OpenSequences
+class TargetWorker(Generic[S]):
+    """The sequences of one target: they are opened, change, commit, fail and end in the same way on every engine."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EnginePort[S],
         limits: Limits,
-        batching: Batching,
         clock: Clock,
-        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
         sources: Sequence[DraftSource] = (),
         samples: SampleRecorder | None = None,
     ) -> None:
-        """`row_price`: the least chance at which a drafted token is verified, as a function of measured step costs.
-        `sources`: those of drafts that are made in this process. `samples`: None where nothing may be recorded."""
-        stats = TargetStats()
-        pace = StepPace(batching.max_batch_tokens, MIN_S if engine.info.device == "cpu" else MIN_ON_GPU_S)
-        super().__init__(
-            OpenSequences(engine.kv, stats), StepAccounting(stats, row_price), limits, pace, clock, sources, samples
-        )
-        self._taps = () if self._drafts.taps is None else self._drafts.taps or (HEAD_INPUT,)
-        """The layers whose states a step has to give."""
-        self._engine = engine
-        self._batching = batching
+        """`sources`: those of drafts that are made in this process. `samples`: None where nothing may be recorded."""
+        self.stats = TargetStats()
+        self.engine = engine
+        self.draining = False
+        self._sequences: dict[SequenceKey, S] = {}
+        """Those that are open, in the order of opening."""
+        self._accounting = StepAccounting(self.stats, engine.capabilities)
+        self._limits = limits
+        self._clock = clock
+        self._drafts = Drafts(sources, self.stats, engine.capabilities.calibration, engine.deepen)
+        self._samples = samples
+        self._report = TargetReport()
+
+    @property
+    def pace(self) -> StepPace:
+        return self.engine.capabilities.pace
 
     @property
     def load(self) -> Load:
-        known, cost = self._sequences, self._accounting.cost
-        running, free = known.num_running, self._engine.kv.num_free_blocks
+        known, room, cost = len(self._sequences), self.engine.room(), self.engine.capabilities.cost
         times_ns = round(cost.prompt_token_s * 1e9), round(cost.row_s * 1e9)
-        return Load(running, len(known) - running, free, len(known), self.draining, *times_ns)
-
-    def _prefix_changes(self) -> tuple[Sequence[bytes], Sequence[bytes]]:
-        return self._engine.kv.take_prefix_changes()
-
-    def _drop_prefixes(self) -> None:
-        self._engine.kv.drop_prefixes()
-
-    def _start(self, event: Opened, drafts: SequenceDrafts) -> None:
-        self._sequences.add(event, self._limits.max_context_len, drafts)
+        waiting = max(0, known - room.num_running)
+        return Load(room.num_running, waiting, room.num_free_blocks, known, self.draining, *times_ns)
 
     def step(self) -> float | None:
         """Runs one engine step.
@@ -89,138 +88,202 @@ class TargetWorker(TargetCore[TargetSequence]):
         started_s = self._clock()
         self._drafts.poll()
         drafting_s = self._clock() - started_s
-        planned = self._schedule(started_s)
-        for sequence, until_s in planned.held:
-            sequence.timer.held_until_s = until_s
-        if not planned.rows:
-            return planned.wake_at_s
-        try:
-            verify_rows(self._engine, planned.rows, self._taps)
-        except OutOfBlocks as error:
-            # The plan and the pool disagree. Preempting the newest sequence is always safe.
-            log.error("planned a step that does not fit: %s", error)
-            self._recover(planned.rows)
-            return 0.0
-        if all(row.raised for row in planned.rows):
-            check_engine(self._engine.check)
-        self._finish_step(planned.rows, started_s, drafting_s)
-        return 0.0
-
-    def _schedule(self, now_s: float) -> StepPlan:
-        self._sequences.admit(self._batching)
-        engine = self._engine
-        pricing = Pricing(self._accounting.row_price, self._accounting.calibration, engine.num_free_tokens)
-        while True:
-            planned = plan(list(self._sequences), self._batching, engine.kv.num_free_blocks, now_s, pricing)
-            if planned.victim is None:
-                return planned
-            self._sequences.preempt(planned.victim)
-
-    def _recover(self, rows: Sequence[TargetRow]) -> None:
-        for row in rows:
-            if row.sequence.kv is not None:
-                self._engine.kv.rewind(row.sequence.kv, row.sequence.committed_len - 1)
-        self._sequences.preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
-
-    def _finish_step(self, rows: Sequence[TargetRow], started_s: float, drafting_s: float) -> None:
-        for row in rows:
-            sequence = row.sequence
-            sequence.timer.step_began(started_s)
+        step = self.engine.run(self._sequences.values(), started_s, self._drafts.taps)
+        if step.seconds is not None:
+            started_s = self._clock() - step.seconds
+        for row in step.rows:
+            row.sequence.timer.step_began(started_s)
             try:
                 self._settle(row)
             except Exception as error:
-                self._engine.kv.discard(kv_of(sequence))
-                sequence.kv = None
-                self._failed(sequence.key, sequence, error, "in its step")
-        # Longer drafts take longer to make: with that time a row would seem to cost what its token did.
-        self._accounting.took(rows, self._report_step(rows, started_s) - drafting_s)
+                self._failed(row.key, row.sequence.opening, error, "in its step")
+        if step.rows:
+            seconds = self._report_step(step.rows, started_s)
+            if not self.engine.capabilities.plans_ahead:
+                # Longer drafts take longer to make: with that time a row would seem to cost what its token did.
+                self._accounting.took(step.rows, seconds - drafting_s)
+        self.stats.num_preemptions = self.engine.num_preemptions
+        return step.wake_at_s
 
-    def _settle(self, row: TargetRow) -> None:
-        sequence = row.sequence
+    def _settle(self, row: StepRow[S]) -> None:
         if row.error is not None:
             raise row.error
-        if row.verdict is not None:
-            self._commit(row, row.verdict)
-        elif not row.decides:
-            # A chunk of prefill; the cache holds its tokens by now.
-            self._take_states(row)
-        self._engine.kv.publish(kv_of(sequence), sequence.committed_len)
+        if row.states is not None:
+            states, row.states = row.states, None
+            self._see(row, states)
+        self.engine.follow(row)
+        if row.token_ids or row.finish is not Finish.NONE:
+            self._commit(row)
         if row.finish is not Finish.NONE:
-            self._remove(sequence.key)
+            self._remove(row.key)
 
-    def _commit(self, row: TargetRow, verdict: Verdict) -> None:
-        sequence, draft, opening = row.sequence, row.draft, row.sequence.opening
-        stops = opening.stop_token_ids
-        apply_stop_conditions(row, verdict, stop_token_ids=stops, remaining=sequence.remaining)
-        verified = verified_nodes(draft, row.accepted, row.num_verified)
-        self._accounting.verified(row, sequence.drafts.fit, verified)
-        # Before blocks are published or tokens sent: rejected tokens must not be found in the cache, and the last
-        # committed one is not in it yet.
-        self._engine.kv.keep(kv_of(sequence), row.accepted[: len(row.token_ids) - 1])
-        self._take_states(row)
-        prompt = sequence.prompt_report or _NO_PROMPT
-        sequence.commit(row.token_ids)
-        self._drafts.commit(row)
+    def _commit(self, row: StepRow[S]) -> None:
+        sequence = row.sequence
+        verified = verified_nodes(row.draft, row.accepted, row.num_verified)
+        if self.engine.capabilities.plans_ahead:
+            self._drafts.follow(row.key, row.base_len, row.token_ids)
+        else:
+            self._accounting.verified(row, sequence.drafts.fit, verified)
+            self._drafts.commit(row)
         row.times = sequence.timer.take()
-        row.num_prompt_tokens, row.num_cached_tokens = prompt.num_tokens, prompt.num_cached_tokens or 0
-        row.prompt_logprobs, row.top = prompt.logprobs, verdict.logprobs[: len(row.token_ids)]
-        row.logprobs = opening.asked_logprobs(row.top)
-        row.sources = tokens_by_source(draft, row.accepted, verified)
+        row.logprobs = sequence.opening.asked_logprobs(row.top)
+        row.sources = tokens_by_source(row.draft, row.accepted, verified)
         self._report.commits.append(row)
         self._accounting.committed(row)
 
-    def _take_states(self, row: TargetRow) -> None:
-        if row.states is None:
-            return
-        nodes = [row.num_tokens + node for node in row.accepted]
-        states, row.states = row.states[[*range(row.num_tokens), *nodes]], None
-        self._see(row, row.start, states)
+    def _see(self, row: StepRow[S], states: Any) -> None:
+        """Shows sources the states of the row's committed positions, before the commit that gives the token after
+        them; what heads on draft workers read of them is sent with it."""
+        features = self._drafts.see(row.key, row.start, states)
+        if row.decides and features:
+            row.features = features.pop()
+        self._report.features += [(row.key, row.base_len, each) for each in features]
 
+    def take_report(self) -> TargetReport:
+        """What happened since the last call. May be empty."""
+        report, self._report = self._report, TargetReport()
+        if self._samples is not None:
+            self._samples.note(report)
+            self.stats.num_dropped_samples = self._samples.num_dropped
+        report.row_price = self.engine.row_price
+        report.best_chance = self._accounting.calibration.best(Fit())
+        report.prefix_added, report.prefix_removed = map(list, self.engine.prefix_changes())
+        return report
 
-class OpenSequences(KnownSequences[TargetSequence]):
-    """The sequences that our own engine runs."""
+    def apply(self, event: Event) -> None:
+        """Applies one event; a fault in it ends its sequence and is reported."""
+        match event:
+            case events.Offered() | events.DraftRefused():
+                self._offer(event)
+            case Opened():
+                self._open(event)
+            case events.Compiled():
+                if (sequence := self._find(event.key)) is not None:
+                    self._begin(event.key, sequence, event.grammar)
+            case events.GrammarWork():
+                if (sequence := self._sequences.get(event.key)) is not None:
+                    sequence.grammar_worked(event.seconds)
+            case events.Adjusted():
+                if self._find(event.key) is not None:
+                    self._drafts.limit(event.key, event.speculation)
+            case events.Erased():
+                self._erase(event)
+            case Closed():
+                if self._find(event.key) is not None:
+                    self._remove(event.key)
+            case PeerStreamEnded():
+                for key in [key for key in self._sequences if key.stream == event.stream]:
+                    self._remove(key)
+            case Refused():
+                self.fail(event.key, event.error)
+            case DrainStarted():
+                self.draining = True
+            case DrainExpired():
+                self.fail_all(Unavailable("the worker is shutting down"))
+            case _:
+                assert_never(event)
 
-    def __init__(self, kv: KVCacheManager, stats: TargetStats) -> None:
-        super().__init__(stats)
-        self._kv = kv
-        self._serials = itertools.count()
-
-    @property
-    def num_running(self) -> int:
-        """Sequences that have KV."""
-        return sum(1 for sequence in self if sequence.kv is not None)
-
-    def add(self, event: Opened, max_context_len: int, drafts: SequenceDrafts) -> None:
-        timer = Timer(event.received_s)
-        self._open[event.key] = TargetSequence(
-            event.key, next(self._serials), event.opening, max_context_len, timer, drafts
-        )
-
-    def admit(self, batching: Batching) -> None:
-        """Gives KV to those that wait for it, as far as all that have it can finish their prefill."""
-        for sequence in admissible(list(self), batching, self._kv.num_free_blocks):
-            # Cached tokens have no logits, so the prefix cache is not used.
-            cached = () if sequence.wants_prompt_logprobs else sequence.tokens
-            sequence.kv = self._kv.open(cached, sequence.opening.salt)
-            report = sequence.prompt_report
-            if report is not None and report.num_cached_tokens is None:
-                report.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
-
-    def preempt(self, victim: TargetSequence) -> None:
-        """Releases the victim's KV. It keeps its tokens, and is later recomputed from what the prefix cache has
-        then."""
-        if victim.kv is not None:
-            self._release(victim)
-            self._stats.num_preemptions += 1
-
-    def remove(self, key: SequenceKey) -> TargetSequence | None:
-        """Forgets the sequence and releases its KV. None when it is not open."""
-        sequence = self._open.pop(key, None)
-        if sequence is not None:
-            self._release(sequence)
+    def _find(self, key: SequenceKey) -> S | None:
+        """None, which is counted, when it is not open: a message about it came late, or it was never opened."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            self.stats.num_unknown += 1
         return sequence
 
-    def _release(self, sequence: TargetSequence) -> None:
-        if sequence.kv is not None:
-            self._kv.close(sequence.kv)
-            sequence.kv = None
+    def fail_all(self, error: Exception) -> None:
+        """Ends every sequence with `error`."""
+        for key in list(self._sequences):
+            self.fail(key, error)
+
+    def _open(self, event: Opened) -> None:
+        key = event.key
+        if key in self._sequences:
+            # A later message could mean either of the two: both end.
+            self.fail(key, InvalidRequest("sequence_id", "already open"))
+        elif self.draining:
+            self.fail(key, Unavailable("the worker is draining"))
+        elif len(self._sequences) >= self._limits.max_sequences:
+            self.fail(key, Overloaded(f"all {self._limits.max_sequences} sequences are taken"))
+        else:
+            self._start(event)
+
+    def _start(self, event: Opened) -> None:
+        drafts = self._drafts.open(event.key, event.opening, event.tokens)
+        try:
+            sequence = self.engine.open(event, drafts, self._limits)
+        except Exception as error:
+            self._failed(event.key, event.opening, error, "at its opening")
+            return
+        self._sequences[event.key] = sequence
+        if self._samples is not None:
+            self._samples.open(event.key, event.opening)
+        if not event.opening.has_grammar:
+            self._begin(event.key, sequence, None)
+
+    def _begin(self, key: SequenceKey, sequence: S, grammar: Grammar | None) -> None:
+        try:
+            sequence.take_grammar(grammar)
+        except Exception as error:
+            self._failed(key, sequence.opening, error, "at its opening")
+
+    def _erase(self, event: events.Erased) -> None:
+        if not event.samples:
+            # Of all tenants: whose a block is, only the hash of its salt and tokens knows.
+            self.engine.drop_prefixes()
+            if self._limits.grammars is not None:
+                self._limits.grammars.forget(event.tenant)
+            event.done(self._drafts.erase(event.tenant, event.ordered_us))
+        elif self._samples is None:
+            event.done(0)
+        else:
+            self._samples.erase(event.tenant, event.ordered_us, event.done)
+
+    def _offer(self, event: events.Offered | events.DraftRefused) -> None:
+        if (sequence := self._find(event.key)) is None:
+            return
+        try:
+            if isinstance(event, events.DraftRefused):
+                raise event.error
+            sequence.drafts.offer(event.tree)
+            if sequence.drafts.answered:
+                sequence.timer.draft_answered(event.received_s)
+        except Exception as error:
+            # A draft only affects latency: the sequence continues without it.
+            self.stats.num_refused_drafts += 1
+            self._report.refused_drafts.append(Failed(event.key, without_frames(error)))
+
+    def _failed(self, key: SequenceKey, opening: SequenceSpec, error: Exception, when: str) -> None:
+        if not isinstance(error, InvalidRequest | Overloaded):
+            log.error("a sequence failed %s", when, exc_info=error, extra=opening.log_fields)
+            self.stats.num_step_failures += 1
+        self.fail(key, error)
+
+    def _report_step(self, rows: Sequence[StepRow[Any]], started_s: float) -> float:
+        """After all its commits. Returns the seconds of the step."""
+        ended_s = self._clock()
+        for row in rows:
+            row.sequence.timer.step_ended(started_s, ended_s, decides=row.decides)
+        num_tokens = sum(row.num_run for row in rows)
+        self._report.step_us = round((ended_s - started_s) * 1e6)
+        self._report.batch_sequences = len(rows)
+        self._report.batch_tokens = num_tokens
+        self.pace.stepped(ended_s - started_s, num_tokens)
+        self._accounting.divide(rows, ended_s - started_s)
+        for row in rows:
+            row.stepped()
+        return ended_s - started_s
+
+    def fail(self, key: SequenceKey, error: Exception) -> None:
+        self._remove(key)
+        # Frames of the step refer to the sequence, and to the error.
+        self._report.failures.append(Failed(key, without_frames(error)))
+
+    def _remove(self, key: SequenceKey) -> None:
+        sequence = self._sequences.pop(key, None)
+        self._drafts.close(key)
+        if sequence is not None:
+            self.engine.close(sequence)
+            # After the steps' shares, which a router bounds by the time of the steps.
+            sequence.timer.times.share_s += sequence.grammar_s
+            self.stats.busy_s += sequence.grammar_s
+            self._report.removed.append((key, sequence.timer.times))

@@ -29,6 +29,7 @@ from outrider.sequence.speculation import PLAIN, Speculation
 from outrider.target.drafts.calibration import Fit
 from outrider.target.drafts.drafts import Drafts
 from outrider.target.drafts.sequence import SequenceDrafts
+from outrider.target.requests.by_source import tokens_by_source
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
@@ -199,6 +200,7 @@ def _filled(report: TargetReport, commits: Iterable[tuple[Any, ...]]) -> TargetR
     for key, base_len, fresh, finish, verified, times, num_cached in commits:
         row = StepRow(None, key, base_len, times=times or Times(), num_cached_tokens=num_cached)
         verified.fill(row, fresh, finish or Finish.NONE)
+        row.sources = tokens_by_source(row.draft, row.accepted, range(row.num_verified))
         report.commits.append(row)
     return report
 

@@ -25,6 +25,7 @@ from outrider.target.requests.events import Adjusted, Event
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.wire import events_of, response_of
+from outrider.vllm.drafts import beyond_a_step
 from outrider.vllm.server.fixed_drafts import FixedDrafts, Reach
 from outrider.vllm.server.router_link import RouterLink, RouterReach
 from outrider.worker.events import Opened
@@ -53,7 +54,8 @@ class ServerDrafts:
         """`post` takes what the thread that schedules has to know: drafts, and settings of routers. `erase`: as a
         LearningSource does; called here, because that thread sleeps while there are no requests."""
         leases = DraftLeases(self._leases, time.monotonic)
-        self.pooled = PoolDrafts(limits, time.monotonic, post, self._answer, leases, reach.connect, reach.credential)
+        reached = leases, reach.connect, reach.credential
+        self.pooled = PoolDrafts(limits, time.monotonic, post, self._answer, *reached, deepen=beyond_a_step)
         self.fixed = FixedDrafts(reach, self._assign)
         self.router = None if router is None else RouterLink(router, self._router_message, self._router_changed)
         self._limits = limits

@@ -41,11 +41,11 @@ from outrider.target.requests.events import Event
 from outrider.target.requests.limits import Limits
 from outrider.target.samples import obedient, recorder_of
 from outrider.target.service import TargetServicer
+from outrider.target.step.worker import TargetWorker
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.vllm import versions
-from outrider.vllm.drafts import beyond_a_step
 from outrider.vllm.target.engine import engine_args, info_of, make_core
-from outrider.vllm.target.machine import VllmMachine
+from outrider.vllm.target.machine import VllmEngine
 from outrider.worker import process
 from outrider.worker.events import Opened
 from outrider.worker.prefix_publisher import PrefixPublisher
@@ -158,8 +158,9 @@ def _servicer(
     sources, samples = make_sources(config.lookup_names), recorder_of(config.sample_store, info.model_revision)
     if config.remote_head:
         sources = [*sources, HeadFeatures("head", ())]
-    machine = VllmMachine(core, limits, time.monotonic, end_soon, sources, samples)
-    registry.register(VllmMetrics(core.vllm_config, machine))
+    engine = VllmEngine(core, end_soon)
+    machine = TargetWorker(engine, limits, time.monotonic, sources, samples)
+    registry.register(VllmMetrics(core.vllm_config, engine))
     servicer = VllmServicer(
         machine,
         info,
@@ -171,7 +172,6 @@ def _servicer(
         credential=credential(config.secret, Role.TARGET),
         read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
     )
-    servicer.drafts.deepen = beyond_a_step
     return obedient(servicer, samples, store)
 
 
@@ -184,14 +184,14 @@ class VllmMetrics(Collector):
     Those that every target reports under vLLM's names are left out, for they would appear twice.
     """
 
-    def __init__(self, config: VllmConfig, machine: VllmMachine) -> None:
+    def __init__(self, config: VllmConfig, engine: VllmEngine) -> None:
         self._logger = PrometheusStatLogger(config)
-        self._machine = machine
+        self._engine = engine
         self._taken = frozenset(name for names in VLLM_NAMES.values() for name in names)
 
     def collect(self) -> Iterator[Metric]:
-        if (stats := self._machine.scheduler_stats) is not None:
-            self._machine.scheduler_stats = None
+        if (stats := self._engine.scheduler_stats) is not None:
+            self._engine.scheduler_stats = None
             self._logger.record(stats, None)
         for metric in REGISTRY.collect():
             if metric.name.startswith(_PREFIX) and metric.name not in self._taken:

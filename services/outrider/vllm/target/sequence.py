@@ -8,17 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.v1.engine import FinishReason
-from vllm.v1.engine.core import EngineCore
 
 from outrider.options.logprobs import TokenLogprobs
 from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import Grammar
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.report import TargetStats
 from outrider.target.requests.times import Timer
-from outrider.target.step.core import KnownSequences
-from outrider.vllm.drafts import DraftBook
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.worker.events import SequenceKey
 
@@ -53,7 +49,7 @@ class VllmSequence:
         self.request_id = str(next(_NUMBERS))
         self.committed_len = len(self.opening.prompt) + len(self.opening.committed)
 
-    def take_grammar(self, grammar: Grammar) -> None:
+    def take_grammar(self, grammar: Grammar | None) -> None:
         self.begin(self, grammar)
 
     def grammar_worked(self, seconds: float) -> None:
@@ -78,25 +74,3 @@ def _rows(token_ids: Any, logprobs: Any, num_top: int) -> list[TokenLogprobs]:
         TokenLogprobs(values[0], tuple(ids[1 : 1 + num_top]), tuple(values[1 : 1 + num_top]))
         for ids, values in zip(token_ids.tolist(), logprobs.tolist(), strict=True)
     ]
-
-
-class VllmSequences(KnownSequences[VllmSequence]):
-    """The sequences that vLLM runs, or will run."""
-
-    def __init__(self, stats: TargetStats, core: EngineCore, book: DraftBook) -> None:
-        super().__init__(stats)
-        self.running: dict[str, VllmSequence] = {}
-        """Those that vLLM knows, by request."""
-        self._core = core
-        self._book = book
-
-    def add(self, sequence: VllmSequence) -> None:
-        self._open[sequence.key] = sequence
-
-    def remove(self, key: SequenceKey) -> VllmSequence | None:
-        if (sequence := super().remove(key)) is not None:
-            self.running.pop(sequence.request_id, None)
-            self._book.close(sequence.request_id)
-            # Nothing happens when vLLM has ended it already.
-            self._core.abort_requests([sequence.request_id])
-        return sequence
