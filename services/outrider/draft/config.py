@@ -22,6 +22,9 @@ class DraftConfig(WorkerConfig):
     head: str = ""
     """Directory of a draft head of `model`: EAGLE-3, MTP or Medusa. It drafts for targets that name the same head in
     `remote_head`. Of `model` only the embedding and the output layer are read."""
+    adapters: str = ""
+    """Directory of a low-rank adapter of `model` in peft's format, or of one for each tenant, in a directory with the
+    tenant's name. An adapter drafts for its tenant only; without one a request drafts with the model alone."""
     candidate: bool = False
     """Draft only for requests that a rollout gives this version of the draft (`outrider rollout start`)."""
     drafting: ModelConfig = field(default_factory=ModelConfig)
@@ -38,6 +41,8 @@ class DraftConfig(WorkerConfig):
             raise ValueError(f"max_draft_tokens: must be at least 1, got {self.max_draft_tokens}")
         if self.head and self.target_model:
             raise ValueError("target_model: not together with head: a head drafts for its own `model`")
+        if self.head and self.adapters:
+            raise ValueError("adapters: not together with head: they are of `model`")
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> DraftConfig:

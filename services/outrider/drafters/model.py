@@ -5,7 +5,7 @@ Keeps a KV cache per sequence that holds the committed tokens and the drafted on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -60,8 +60,16 @@ class ModelDrafter(Drafter):
     A sequence whose KV does not fit releases its blocks and does not draft in that round; the others do.
     """
 
-    def __init__(self, engine: Engine, config: ModelConfig | None = None, vocabulary: Vocabulary | None = None) -> None:
-        """`vocabulary`: of the model and its target; None: they have the same one, without padding."""
+    def __init__(
+        self,
+        engine: Engine,
+        config: ModelConfig | None = None,
+        vocabulary: Vocabulary | None = None,
+        adapter_of: Callable[[str], int] = lambda tenant: -1,
+    ) -> None:
+        """`vocabulary`: of the model and its target; None: they have the same one, without padding. `adapter_of`: the
+        number of a tenant's adapter in the engine."""
+        self._adapter_of = adapter_of
         info = engine.info
         self._vocabulary = vocabulary or OwnVocabulary(info.vocab_size, token_map=engine.token_map)
         self.info = replace(info, vocab_size=self._vocabulary.size)
@@ -144,6 +152,7 @@ class ModelDrafter(Drafter):
         kv, text = self._kv.get(sequence), self._vocabulary.text(sequence)
         if kv is None:
             kv = self._kv[sequence] = self._engine.kv.open(text, sequence.opening.salt)
+            kv.adapter = self._adapter_of(sequence.opening.tenant)
         # The last token is run again if it was run before: its logits give the chain's next token.
         self._engine.kv.rewind(kv, len(text) + len(chain) - 1)
         return kv

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 from pathlib import Path
 
-from outrider.engine.checkpoints.checkpoints import weights_revision
+from outrider.engine.checkpoints.checkpoints import CheckpointError, weights_revision
+from outrider.engine.models.adapters import Adaptable, Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,15 @@ class Engine:
         self._device = torch.device(config.device)
         self._attention = attention or SdpaAttention()
         self._graphs = graphs
+        self._adapted: Adaptable | None = None
+
+    def adapt(self, adapters: Sequence[Adapter]) -> None:
+        """From now on a sequence may have one of these, by its number. Raises CheckpointError."""
+        decoder: Any = self._decoder
+        if not hasattr(decoder, "adapt") or self._graphs is not None:
+            raise CheckpointError("execution", f"{self.info.execution} applies no adapters; transformers does")
+        decoder.adapt(adapters)
+        self._adapted = decoder
 
     def num_free_tokens(self, num_rows: int, num_tokens: int) -> int:
         """How many more tokens a recorded step of this many sequences and tokens would run in the same time."""
@@ -159,6 +169,10 @@ class Engine:
 
     def _run(self, step: Step, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
         batch = self._attention.prepare(step.spans, self._cache)
+        if self._adapted is not None:
+            have = max(step.adapters) >= 0
+            of_tokens = torch.tensor(step.adapters, dtype=torch.int64, device=self._device) if have else None
+            self._adapted.of_tokens = of_tokens
         ids, at, wanted = (
             torch.tensor(x, dtype=torch.int64, device=self._device)
             for x in (step.token_ids, step.positions, step.wanted)

@@ -22,6 +22,7 @@ from outrider.engine.loading.loader import load_engine
 from outrider.heads.loading import is_head, load_head_of
 from outrider.samples import Cipher
 from outrider.training import acceptance
+from outrider.training.adapter_student import AdapterLearner
 from outrider.training.corpus import CorpusConfig, write_corpus
 from outrider.training.head_student import KINDS, HeadLearner, taps_of, taps_of_start
 from outrider.training.loop import Learner, LoopConfig, Training
@@ -32,7 +33,7 @@ from outrider.training.student import ModelLearner, StudentConfig, commonest_tok
 # What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
 _PROMPTS, _ANSWER_TOKENS = 64, 64
 _BATCH_OF_A_START = 2048
-_RATE_OF_A_START = {"model": 0.3, "mtp": 0.5}
+_RATE_OF_A_START = {"model": 0.3, "mtp": 0.5, "adapter": 2.0}
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, note)."""
@@ -54,6 +55,8 @@ class DistillConfig:
     start: str = ""
     """A draft of the target that a model or an MTP head begins as, or an MTP head that goes on to learn; empty: the
     layers are the target's."""
+    adapter: int = 0
+    """Rank of an adapter of `start`, which is made in the place of a draft of its own; 0: none."""
     in_use: str = ""
     """Another draft of the target, measured beside the new one; empty for none."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
@@ -75,6 +78,8 @@ class DistillConfig:
         head = KINDS.get(self.kind)
         if self.start and head is not None and not head.starts:
             raise ValueError(f"start: a head of the kind {self.kind} begins as no other draft")
+        if self.adapter < 0 or (self.adapter and (self.kind != "model" or not self.start)):
+            raise ValueError("adapter: a rank, for kind model, and together with start")
         if self.student_model and (self.kind != "model" or self.start):
             raise ValueError("student: only for kind model, and not together with start")
         if self.student.taps and (head is None or not head.reads_layers):
@@ -197,6 +202,9 @@ def _learner(config: DistillConfig, target: Path, token_map: torch.Tensor) -> Le
     if config.student_model:
         return PlainLearner(target, resolve(config.student_model), config.device)
     start = directory(config.start) if config.start else None
+    if config.adapter and start is not None:
+        base = str(start.absolute()) if Path(config.start).is_dir() else config.start
+        return AdapterLearner(target, token_map, config.device, start, base, config.adapter)
     if config.kind == "model":
         return ModelLearner(target, config.student, token_map, config.device, start)
     return HeadLearner(config.kind, target, config.student, token_map, config.device, start)
@@ -208,7 +216,7 @@ def _loop(config: DistillConfig) -> LoopConfig:
     # A draft that is good already forgets at the rate that one from nothing learns at. What it learns is little text.
     return replace(
         config.training,
-        learning_rate=config.training.learning_rate * _RATE_OF_A_START[config.kind],
+        learning_rate=config.training.learning_rate * _RATE_OF_A_START["adapter" if config.adapter else config.kind],
         batch_tokens=min(config.training.batch_tokens, _BATCH_OF_A_START),
     )
 

@@ -104,7 +104,7 @@ def build_student(target: Path, config: StudentConfig, token_map: Tensor) -> Lla
     return model
 
 
-def _as_student(draft: Path) -> LlamaForCausalLM:
+def as_student(draft: Path) -> LlamaForCausalLM:
     model, _ = load_draft_model(draft, torch.float32)
     model.set_attn_implementation("sdpa")
     model.model.embed_tokens.weight.requires_grad_(False)
@@ -137,7 +137,7 @@ class ModelLearner:
         self, target: Path, config: StudentConfig, token_map: Tensor, device: str, start: Path | None = None
     ) -> None:
         """start: a draft of the target that it begins as."""
-        made = build_student(target, config, token_map) if start is None else _as_student(start)
+        made = build_student(target, config, token_map) if start is None else as_student(start)
         self.module = made.to(device)
         self.token_map = token_map
         self.learnable = [p for p in self.module.model.parameters() if p.requires_grad]

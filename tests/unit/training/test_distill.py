@@ -431,3 +431,21 @@ def test_a_draft_learns_on_from_where_another_ended_and_proposes_the_same_tokens
     assert torch.equal(load_draft_model(again.out, torch.float32)[1], load_draft_model(first.out, torch.float32)[1])
     with pytest.raises(ValueError, match="start: a head of the kind"):
         replace(again, kind="medusa")
+
+
+@pytest.mark.slow
+def test_an_adapter_of_a_draft_learns_and_the_draft_stays_as_it_is(target: Path, tmp_path: Path) -> None:
+    first = distill(target, tmp_path, 1)
+    run(first, lambda *_: None)
+    kept = (first.out / "draft.safetensors").read_bytes()
+    on = replace(first, start=str(first.out), adapter=4, work=tmp_path / "again")
+    barely, longer = (
+        run(replace(on, out=tmp_path / str(n), training=replace(on.training, train_tokens=n)), lambda *_: None)
+        for n in (1, 40_000)
+    )
+    assert longer.held_out_loss < 0.98 * barely.held_out_loss
+    assert (first.out / "draft.safetensors").read_bytes() == kept
+    stored = load_file(tmp_path / "40000" / "adapter_model.safetensors")
+    assert {len(one) for name, one in stored.items() if "lora_A" in name} == {4}
+    with pytest.raises(ValueError, match="adapter: a rank"):
+        replace(on, start="")

@@ -44,6 +44,13 @@ _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
     "--start", default="", metavar="PATH|NAME", help="Draft or MTP head to start from; for kinds model and mtp."
 )
 @click.option(
+    "--adapter",
+    type=click.IntRange(1, 256),
+    default=None,
+    metavar="RANK",
+    help="Make a low-rank adapter of --start instead of a draft of its own; for kind model.",
+)
+@click.option(
     "--corpus-tokens",
     type=click.IntRange(1000),
     default=None,
@@ -113,6 +120,8 @@ def distill(out: Path, json_file: Path | None, **given: Any) -> int:
         raise CommandError(str(error)) from error
     click.echo(measured(config, result))
     use = f"--draft-model {out}" if config.kind == "model" else f'--drafts 0 --target-args "--head {out}"'
+    if config.adapter:
+        use = f'--draft-args "--adapters {out}"'
     target = "" if config.target == DEFAULT_TARGET else f"--target-model {config.target} "
     click.echo(f"\n{out} holds the draft: outrider up {target}{use}")
     write_json(json_file, "distill", asdict(result))
@@ -180,6 +189,7 @@ def _config(out: Path, given: SimpleNamespace) -> DistillConfig:
         kind=given.kind,
         student_model=given.student,
         start=given.start,
+        adapter=given.adapter or 0,
         in_use=given.start or shipped_draft(given.target_model),
         device=given.device,
         threads=given.threads,

@@ -68,6 +68,8 @@ class EngineSequence:
     """Block ids, in order of position. A step copies all of them to its layout, which from an array is much faster."""
     hashes: list[bytes] = field(default_factory=list)
     """Hashes of the blocks published so far; always a prefix of `blocks`."""
+    adapter: int = -1
+    """Its number in `Engine.adapt`; -1: none."""
     nodes: DraftedNodes | None = None
     """The tree of the last forward, until its nodes are kept or dropped."""
 

@@ -57,6 +57,9 @@ class Step:
     tapped: list[int] = field(default_factory=list)
     """Flat indices of tokens, in the order of their hidden states."""
 
+    adapters: list[int] = field(default_factory=list)
+    """Of each token: the number of its sequence's adapter, or -1."""
+
     def add(self, row: Row, block_size: int) -> None:
         """Adds a row whose sequence has the blocks for it."""
         start, count, cached = len(self.token_ids), len(row.token_ids), len(row.sequence.tokens)
@@ -64,6 +67,7 @@ class Step:
         span = RowSpan(start, count, length, row.sequence.blocks[: -(-length // block_size)], block_size)
         self.spans.append(span)
         self.token_ids.extend(row.token_ids)
+        self.adapters.extend([row.sequence.adapter] * count)
         self.positions.extend(range(cached, length))
         at: Sequence[int] = range(start, start + count)
         if row.nodes is not None and row.nodes.branching:

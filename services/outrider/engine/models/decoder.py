@@ -6,7 +6,7 @@ works.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 
 from outrider.engine.attention import Batch
 from outrider.engine.checkpoints.checkpoints import CheckpointError
+from outrider.engine.models.adapters import AdaptedModules, Adapter
 from outrider.engine.models.taps import HEAD_INPUT, Taps
 
 _ATTENTION_NAME = "outrider"
@@ -78,9 +79,14 @@ class TransformersDecoder:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._adapted = AdaptedModules(model)
+        self.of_tokens: Tensor | None = None
         self._head_input = torch.empty(0)
         # A hook keeps the head's input: requesting all hidden states would keep those of every layer alive.
         model.get_output_embeddings().register_forward_pre_hook(self._see_head_input)  # type: ignore[operator]
+
+    def adapt(self, adapters: Sequence[Adapter]) -> None:
+        self._adapted.adapt(adapters, self)
 
     def _see_head_input(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._head_input = inputs[0][0]

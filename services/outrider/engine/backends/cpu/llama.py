@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from outrider.engine.attention import Batch, KVCache, RowSpan
 from outrider.engine.attention.interface import zeros_in_large_pages
 from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, Layout, load_kernels
+from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.quantization import Int4Linear, Int8Linear
+from outrider.engine.models.adapters import Adapter
 from outrider.engine.models.families import Family, Layer, head_dim, why_no_relative
 from outrider.engine.models.taps import Taps
 from outrider.engine_config import EngineConfig
@@ -34,6 +36,7 @@ _LONG_STEP_TOKENS = 64
 NATIVE_QUANTIZATIONS = ("none", "int8", "int4")
 # As in llama/model.h, of weights of 4 bits.
 _FOUR_INPUTS, _FOUR_GROUP = 32, 8
+_LOW_OUTPUTS, _MAX_RANK, _RANKS, _LOWS = 16, 256, 4, 3
 
 _Pointer = ctypes.c_void_p
 
@@ -83,6 +86,14 @@ class _Step(ctypes.Structure):
         ("attended_width", ctypes.c_int64),
         *((name, _Pointer) for name in ("token_ids", "positions", "logit_rows", "row", "tiles", "slots", "path")),
         *((name, _Pointer) for name in ("tapped_rows", "tap", "states", "entering", "attended", "features")),
+        *((name, _Pointer) for name in ("adapter", "low")),
+    ]
+
+
+class _Low(ctypes.Structure):
+    _fields_ = [
+        *((name, _Pointer) for name in ("a", "b")),
+        *((name, ctypes.c_int64) for name in ("rank", "first", "outputs")),
     ]
 
 
@@ -95,7 +106,7 @@ class _Projection(ctypes.Structure):
     ]
 
 
-_BUFFERS = ("x", "wide", "narrow", "inner", "hidden", "logits", "panels", "codes", "units", "blocks")
+_BUFFERS = ("x", "wide", "narrow", "inner", "hidden", "logits", "panels", "codes", "units", "blocks", "more")
 
 
 class _Buffers(ctypes.Structure):
@@ -287,6 +298,7 @@ class NativeLlama:
         packer = _Packer(model, layout)
         # Packed in the order in which a step reads them.
         layers = list(family.layers(max_context_len))
+        self._places = _places(model, layers)
         self._layers = [packer.layer(layer, family) for layer in layers]
         self._head, self._vocab = packer.pack(family.head), family.head.weight.shape[0]
         join: Join | None = getattr(model, "join", None)
@@ -294,6 +306,7 @@ class NativeLlama:
         self._width, self._inner = family.width, family.inner
         self._queries = family.heads * family.head_dim
         self._joined = self._queries + 2 * family.kv_heads * family.head_dim
+        self._most_outputs = max(self._width, self._joined, 2 * self._inner) + layout.panel
         sizes = (len(layers), family.width, family.inner, family.heads, family.kv_heads, family.head_dim, self._vocab)
         self._sizes: tuple[int, ...] = sizes
         self._differences = (*_rotated_and_normed(layers, family), family.gelu)
@@ -304,6 +317,28 @@ class NativeLlama:
         self._bound: Callable[[], KVCache | None] = lambda: None
         self._model = _Model()
         self._layer_table: Any = None
+        self.of_tokens: Tensor | None = None
+        self._low: Any = None
+        self._low_weights: list[Tensor] = []
+
+    def adapt(self, adapters: Sequence[Adapter]) -> None:
+        each = len(self._layers) * len(_MATRICES) * _LOWS
+        table = (_Low * (len(adapters) * each))()
+        weights: list[Tensor] = []
+        for number, adapter in enumerate(adapters):
+            for name, (a, b) in adapter.matrices.items():
+                if (place := self._places.get(name)) is None or (len(b), a.shape[1]) != place.shape:
+                    raise CheckpointError(
+                        name, f"the model has no such matrix of {len(b)} outputs, {a.shape[1]} inputs"
+                    )
+                if len(a) > _MAX_RANK:
+                    raise CheckpointError(name, f"an adapter of rank {len(a)}; the kernels take at most {_MAX_RANK}")
+                more = -len(a) % _RANKS
+                a, b = F.pad(a, (0, 0, 0, more)).bfloat16(), F.pad(b, (0, more)).bfloat16()
+                pair = a.contiguous(), b.view(-1, _LOW_OUTPUTS, b.shape[1]).transpose(1, 2).contiguous()
+                weights += pair
+                table[number * each + place.at] = _Low(*map(_address, pair), len(a), place.first, len(b))
+        self._low, self._low_weights = table, weights
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
@@ -348,6 +383,7 @@ class NativeLlama:
             self._buffer("codes", tokens * most * layout.code_bytes, torch.uint8),
             self._buffer("units", tokens, torch.float32),
             self._buffer("blocks", tokens * most // _FOUR_INPUTS * layout.block_bytes, torch.uint8),
+            None if self.of_tokens is None else self._buffer("more", tokens * self._most_outputs, torch.float32),
         )
         taps = taps or Taps((), torch.empty(0, dtype=torch.int64))
         tapped = torch.tensor(taps.layers, dtype=torch.int64)
@@ -367,9 +403,11 @@ class NativeLlama:
             given,
             attended,
             features,
+            self.of_tokens,
         )
         counts = (tokens, len(batch.rows), wanted, threads, len(taps.rows), len(tapped))
-        step = _Step(*counts, attended_width, *map(_address, arrays))
+        low = None if self._low is None else ctypes.addressof(self._low)
+        step = _Step(*counts, attended_width, *map(_address, arrays), low)
         self._forward(ctypes.byref(self._model), ctypes.byref(step), ctypes.byref(buffers))
         for number, found in zip(taps.layers, states, strict=True):
             if number <= len(self._layers):
@@ -407,6 +445,35 @@ class NativeLlama:
     @staticmethod
     def _joining(linear: _Linear, norms: Sequence[Tensor | None], before: int) -> tuple[Any, ...]:
         return linear.pointers(), *map(_address, norms), before
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the kernels look for what an adapter adds to a matrix."""
+
+    at: int
+    """In the table of one adapter."""
+    first: int
+    """Of its product's outputs."""
+    shape: tuple[int, int]
+
+
+def _places(model: nn.Module, layers: Sequence[Layer]) -> dict[str, _Place]:
+    """By the matrix' name in the model."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = {}
+    for number, layer in enumerate(layers):
+        products = layer.qkv, (layer.output,), layer.gate_up, (layer.down,)
+        for product, linears in enumerate(products):
+            first = 0
+            for part, linear in enumerate(linears):
+                at = (number * len(_MATRICES) + product) * _LOWS + part
+                outputs, inputs = linear.weight.shape
+                # Of 4 bits two are in a byte.
+                inputs *= 2 if isinstance(linear, Int4Linear) else 1
+                found[names.get(id(linear), "")] = _Place(at, first, (outputs, inputs))
+                first += outputs
+    return found
 
 
 def _rotated_and_normed(layers: list[Layer], family: Family) -> tuple[int, int, int]:

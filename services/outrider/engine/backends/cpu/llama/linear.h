@@ -17,6 +17,9 @@ typedef struct {
     const code *codes;
     const float *units;
     const Block *blocks;  // [rows][inputs / FOUR_INPUTS]
+    // What is added to each row's outputs, or none: [rows][more_stride]. For GATE all of gate's, then all of up's.
+    const float *more;
+    int64_t more_stride;
 } Linear;
 
 // Weights in bfloat16; in int8; in int8 with inputs rounded too; in 4 bits with inputs rounded too; of a panel that was
@@ -42,6 +45,12 @@ INLINE void finish_row(const Linear *l, const vec found[COLUMNS], int64_t panel,
     const float *bias = l->weights.bias ? l->weights.bias + panel * PANEL : 0;
     vec sum[COLUMNS];
     for (int z = 0; z < COLUMNS; z++) sum[z] = bias ? v_add(found[z], v_load(bias + LANES * z)) : found[z];
+    if (l->more) {
+        // Gate's and up's lie apart.
+        const int half = l->kind == GATE ? COLUMNS / 2 : COLUMNS;
+        const float *more = l->more + row * l->more_stride + panel * half * LANES, *up = more + l->outputs - half * LANES;
+        for (int z = 0; z < COLUMNS; z++) sum[z] = v_add(sum[z], v_load((z < half ? more : up) + LANES * z));
+    }
     if (l->kind == GATE) {
         act *out = (act *)l->out + row * l->stride + panel * (PANEL / 2);
         for (int z = 0; z < COLUMNS / 2; z++) store_act(out + LANES * z, gated(sum[z], sum[z + COLUMNS / 2], l->gelu));

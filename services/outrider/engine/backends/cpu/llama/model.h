@@ -38,6 +38,17 @@ typedef struct {
     int8_t codes[FOUR_INPUTS];
 } Block;
 
+// What an adapter adds to some outputs of a product: b (a x). rank, a multiple of 4; 0: nothing.
+typedef struct {
+    const bf16 *a, *b;  // [rank][inputs], [outputs / LOW_OUTPUTS][rank][LOW_OUTPUTS]
+    int64_t rank, first, outputs;
+} Low;
+
+#define LOW_OUTPUTS 16
+#define MAX_RANK 256
+enum { QKV, OUTPUT, GATE_UP, DOWN, MATRICES };
+#define LOWS (3 * MATRICES)  // of a layer: as many for each product as it may be joined of
+
 typedef struct {
     // Of what attention and the MLP take, and of what they add to a token's state: [width], or none.
     const float *attention_norm, *mlp_norm, *attention_post_norm, *mlp_post_norm;
@@ -87,6 +98,8 @@ typedef struct {
     const float *entering;
     const act *attended;
     const float *features;  // [tokens][width], or none: nothing is joined
+    const int64_t *adapter;  // of each token, or -1; none: no token has one
+    const Low *low;          // [adapters][layers][MATRICES][3]
 } Step;
 
 typedef struct {
@@ -98,6 +111,7 @@ typedef struct {
     code *codes;          // [tokens][most inputs of a layer], for inputs that are rounded
     float *units;         // [tokens]
     Block *blocks;        // [tokens][most inputs of a layer / FOUR_INPUTS]
+    float *more;          // [tokens][most outputs of a product, filled up to whole panels], where tokens have adapters
 } Buffers;
 
 // What a head reads: of each token's states, each normed by itself if there are norms, one product.

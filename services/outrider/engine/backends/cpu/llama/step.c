@@ -181,14 +181,65 @@ static void narrow_part(const void *context, int64_t piece, int thread) {
     EACH_TOKEN(t, p, piece) narrow(p->b->wide + t * joined(p->m), out, p->b->narrow + t * out);
 }
 
+typedef struct {
+    const Linear *linear;
+    const Step *s;
+    const Low *low;  // of the first adapter
+    int64_t each;    // from one adapter to the next
+    float *more;
+} Adapting;
+
+static void add_low(const Low *low, const act *x, int64_t inputs, float *more) {
+    float between[MAX_RANK];
+    for (int64_t j = 0; j < low->rank; j += 4) {
+        vec sum[4] = {v_zero(), v_zero(), v_zero(), v_zero()};
+        for (int64_t i = 0; i < inputs; i += LANES) {
+            const vec in = load_act(x + i);
+            for (int n = 0; n < 4; n++) sum[n] = v_fma(in, v_load_bf16(low->a + (j + n) * inputs + i), sum[n]);
+        }
+        for (int n = 0; n < 4; n++) between[j + n] = v_sum(sum[n]);
+    }
+    for (int64_t o = 0; o < low->outputs; o += LANES) {
+        const bf16 *b = low->b + o / LOW_OUTPUTS * LOW_OUTPUTS * low->rank + o % LOW_OUTPUTS;
+        vec sum = v_zero();
+        for (int64_t j = 0; j < low->rank; j++)
+            sum = v_fma(v_splat(between[j]), v_load_bf16(b + j * LOW_OUTPUTS), sum);
+        v_store(more + low->first + o, sum);
+    }
+}
+
+// One token.
+static void adapt_part(const void *context, int64_t t, int thread) {
+    (void)thread;
+    const Adapting *p = context;
+    const Linear *l = p->linear;
+    float *more = p->more + t * l->more_stride;
+    memset(more, 0, (size_t)l->more_stride * sizeof *more);
+    if (p->s->adapter[t] < 0) return;
+    for (int n = 0; n < LOWS / MATRICES; n++)
+        add_low(p->low + p->s->adapter[t] * p->each + n, l->in + t * l->inputs, l->inputs, more);
+}
+
+// A product of a layer, and what the tokens' adapters add to it.
+static void adapted(const Pass *p, Linear *l, int matrix) {
+    if (p->s->adapter) {
+        const int64_t at = (p->layer - p->m->layer) * LOWS + matrix * (LOWS / MATRICES);
+        const Adapting work = {l, p->s, p->s->low + at, p->m->layers * LOWS, p->b->more};
+        l->more = p->b->more;
+        l->more_stride = panels_of(l) * PANEL;
+        share(adapt_part, &work, l->rows, p->threads);
+    }
+    linear(l, p->b, p->threads);
+}
+
 static void share_tokens(Work *work, const Pass *p) { share(work, p, (p->s->tokens + PART - 1) / PART, p->threads); }
 
 // Adds a product, or its norm if there is one, to the states.
-static void add_product(Pass *p, Weights weights, const act *in, int64_t inputs, const float *norm) {
+static void add_product(Pass *p, int matrix, Weights weights, const act *in, int64_t inputs, const float *norm) {
     const int64_t width = p->m->width;
     float *out = norm ? p->b->wide : p->b->x;
     const float times = (float)p->m->residual_scale;
-    linear(&(Linear){in, weights, out, p->s->tokens, inputs, width, width, norm ? STORE : ADD, times}, p->b, p->threads);
+    adapted(p, &(Linear){in, weights, out, p->s->tokens, inputs, width, width, norm ? STORE : ADD, times}, matrix);
     p->norm = norm;
     if (norm) share_tokens(add_normed_part, p);
 }
@@ -203,11 +254,11 @@ static void attention(const Pass *pass) {
     p.norm = p.layer->attention_norm;
     if (!in) share_tokens(norm_part, &p);
     Linear qkv = {in ? in : b->narrow, p.layer->qkv, b->wide, tokens, inputs, joined(m), joined(m), STORE, 1};
-    linear(&qkv, b, p.threads);
+    adapted(&p, &qkv, QKV);
     share_tokens(place_part, &p);
     share(attend_part, &p, p.s->rows * m->kv_heads * p.parts, p.threads);
     share_tokens(narrow_part, &p);
-    add_product(&p, p.layer->output, b->narrow, m->heads * m->head_dim, p.layer->attention_post_norm);
+    add_product(&p, OUTPUT, p.layer->output, b->narrow, m->heads * m->head_dim, p.layer->attention_post_norm);
 }
 
 static void mlp(const Pass *pass) {
@@ -218,8 +269,8 @@ static void mlp(const Pass *pass) {
     share_tokens(norm_part, &p);
     Linear gate_up = {b->narrow, p.layer->gate_up, b->inner, p.s->tokens, m->width, m->inner, m->inner, GATE};
     gate_up.gelu = (int)m->gelu;
-    linear(&gate_up, b, p.threads);
-    add_product(&p, p.layer->down, b->inner, m->inner, p.layer->mlp_post_norm);
+    adapted(&p, &gate_up, GATE_UP);
+    add_product(&p, DOWN, p.layer->down, b->inner, m->inner, p.layer->mlp_post_norm);
 }
 
 // Keys and values of some slots, from and to, in a cache of so many heads in all layers.
