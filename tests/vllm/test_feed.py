@@ -23,7 +23,7 @@ from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
 from outrider.tree import DraftTree
 from outrider.vllm import plugin
-from outrider.vllm.drafts import ChosenDraft, Decoding, DraftBook, VerifiedDraft
+from outrider.vllm.drafts import ChainRow, DraftBook
 from outrider.vllm.front import WORKER
 from outrider.vllm.scheduler import METHOD, StepFacts
 from outrider.vllm.server.feed import Feed, client_id, opening_of
@@ -88,8 +88,8 @@ def chosen(feed: Feed, book: DraftBook, one: Request) -> list[int]:
     return [token for choice in placed(book, one) for token in choice.token_ids[: choice.count]]
 
 
-def placed(book: DraftBook, one: Request) -> list[ChosenDraft]:
-    return book.choose([Decoding(one.request_id, one.num_tokens, 8)], ROOM)
+def placed(book: DraftBook, one: Request) -> list[ChainRow]:
+    return book.choose([ChainRow(one.request_id, one.num_tokens, 8)], ROOM)
 
 
 def commit(feed: Feed, book: DraftBook, one: Request, tokens: list[int], drafted: list[int]) -> None:
@@ -180,11 +180,11 @@ def test_a_router_is_told_what_a_step_committed_and_what_it_cost() -> None:
     feed.open(one)
     feed.follow(StepFacts({"one": 5}, {}, 0.25))
     one.append_output_token_ids([7, 8])
-    verified = VerifiedDraft(DraftTree(len(PROMPT), (7, 9, 9)), num_drafted=3, num_verified=2, num_accepted=1)
+    verified = ChainRow(tree=DraftTree(len(PROMPT), (7, 9, 9)), num_drafted=3, num_verified=2, num_accepted=1)
     feed.follow(StepFacts({"one": 4}, {"one": [7, 9, 9]}, 0.5), {"one": verified}, {"one": 6})
     one.append_output_token_ids([5])
     one.status = RequestStatus.FINISHED_STOPPED
-    feed.follow(StepFacts({"one": 1}, {}, 0.125), {"one": VerifiedDraft()})
+    feed.follow(StepFacts({"one": 1}, {}, 0.125), {"one": ChainRow()})
     first, last = pool.commits
     assert (first.base_len, first.token_ids, first.num_accepted) == (len(PROMPT), [7, 8], 1)
     assert (first.num_cached_tokens, first.rejected, first.finish) == (6, [9, 9], Finish.NONE)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from outrider.sequence.key import Finish
 from outrider.sequence.speculation import Speculation
@@ -31,42 +31,31 @@ _QUIET_S = 60.0
 """Between two lines about faults: what fails in one step fails in the next too."""
 
 
-class Decoding(NamedTuple):
-    """A request that takes one token in the next step, and may take drafted ones with it."""
+@dataclass(slots=True)
+class ChainRow:
+    """One request's part of a step: what may be drafted, the chain that is verified, what came of it. Each stage fills
+    in its fields."""
 
-    request_id: str
-    num_tokens: int
-    """Committed tokens, the prompt included."""
-    room: int
+    request_id: str = ""
+    base_len: int = 0
+    """Committed length when it was planned: `token_ids` begin there."""
+    room: int = 0
     """Most drafted tokens, by the request's own limits."""
     num_ahead: int = 0
-    """Tokens that a running step may commit: a draft begins before them."""
-
-
-@dataclass(slots=True)
-class ChosenDraft:
-    """The chain of which a step verifies `count` tokens, after the `num_ahead` first ones."""
-
-    request_id: str
-    base_len: int
-    """Committed length when it was chosen: `token_ids` begin there."""
-    token_ids: tuple[int, ...]
-    num_ahead: int
-    count: int
-    tree: DraftTree
-    """As it is buffered: it may begin before."""
-    values: Sequence[float] = ()
-    """What each token is worth that a step verifies: weight times the chance that it and all before it are accepted."""
-
-
-@dataclass(slots=True)
-class VerifiedDraft:
-    """What one step did with a request's drafted tokens."""
+    """Tokens that a running step may commit: those of `token_ids` that come before the ones to verify."""
 
     tree: DraftTree = field(default_factory=lambda: _NO_DRAFT)
-    """The chain, in which those tokens are `first` and the ones after it."""
+    """The chain, as it is buffered: it may begin before."""
+    token_ids: tuple[int, ...] = ()
+    count: int = 0
+    """Tokens that the step verifies."""
+    values: Sequence[float] = ()
+    """What each of these is worth: weight times the chance that it and all before it are accepted."""
+
     first: int = 0
+    """Of the tree's tokens the first that was verified."""
     num_drafted: int = 0
+    """Tokens verified from there on: none if the step before has committed something else."""
     num_verified: int = 0
     """Positions verified that count: up to the end of the text, or to the first rejection."""
     num_accepted: int = 0
@@ -84,7 +73,7 @@ class VerifiedDraft:
         row.num_dropped = self.num_dropped
 
 
-NOTHING = VerifiedDraft()
+NOTHING = ChainRow()
 
 
 def best_path(drafts: SequenceDrafts, calibration: Calibration, depth: int, num_ahead: int) -> DraftTree | None:
@@ -109,21 +98,21 @@ def beyond_a_step(speculation: Speculation) -> Speculation:
     return replace(speculation, max_draft_tokens=deep[0], max_own_draft_tokens=deep[1])
 
 
-def _share(choices: Sequence[ChosenDraft], room: StepRoom) -> None:
-    """Leaves each choice what there is room for: the most valuable tokens of all."""
-    waiting = [(-value, number) for number, choice in enumerate(choices) for value in choice.values]
+def _share(rows: Sequence[ChainRow], room: StepRoom) -> None:
+    """Leaves each row what there is room for: the most valuable tokens of all."""
+    waiting = [(-value, number) for number, row in enumerate(rows) for value in row.values]
     full = set[int]()
-    for choice in choices:
-        choice.count = 0
+    for row in rows:
+        row.count = 0
     # Each one's values never rise, so its tokens come in their order.
     for _, number in sorted(waiting):
-        choice = choices[number]
-        end = choice.base_len + choice.num_ahead + choice.count
+        row = rows[number]
+        end = row.base_len + row.num_ahead + row.count
         if number in full or not room.fit(end, 1):
             full.add(number)
             continue
         room.take(end, 1)
-        choice.count += 1
+        row.count += 1
 
 
 class DraftBook:
@@ -201,7 +190,7 @@ class DraftBook:
 
     def own_chain(
         self, request_id: str, source: str, drafted: Sequence[int], token_ids: Sequence[int], num_accepted: int
-    ) -> ChosenDraft | None:
+    ) -> ChainRow | None:
         """What a step has verified that the engine had drafted itself. With asynchronous scheduling only the tokens are
         known that were accepted; the others are -1."""
         if (found := self._open.get(request_id)) is None:
@@ -209,86 +198,79 @@ class DraftBook:
         accepted = token_ids[:num_accepted]
         known = *accepted, *drafted[len(accepted) :]
         tree = DraftTree(len(found.tokens) - len(token_ids), known, source=source)
-        return ChosenDraft(request_id, tree.base_len, known, 0, len(known), tree)
+        return ChainRow(request_id, tree.base_len, tree=tree, token_ids=known, count=len(known))
 
     def choose(
-        self, decoding: Iterable[Decoding], room: StepRoom, own_sums: Mapping[str, float] = MappingProxyType({})
-    ) -> list[ChosenDraft]:
-        """What the next step verifies. `own_sums`: what the drafts of the engine's own are worth, in whose place they
-        would be."""
-        price, choices = self.row_price, list[ChosenDraft]()
-        for one in decoding:
-            if (found := self._open.get(one.request_id)) is None:
+        self, decoding: Iterable[ChainRow], room: StepRoom, own_sums: Mapping[str, float] = MappingProxyType({})
+    ) -> list[ChainRow]:
+        """The rows of which the next step verifies drafts. `own_sums`: what the drafts of the engine's own are worth,
+        in whose place they would be."""
+        price, chosen = self.row_price, list[ChainRow]()
+        for row in decoding:
+            if (found := self._open.get(row.request_id)) is None:
                 continue
             try:
-                choice = self._choice(found, one, price)
+                self._choose(found, row, price)
             except Exception:
-                self.forget(one.request_id)
+                self.forget(row.request_id)
                 continue
-            if choice is not None and not (own_sums and sum(choice.values) <= own_sums.get(one.request_id, 0.0)):
-                choices.append(choice)
-        most = max([choice.count for choice in choices], default=0)
-        if room.tokens < most * len(choices) or room.blocks < blocks_for(most, room.block_size) * len(choices):
-            _share(choices, room)
-        return [choice for choice in choices if choice.count]
+            if row.count and not (own_sums and sum(row.values) <= own_sums.get(row.request_id, 0.0)):
+                chosen.append(row)
+        most = max([row.count for row in chosen], default=0)
+        if room.tokens < most * len(chosen) or room.blocks < blocks_for(most, room.block_size) * len(chosen):
+            _share(chosen, room)
+        return [row for row in chosen if row.count]
 
-    def _choice(self, found: SequenceDrafts, one: Decoding, price: float) -> ChosenDraft | None:
-        """None if no token is worth its row."""
-        _, num_tokens, room, num_ahead = one
-        depth = num_ahead + min(room, found.cap)
+    def _choose(self, found: SequenceDrafts, row: ChainRow, price: float) -> None:
+        """Leaves its count at 0 if no token is worth its row."""
+        num_ahead = row.num_ahead
+        depth = num_ahead + min(row.room, found.cap)
         tree = found.buffer.chain or best_path(found, self.calibration, depth, num_ahead)
         if tree is None:
-            return None
-        first = num_tokens - tree.base_len
+            return
+        first = row.base_len - tree.base_len
         token_ids = tree.token_ids[first : first + depth]
         if len(token_ids) <= num_ahead:
-            return None
+            return
         chances = self.calibration.owns(tree, found.fit, first, first + depth)
         values = [*accumulate(chances, mul, initial=found.speculation.weight)][num_ahead + 1 :]
         # They never rise. Written so that NaN is worth nothing.
         if not values[-1] >= price:
             values = [value for value in values if value >= price]
-        if not values:
-            return None
-        return ChosenDraft(one.request_id, num_tokens, token_ids, num_ahead, len(values), tree, values)
+        row.tree, row.token_ids, row.values, row.count = tree, token_ids, values, len(values)
 
     def committed(
-        self, request_id: str, token_ids: Sequence[int], choice: ChosenDraft | None, num_drafted: int, *, finished: bool
-    ) -> VerifiedDraft:
-        """Follows a commit, in a step that verified so many tokens of this choice."""
+        self, request_id: str, token_ids: Sequence[int], row: ChainRow | None, num_drafted: int, *, finished: bool
+    ) -> ChainRow:
+        """Follows a commit, in a step that verified so many tokens of this row's chain."""
         found = self._open.get(request_id)
         if found is None:
             return NOTHING
         try:
-            return self._follow(found, token_ids, choice, num_drafted, finished)
+            return self._follow(found, token_ids, row or ChainRow(), num_drafted, finished)
         except Exception:
             self.forget(request_id)
             return NOTHING
 
     def _follow(
-        self,
-        found: SequenceDrafts,
-        token_ids: Sequence[int],
-        choice: ChosenDraft | None,
-        num_drafted: int,
-        finished: bool,
-    ) -> VerifiedDraft:
-        made = VerifiedDraft(_NO_DRAFT)
-        if choice is not None:
-            tree, base_len, before = choice.tree, choice.base_len, len(found.tokens) - len(token_ids)
-            done, first = before - base_len, before - tree.base_len
+        self, found: SequenceDrafts, token_ids: Sequence[int], row: ChainRow, num_drafted: int, finished: bool
+    ) -> ChainRow:
+        if row.count:
+            base_len, before = row.base_len, len(found.tokens) - len(token_ids)
+            done = before - base_len
             # Otherwise the rows were of no use: the step before has committed something else.
-            if done >= 0 and choice.token_ids[:done] == tuple(found.tokens[base_len:before]):
-                drafted = choice.token_ids[done : done + num_drafted]
+            if done >= 0 and row.token_ids[:done] == tuple(found.tokens[base_len:before]):
+                drafted = row.token_ids[done : done + num_drafted]
                 accepted = common_len(token_ids, drafted)
                 verified = accepted + (accepted < len(drafted) and not (finished and accepted == len(token_ids)))
+                row.first, row.num_drafted = before - row.tree.base_len, len(drafted)
+                row.num_verified, row.num_accepted = verified, accepted
                 if verified:
-                    self.calibration.verified(tree, first, verified, accepted, found.fit)
-                made = VerifiedDraft(tree, first, len(drafted), verified, accepted)
+                    self.calibration.verified(row.tree, row.first, verified, accepted, found.fit)
         if found.buffer:
-            found.advance(token_ids, made.num_drafted)
-        made.num_dropped = found.buffer.take_num_dropped()
-        return made
+            found.advance(token_ids, row.num_drafted)
+        row.num_dropped = found.buffer.take_num_dropped()
+        return row
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """One step of the engine: its rows that decode or verify, its prompt tokens, the tokens that it committed."""

@@ -22,7 +22,7 @@ from vllm.v1.outputs import DraftTokenIds
 
 from outrider.target.drafts.choice import StepRoom
 from outrider.vllm import versions
-from outrider.vllm.drafts import ChosenDraft, Decoding, DraftBook, VerifiedDraft
+from outrider.vllm.drafts import ChainRow, DraftBook
 from outrider.vllm.front import FEATURES, WORKER
 
 METHOD = "ngram_gpu"
@@ -63,7 +63,7 @@ class _Scheduled:
     """A step whose output has not come yet."""
 
     began_s: float
-    chains: dict[str, ChosenDraft] = field(default_factory=dict)
+    chains: dict[str, ChainRow] = field(default_factory=dict)
     """What it verifies of each request that vLLM has not drafted, after the tokens that the steps before it commit."""
 
 
@@ -92,7 +92,7 @@ class Scheduler(BaseScheduler):
         self._draft_nothing = self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
         self.asynchronous = isinstance(self, AsyncScheduler)
         self.book = DraftBook()
-        self.verified: dict[str, VerifiedDraft] = {}
+        self.verified: dict[str, ChainRow] = {}
         """What the last step did, by request that committed tokens in it."""
         self.features: Any = None
         """What heads on draft workers read, of the last step."""
@@ -178,14 +178,14 @@ class Scheduler(BaseScheduler):
         if not names:
             return
         decoding = [one for name in names if (one := self._decoding(requests.get(name))) is not None]
-        for choice in book.choose(decoding, self._room(), own_sums):
-            request = requests[choice.request_id]
+        for row in book.choose(decoding, self._room(), own_sums):
+            request = requests[row.request_id]
             if self.asynchronous:
-                request.spec_token_ids = self._unknown[choice.count]
+                request.spec_token_ids = self._unknown[row.count]
             else:
-                drafted = list(choice.token_ids[: choice.count])
+                drafted = list(row.token_ids[: row.count])
                 request.spec_token_ids = self.structured_output_manager.validate_tokens(request, drafted)
-            step.chains[choice.request_id] = choice
+            step.chains[row.request_id] = row
 
     def _cut_own(self) -> dict[str, float]:
         """Leaves each request as many of vLLM's own drafts as it may have and as are worth their rows. What they are
@@ -200,7 +200,7 @@ class Scheduler(BaseScheduler):
         self.dynamic_sd_lookup = self._drafted_at if own_sums or self.waiting else self._draft_nothing
         return own_sums
 
-    def _decoding(self, request: Any) -> Decoding | None:
+    def _decoding(self, request: Any) -> ChainRow | None:
         """None for a request of which more than the last token is still to be run."""
         if request is None:
             return None
@@ -210,7 +210,7 @@ class Scheduler(BaseScheduler):
         if not num_output or end - request.num_computed_tokens != 1:
             return None
         left = min(request.max_tokens - num_output, self.max_model_len - end)
-        return Decoding(request.request_id, num_tokens, max(0, min(self.num_spec_tokens, left - 1)), ahead)
+        return ChainRow(request.request_id, num_tokens, max(0, min(self.num_spec_tokens, left - 1)), ahead)
 
     def _room(self) -> StepRoom:
         blocks, running = self.kv_cache_manager.block_pool.get_num_free_blocks(), len(self.running)

@@ -11,7 +11,7 @@ from outrider.target.drafts.choice import StepRoom
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.by_source import places_of, tokens_by_source
 from outrider.tree import DraftTree
-from outrider.vllm.drafts import Decoding, DraftBook, VerifiedDraft
+from outrider.vllm.drafts import ChainRow, DraftBook
 
 TEXT, FOUR = [1, 2, 3], Speculation(max_draft_tokens=4)
 ROOMY = StepRoom(tokens=1 << 20, blocks=1 << 20, block_size=16)
@@ -35,15 +35,15 @@ def adjust(drafts: DraftBook, setting: Speculation) -> None:
 
 
 def chosen(drafts: DraftBook, room: StepRoom = ROOMY, count: int = 100, length: int = 3) -> list[int]:
-    found = drafts.choose([Decoding("a", length, count)], room)
+    found = drafts.choose([ChainRow("a", length, count)], room)
     return [token for one in found for token in one.token_ids[: one.count]]
 
 
 def committed(
     drafts: DraftBook, tokens: list[int], verified: list[int], fresh: list[int], *, finished: bool = False
-) -> VerifiedDraft:
+) -> ChainRow:
     """A step that verified these of the buffered tokens, and committed those."""
-    chain = next(iter(drafts.choose([Decoding("a", len(tokens), 100)], ROOMY)), None)
+    chain = next(iter(drafts.choose([ChainRow("a", len(tokens), 100)], ROOMY)), None)
     tokens += fresh
     return drafts.committed("a", fresh, chain, len(verified), finished=finished)
 
@@ -136,9 +136,9 @@ def test_the_engines_own_drafts_go_by_cap_price_and_weight(price: float, specula
 def test_a_chain_takes_the_place_of_the_engines_own_drafts_if_it_is_worth_more() -> None:
     drafts = book(max_own_draft_tokens=4)
     of(drafts).offer(DraftTree(3, (4, 5), chances=(0.97, 0.97)))
-    [one] = drafts.choose([Decoding("a", 3, 100)], ROOMY, {"a": 1.0})
+    [one] = drafts.choose([ChainRow("a", 3, 100)], ROOMY, {"a": 1.0})
     assert (one.token_ids, one.count) == ((4, 5), 2)
-    assert not drafts.choose([Decoding("a", 3, 100)], ROOMY, {"a": 3.0})
+    assert not drafts.choose([ChainRow("a", 3, 100)], ROOMY, {"a": 3.0})
 
 
 def test_the_engines_own_drafts_are_judged_by_what_was_accepted_of_them() -> None:
@@ -207,9 +207,9 @@ def test_while_a_step_runs_a_draft_is_what_follows_the_tokens_that_it_should_com
     drafts = book()
     adjust(drafts, Speculation(max_draft_tokens=8))
     of(drafts).offer(DraftTree(3, (4, 5, 6, 7, 8)))
-    [running] = drafts.choose([Decoding("a", 3, 2)], ROOMY)
+    [running] = drafts.choose([ChainRow("a", 3, 2)], ROOMY)
     tokens = of(drafts).tokens
-    [chain] = drafts.choose([Decoding("a", 3, 2, num_ahead=3)], ROOMY)
+    [chain] = drafts.choose([ChainRow("a", 3, 2, num_ahead=3)], ROOMY)
     assert (chain.token_ids, chain.count) == ((4, 5, 6, 7, 8), 2)
     tokens += [4, 5, 6]
     assert drafts.committed("a", [4, 5, 6], running, 2, finished=False).num_accepted == 2
@@ -222,7 +222,7 @@ def test_a_draft_is_dead_when_the_running_step_commits_something_else() -> None:
     drafts = book()
     adjust(drafts, Speculation(max_draft_tokens=8))
     of(drafts).offer(DraftTree(3, (4, 5, 6, 7, 8)))
-    [chain] = drafts.choose([Decoding("a", 3, 2, num_ahead=1)], ROOMY)
+    [chain] = drafts.choose([ChainRow("a", 3, 2, num_ahead=1)], ROOMY)
     assert (chain.token_ids[:3], chain.count) == ((4, 5, 6), 2)
     tokens = of(drafts).tokens
     tokens += [9]
@@ -249,7 +249,7 @@ def test_a_lasting_fault_of_one_request_ends_its_drafts_alone_and_is_said_once(
     for name in ("bad", "worse"):
         drafts.open(name, SequenceDrafts(TEXT.copy(), FOUR, FOUR))
         of(drafts, name).offer(DraftTree(3, (4, 5)))
-    choices = {one.request_id: one for one in drafts.choose([Decoding(n, 3, 9) for n in ("bad", "worse")], ROOMY)}
+    choices = {one.request_id: one for one in drafts.choose([ChainRow(n, 3, 9) for n in ("bad", "worse")], ROOMY)}
     for name in choices:
         of(drafts, name).tokens = Faulty()  # type: ignore[assignment]
     of(drafts).offer(DraftTree(3, (4, 5, 6)))
@@ -266,7 +266,7 @@ def test_a_request_that_cannot_be_chosen_for_is_forgotten_and_the_others_have_th
     for name in ("bad", "a"):
         of(drafts, name).offer(DraftTree(3, (4, 5, 6)))
     of(drafts, "bad").fit = None  # type: ignore[assignment]
-    decoding = [Decoding(name, 3, 100) for name in ("bad", "a")]
+    decoding = [ChainRow(name, 3, 100) for name in ("bad", "a")]
     assert [one.request_id for one in drafts.choose(decoding, ROOMY)] == ["a"] and drafts.forgotten == ["bad"]
 
 
@@ -275,6 +275,6 @@ def test_in_a_cache_that_is_almost_full_the_most_valuable_tokens_of_all_are_veri
     for name, chances in (("b", (0.9, 0.1)), ("c", (0.8, 0.7))):
         drafts.open(name, SequenceDrafts(TEXT.copy(), FOUR, FOUR))
         of(drafts, name).offer(DraftTree(3, (4, 5), chances=chances))
-    decoding = [Decoding(name, 3, 100) for name in ("b", "c")]
+    decoding = [ChainRow(name, 3, 100) for name in ("b", "c")]
     found = drafts.choose(decoding, StepRoom(tokens=3, blocks=9, block_size=16))
     assert {one.request_id: one.count for one in found} == {"b": 1, "c": 2}

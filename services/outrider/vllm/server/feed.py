@@ -34,7 +34,7 @@ from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer, Times
-from outrider.vllm.drafts import NOTHING, DraftBook, VerifiedDraft
+from outrider.vllm.drafts import NOTHING, ChainRow, DraftBook
 from outrider.vllm.scheduler import StepFacts
 from outrider.vllm.server.plugin_config import MAX_DRAFT_TOKENS, TENANT, PluginConfig
 from outrider.vllm.server.pool_thread import PoolThread
@@ -128,7 +128,7 @@ class Feed:
     def follow(
         self,
         step: StepFacts = _NO_STEP,
-        verified: Mapping[str, VerifiedDraft] = MappingProxyType({}),
+        verified: Mapping[str, ChainRow] = MappingProxyType({}),
         cached: Mapping[str, int] = MappingProxyType({}),
         names: Iterable[str] | None = None,
     ) -> None:
@@ -165,7 +165,7 @@ class Feed:
         if self._pool is not None:
             self._pool.stop()
 
-    def _timed(self, step: StepFacts, verified: Mapping[str, VerifiedDraft]) -> TargetReport:
+    def _timed(self, step: StepFacts, verified: Mapping[str, ChainRow]) -> TargetReport:
         """Divides a step's time among its requests: bills and plan need it."""
         report = TargetReport(row_price=self._book.row_price)
         report.step_us, report.batch_sequences = round(step.seconds * 1e6), len(step.counts)

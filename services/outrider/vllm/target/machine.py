@@ -21,7 +21,7 @@ from outrider.target.requests.limits import Limits
 from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
 from outrider.target.step.port import Capabilities, EngineRoom, EngineStep
-from outrider.vllm.drafts import DraftBook, VerifiedDraft, beyond_a_step
+from outrider.vllm.drafts import NOTHING, ChainRow, DraftBook, beyond_a_step
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of
 from outrider.vllm.target.sequence import FINISHES, VllmSequence
@@ -143,8 +143,8 @@ class VllmEngine:
         made.times, made.draft = sequence.timer.times, verified.draft
         return made
 
-    def _verified(self, request_id: str) -> VerifiedDraft:
-        found: VerifiedDraft = self._scheduler.verified.get(request_id, VerifiedDraft())
+    def _verified(self, request_id: str) -> ChainRow:
+        found: ChainRow = self._scheduler.verified.get(request_id, NOTHING)
         return found
 
     def _settle(self, row: StepRow[VllmSequence], output: Any) -> None:
