@@ -24,50 +24,45 @@ NUM_DRAFTED, PROMPT_LEN, BLOCK, RIGHT, VOCAB = 4, 64, 16, 0.7, 384
 SHARES = (0.0, 0.25, 1.0)
 
 
-def make_scheduler(model: Path, running: int, *, plugin: bool) -> Any:
+def make_scheduler(model: Path, running: int, *, plugin: bool, num_blocks: int = 0, **more: Any) -> Any:
+    """`more`: further arguments of vLLM's engine."""
     import torch
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
-    more: dict[str, Any] = {}
+    more = {"async_scheduling": True, "max_model_len": 8192, "max_num_batched_tokens": 8192} | more
     if plugin:
-        more = {
+        more |= {
             "scheduler_cls": "outrider.vllm.plugin.Scheduler",
             "worker_cls": "outrider.vllm.worker.Worker",
             "speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": NUM_DRAFTED},
             "additional_config": {"outrider": {"row_price": 0}},
         }
-    args = EngineArgs(
-        str(model), max_num_seqs=running, max_num_batched_tokens=8192, max_model_len=8192, enforce_eager=True, **more
-    )
-    config = args.create_engine_config()
-    config.scheduler_config.async_scheduling = True
-    config.cache_config.num_gpu_blocks = blocks = running * 8192 // BLOCK
+    config = EngineArgs(str(model), max_num_seqs=running, enforce_eager=True, **more).create_engine_config()
+    config.cache_config.num_gpu_blocks = blocks = num_blocks or running * 8192 // BLOCK
     spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=32, dtype=torch.float32)
     cache = KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-    made = AsyncScheduler
-    if plugin:
-        from outrider.vllm.plugin import Scheduler
-
-        made = Scheduler
+    made = config.scheduler_config.get_scheduler_cls()
     return made(config, cache, StructuredOutputManager(config), BLOCK, log_stats=True)
 
 
 def add_requests(scheduler: Any, running: int) -> None:
+    rng = random.Random(1)
+    for number in range(running):
+        prompt = [rng.randrange(VOCAB) for _ in range(PROMPT_LEN)]
+        scheduler.add_request(new_request(str(number), prompt, 8000))
+
+
+def new_request(name: str, prompt: list[int], max_tokens: int) -> Any:
     from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request
 
     init_none_hash(sha256)
-    hasher = get_request_block_hasher(BLOCK, sha256)
-    rng = random.Random(1)
-    for number in range(running):
-        prompt = [rng.randrange(VOCAB) for _ in range(PROMPT_LEN)]
-        params = SamplingParams(temperature=0, max_tokens=8000, ignore_eos=True)
-        scheduler.add_request(Request(str(number), prompt, params, None, block_hasher=hasher))
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return Request(name, prompt, params, None, block_hasher=get_request_block_hasher(BLOCK, sha256))
 
 
 def outputs(scheduler: Any, step: Any, rng: random.Random) -> Any:

@@ -90,7 +90,6 @@ class Scheduler(BaseScheduler):
         self._drafted_at = self.dynamic_sd_lookup or [self.num_spec_tokens] * (self.max_num_running_reqs + 1)
         """How many tokens vLLM drafts, by the number of requests."""
         self._draft_nothing = self.dynamic_sd_lookup = [0] * (self.max_num_running_reqs + 1)
-        self.asynchronous = isinstance(self, AsyncScheduler)
         self.book = DraftBook()
         self.verified: dict[str, ChainRow] = {}
         """What the last step did, by request that committed tokens in it."""
@@ -180,7 +179,7 @@ class Scheduler(BaseScheduler):
         decoding = [one for name in names if (one := self._decoding(requests.get(name))) is not None]
         for row in book.choose(decoding, self._room(), own_sums):
             request = requests[row.request_id]
-            if self.asynchronous:
+            if row.num_ahead:
                 request.spec_token_ids = self._unknown[row.count]
             else:
                 drafted = list(row.token_ids[: row.count])

@@ -19,8 +19,12 @@ os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "1")
 
 
 def _backends(module: Any) -> None:
-    """vLLM asks for a backend that is active."""
-    driver = type("Driver", (), {"is_active": classmethod(lambda cls: True)})
+    """vLLM asks for a backend that is active; PyTorch's compiler for its GPU, and takes such an error for none."""
+
+    def no_target(self: Any) -> Any:
+        raise RuntimeError("0 active drivers")
+
+    driver = type("Driver", (), {"is_active": classmethod(lambda cls: True), "get_current_target": no_target})
     compiler = type("Compiler", (), {"supports_target": staticmethod(lambda target: False)})
     module.backends["cpu"] = SimpleNamespace(driver=driver, compiler=compiler)
 
