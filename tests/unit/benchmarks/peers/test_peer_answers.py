@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.peers import answer_figures as made
-from benchmarks.peers import draft_export, install, peer_vllm, plot
+from benchmarks.peers import draft_export, install, peer_vllm
 from benchmarks.peers.answer_figures import Answered, Bar
 from benchmarks.peers.peer_generate import KnownTokensHead
 
@@ -98,13 +98,6 @@ def test_what_is_written_leaves_out_the_tokens_but_says_where_they_part() -> Non
     row = made.answer_rows(ANSWERS)[1]
     assert (row["subject"], row["tokens"], row["leaves_ours_at"]) == ("vllm", 4, 2)
     assert "token_ids" not in row
-
-
-def test_the_picture_shows_every_subject_and_the_best_vllm_in_each_category() -> None:
-    outcome = {"schema": "outrider/peer-answers/v1", "cpu": "a CPU", "cores": 2, "at": "2026-01-01T00:00Z"}
-    svg = plot.picture({**outcome, "figures": made.summary(ANSWERS)})
-    assert svg.count("<rect") == 1 + 4 + 2 * 3
-    assert "a CPU, 2 cores" in svg and "assisted" in svg
 
 
 def test_every_peer_of_a_bar_can_be_asked_for() -> None:
