@@ -70,7 +70,9 @@ _WALKS = (
         *("acceptance to decision", "target/requests/commit.py:apply_stop_conditions"),
         *("router/speculation/controller.py:SpeculationController.committed", (_TARGET, _OTHERS)),
     ),
-    Walk("set speculation off", ".SetSpeculation", "target/step/sequence.py:TargetSequence.adjust", (_OTHERS, _TARGET)),
+    Walk(
+        "set speculation off", ".SetSpeculation", "target/drafts/sequence.py:SequenceDrafts.adjust", (_OTHERS, _TARGET)
+    ),
 )
 
 
