@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.rpc.v1 import tokenizer_pb2
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import (
@@ -107,6 +109,28 @@ async def test_logprobs_of_the_prompt_are_refused_by_name_where_they_cannot_be(s
             body = {"model": MODEL, "prompt": "a", "prompt_logprobs": 1} | fields
             answer = await client.post("/completions", json=body)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs"), answer.text
+
+
+async def test_a_text_that_the_models_tokenizer_cannot_split_is_refused_and_the_next_one_is_answered(serve: Any) -> None:
+    """`tokenizers` panics where its regular expression takes too many steps."""
+    served = tokenizer_pb2.Tokenizer.FromString(tiny_tokenizer_bytes(SHOWS))
+    backend = Tokenizer.from_buffer(served.json)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex("(a+)+$"), "isolated")])
+    served.json = backend.to_str().encode()
+    text, short = 40 * "a" + "b", {"prompt": "b", "max_tokens": 1}
+    async with serve(ScriptedRouter(saying([40, 2]), tokenizer=served.SerializeToString())) as client:
+        for path, field, fields in (
+            ("/completions", "prompt", {"prompt": text}),
+            ("/chat/completions", "messages", {"messages": [{"role": "user", "content": text}]}),
+            ("/chat/completions", "prediction", {"messages": ASKED, "prediction": {"type": "content", "content": text}}),
+            ("/completions", "bad_words", {**short, "bad_words": [text]}),
+            ("/responses", "input", {"input": text}),
+            ("/../tokenize", "prompt", {"prompt": text}),
+        ):
+            answer = await client.post(path, json={"model": MODEL, **fields})
+            assert answer.status_code == 400, answer.text
+            assert "cannot split it" in answer.text and field in answer.text
+            await posted(client, "/completions", **short)
 
 
 async def test_a_grammar_begins_where_the_thought_ends(serve: Any) -> None:

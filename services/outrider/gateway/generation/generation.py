@@ -38,7 +38,7 @@ from outrider.gateway.tenants.auth import check_model, default_tenant
 from outrider.gateway.tenants.quota_keeper import Charge, QuotaKeeper
 from outrider.gateway.tenants.quotas import prompt_tokens_of
 from outrider.gateway.tokenizer.catalog import Catalog, Model
-from outrider.gateway.tokenizer.model import ModelTokenizer, TooManyTokens
+from outrider.gateway.tokenizer.model import CannotSplit, ModelTokenizer, TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads, TokenizerThreads
 from outrider.gateway.tools.parsers.reasoning import Thought
@@ -516,7 +516,7 @@ async def _tokenise(model: Model, generation: Generation, threads: TenantThreads
                 text = await threads.rendered(tokenizer.rendering, messages, tools, variables)
                 tokenizer.check_len(text, room)
                 ids = await threads.run(len(text), lambda: tokenizer.encode_plain(text, room))
-    except TemplateError as error:
+    except (TemplateError, CannotSplit) as error:
         raise InvalidRequest(where, str(error)) from error
     except TooManyTokens as error:
         raise too_long(model, where, str(error)) from error
@@ -543,6 +543,8 @@ async def _predicted(model: Model, text: str, threads: TenantThreads) -> list[in
         return []
     try:
         ids = await threads.run(len(text), lambda: model.tokenizer.encode_plain(text, model.max_context_len))
+    except CannotSplit as error:
+        raise InvalidRequest("prediction", str(error)) from error
     except TooManyTokens as error:
         raise too_long(model, "prediction", str(error)) from error
     if len(ids) > model.max_context_len:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from outrider.errors import InvalidRequest
-from outrider.gateway.tokenizer.model import ModelTokenizer
+from outrider.gateway.tokenizer.model import CannotSplit, ModelTokenizer
 from outrider.gateway.tools.structured import Grammatical
 from outrider.limits import MAX_UINT32
 from outrider.options.logits import MAX_BAD_WORDS, LogitsOptions
@@ -66,7 +66,10 @@ class LogitsChoice:
         if self.exact is not None:
             convert.logits_from_proto(self.exact).check_vocabulary(vocab_size, "logits.")
             return self.exact
-        options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
+        try:
+            options = self._options([ids for word in self.bad_words for ids in _spellings(tokenizer, word)])
+        except CannotSplit as error:
+            raise InvalidRequest("bad_words", str(error)) from error
         options.check_vocabulary(vocab_size)
         if grammar:
             options = replace(options, grammar=grammar)

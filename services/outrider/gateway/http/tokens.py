@@ -23,7 +23,7 @@ from outrider.gateway.http.reading import BodyReader
 from outrider.gateway.tenants.auth import check_model, may_ask
 from outrider.gateway.tenants.quotas import prompt_tokens_of
 from outrider.gateway.tokenizer.catalog import Model
-from outrider.gateway.tokenizer.model import TooManyTokens
+from outrider.gateway.tokenizer.model import CannotSplit, TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads
 from outrider.limits import check_token_ids
@@ -176,8 +176,8 @@ async def _encoded(
             text = await threads.rendered(tokenizer.rendering, prompt.messages, tools, prompt.variables, opens=opens)
             encode = tokenizer.encode_plain
         return await threads.run(len(text), encoded)
-    except TemplateError as error:
-        raise InvalidRequest("messages", str(error)) from error
+    except (TemplateError, CannotSplit) as error:
+        raise InvalidRequest(prompt.field, str(error)) from error
     except TooManyTokens as error:
         check_len(model, prompt.field, error.at_least)
         raise

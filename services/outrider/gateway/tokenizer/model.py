@@ -32,6 +32,10 @@ class TooManyTokens(ValueError):
         self.at_least = at_least
 
 
+class CannotSplit(ValueError):
+    """The tokenizer's regular expression does not get through a text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parsers:
     """How to parse a model's answers into messages, if its chat template does not show it, or wrongly."""
@@ -99,7 +103,7 @@ class ModelTokenizer:
         return None if most is None else int(most)
 
     def encode(self, text: str, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a plain prompt with the model's special tokens around it. Raises TooManyTokens."""
+        """Token ids of a plain prompt with the model's special tokens around it. Raises TooManyTokens, CannotSplit."""
         return self._encode(text, max_tokens, add_special_tokens=True)
 
     def spell(self, token_id: int) -> str:
@@ -140,7 +144,7 @@ class ModelTokenizer:
         return "".join(texts) + detokeniser.flush()
 
     def encode_plain(self, text: str, max_tokens: int | None = None) -> list[int]:
-        """Token ids of a text without special tokens around it. Raises TooManyTokens."""
+        """Token ids of a text without special tokens around it. Raises TooManyTokens, CannotSplit."""
         return self._encode(text, max_tokens, add_special_tokens=False)
 
     def rendering(
@@ -172,7 +176,13 @@ class ModelTokenizer:
         if max_tokens is not None:
             self.check_len(text, max_tokens)
         # A batch of one, because unlike `encode` it releases the GIL.
-        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:
+            # The library is in Rust, and what panics there is no Exception.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise CannotSplit("the model's tokenizer cannot split it: its regular expression takes too long") from None
         return list(encoding.ids)
 
 
