@@ -30,6 +30,7 @@ from outrider_controller.router.config import FailoverConfig, RouterConfig
 from outrider_controller.router.process import running_router
 
 from benchmarks.support.redis_server import EmbeddedServer
+from tests.integration.gateway.scripted_router import until
 from tests.route_call import RouteCall
 from tests.soak.mutations import directed, mutated
 from tests.soak.rpc_services import ENGINE, MODEL
@@ -54,6 +55,8 @@ class Liar(grpc.GenericRpcHandler):
     """Of the messages, which it changes."""
     upstream: str = ""
     address: str = ""
+    num_answers: int = 0
+    """Of the peer, that it could have changed."""
     num_lies: int = 0
 
     def service(self, handler_call_details: Any) -> Any:
@@ -76,6 +79,7 @@ class Liar(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(forward)
 
     def _said(self, method: str, data: bytes) -> Iterator[bytes]:
+        self.num_answers += method in _ANSWERS
         if method not in _ANSWERS or self.rng.random() >= self.share:
             yield data
             return
@@ -150,6 +154,8 @@ async def among_liars(directory: Path, seed: int) -> AsyncIterator[Lied]:
             liars["control"].upstream = control.address
             router_config = RouterConfig(failover=FailoverConfig(wait_for_target_s=0.2))
             router = await stack.enter_async_context(running_router(router_config, store))
+            # On a busy machine the control plane leads later than the router asks it first.
+            await until(lambda: liars["control"].num_answers > 0)
             yield Lied(router.address, liars)
 
 

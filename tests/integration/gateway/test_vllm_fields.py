@@ -111,18 +111,19 @@ async def test_logprobs_of_the_prompt_are_refused_by_name_where_they_cannot_be(s
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs"), answer.text
 
 
-async def test_a_text_that_the_models_tokenizer_cannot_split_is_refused_and_the_next_one_is_answered(serve: Any) -> None:
+async def test_a_text_that_the_models_tokenizer_cannot_split_is_refused_and_the_next_answered(serve: Any) -> None:
     """`tokenizers` panics where its regular expression takes too many steps."""
     served = tokenizer_pb2.Tokenizer.FromString(tiny_tokenizer_bytes(SHOWS))
     backend = Tokenizer.from_buffer(served.json)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex("(a+)+$"), "isolated")])
     served.json = backend.to_str().encode()
     text, short = 40 * "a" + "b", {"prompt": "b", "max_tokens": 1}
+    predicted = {"messages": ASKED, "prediction": {"type": "content", "content": text}}
     async with serve(ScriptedRouter(saying([40, 2]), tokenizer=served.SerializeToString())) as client:
         for path, field, fields in (
             ("/completions", "prompt", {"prompt": text}),
             ("/chat/completions", "messages", {"messages": [{"role": "user", "content": text}]}),
-            ("/chat/completions", "prediction", {"messages": ASKED, "prediction": {"type": "content", "content": text}}),
+            ("/chat/completions", "prediction", predicted),
             ("/completions", "bad_words", {**short, "bad_words": [text]}),
             ("/responses", "input", {"input": text}),
             ("/../tokenize", "prompt", {"prompt": text}),
