@@ -52,6 +52,10 @@ class EngineConfig:
     runs, else sdpa."""
     cuda_graphs: bool = True
     """Replay steps as CUDA graphs. Needs `attention: triton`."""
+    batch_invariant: bool = True
+    """On a GPU, multiply so that a token has the same bits alone and in any batch, in fused bfloat16 and float16: texts
+    with and without drafts are equal. false: torch's products, which may be quicker in long prompts and large
+    batches."""
     graph_rows: int = 64
     """Up to this many sequences, each number of drafted tokens has a CUDA graph. Above it there are few, each for twice
     the size of the one before."""

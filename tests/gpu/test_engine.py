@@ -27,7 +27,11 @@ from outrider.tree import DraftTree
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.unit.engine.models.test_fused_gpu import FUSED, says_what_transformers_says
+from tests.unit.engine.models.test_fused_gpu import (
+    FUSED,
+    has_the_same_logits_alone_in_a_batch_and_as_a_draft,
+    says_what_transformers_says,
+)
 
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, top_k=50, seed=7)
@@ -100,6 +104,11 @@ def test_recorded_steps_say_what_transformers_says(engine: Engine, checkpoint: P
 @pytest.mark.parametrize("name", FUSED)
 def test_each_fused_family_says_what_transformers_says(name: str, tmp_path: Path) -> None:
     says_what_transformers_says(name, tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_token_has_the_same_logits_alone_in_a_batch_and_as_a_draft(dtype: str, tmp_path: Path) -> None:
+    has_the_same_logits_alone_in_a_batch_and_as_a_draft(dtype, tmp_path, "cuda")
 
 
 def copies(run: Callable[[], object]) -> dict[str, int]:

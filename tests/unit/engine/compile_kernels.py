@@ -21,7 +21,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,8 @@ MODELS = {
 }
 # Tiles of few queries and of many, and whether there are trees: decoding, verification of trees, a chunk of prefill.
 STEPS = (((1, 0), False), ((1, 0), True), ((0, 1), False))
+TOKENS = 8, 16, 128
+"""Of each: products have their smallest tile and their largest."""
 
 
 @dataclass(frozen=True)
@@ -180,15 +182,15 @@ def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
         vocab_size=64,
     )
     paged, llama = Recorder(paged_kernels, found), Recorder(llama_kernels, found)
-    fused_gpu._load_kernels = lambda: llama
     model = fused_gpu.GpuLlama(AutoModelForCausalLM.from_config(config, dtype=dtype), 64)
+    model._kernels, model._multiply = llama, replace(model._multiply, kernels=llama)
     shape = Shape(heads, kv_heads, head_dim, BLOCK_SIZE)
     cache = KVCache(*(torch.zeros(2, kv_heads, 64, head_dim, dtype=dtype) for _ in range(2)))
-    numbers = torch.zeros(32, dtype=torch.int64)
+    numbers = torch.zeros(max(TOKENS), dtype=torch.int64)
     views = dict.fromkeys((*TOKEN_FIELDS, *TILE_FIELDS, "blocks"), numbers)
-    for tiles, tree in STEPS:
+    for (tiles, tree), count in zip(STEPS, TOKENS, strict=True):
         batch = TritonBatch(shape, paged, cache, views, tiles, NUM_SPLITS, tree, None, tuple(windows))
-        model.forward(numbers, numbers, numbers, batch)
+        model.forward(numbers[:count], numbers[:count], numbers[:count], batch)
     # Decoders of other shapes have their keys written by a kernel of their own.
     key = torch.zeros(32, kv_heads, head_dim, dtype=dtype)
     batch.store(key, key, 0)
@@ -223,7 +225,7 @@ def compiled(launch: Launch, arch: int) -> dict[str, Any]:
         "shared": shared,
         "fits": shared <= card.shared_block,
         "blocks": min(REGISTERS // registers, card.warps // launch.warps, card.shared // (shared + 1024)),
-        "tensor_cores": "mma" in made.asm["ptx"],
+        "tensor_cores": sorted(set(re.findall(r"\w*mma\.[\w.]+", made.asm["ptx"]))),
     }
 
 

@@ -88,3 +88,13 @@ def test_heads_that_no_card_takes_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="head_dim: 512"):
         TritonAttention(Shape(heads=8, kv_heads=4, head_dim=512, block_size=16), torch.device("cpu"))
     assert Shape(heads=8, kv_heads=4, head_dim=256, block_size=16).tile_keys == 32
+
+
+def test_products_multiply_by_one_instruction_in_every_tile(compiled: list[dict[str, Any]]) -> None:
+    # Another one, or another width of it, may add in another order.
+    found = [line for line in compiled if line["kernel"] == "product_kernel"]
+    assert {name.count("ROWS=16") + 2 * name.count("ROWS=128") for name in (line["name"] for line in found)} == {1, 2}
+    for dtype in ("bf16", "fp16"):
+        kinds = {tuple(line["tensor_cores"]) for line in found if f" {dtype}" in line["name"]}
+        assert len(kinds) == 1
+        assert "m16n8k16" in "".join(*kinds)

@@ -101,7 +101,7 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tu
         wanted = "transformers"
     attention = _attention(model.config.get_text_config(), config)
     if wanted in ("auto", "fused") and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
-        return GpuLlama(model, context), attention
+        return GpuLlama(model, context, invariant=config.batch_invariant), attention
     if wanted in ("auto", "fused") and can_fuse(model):
         return FusedLlama(model, context), attention
     if wanted in ("auto", "transformers"):

@@ -1,14 +1,13 @@
 """Llama and its relatives (families.py) on a GPU: fused projections, and one kernel for all operations between two of
 them.
 
-A layer is four matrix products and six small kernels. Models of other shapes run through transformers' own code
-(`decoder.py`), which is also recorded in graphs.
+A layer is four matrix products, a kernel that rotates and stores, and the two of attention. Models of other shapes run
+through transformers' own code (`decoder.py`), which is also recorded in graphs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,9 +18,8 @@ from outrider.engine.attention import Batch
 from outrider.engine.attention.paged import TritonBatch
 from outrider.engine.models.families import Family, why_no_relative
 from outrider.engine.models.families import Layer as Parts
+from outrider.engine.models.products import Product, Products
 from outrider.engine.models.taps import HEAD_INPUT, Taps
-
-_GATE_BLOCK = 1024
 
 
 def can_fuse_on_gpu(model: Any) -> bool:
@@ -51,53 +49,28 @@ def _fits(layer: Parts, family: Family) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
-    """Linear modules of the same inputs as one."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    @classmethod
-    def of(cls, *linears: Any) -> _Joined:
-        """Frees the modules' weights where they are copied: the model may fill more than half the memory."""
-        biased = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        bias = torch.cat(biased) if biased else None
-        if len(linears) == 1:
-            return cls(linears[0].weight.detach(), bias)
-        joined = torch.cat([linear.weight.detach() for linear in linears])
-        for linear in linears:
-            linear.weight = None
-        return cls(joined, bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
 class _Layer:
-    attention_norm: Tensor
-    qkv: _Joined
+    qkv: Product
     query_norm: Tensor | None
     key_norm: Tensor | None
     rotary: tuple[Tensor, Tensor]
     """cos and sin, [context, head_dim / 2]"""
-    output: _Joined
-    mlp_norm: Tensor
-    gate_up: _Joined
-    down: _Joined
+    output: Product
+    gate_up: Product
+    down: Product
 
 
 class GpuLlama:
     """A model rewritten as few, large operations. Takes its weights from it."""
 
-    execution = "fused-cuda"
-
-    def __init__(self, model: Any, max_context_len: int) -> None:
+    def __init__(self, model: Any, max_context_len: int, *, invariant: bool = True) -> None:
         family = Family.of(model)
-        self._kernels = _load_kernels()
+        self._multiply = Products.of(family.norm_eps, model.dtype, invariant=invariant)
+        self._kernels = self._multiply.kernels
+        self.execution = "fused-cuda-invariant" if self._multiply.invariant else "fused-cuda"
         self._heads, self._kv_heads, self._head_dim = family.heads, family.kv_heads, family.head_dim
         self._eps, self._scale = family.norm_eps, family.scale
-        self._embedding, self._norm, self._head = family.embedding, family.norm, _Joined.of(family.head)
+        self._embedding, self._norm, self._head = family.embedding, family.norm, Product.of(family.head)
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
         self._layers = [self._take(layer, model) for layer in family.layers(max_context_len)]
 
@@ -108,15 +81,13 @@ class GpuLlama:
             cos, sin = (table.to(model.device, model.dtype) for table in layer.rotary)
             self._tables[id(layer.rotary)] = cos, sin
         return _Layer(
-            attention_norm=layer.attention_norm,
-            qkv=_Joined.of(*layer.qkv),
+            qkv=Product.of(*layer.qkv, norm=layer.attention_norm),
             query_norm=layer.query_norm,
             key_norm=layer.key_norm,
             rotary=self._tables[id(layer.rotary)],
-            output=_Joined.of(layer.output),
-            mlp_norm=layer.mlp_norm,
-            gate_up=_Joined.of(*layer.gate_up),
-            down=_Joined.of(layer.down),
+            output=Product.of(layer.output),
+            gate_up=Product.of(*layer.gate_up, norm=layer.mlp_norm),
+            down=Product.of(layer.down),
         )
 
     @torch.inference_mode()
@@ -126,39 +97,19 @@ class GpuLlama:
         """See Decoder. The batch must be Triton's, whose layout has the slots of the keys."""
         if not isinstance(batch, TritonBatch):
             raise TypeError(f"batch: {type(batch).__name__} has no layout on the device")
+        multiply = self._multiply
         residual = F.embedding(token_ids, self._embedding)
-        delta = None
         for number, layer in enumerate(self._layers):
-            hidden = self._add_norm(residual, delta, layer.attention_norm)
             if taps is not None:
                 taps.take(number, residual)
-            query = self._rotate_store(layer, layer.qkv(hidden), positions, batch, number)
-            delta = layer.output(batch.look(query, number, self._scale))
-            hidden = self._add_norm(residual, delta, layer.mlp_norm)
-            delta = layer.down(self._gate(layer.gate_up(hidden)))
-        normed = self._add_norm(residual, delta, self._norm)
+            query = self._rotate_store(layer, multiply(residual, layer.qkv), positions, batch, number)
+            multiply(batch.look(query, number, self._scale), layer.output, add_to=residual)
+            multiply(multiply(residual, layer.gate_up, gate=True), layer.down, add_to=residual)
         if taps is not None:
             taps.take(len(self._layers), residual)
-            taps.take(HEAD_INPUT, normed)
-        x = normed[rows]
-        return self._head(x).float(), x
-
-    def _add_norm(self, residual: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """The norm of residual + delta, [tokens, width]; residual becomes that sum."""
-        out = torch.empty_like(residual)
-        tokens, width = residual.shape
-        self._kernels.norm_kernel[(tokens,)](
-            residual,
-            residual if delta is None else delta,
-            weight,
-            out,
-            self._eps,
-            WIDTH=width,
-            PADDED=1 << (width - 1).bit_length(),
-            ADD=delta is not None,
-            num_warps=8 if width > 1024 else 4,
-        )
-        return out
+            taps.take(HEAD_INPUT, multiply.norm(residual, self._norm))
+        x = multiply.norm(residual[rows], self._norm)
+        return multiply(x, self._head, dtype=torch.float32), x
 
     def _rotate_store(self, layer: _Layer, qkv: Tensor, positions: Tensor, batch: TritonBatch, number: int) -> Tensor:
         """Writes keys and values to the cache; returns the queries, [tokens, heads, head_dim]."""
@@ -186,17 +137,3 @@ class GpuLlama:
             num_warps=1,
         )
         return query
-
-    def _gate(self, gate_up: Tensor) -> Tensor:
-        tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty(tokens, width)
-        grid = (tokens, -(-width // _GATE_BLOCK))
-        self._kernels.gate_kernel[grid](gate_up, out, WIDTH=width, BLOCK=_GATE_BLOCK)
-        return out
-
-
-def _load_kernels() -> ModuleType:
-    # Imported here: an engine on a CPU needs no Triton.
-    from outrider.engine.models import llama_kernels
-
-    return llama_kernels

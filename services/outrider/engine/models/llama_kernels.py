@@ -1,8 +1,8 @@
-"""Triton kernels between the matrix products of a layer of Llama or a relative. Imported only where Triton is; see
+"""Triton kernels of a layer of Llama or a relative, its matrix products among them. Imported only where Triton is; see
 `fused_gpu.py`.
 
 Values are rounded to the model's dtype at the same places as in transformers, except that the rotation is rounded only
-once. Activations are contiguous.
+once, and a norm that is joined to a product where its weight is applied. Activations are contiguous.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ import triton.language as tl
 
 
 @triton.jit
-def norm_kernel(residual, delta, weight, out, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, ADD: tl.constexpr):
-    """out = RMS norm of one token's residual, to which `delta` is added first if ADD. Grid: [tokens]."""
+def norm_kernel(residual, weight, out, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """out = RMS norm of one token's residual. Grid: [tokens]."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, PADDED)
     inside = column < WIDTH
     at = token * WIDTH + column
     x = tl.load(residual + at, mask=inside, other=0.0)
-    if ADD:
-        x = (x.to(tl.float32) + tl.load(delta + at, mask=inside, other=0.0).to(tl.float32)).to(x.dtype)
-        tl.store(residual + at, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / WIDTH + eps)
     w = tl.load(weight + column, mask=inside, other=0.0)
@@ -96,14 +93,94 @@ def rotate_store_kernel(
             tl.store(to_value + HALF, second, mask=inside)
 
 
+BLOCK_K, HALVINGS = tl.constexpr(64), tl.constexpr(6)
+"""Columns that a product takes at a time, the same for all tiles, and how often they are halved."""
+
+
 @triton.jit
-def gate_kernel(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """out [tokens, WIDTH] = silu(gate) * up, of gate_up [tokens, 2 * WIDTH]. Grid: [tokens, blocks of a row]."""
-    token = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < WIDTH
-    gate = tl.load(gate_up + token * (2 * WIDTH) + column, mask=inside, other=0.0)
-    up = tl.load(gate_up + token * (2 * WIDTH) + WIDTH + column, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    opened = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
-    tl.store(out + token * WIDTH + column, (opened * up.to(tl.float32)).to(gate.dtype), mask=inside)
+def _rows_of(x, norm, squares, row, rows, k, K, NORM: tl.constexpr):
+    """Columns k of the rows of x, [columns, rows], times the norm's weight if NORM; and squares with theirs added."""
+    tile = tl.load(x + row[None, :] * K + k[:, None], mask=(row < rows)[None, :] & (k < K)[:, None], other=0.0)
+    if NORM:
+        wide = tile.to(tl.float32)
+        # Not "+": then the compiler would choose, tile by tile, whether to round between.
+        squares = tl.fma(wide, wide, squares)
+        tile = (wide * tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)[:, None]).to(tile.dtype)
+    return tile, squares
+
+
+@triton.jit
+def _multiplied(weight, tile, sums, n, k, K, N, WIDEN: tl.constexpr):
+    """sums [1, n, rows], with the products of these columns added."""
+    of = tl.load(weight + n.to(tl.int64)[:, None] * K + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
+    if WIDEN:
+        return sums + tl.dot(of.to(tl.float32), tile.to(tl.float32), input_precision="ieee")[None]
+    return tl.dot(of[None], tile[None], sums)
+
+
+@triton.jit
+def _finished(sums, scale, bias, n, N, BIAS: tl.constexpr, SHAPE: tl.constexpr, dtype: tl.constexpr):
+    """[n, rows], rounded."""
+    found = tl.reshape(sums, SHAPE) * scale[None, :]
+    if BIAS:
+        found += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    return found.to(dtype).to(tl.float32)
+
+
+# "rows" may be 1: without this, that would be a kernel of its own.
+@triton.jit(do_not_specialize=["rows"])
+def product_kernel(
+    x,
+    norm,
+    weight,
+    bias,
+    out,
+    rows,
+    eps,
+    K,
+    N,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    ADD: tl.constexpr,
+    WIDEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """out [rows, N] = x [rows, K] times the transposed weight [N, K]. Grid: [tiles of ROWS, blocks of N].
+
+    NORM: of the RMS norm of x, which is scaled after the product. BIAS is added. GATE: weight [2 * N, K] has gate and
+    up, and out = silu(gate) * up. ADD: to out.
+
+    A row has the same bits in any number of rows and at any size of a tile: its sums are over K in order, by one
+    instruction (a product of three dimensions is never one of Hopper's or Blackwell's own, whose width would follow
+    the tile), and its squares are added in pairs that are the same in every layout. WIDEN is for the interpreter.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sums = tl.zeros([1, BLOCK_N, ROWS], tl.float32)
+    above = sums
+    squares = tl.zeros([BLOCK_K, ROWS], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        tile, squares = _rows_of(x, norm, squares, row, rows, k, K, NORM)
+        sums = _multiplied(weight, tile, sums, n, k, K, N, WIDEN)
+        if GATE:
+            above = _multiplied(weight + N * K, tile, above, n, k, K, N, WIDEN)
+    scale = tl.full([ROWS], 1.0, tl.float32)
+    if NORM:
+        total = squares
+        for _ in tl.static_range(HALVINGS):
+            total = tl.sum(tl.reshape(total, [2, total.shape[0] // 2, ROWS]), axis=0)
+        scale = tl.rsqrt(tl.reshape(total, [ROWS]) / K + eps)
+    dtype: tl.constexpr = x.dtype.element_ty
+    found = _finished(sums, scale, bias, n, N, BIAS, [BLOCK_N, ROWS], dtype)
+    if GATE:
+        up = _finished(above, scale, bias + N, n, N, BIAS, [BLOCK_N, ROWS], dtype)
+        found = (found / (1.0 + tl.exp(-found))).to(dtype).to(tl.float32) * up
+    to = out + row[None, :] * N + n[:, None]
+    inside = (row < rows)[None, :] & (n < N)[:, None]
+    if ADD:
+        found += tl.load(to, mask=inside, other=0.0).to(tl.float32)
+    # float32 where that is what out has: rounded all the same.
+    tl.store(to, found.to(dtype).to(out.dtype.element_ty), mask=inside)

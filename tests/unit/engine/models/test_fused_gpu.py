@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,31 @@ def says_what_transformers_says(name: str, directory: Path, device: str) -> None
     # A tree: the text goes on in its second branch.
     tree = engine.forward([Row(sequence, [TEXT[at + 4], 9, *TEXT[at + 5 : at + 7]], 4, parents=[-1, -1, 1])])
     torch.testing.assert_close(tree[[0, 2, 3]], want[at + 4 : at + 7], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_token_has_the_same_logits_alone_in_a_batch_and_as_a_draft(dtype: str, tmp_path: Path) -> None:
+    has_the_same_logits_alone_in_a_batch_and_as_a_draft(dtype, tmp_path, "cpu")
+
+
+def has_the_same_logits_alone_in_a_batch_and_as_a_draft(dtype: str, directory: Path, device: str) -> None:
+    checkpoint = drawn_vectors(made("llama", {"pad_token_id": None}, directory))
+    engine = load_engine(checkpoint, replace(config("fused", device), dtype=dtype))
+    assert engine.info.execution == "fused-cuda-invariant"
+    alone, others = engine.kv.open([]), [engine.kv.open([]) for _ in range(4)]
+    # One by one, after a prompt.
+    want = [engine.forward([Row(alone, TEXT[:20], 1)]).clone()]
+    want += [engine.forward([Row(alone, [token], 1)]).clone() for token in TEXT[20:23]]
+    # The prompt in two parts, beside other texts; then all at once, in a chain, and in a tree.
+    first, *rest = others
+    engine.forward([Row(first, TEXT[:3], 1), *(Row(each, TEXT[n : n + 30], 1) for n, each in enumerate(rest))])
+    beside = [Row(each, TEXT[:5], 5) for each in rest]
+    found = [engine.forward([Row(first, TEXT[3:20], 1), *beside])[:1].clone()]
+    found.append(engine.forward([Row(first, TEXT[20:23], 3), *beside])[:3].clone())
+    assert torch.equal(torch.cat(found), torch.cat(want))
+    engine.kv.rewind(first, 20)
+    tree = Row(first, [9, TEXT[20], 7, *TEXT[21:23]], 5, parents=[-1, -1, 0, 1, 3])
+    assert torch.equal(engine.forward([tree, *beside])[[1, 3, 4]], torch.cat(want[1:]))
 
 
 @pytest.mark.parametrize("name", ["smollm3", "olmo2", "granite", "gemma", "phi3, a part rotated"])
