@@ -253,7 +253,8 @@ class Drafts:
         self._known: list[list[int]] = []
         self._kind = "none"
         self._rng = random.Random(0)
-        self.num_drafted = self.num_accepted = self.num_miscounted = 0
+        self.num_drafted = self.num_accepted = 0
+        self.miscounted: list[str] = []
         self.most = dict[int, int]()
         """Most drafted tokens in a step, by the cap of a request."""
         caps: dict[str, int] = {}
@@ -280,7 +281,7 @@ class Drafts:
                 num_sampled = len(ran.sampled_token_ids[ran.req_id_to_index[name]])
                 # Of a chain that had died nothing is counted, and of a text's end vLLM keeps no more than is committed.
                 if one.draft.token_ids and name in scheduler.requests and one.num_accepted != num_sampled - 1:
-                    self.num_miscounted += 1
+                    self.miscounted.append(f"{name}: {num_sampled - 1} accepted, not {one.num_accepted}: {one}")
                 self.most[caps[name]] = max(len(one.draft), self.most.get(caps[name], 0))
                 self.num_drafted += len(one.draft)
                 self.num_accepted += one.num_accepted
@@ -357,7 +358,7 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
         ours, alone = ({tuple(half) for half in halves} for halves in (ran, ran_alone))
         result = {"found": found, "faults": scheduler.num_faults, "preemptions": scheduler.num_preemptions}
         result |= {"ran": sum(map(len, alone)), "differs": [sorted(ours - alone), sorted(alone - ours)]}
-        result["miscounted"] = source.num_miscounted
+        result["miscounted"] = source.miscounted
         path.write_text(json.dumps(result))
 
 
@@ -390,9 +391,10 @@ def main() -> None:
         total["differ"] += len(wrong)
         for kind, count, _, drafted, accepted, _ in result["found"]:
             total.update({"texts": count, kind: count, "drafted": drafted, "accepted": accepted})
-        total.update({name: result[name] for name in ("faults", "preemptions", "miscounted")})
+        total.update({name: result[name] for name in ("faults", "preemptions")})
+        total["miscounted"] += len(result["miscounted"])
         total["half steps that differ without drafts"] += sum(map(len, result["differs"]))
-        print(*wrong[:5], dict(total), sep="\n", flush=True)
+        print(*wrong[:5], *result["miscounted"], dict(total), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

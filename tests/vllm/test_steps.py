@@ -108,7 +108,7 @@ def test_requests_that_are_preempted_have_the_same_text(tiny_vllm: Path, kind: s
                 assert not request.num_output_placeholders and not request.num_in_flight_tokens
     assert count["finished"] > 200 and count["preempted"] > 100 and count["reset"] > 10
     if source is not None:
-        assert not scheduler.num_faults and not source.num_miscounted
+        assert not scheduler.num_faults and not source.miscounted
         assert (source.num_accepted > 1000) == (kind in ("right", "some", "late"))
 
 
