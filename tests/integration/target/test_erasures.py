@@ -36,6 +36,8 @@ SECRET = ClusterSecret(b"0123456789abcdef")
 OPERATOR = bearer(SECRET.token(Role.OPERATOR))
 MARK = [371, 288, 301, 377, 290, 333, 312, 299]
 OWN = sp.Speculation(max_own_draft_tokens=4)
+# So likely that the answer repeats itself: only an answer for which drafts were verified is recorded.
+REPEATING = sp.LogitsOptions(repetition_penalty=1, bias_token_ids=[40], biases=[30])
 
 
 def marked(directory: Path) -> set[str]:
@@ -48,8 +50,10 @@ def marked(directory: Path) -> set[str]:
 
 async def answered(stub: target_pb2_grpc.TargetServiceAsyncStub, consent_us: int, number: int = 1) -> None:
     router, opening = Router(stub), {"tenant": "a", "samples": sp.SAMPLE_CONSENT_TEXT, "speculation": OWN}
-    await router.send(opens=[open_sequence(number, MARK * 2, consent_unix_us=consent_us, **opening)])
+    opening |= {"logits": REPEATING, "consent_unix_us": consent_us}
+    await router.send(opens=[open_sequence(number, MARK * 2, **opening)])
     await router.finished(number)
+    assert not router.errors, router.errors
     await router.call.done_writing()
 
 
