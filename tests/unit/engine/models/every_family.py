@@ -54,16 +54,30 @@ _SMALL = (
     (("dim",), 16),
 )
 """A number whose name has one of these parts becomes that, if it is larger. The first line counts."""
+_MAMBA: Settings = {"hidden_size": 64, "num_hidden_layers": 3}
 _NEEDED: dict[str, Settings] = {
+    "bamba": {**_MAMBA, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1, "attn_layer_indices": [1]},
     "codegen": {"rotary_dim": 8},
+    "dory": {"num_hidden_layers": 3, "n_input_layers": 1, "n_recurrent_layers": 1, "n_output_layers": 1},
     "dots1": {"n_shared_experts": 1},
-    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "dots3_note_text": {"head_dim": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "swa_head_dim": 16}
+    | {"num_key_value_heads": 4, "num_attention_heads": 4},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1},
+    "gpt_neo": {"num_layers": 3, "attention_types": [[["global", "local", "global"], 1]]},
     "gptj": {"rotary_dim": 8},
+    "granitemoehybrid": {**_MAMBA, "mamba_n_heads": 4, "mamba_d_head": 32, "mamba_n_groups": 1}
+    | {"layer_types": ["mamba", "attention", "mamba"]},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1},
+    "mamba2": {**_MAMBA, "expand": 2, "num_heads": 4, "head_dim": 32, "n_groups": 1},
     "ministral": {"head_dim": 16},
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
+    "xlnet": {"d_model": 64, "n_head": 4, "d_head": 16},
     "xmod": {"default_language": "en_XX"},
+    "zamba2": {**_MAMBA, "n_mamba_heads": 4, "mamba_headdim": 32, "mamba_ngroups": 1, "num_mem_blocks": 1}
+    | {"layer_types": ["mamba", "hybrid", "mamba"], "hybrid_layer_ids": [1], "attention_head_dim": 32}
+    | {"attention_hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4},
 }
 """What transformers cannot run them without."""
 SLIDING, FULL = "sliding_attention", "full_attention"
