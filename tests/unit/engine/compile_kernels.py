@@ -80,10 +80,8 @@ MODELS = {
     "mistral-7b": (4096, 14336, 32, 8, 128, 4096),
     "qwen3-8b": (4096, 12288, 32, 8, 128),
 }
-# Tiles of few queries and of many, and whether there are trees: decoding, verification of trees, a chunk of prefill.
-STEPS = (((1, 0), False), ((1, 0), True), ((0, 1), False))
-TOKENS = 8, 16, 128
-"""Of each: products have their smallest tile and their largest."""
+# Tiles of few queries and of many, and the tokens: products have their smallest tile and their largest.
+STEPS = (((1, 0), 8), ((0, 1), 128))
 
 
 @dataclass(frozen=True)
@@ -186,10 +184,10 @@ def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
     model._kernels, model._multiply = llama, replace(model._multiply, kernels=llama)
     shape = Shape(heads, kv_heads, head_dim, BLOCK_SIZE)
     cache = KVCache(*(torch.zeros(2, kv_heads, 64, head_dim, dtype=dtype) for _ in range(2)))
-    numbers = torch.zeros(max(TOKENS), dtype=torch.int64)
+    numbers = torch.zeros(max(count for _, count in STEPS), dtype=torch.int64)
     views = dict.fromkeys((*TOKEN_FIELDS, *TILE_FIELDS, "blocks"), numbers)
-    for (tiles, tree), count in zip(STEPS, TOKENS, strict=True):
-        batch = TritonBatch(shape, paged, cache, views, tiles, NUM_SPLITS, tree, None, tuple(windows))
+    for tiles, count in STEPS:
+        batch = TritonBatch(shape, paged, cache, views, tiles, NUM_SPLITS, None, tuple(windows))
         model.forward(numbers[:count], numbers[:count], numbers[:count], batch)
     # Decoders of other shapes have their keys written by a kernel of their own.
     key = torch.zeros(32, kv_heads, head_dim, dtype=dtype)

@@ -42,6 +42,19 @@ class Problem:
         rows = {name: getattr(self, name)[at] for name in ("query", "key", "value")}
         return replace(self, spans=[alone], **rows)
 
+    def with_branches(self) -> Problem:
+        """One row as a tree: its tokens one after another, and as many again, each a guess beside one of them."""
+        [span] = self.spans
+        count = span.num_tokens
+        parents = [*range(-1, count - 1), *range(-1, count - 1)]
+        kv_len = span.kv_len + count
+        taken = set(span.blocks)
+        free = [block for block in range(self.keys.shape[1] // span.block_size) if block not in taken]
+        blocks = [*span.blocks, *free][: -(-kv_len // span.block_size)]
+        tree = RowSpan(0, 2 * count, kv_len, blocks, span.block_size, parents)
+        rows = {name: getattr(self, name).repeat(2, 1, 1) for name in ("query", "key", "value")}
+        return replace(self, spans=[tree], **rows)
+
 
 def problem(
     rows: list[tuple[int, int]],
@@ -101,10 +114,12 @@ def assert_equals_reference(given: Problem, attention: TritonAttention | None = 
 
 
 def assert_same_bits_alone(given: Problem) -> None:
-    """Each row's first tokens, alone in a batch, get what they get among the others."""
+    """Each row's first tokens get what they get among the others alone in a batch, and as the first path of a tree."""
     attention = by_kernels(given)
     together, _ = given.attend(attention)
     for number, span in enumerate(given.spans):
-        for num_tokens in {1, 2, span.num_tokens}:
-            alone, _ = given.only(number, num_tokens).attend(attention)
-            assert torch.equal(alone, together[span.start : span.start + num_tokens])
+        for num_tokens in {1, min(2, span.num_tokens), span.num_tokens}:
+            alone = given.only(number, num_tokens)
+            want = together[span.start : span.start + num_tokens]
+            assert torch.equal(alone.attend(attention)[0], want)
+            assert torch.equal(alone.with_branches().attend(attention)[0][:num_tokens], want)

@@ -1,11 +1,12 @@
 """Paged attention for GPUs: Triton kernels over the block table, keys split among programs ("flash decoding").
 
-Queries that share a key head are folded into one tile, so keys are read once for all of them. A row may have any number
-of queries, and a tree mask. Rows of few queries (decoding, verification) have their keys split: key tile number n
-belongs to split n modulo NUM_SPLITS, so the order of the sums depends only on a query's position. For such rows the
-output for a token therefore does not depend on the batch: neither on the other sequences of the step nor on how many
-tokens are verified with it. A prefill chunk of more than SMALL_SPAN queries uses larger tiles and no split, and may
-round differently.
+Queries that share a key head are folded into one tile, so keys are read once for all of them. A row may have any
+number of queries, and a tree mask. Rows of few queries (decoding, verification) have their keys split: key tile number
+n belongs to split n modulo NUM_SPLITS, so the order of the sums depends only on a query's position. For such rows the
+output for a token therefore does not depend on the batch: neither on the other sequences of the step, nor on how many
+tokens are verified with it, nor on whether the step is recorded. That holds for a chain and for the first path of a
+tree; the keys of its other paths lie further behind, and may be summed in another order. A prefill chunk of more than
+SMALL_SPAN queries uses larger tiles and no split, and may round differently.
 
 The Triton kernels are in `paged_kernels.py`, which is imported only when an attention is made.
 """
@@ -145,8 +146,7 @@ class TritonAttention:
         on_device = buffer.to(cache.keys[0].device, non_blocking=True)
         views = {name: on_device[at] for name, at in slices.items()}
         splits = min(NUM_SPLITS, -(-max((span.kv_len for span in few), default=0) // self.shape.tile_keys))
-        trees = any(span.parents for span in spans)
-        return self.batch(views, cache, tiles, tree=trees, splits=splits)
+        return self.batch(views, cache, tiles, splits=splits)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
         cache.move(moves)
@@ -162,7 +162,6 @@ class TritonAttention:
         cache: KVCache,
         tiles: Sequence[int],
         *,
-        tree: bool = False,
         splits: int = NUM_SPLITS,
         workspace: Workspace | None = None,
     ) -> TritonBatch:
@@ -171,9 +170,7 @@ class TritonAttention:
         `splits`: how many splits have keys; all, unless the contexts are known to be short. With a workspace nothing is
         allocated, and the rows of padding tokens in it are not written.
         """
-        return TritonBatch(
-            self.shape, self._kernels, cache, views, (*tiles, 0)[:2], splits, tree, workspace, self._windows
-        )
+        return TritonBatch(self.shape, self._kernels, cache, views, (*tiles, 0)[:2], splits, workspace, self._windows)
 
     def workspace(self, tokens: int, cache: KVCache) -> Workspace:
         """A workspace for steps of at most this many tokens, in rows of few queries."""
@@ -220,7 +217,6 @@ class TritonBatch:
         views: dict[str, Tensor],
         tiles: tuple[int, ...],
         splits: int,
-        tree: bool,
         workspace: Workspace | None,
         windows: Windows = (),
     ) -> None:
@@ -230,7 +226,6 @@ class TritonBatch:
         self._cache = cache
         self._few, self._many = tiles
         self._splits = splits
-        self._tree = tree
         self._workspace = workspace
         self._windows = windows
 
@@ -306,7 +301,6 @@ class TritonBatch:
             TILE_ROWS=shape.tile_rows(least_rows),
             TILE_KEYS=shape.tile_keys,
             NUM_SPLITS=NUM_SPLITS if split else 1,
-            TREE=self._tree and split,
             WINDOW=(self._windows[layer] if self._windows else None) or 0,
             WIDEN=keys.device.type == "cpu",
             **shape.launch(least_rows, keys.dtype),

@@ -50,12 +50,12 @@ def _dot(a, b, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _seen(position, limits, oldest, masks, own, TREE: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys each query attends to: [rows, keys]. `masks` and `own` are for trees, `oldest` is for windows."""
+def _seen(position, limits, oldest, masks, own, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
+    """Which keys each query attends to: [rows, keys]. `masks` and `own` are of trees, `oldest` is of windows."""
     seen = position[None, :] < limits[:, None]
     if WINDOW:
         seen = seen & (position[None, :] >= oldest[:, None])
-    if TREE:
+    if SPLIT:
         bit = tl.maximum(position - own, 0)
         chosen = ((masks[:, None] >> tl.minimum(bit, 62)[None, :]) & 1) != 0
         seen = seen & (chosen | (position < own)[None, :])
@@ -114,17 +114,16 @@ def attend_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_KEYS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
-    TREE: tl.constexpr,
     WINDOW: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """One tile over the key tiles of one split: those whose number is `split` modulo NUM_SPLITS.
 
     Grid: [tiles, kv_heads, NUM_SPLITS], or fewer splits where the rest would find no keys. With one split the result
-    goes to `out`; otherwise sums, maxima and weights go to `partial*` and `reduce_kernel` joins them. `scale` includes
-    log2(e), because the hardware computes powers of two. WINDOW: how many positions a token looks back at most, its own
-    included; 0: all. WIDEN multiplies in float32, with equal products: Triton's interpreter has no matrix product of
-    bfloat16.
+    goes to `out`; otherwise sums, maxima and weights go to `partial*` and `reduce_kernel` joins them, and each row is
+    a tree, of which a chain is one: a kernel of its own might round differently. `scale` includes log2(e), because the
+    hardware computes powers of two. WINDOW: how many positions a token looks back at most, its own included; 0: all.
+    WIDEN multiplies in float32, with equal products: Triton's interpreter has no matrix product of bfloat16.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -148,7 +147,7 @@ def attend_kernel(
             q = tl.load(query + at, mask=inside, other=0.0)
             table = blocks + tl.load(tile_blocks + tile)
             own = tl.load(tile_own + tile).to(limits.dtype)
-            masks = tl.load(own_mask + token, mask=real, other=0) if TREE else limits
+            masks = tl.load(own_mask + token, mask=real, other=0) if NUM_SPLITS > 1 else limits
             best = tl.full([TILE_ROWS], float("-inf"), tl.float32)
             total = tl.zeros([TILE_ROWS], tl.float32)
             acc = tl.zeros([TILE_ROWS, HEAD_PADDED], tl.float32)
@@ -168,7 +167,7 @@ def attend_kernel(
                 cells = base + slot[:, None] * HEAD_DIM + d[None, :]
                 readable = there[:, None] & (d < HEAD_DIM)[None, :]
                 k = tl.load(key_cache + cells, mask=readable, other=0.0)
-                seen = _seen(position, limits, oldest, masks, own, TREE, WINDOW)
+                seen = _seen(position, limits, oldest, masks, own, NUM_SPLITS > 1, WINDOW)
                 score = tl.where(seen, _dot(q, tl.trans(k), WIDEN) * scale, float("-inf"))
                 v = tl.load(value_cache + cells, mask=readable, other=0.0)
                 best, total, acc = _add(best, total, acc, score, v, WIDEN)

@@ -177,8 +177,7 @@ class GraphRunner:
     def batch(self, bucket: Bucket) -> TritonBatch:
         """The bucket's attention, over the fixed inputs."""
         views, tiles = self._inputs.views(bucket), self._inputs.tiles(bucket)
-        # A chain's masks hide nothing, and their bits are those without.
-        return self._attention.batch(views, self._cache, (tiles,), tree=True, workspace=self._workspace)
+        return self._attention.batch(views, self._cache, (tiles,), workspace=self._workspace)
 
     def decode(self, bucket: Bucket, batch: TritonBatch, layers: Layers) -> None:
         """The computation that the bucket's graph records."""
