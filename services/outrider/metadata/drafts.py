@@ -5,12 +5,13 @@ changed by operators too, and every change of one also writes the audit stream i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from outrider.errors import Unavailable
-from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.part import StorePart, reading
 from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import drafts_pb2
 
@@ -70,16 +71,22 @@ class DraftStore(StorePart):
         return bool(await self._link.require(lambda redis: redis.eval(_DELETE_VERSION, len(keys), *keys, version, by)))
 
     async def _epoch(self) -> int:
-        epoch = await self._link.call_in_background(lambda redis: redis.get(self._keys.leader_epoch))
-        return int(epoch or 0)
+        return (
+            await self._link.call_in_background(
+                reading(lambda redis: redis.get(self._keys.leader_epoch), lambda said: int(said or 0))
+            )
+            or 0
+        )
 
     async def _read(self, key: str, kind: type[M], epoch: int = 0) -> dict[str, M]:
-        found: dict[str, M] = {}
-        for name, value in (await self._link.require(lambda redis: redis.hgetall(key))).items():
-            try:
-                found[name.decode()] = kind.FromString(value)
-            except (DecodeError, UnicodeDecodeError):
-                continue
+        def read(answer: Any) -> dict[str, M]:
+            found: dict[str, M] = {}
+            for name, value in answer.items():
+                with suppress(DecodeError, UnicodeDecodeError):
+                    found[name.decode()] = kind.FromString(value)
+            return found
+
+        found = await self._link.require(reading(lambda redis: redis.hgetall(key), read))
         # Read last: what was lost meanwhile is noticed.
         if epoch and epoch != await self._epoch():
             raise Unavailable("the metadata store has lost its data", reason="NO_METADATA", retry_after_s=1.0)

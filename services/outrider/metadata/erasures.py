@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.part import StorePart, reading
 from outrider.metadata.tenants.tenants import AUDIT, HISTORY, ORDER, SAMPLES
 
 if TYPE_CHECKING:
@@ -52,13 +52,15 @@ class ErasureStore(StorePart):
     async def order(self, tenant: str, *, samples: bool, by: str) -> Order:
         """With an entry in the audit trail. It takes the place of the tenant's order of this kind before it."""
         keys, kind = (self._keys.erasures, self._keys.audit), _kind(samples=samples)
-        at_us = await self._link.require(lambda redis: redis.eval(_ORDER, len(keys), *keys, kind, tenant, by))
-        return Order(tenant, samples, int(at_us))
+        at_us = await self._link.require(
+            reading(lambda redis: redis.eval(_ORDER, len(keys), *keys, kind, tenant, by), int)
+        )
+        return Order(tenant, samples, at_us)
 
     async def orders(self) -> list[Order]:
-        found = await self._link.require(lambda redis: redis.hgetall(self._keys.erasures))
-        split = [(*field.decode().partition("/"), int(at_us)) for field, at_us in found.items()]
-        return sorted((Order(tenant, kind == SAMPLES, at_us) for kind, _, tenant, at_us in split), key=_by_tenant)
+        split = await self._link.require(reading(lambda redis: redis.hgetall(self._keys.erasures), _split))
+        found = (Order(tenant, kind == SAMPLES, at_us) for (kind, tenant), at_us in split.items())
+        return sorted(found, key=_by_tenant)
 
     async def known(self, orders: Iterable[Order]) -> None:
         """Adds those that the store does not know, or knows earlier ones of."""
@@ -72,8 +74,7 @@ class ErasureStore(StorePart):
 
     async def volumes(self) -> dict[str, str]:
         """Where each was last."""
-        found = await self._link.require(lambda redis: redis.hgetall(self._keys.sample_volumes))
-        return {volume_id.decode(): where.decode() for volume_id, where in found.items()}
+        return await self._link.require(reading(lambda redis: redis.hgetall(self._keys.sample_volumes), _decoded))
 
     async def obeyed(self, holder: str, order: Order) -> None:
         """`holder`: a worker or a volume."""
@@ -82,9 +83,7 @@ class ErasureStore(StorePart):
 
     async def who_obeyed(self) -> Mapping[tuple[str, str], int]:
         """Holder and field of an order → the time of the last one that it has obeyed."""
-        found = await self._link.require(lambda redis: redis.hgetall(self._keys.erased))
-        split = [(*field.decode().partition("/"), int(at_us)) for field, at_us in found.items()]
-        return {(holder, field): at_us for holder, _, field, at_us in split}
+        return await self._link.require(reading(lambda redis: redis.hgetall(self._keys.erased), _split))
 
     async def forget(self, holders: Iterable[str]) -> None:
         """Volumes or workers that are no more: nobody waits for them."""
@@ -101,6 +100,16 @@ class ErasureStore(StorePart):
 
 def _kind(*, samples: bool) -> str:
     return SAMPLES if samples else HISTORY
+
+
+def _decoded(found: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in found.items()}
+
+
+def _split(found: Mapping[bytes, bytes]) -> dict[tuple[str, str], int]:
+    """By what is before and after the first stroke of a field's name."""
+    parts = {name.partition("/"): int(value) for name, value in _decoded(found).items()}
+    return {(first, rest): value for (first, _, rest), value in parts.items()}
 
 
 def _by_tenant(order: Order) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.part import StorePart, reading
 from outrider.metadata.keys import Keys
 
 if TYPE_CHECKING:
@@ -64,13 +64,15 @@ class LeaderLease(StorePart):
         """The epoch in which this process leads; 0 if another one leads; None while Redis is unreachable."""
         keys, asked_s = (self._keys.leader, self._keys.leader_epoch), self._clock()
         arguments = self._holder, round(LEADER_TTL_S * 1000), self._seen_epoch, int(self._leads)
-        epoch = await self._link.call_in_background(lambda redis: redis.eval(_LEAD, len(keys), *keys, *arguments))
-        if epoch is None:
+        epoch = await self._link.call_in_background(
+            reading(lambda redis: redis.eval(_LEAD, len(keys), *keys, *arguments), int)
+        )
+        if epoch is None or abs(epoch) > _MAX_EPOCH:
             return None
-        self._leads = int(epoch) > 0
+        self._leads = epoch > 0
         self._renewed_s = asked_s if self._leads else -math.inf
-        self._seen_epoch = max(self._seen_epoch, abs(int(epoch)))
-        return int(epoch) if self._leads else 0
+        self._seen_epoch = max(self._seen_epoch, abs(epoch))
+        return epoch if self._leads else 0
 
     def saw(self, epoch: int) -> None:
         """To be called when a follower knows this epoch: the next `hold` takes a higher one."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.part import StorePart, reading
 from outrider.metadata.leader import LeaderLease
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT, MAX_AUDIT_ENTRIES, unknown_tenant
 from outrider.rpc.v1 import policy_pb2, tenants_pb2
@@ -63,20 +63,22 @@ class PlanStore(StorePart):
 
     async def load(self) -> list[policy_pb2.TenantDecision] | None:
         """The decisions for all tenants; None while Redis is unreachable."""
-        found = await self._link.call_in_background(lambda redis: redis.hgetall(self._keys.plan))
-        if found is None:
-            return None
-        return [_parsed(policy_pb2.TenantDecision, value) for field, value in found.items() if field != _EPOCH]
+
+        def read(found: Any) -> list[policy_pb2.TenantDecision]:
+            return [_parsed(policy_pb2.TenantDecision, value) for field, value in found.items() if field != _EPOCH]
+
+        return await self._link.call_in_background(reading(lambda redis: redis.hgetall(self._keys.plan), read))
 
     async def find(self, tenant: str, targets: Iterable[str]) -> list[policy_pb2.TenantDecision] | None:
         """The existing decisions for one tenant at these targets; None while Redis is unreachable."""
         fields = [f"{tenant}/{target}" for target in targets]
         if not fields:
             return []
-        found = await self._link.call_in_background(lambda redis: redis.hmget(self._keys.plan, fields))
-        if found is None:
-            return None
-        return [_parsed(policy_pb2.TenantDecision, value) for value in found if value is not None]
+
+        def read(found: Any) -> list[policy_pb2.TenantDecision]:
+            return [_parsed(policy_pb2.TenantDecision, value) for value in found if value is not None]
+
+        return await self._link.call_in_background(reading(lambda redis: redis.hmget(self._keys.plan, fields), read))
 
     async def set_override(self, tenant: str, override: tenants_pb2.SpeculationOverride | None) -> None:
         """None removes it. Raises Unavailable; NotFound if tenants are defined but not this one."""
@@ -103,7 +105,7 @@ class PlanStore(StorePart):
             self._seen = last[0][0] if last else b"0-0"
             return True
 
-        return await self._link.call_in_background(work, timeout_s)
+        return await self._link.call_in_background(work, waits_s=timeout_s)
 
     async def overrides(self, epoch: int = 0) -> dict[str, tenants_pb2.SpeculationOverride] | None:
         """The current overrides by tenant; None while Redis is unreachable.
@@ -118,15 +120,15 @@ class PlanStore(StorePart):
             pipe.get(self._keys.leader_epoch)
             return await pipe.execute()
 
-        answer: tuple[dict[bytes, bytes], bytes | None] | None = await self._link.call_in_background(work)
-        if answer is None:
-            return None
-        found, current = answer
-        if epoch and int(current or 0) != epoch:
-            return None
-        now_ms = time.time() * 1000
-        known = {name.decode(): _parsed(tenants_pb2.SpeculationOverride, value) for name, value in found.items()}
-        return {name: one for name, one in known.items() if not one.until_unix_ms or one.until_unix_ms > now_ms}
+        def read(answer: Any) -> dict[str, tenants_pb2.SpeculationOverride] | None:
+            found, current = answer
+            if epoch and int(current or 0) != epoch:
+                return None
+            now_ms = time.time() * 1000
+            known = {name.decode(): _parsed(tenants_pb2.SpeculationOverride, value) for name, value in found.items()}
+            return {name: one for name, one in known.items() if not one.until_unix_ms or one.until_unix_ms > now_ms}
+
+        return await self._link.call_in_background(reading(work, read))
 
 
 def _parsed(kind: Any, value: bytes) -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.errors import MAX_MESSAGE_CHARS
+from outrider.metadata.connection.part import reading
 from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S, StoreCounters
 from outrider.metadata.drafts import DraftStore
 from outrider.metadata.erasures import ErasureStore
@@ -328,15 +329,17 @@ class MetadataStore:
         if since is not None:
             check_event_id(since)
         start = "-" if since is None else f"({since}"
-        entries = await self._link.call_in_background(
-            lambda redis: redis.xrange(self._keys.events, min=start, count=limit)
+        found = await self._link.call_in_background(
+            reading(lambda redis: redis.xrange(self._keys.events, min=start, count=limit), self._decoded)
         )
-        return self._decoded(entries or ())
+        return found or []
 
     async def last_events(self, limit: int) -> list[Event]:
         """The last `limit` events, oldest first. Empty while Redis is unreachable."""
-        entries = await self._link.call_in_background(lambda redis: redis.xrevrange(self._keys.events, count=limit))
-        return self._decoded(reversed(entries or []))
+        found = await self._link.call_in_background(
+            reading(lambda redis: redis.xrevrange(self._keys.events, count=limit), self._decoded)
+        )
+        return (found or [])[::-1]
 
     def _decoded(self, entries: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
         events = []

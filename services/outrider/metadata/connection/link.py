@@ -15,11 +15,12 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import redis
+from redis._parsers import _AsyncRESP2Parser
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -27,19 +28,20 @@ from redis.backoff import NoBackoff
 from outrider.errors import Unavailable
 from outrider.metadata.connection.address import open_pool
 from outrider.metadata.connection.causes import CLUSTER, NO_ANSWER, NO_ANSWER_TO_TLS, READ_ONLY, SENTINEL, cause, lasts
+from outrider.metadata.connection.part import MalformedError, Work
 from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S, StoreCounters
 from outrider.runtime.supervision import stop
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Work: TypeAlias = Callable[[Any], Awaitable[T]]
-"""What a call does with the client: redis-py types its commands as awaitable or not, so the client is Any here."""
-
+_NOT_UNDERSTOOD = "metadata store gives an answer that cannot be understood"
 _MAX_CONNECTIONS = 8
 _MIN_RETRY_S = 0.02
 _MAX_RETRY_S = 1.0
 _NUM_RECONNECTS = 3
+_MAX_ANSWER_BYTES = 128 << 20
+"""Well above the leases of a thousand workers."""
 _REPORT_S = 60.0
 """How often the same refusal is logged."""
 _READ_ONLY_S = 0.1
@@ -50,6 +52,16 @@ class Answers(Enum):
     IN_TIME = "in time for all calls"
     LATE = "in time only for calls that nobody waits for"
     NOT = "not at all"
+
+
+class _BoundedParser(_AsyncRESP2Parser):
+    """The client's own has no bound: within a timeout a server can send gigabytes."""
+
+    async def _read(self, length: int) -> bytes:
+        if not 0 <= length <= _MAX_ANSWER_BYTES - self._pos:
+            raise redis.InvalidResponse(f"{length} bytes in one answer")
+        data: bytes = await super()._read(length)
+        return data
 
 
 class RedisLink:
@@ -65,6 +77,7 @@ class RedisLink:
             "socket_connect_timeout": self._background_timeout_s,
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
+            "parser_class": _BoundedParser,
         }
         pool = open_pool(url, max_connections=_MAX_CONNECTIONS, settings=settings)
         self.available = True
@@ -163,9 +176,13 @@ class RedisLink:
             # The server answers with an error: read-only, out of memory, a key that another program has set.
             self._counters.num_refused += 1
             self._report("metadata store refuses a command", cause(error))
+        except MalformedError as error:
+            # One damaged record does not make it an outage.
+            self._counters.num_malformed += 1
+            self._report(_NOT_UNDERSTOOD, cause(error))
         except Exception as error:
             # The server may be something else than Redis and answer anything.
-            self._report("metadata store gives an answer that cannot be understood", cause(error))
+            self._report(_NOT_UNDERSTOOD, cause(error))
             self._suspend(Answers.NOT, error)
         return None
 

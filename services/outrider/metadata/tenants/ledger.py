@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.part import StorePart, reading
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -118,10 +118,13 @@ class LedgerStore(StorePart):
         async def names_of(redis: Redis) -> Any:
             return await redis.zrangebyscore(self._keys.ledgers, first_hour, last_hour)
 
-        names = [name.decode().partition(":") for name in await self._link.require(names_of)]
+        def read(names: Any) -> list[tuple[int, str]]:
+            return [(int(hour), writer) for hour, _, writer in (name.decode().partition(":") for name in names)]
+
+        ledgers = await self._link.require(reading(names_of, read))
         found: list[LedgerEntry] = []
-        for start in range(0, len(names), _MAX_LEDGERS):
-            found += await self._entries([(int(h), w) for h, _, w in names[start : start + _MAX_LEDGERS]], tenant)
+        for start in range(0, len(ledgers), _MAX_LEDGERS):
+            found += await self._entries(ledgers[start : start + _MAX_LEDGERS], tenant)
         return found
 
     async def _entries(self, ledgers: Sequence[tuple[int, str]], tenant: str) -> list[LedgerEntry]:
@@ -137,15 +140,18 @@ class LedgerStore(StorePart):
                     pipe.hgetall(key)
             return await pipe.execute()
 
-        found = []
-        for (hour, writer), answer in zip(ledgers, await self._link.require(work), strict=True):
-            if isinstance(answer, list):
-                answer = {k.encode(): v for k, v in zip(wanted, answer, strict=True) if v is not None}
-            for name, usage in _by_tenant(answer.items()).items():
-                whose, server = _named(name) if writer.startswith(ATTACHED) else (name, "")
-                if tenant in ("", whose):
-                    found.append(LedgerEntry(hour, whose, usage, server))
-        return found
+        def read(answers: Any) -> list[LedgerEntry]:
+            found = []
+            for (hour, writer), answer in zip(ledgers, answers, strict=True):
+                if isinstance(answer, list):
+                    answer = {k.encode(): v for k, v in zip(wanted, answer, strict=True) if v is not None}
+                for name, usage in _by_tenant(answer.items()).items():
+                    whose, server = _named(name) if writer.startswith(ATTACHED) else (name, "")
+                    if tenant in ("", whose):
+                        found.append(LedgerEntry(hour, whose, usage, server))
+            return found
+
+        return await self._link.require(reading(work, read))
 
 
 def _named(name: str) -> tuple[str, str]:

@@ -7,10 +7,11 @@ however requests are spread over them. A gateway that dies loses at most a slice
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.part import StorePart, reading
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -128,8 +129,12 @@ class QuotaStore(StorePart):
             "running_ttl_s": RUNNING_TTL_S,
             "ttl_ms": _TTL_MS,
         }
-        answer = await self._link.call(lambda redis: redis.eval(_TAKE, len(keys), *keys, json.dumps(asked)))
-        return None if answer is None else Granted(answer[0] == b"1", *map(float, answer[1:]))
+        return await self._link.call(
+            reading(
+                lambda redis: redis.eval(_TAKE, len(keys), *keys, json.dumps(asked)),
+                lambda answer: Granted(answer[0] == b"1", *(_finite(one) for one in answer[1:])),
+            )
+        )
 
     async def report_running(self, gateway: str, running: dict[str, int]) -> None:
         """Reports the number of each tenant's requests that run at this gateway. Valid for 5 s."""
@@ -145,3 +150,10 @@ class QuotaStore(StorePart):
 
         if running:
             await self._link.call_in_background(work)
+
+
+def _finite(said: bytes) -> float:
+    """Raises ValueError."""
+    if not math.isfinite(number := float(said)):
+        raise ValueError(f"{number} is no amount")
+    return number

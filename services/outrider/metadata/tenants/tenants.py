@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import Conflict, NotFound
-from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.part import StorePart, reading
 from outrider.metadata.tenants.key_memory import KeyMemory
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
@@ -218,20 +218,33 @@ class TenantStore(StorePart):
         names = self._keys
         keys = (names.api_key((digest or b"").hex()), names.tenant(""), names.keys_required, names.keys_required_known)
         default = DEFAULT_TENANT if digest is None else ""
-        answer = await self._link.call_in_background(lambda redis: redis.eval(_FIND, len(keys), *keys, default))
+
+        def read(answer: Any) -> tuple[bool, bool, tenants_pb2.ApiKey | None, tenants_pb2.Tenant | None, int]:
+            required, known, key, record, version, tenant_id, read_us = answer
+            # Not true or false of anything: what the store did not say lets nobody in.
+            return (
+                {0: False, 1: True}[required],
+                {0: False, 1: True}[known],
+                _parse_key(key) if key else None,
+                _parse(record, version, tenant_id) if record else None,
+                int(read_us),
+            )
+
+        answer = await self._link.call_in_background(
+            reading(lambda redis: redis.eval(_FIND, len(keys), *keys, default), read)
+        )
         if answer is None:
             return None
-        required, known, key, record, version, tenant_id, read_us = answer
+        required, known, key, tenant, read_us = answer
         if required:
             self._memory.remember()
         elif self._memory.required:
             await self.keep_required()
         elif not known:
             return None
-        tenant = _parse(record, version, tenant_id) if record else None
         if tenant is not None:
             tenant.read_unix_us = read_us
-        return FoundKey(self._memory.required, _parse_key(key) if key else None, tenant, read_us)
+        return FoundKey(self._memory.required, key, tenant, read_us)
 
     async def keep_required(self) -> None:
         """Tells gateways whether keys are required. To be called by control planes again and again: where this process
@@ -251,10 +264,12 @@ class TenantStore(StorePart):
     async def get(self, name: str) -> tenants_pb2.Tenant:
         """Raises NotFound."""
         key = self._keys.tenant(name)
-        record, *others = await self._link.require(lambda redis: redis.hmget(key, _FIELDS))
-        if record is None:
+        [found] = await self._link.require(
+            reading(lambda redis: redis.hmget(key, _FIELDS), lambda row: [_parse_row(*row)])
+        )
+        if found is None:
             raise unknown_tenant(name)
-        return _parse(record, *others)
+        return found
 
     async def page(self, after: str, limit: int) -> tuple[list[tenants_pb2.Tenant], int]:
         """Tenants by name, from the first after `after`, and the number of all."""
@@ -268,8 +283,11 @@ class TenantStore(StorePart):
             pipe.zcard(self._keys.tenants)
             return await pipe.execute()
 
-        *rows, total = await self._link.require(work)
-        return [_parse(record, *others) for record, *others in rows if record is not None], total
+        def read(answer: Any) -> tuple[list[tenants_pb2.Tenant], int]:
+            *rows, total = answer
+            return [found for row in rows if (found := _parse_row(*row)) is not None], int(total)
+
+        return await self._link.require(reading(work, read))
 
     async def put(
         self, tenants: Sequence[tenants_pb2.Tenant], *, by: str, dry_run: bool = False
@@ -281,13 +299,19 @@ class TenantStore(StorePart):
             # The id is that of a tenant that is created; another one keeps its own.
             arguments += [tenant.name, tenant.version, _serialize(tenant), f"tenant-{secrets.token_hex(6)}"]
         arguments += ["dry" if dry_run else "", by]
-        answer = await self._link.require(lambda redis: redis.eval(_PUT, len(keys), *keys, *arguments))
-        if isinstance(answer, bytes):
-            raise Conflict("it was changed meanwhile: read it again", field=_named(tenants, answer.decode()))
-        return [
-            control_pb2.TenantChange(name=tenant.name, change=change, version=int(version))
-            for tenant, (change, version) in zip(tenants, answer, strict=True)
-        ]
+
+        def read(answer: Any) -> str | list[control_pb2.TenantChange]:
+            if isinstance(answer, bytes):
+                return _named(tenants, answer.decode())
+            return [
+                control_pb2.TenantChange(name=tenant.name, change=change, version=int(version))
+                for tenant, (change, version) in zip(tenants, answer, strict=True)
+            ]
+
+        found = await self._link.require(reading(lambda redis: redis.eval(_PUT, len(keys), *keys, *arguments), read))
+        if isinstance(found, str):
+            raise Conflict("it was changed meanwhile: read it again", field=found)
+        return found
 
     async def delete(self, name: str, *, by: str) -> int:
         """Also deletes its keys, speculation override and plan, and orders what is derived from its texts to be erased,
@@ -305,15 +329,21 @@ class TenantStore(StorePart):
             self._keys.erasures,
         )
         kinds = sorted(set(DERIVED.values()))
-        num_keys = int(await self._link.require(lambda redis: redis.eval(_DELETE, len(keys), *keys, name, by, *kinds)))
+        num_keys = await self._link.require(
+            reading(lambda redis: redis.eval(_DELETE, len(keys), *keys, name, by, *kinds), int)
+        )
         if num_keys < 0:
             raise unknown_tenant(name)
         return num_keys
 
     async def deleted(self) -> set[str]:
         """Deleted tenants that the planner may still know."""
-        names = await self._link.require(lambda redis: redis.smembers(self._keys.deleted_tenants))
-        return {name.decode() for name in names}
+        return await self._link.require(
+            reading(
+                lambda redis: redis.smembers(self._keys.deleted_tenants),
+                lambda names: {name.decode() for name in names},
+            )
+        )
 
     async def forgotten(self, names: Iterable[str]) -> None:
         """To be called when the planner has dropped these deleted tenants."""
@@ -334,9 +364,12 @@ class TenantStore(StorePart):
                 pipe.hget(self._keys.api_key((digest or b"").decode()), "record")
             return members, await pipe.execute()
 
-        members, records = await self._link.require(work)
-        found = [_without_digest(_parse_key(record)) for record in records if record is not None]
-        return found, members[-1].decode() if len(members) == limit else ""
+        def read(answer: Any) -> tuple[list[tenants_pb2.ApiKey], str]:
+            members, records = answer
+            found = [_without_digest(_parse_key(record)) for record in records if record is not None]
+            return found, members[-1].decode() if len(members) == limit else ""
+
+        return await self._link.require(reading(work, read))
 
     async def add_key(self, key: tenants_pb2.ApiKey, *, by: str) -> None:
         """`key` includes its digest. Raises NotFound for an unknown tenant, Conflict if it has too many keys."""
@@ -350,7 +383,9 @@ class TenantStore(StorePart):
         )
         expire_s = key.not_after_unix_s and key.not_after_unix_s + _KEPT_AFTER_EXPIRY_S
         fields = (key.tenant, key.id, key.digest.hex(), _serialize(key), expire_s, MAX_KEYS_PER_TENANT, DEFAULT_TENANT)
-        answer = int(await self._link.require(lambda redis: redis.eval(_ADD_KEY, len(keys), *keys, *fields, by)))
+        answer = await self._link.require(
+            reading(lambda redis: redis.eval(_ADD_KEY, len(keys), *keys, *fields, by), int)
+        )
         if answer > 0:
             self._memory.remember()
         if answer == -1:
@@ -363,10 +398,15 @@ class TenantStore(StorePart):
     async def revoke_key(self, key_id: str, *, by: str) -> tenants_pb2.ApiKey:
         """Returns the key's record before. Raises NotFound."""
         keys = (self._keys.audit, self._keys.api_keys, self._keys.api_key_digests, self._keys.api_key(""))
-        record = await self._link.require(lambda redis: redis.eval(_REVOKE, len(keys), *keys, key_id, by))
-        if not record:
+        [key] = await self._link.require(
+            reading(
+                lambda redis: redis.eval(_REVOKE, len(keys), *keys, key_id, by),
+                lambda record: [_without_digest(_parse_key(record)) if record else None],
+            )
+        )
+        if key is None:
             raise NotFound(f"no key {key_id[:80]!r}", reason="UNKNOWN_KEY", field="id")
-        return _without_digest(_parse_key(record))
+        return key
 
     async def note(self, action: str, tenant: str, *, by: str, **details: str) -> None:
         """Writes an audit entry about what is not kept here."""
@@ -378,8 +418,12 @@ class TenantStore(StorePart):
     async def audit(self, limit: int = 1000, before: str = "") -> list[AuditEntry]:
         """The last changes before the one with id `before`, newest first."""
         last = f"({before}" if before else "+"
-        entries = await self._link.require(lambda redis: redis.xrevrange(self._keys.audit, max=last, count=limit))
-        return [_parse_audit(entry_id, body) for entry_id, body in entries]
+        return await self._link.require(
+            reading(
+                lambda redis: redis.xrevrange(self._keys.audit, max=last, count=limit),
+                lambda entries: [_parse_audit(entry_id, body) for entry_id, body in entries],
+            )
+        )
 
 
 def _serialize(message: tenants_pb2.Tenant | tenants_pb2.ApiKey) -> bytes:
@@ -391,6 +435,10 @@ def _serialize(message: tenants_pb2.Tenant | tenants_pb2.ApiKey) -> bytes:
             copy.ClearField(name)
         message = copy
     return message.SerializeToString(deterministic=True)
+
+
+def _parse_row(record: bytes | None, *others: Any) -> tenants_pb2.Tenant | None:
+    return None if record is None else _parse(record, *others)
 
 
 def _parse(record: bytes, version: bytes, tenant_id: bytes | None) -> tenants_pb2.Tenant:
