@@ -47,6 +47,10 @@ ROWS: dict[str, tuple[str, str]] = {
     "`--pipeline-parallel-size` above 1": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
     "another method of `--speculative-config`": (_RUNNER, "test_texts_with_drafts_are_those_of_vllm_alone"),
     "another `--scheduler-cls`": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
+    "`--enable-sleep-mode`": (
+        "tests/vllm/test_planted_faults.py",
+        "test_an_engine_that_has_slept_answers_as_before",
+    ),
     "`--kv-transfer-config`": (_SETTINGS, "test_a_setting_works_or_is_refused_by_name"),
     "fields of `--speculative-config` that would have no effect": (
         _SETTINGS,
