@@ -59,7 +59,9 @@ def apply_grammar_bitmask(self: Any, logits: Any, input_batch: Any, names: list[
 
 
 def _settings(module: Any) -> None:
-    """On CPUs vLLM turns asynchronous scheduling off, and starts each process from nothing."""
+    """On CPUs vLLM turns asynchronous scheduling off, starts each process from nothing, and compiles small functions in
+    the step that first needs them, for longer than a step may take."""
+    module.CpuPlatform.simple_compile_backend = "eager"
     check = module.CpuPlatform.check_and_update_config.__func__
 
     def check_and_keep(cls: Any, vllm_config: Any) -> None:
