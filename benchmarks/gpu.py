@@ -57,7 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures["matmuls"] = matmuls(model, device)
     if not options.no_peer:
         figures["transformers"] = transformers_step_ms(model, options)
-    figures["steps"] = [row for context in options.contexts for row in engine_steps(model_of(model), context, options)]
+    figures["steps"] = [
+        {"batch_invariant": invariant, **row}
+        for invariant in options.batch_invariant
+        for context in options.contexts
+        for row in engine_steps(model_of(model), context, options, invariant=invariant == "true")
+    ]
     figures |= summary(figures)
     report(figures)
     if options.json:
@@ -80,6 +85,7 @@ def parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=60, metavar="N", help="timed steps of each kind")
     add("--attention", default="auto", help="of the engine: auto, triton, sdpa")
     add("--execution", default="auto", help="of the engine: auto, fused, transformers")
+    add("--batch-invariant", nargs="+", default=["true"], choices=("true", "false"), help="of the engine, side by side")
     add("--no-graphs", action="store_true", help="launch every kernel")
     add("--min-tokens", type=int, default=16, metavar="N", help="recorded steps are multiples of this many tokens")
     add("--no-peer", action="store_true", help="leave transformers out")
@@ -239,7 +245,9 @@ def model_of(model: LlamaForCausalLM) -> LlamaForCausalLM:
     return copy
 
 
-def engine_steps(model: LlamaForCausalLM, context: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+def engine_steps(
+    model: LlamaForCausalLM, context: int, options: argparse.Namespace, *, invariant: bool
+) -> list[dict[str, Any]]:
     """Times for each number of rows and of positions, with `context` cached tokens per row."""
     block_size, longest = 16, context + max(options.positions)
     config = EngineConfig(
@@ -249,6 +257,7 @@ def engine_steps(model: LlamaForCausalLM, context: int, options: argparse.Namesp
         attention=options.attention,
         execution=options.execution,
         cuda_graphs=not options.no_graphs,
+        batch_invariant=invariant,
         graph_rows=max(options.rows),
         graph_min_tokens=options.min_tokens,
         prefix_cache=False,
@@ -306,7 +315,7 @@ def summary(figures: dict[str, Any]) -> dict[str, Any]:
 
 
 def matches(step: dict[str, Any], first: dict[str, Any]) -> bool:
-    return all(step[name] == first[name] for name in ("context", "rows"))
+    return all(step[name] == first[name] for name in ("batch_invariant", "context", "rows"))
 
 
 def report(figures: dict[str, Any]) -> None:
@@ -320,10 +329,20 @@ def report(figures: dict[str, Any]) -> None:
     for row in figures.get("matmuls", []):
         say(f"  {row['product']:>7} x {row['tokens']:>3} tokens  {row['bytes_per_s'] / 1e12:.2f} TB/s of weights")
     positions = sorted({step["positions"] for step in figures["steps"]})
-    say(f"\n{'step, ms':>9} {'rows':>5}", *(f"{p:>7}" for p in positions), " positions")
-    for context, rows in dict.fromkeys((s["context"], s["rows"]) for s in figures["steps"]):
-        cells = {s["positions"]: s["step_ms"] for s in figures["steps"] if (s["context"], s["rows"]) == (context, rows)}
-        say(f"{context:>9} {rows:>5}", *(f"{cells[p]:>7.3f}" for p in positions))
+    say("\nms of a step by positions\n")
+    say("| context | rows | batch-invariant |", *(f"{p} |" for p in positions))
+    say("|---|---|---|" + "---|" * len(positions))
+    by_row: dict[tuple[int, int], dict[str, list[float]]] = {}
+    for first in (s for s in figures["steps"] if s["positions"] == positions[0]):
+        cells = {s["positions"]: s["step_ms"] for s in figures["steps"] if matches(s, first)}
+        of = by_row.setdefault((first["context"], first["rows"]), {})
+        of[first["batch_invariant"]] = [cells[p] for p in positions]
+    for (context, rows), of in by_row.items():
+        for invariant, times in of.items():
+            say(f"| {context} | {rows} | {invariant} |", *(f"{ms:.3f} |" for ms in times))
+        if len(of) == 2:
+            ratios = (ours / torchs for ours, torchs in zip(of["true"], of["false"], strict=True))
+            say(f"| {context} | {rows} | true / false |", *(f"{ratio:.2f} |" for ratio in ratios))
     for name, ms in figures.get("transformers", {}).items():
         say(f"transformers, {name} tokens: {ms:.3f} ms a token")
     say()

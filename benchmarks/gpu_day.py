@@ -2,8 +2,9 @@
 
     python -m benchmarks.gpu_day --hours 1 --out build/gpu-day
 
-A step that cannot run says why, one that fails keeps the end of its output, and none keeps the others from running. The
-last one, load on a stack, gets the time that the others leave. Exit code 0 only if every step has run and succeeded.
+Without a GPU only the first step runs, which takes seconds. A step that cannot run says why, one that fails keeps the
+end of its output, and none keeps the others from running. The last one, load on a stack, gets the time that the others
+leave. Exit code 0 only if every step has run and succeeded.
 """
 
 from __future__ import annotations
@@ -70,12 +71,14 @@ def steps(out: Path) -> list[Step]:
     tests = [python, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider"]
     bench = [python, "-m", "benchmarks.gpu"]
     line = ["--shape", "1b", "--rows", "1", "4", "16", "64", "--json", str(out / "step-line.json")]
+    price = [*_PRICE, "--json", str(out / "batch-invariant.json")]
     roofline = ["--shape", "8b", "--rows", "1", "--matmuls", "--peer-static", "--json", str(out / "roofline.json")]
     load = ["env", "OUTRIDER_DEVICE=cuda", python, "-m", "loadtest", "--up", "--out", str(out / "load")]
     return [
         Step("the step program, on the CPU", lambda s: [*bench, *_TINY], 0.2),
-        Step("host: the step thread without a model", lambda s: [python, "-m", "benchmarks", "host"], 0.2),
+        Step("host: the step thread without a model", lambda s: [python, "-m", "benchmarks", "host"], 0.2, no_gpu),
         Step("tests/gpu", lambda s: tests, 0.3, no_gpu),
+        Step("batch-invariant products beside torch's", lambda s: [*bench, *price], 0.4, no_gpu),
         Step("sanitizer", lambda s: ["compute-sanitizer", "--error-exitcode", "9", *tests, "-x"], 0.4, _no_sanitizer),
         Step("step line: a step's time by rows", lambda s: [*bench, *line], 0.4, no_gpu),
         Step("roofline: a step over reading its weights", lambda s: [*bench, *roofline], 0.5, no_gpu),
@@ -90,7 +93,10 @@ def _profile(out: Path, seconds: float) -> str:
     return str(path)
 
 
-_TINY = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--steps", "2", "--rows", "1", "--contexts", "64"]
+_BOTH = ["--positions", "1", "5", "--batch-invariant", "true", "false", "--no-peer"]
+_TINY = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--rows", "1", "--contexts", "64", "--steps", "2"]
+_TINY += ["--copy-bytes", str(1 << 23), *_BOTH]
+_PRICE = ["--shape", "8b", "--rows", "1", "8", "32", "64", "--contexts", "512", "--steps", "30", *_BOTH]
 
 
 def run(planned: Sequence[Step], hours: float, say: Callable[[str], None]) -> list[Outcome]:
