@@ -24,7 +24,7 @@ from tests.ports import free_port
 COMMANDS = [command for page in PAGES for command in commands(page)]
 _QUICK = [command for command in COMMANDS if command.quick]
 _SLOW = [command for command in COMMANDS if not command.quick and not command.reason]
-_GOES_ON = re.compile(r"outrider (up|top|target|draft|gateway|controller)\b|outrider events -w")
+_GOES_ON = re.compile(r"outrider (up|target|draft|gateway|controller)\b|outrider events -w")
 _UP_S, _COMMAND_S = 900.0, 900.0
 
 
