@@ -22,7 +22,7 @@ from outrider.runtime.bounded import Answer, BoundedProcess, OutOfBounds, serve
 from outrider.runtime.turns import TenantTurns, deep_stacks
 
 _THREADS = 2
-_NICE = 19
+_NICE = 10
 _CPU_S = 2.0
 """The largest grammar that fits a message takes about a second on a slow core."""
 _BYTES = 256 << 20

@@ -51,7 +51,7 @@ _MAX_ITEMS, _MAX_ROW_ITEMS = 50_000, 2_000
 _MAX_SYMBOLS = 500_000
 _COMPILE_THREADS = 2
 _MAX_MASK_THREADS = 4
-_NICE = 19
+_NICE = 10
 _TOO_LARGE = Refusal("is too complex: it needs more memory than a tenant's grammars may have")
 _NO_ROOM = Refusal("running requests use all memory for grammars", busy=True)
 
