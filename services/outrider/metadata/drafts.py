@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from outrider.errors import Unavailable
-from outrider.metadata.connection.part import StorePart, reading
+from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.reading import reading
 from outrider.metadata.tenants.tenants import MAX_AUDIT_ENTRIES
 from outrider.rpc.v1 import drafts_pb2
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.connection.part import StorePart, reading
+from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.reading import reading
 from outrider.metadata.tenants.tenants import AUDIT, HISTORY, ORDER, SAMPLES
 
 if TYPE_CHECKING:

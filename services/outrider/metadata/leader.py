@@ -10,7 +10,8 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from outrider.metadata.connection.part import StorePart, reading
+from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.reading import reading
 from outrider.metadata.keys import Keys
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
-from outrider.metadata.connection.part import StorePart, reading
+from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.reading import reading
 from outrider.metadata.leader import LeaderLease
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT, MAX_AUDIT_ENTRIES, unknown_tenant
 from outrider.rpc.v1 import policy_pb2, tenants_pb2

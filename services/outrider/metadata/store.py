@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from outrider.errors import MAX_MESSAGE_CHARS
-from outrider.metadata.connection.part import reading
+from outrider.metadata.connection.reading import reading
 from outrider.metadata.connection.timeouts import CALL_TIMEOUT_S, StoreCounters
 from outrider.metadata.drafts import DraftStore
 from outrider.metadata.erasures import ErasureStore

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_MOST_ROWS = 128
+_MAX_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class Products:
 
     def _launch(self, x: Tensor, by: Product, out: Tensor, *, gate: bool, add: bool) -> Tensor:
         rows, width = out.shape
-        tile = min(max(16, 1 << (rows - 1).bit_length()), _MOST_ROWS)
-        block = min(max(32, tile), 64 if gate else _MOST_ROWS)
+        tile = min(max(16, 1 << (rows - 1).bit_length()), _MAX_ROWS)
+        block = min(max(32, tile), 64 if gate else _MAX_ROWS)
         self.kernels.product_kernel[(-(-rows // tile), -(-width // block))](
             x,
             x if by.norm is None else by.norm,
@@ -94,7 +94,7 @@ class Products:
             WIDEN=x.device.type == "cpu",
             ROWS=tile,
             BLOCK_N=block,
-            num_warps=8 if tile == _MOST_ROWS else 4,
+            num_warps=8 if tile == _MAX_ROWS else 4,
             num_stages={16: 8, 32: 6, 64: 4, 128: 3}[tile],
         )
         return out

@@ -28,7 +28,7 @@ from redis.backoff import NoBackoff
 from outrider.errors import Unavailable
 from outrider.metadata.connection.address import open_pool
 from outrider.metadata.connection.causes import CLUSTER, NO_ANSWER, NO_ANSWER_TO_TLS, READ_ONLY, SENTINEL, cause, lasts
-from outrider.metadata.connection.part import MalformedError, Work
+from outrider.metadata.connection.reading import MalformedError, Work
 from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S, CALL_TIMEOUT_S, StoreCounters
 from outrider.runtime.supervision import stop
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outrider.metadata.connection.part import StorePart, reading
+from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.reading import reading
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

@@ -11,7 +11,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.metadata.connection.part import StorePart, reading
+from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.reading import reading
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

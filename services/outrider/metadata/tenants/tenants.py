@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import Conflict, NotFound
-from outrider.metadata.connection.part import StorePart, reading
+from outrider.metadata.connection.part import StorePart
+from outrider.metadata.connection.reading import reading
 from outrider.metadata.tenants.key_memory import KeyMemory
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 
