@@ -115,7 +115,7 @@ def describe(config: DraftConfig, path: Path, drafter: Drafter) -> worker_pb2.Wo
         worker_pb2.WORKER_ROLE_DRAFT,
         drafter.info,
         model_revision=_revision(config, path),
-        features=weights_revision(directory(config.head), every=True) if config.head else "",
+        head=config.head,
         tokenizer_fingerprint=tokenizer_fingerprint(_target(config) or path),
         draft_kind="head" if config.head else SOURCE,
         max_draft_tokens=config.max_draft_tokens,

@@ -24,7 +24,7 @@ from outrider.heads.loading import load_head_of
 from outrider.heads.remote import read
 from outrider.heads.runner import HeadRunner
 from outrider.heads.text import HeadText
-from outrider.limits import check_token_ids
+from outrider.limits import MAX_TREE_TOKENS, check_token_ids
 from outrider.tree import DraftTree
 
 
@@ -85,7 +85,9 @@ class HeadDrafter(Drafter):
                 "base_len", f"{count} tokens with the commit, in a context of {self.info.max_context_len}"
             )
         text = self._texts[sequence]
-        if text.seen >= len(sequence.tokens):
+        # Features come ahead of the tokens after them.
+        most = MAX_TREE_TOKENS if len(sequence.tokens) == known_len else -1
+        if text.seen > len(sequence.tokens) + most:
             raise CommitMismatch(f"features of {text.seen} positions, but {len(sequence.tokens)} tokens are held")
 
     def release(self, sequence: DraftSequence) -> None:

@@ -24,7 +24,6 @@ from outrider.engine import (
     resolve,
     revision,
     tokenizer_fingerprint,
-    weights_revision,
 )
 from outrider.engine.backends.cpu import start_helpers
 from outrider.engine.checkpoints.fetching import directory
@@ -99,7 +98,7 @@ def load(config: TargetConfig) -> tuple[Engine, worker_pb2.WorkerInfo]:
         tokenizer_fingerprint=tokenizer_fingerprint(path),
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         max_draft_tokens=config.max_draft_tokens,
-        features=weights_revision(directory(config.remote_head), every=True) if config.remote_head else "",
+        head=config.remote_head,
     )
     return engine, info
 

@@ -16,7 +16,8 @@ import grpc
 import torch
 from prometheus_client import CollectorRegistry
 
-from outrider.engine import ModelInfo
+from outrider.engine import ModelInfo, weights_revision
+from outrider.engine.checkpoints.fetching import directory
 from outrider.metadata.keys import role_name
 from outrider.protocol.identity import own_info
 from outrider.rpc.access.credentials import cluster_port
@@ -158,9 +159,10 @@ async def _connect(config: WorkerConfig, registry: CollectorRegistry) -> AsyncIt
 
 
 def describe(
-    config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: ModelInfo, **more: Any
+    config: WorkerConfig, role: worker_pb2.WorkerRole.ValueType, model: ModelInfo, head: str = "", **more: Any
 ) -> worker_pb2.WorkerInfo:
-    """This worker's WorkerInfo, with a new id at every start. `more`: fields that only its kind of worker has."""
+    """This worker's WorkerInfo, with a new id at every start. `head`: the one that a draft worker holds, or for which a
+    target computes features. `more`: fields that only its kind of worker has."""
     return own_info(
         role,
         model=config.served_name,
@@ -171,6 +173,7 @@ def describe(
         num_blocks=model.num_blocks,
         device=model.device,
         dtype=model.dtype,
+        features=weights_revision(directory(head), every=True) if head else "",
         **more,
     )
 

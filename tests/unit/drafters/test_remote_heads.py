@@ -3,6 +3,7 @@ of a head beside the target, and a message that is lost or changed gives no draf
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -93,7 +94,7 @@ class Remote:
         report = self.bench.reports[-1]
         messages = [commit_message(one.sequence_id, length, (), each) for one, length, each in report.features]
         for each in report.commits:
-            message = commit_message(each.key.sequence_id, each.base_len, each.token_ids, each.features)
+            message = commit_message(each.key.sequence_id, each.base_len, each.token_ids)
             if each.finish is not Finish.NONE:
                 message.finish_reason = sequence.FINISH_REASON_LENGTH
             messages.append(message)
@@ -333,36 +334,42 @@ def test_sequences_of_several_targets_are_read_and_drafted_together(deep: Path) 
 
 
 def counted(change: Callable[[int, sequence.Commit], list[sequence.Commit]]) -> Change:
-    """`change` is told which commit of its sequence each one is, from 0 on."""
-    seen: dict[int, int] = {}
+    """`change` is told how many of its sequence's messages with tokens, or of those with features, came before."""
+    seen = Counter[tuple[int, bool]]()
 
     def found(commit: sequence.Commit) -> list[sequence.Commit]:
-        at = seen[commit.sequence_id] = seen.get(commit.sequence_id, -1) + 1
-        return change(at, commit)
+        sort = commit.sequence_id, bool(commit.token_ids)
+        seen[sort] += 1
+        return change(seen[sort] - 1, commit)
 
     return found
 
 
 def lost() -> Change:
     """The fault: the second commit of each sequence is never delivered."""
-    return counted(lambda at, commit: [] if at == 1 else [commit])
+    return counted(lambda at, commit: [] if at == 1 and commit.token_ids else [commit])
+
+
+def unseen() -> Change:
+    """The fault: the second features of each sequence are never delivered."""
+    return counted(lambda at, commit: [] if at == 1 and commit.features else [commit])
 
 
 def swapped() -> Change:
-    """The fault: the third commit of each sequence comes before the second."""
+    """The fault: the second commit of each sequence comes after the features of its tokens."""
     held: dict[int, sequence.Commit] = {}
 
     def change(at: int, commit: sequence.Commit) -> list[sequence.Commit]:
-        if at == 1:
+        if at == 1 and commit.token_ids:
             held[commit.sequence_id] = commit
             return []
-        return [commit, held[commit.sequence_id]] if at == 2 else [commit]
+        return [commit, held.pop(commit.sequence_id)] if commit.sequence_id in held else [commit]
 
     return counted(change)
 
 
 @pytest.mark.parametrize("params", [GREEDY, pytest.param(SAMPLED, marks=pytest.mark.slow)], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("fault", [lost, swapped])
+@pytest.mark.parametrize("fault", [lost, unseen, swapped])
 def test_a_commit_that_does_not_come_in_its_turn_ends_the_draft_and_no_text(
     deep: Path, fault: Callable[[], Change], params: SamplingParams
 ) -> None:
@@ -472,7 +479,7 @@ def honest(path: Path, kind: str) -> Remote:
 @pytest.mark.parametrize("lie", LIES)
 def test_a_commit_that_lies_ends_the_draft_of_its_own_sequence_alone(deep: Path, lie: str, kind: str) -> None:
     def change(at: int, commit: sequence.Commit) -> list[sequence.Commit]:
-        if at == 1 and commit.sequence_id == 0:
+        if at == 1 and commit.sequence_id == 0 and bool(commit.token_ids) is ("token" in lie or "place" in lie):
             _lie(commit, lie)
         return [commit]
 

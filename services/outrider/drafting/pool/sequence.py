@@ -180,20 +180,18 @@ class PooledSequence:
             )
             self.link.outbox.last(message.ByteSize()).settings.append(message)
 
-    def commit(
-        self,
-        base_len: int,
-        token_ids: Sequence[int],
-        now_us: int,
-        features: Features | None = None,
-    ) -> None:
-        """Without tokens it sends features alone, to a draft that reads them."""
-        shown = features if self.reads_features else None
-        if token_ids or shown is not None:
-            message = commit_message(self.sequence_id, base_len, token_ids, shown)
-            self.link.outbox.last(message.ByteSize()).commits.append(message)
+    def show(self, base_len: int, features: Features) -> None:
+        """Before the commit at base_len that gives the token after them."""
+        if self.reads_features:
+            self._put(commit_message(self.sequence_id, base_len, (), features))
+
+    def commit(self, base_len: int, token_ids: Sequence[int], now_us: int) -> None:
         if token_ids:
+            self._put(commit_message(self.sequence_id, base_len, token_ids))
             self._asked(base_len + len(token_ids), now_us)
+
+    def _put(self, message: sequence_pb2.Commit) -> None:
+        self.link.outbox.last(message.ByteSize()).commits.append(message)
 
     def close(self, reason: CloseReason) -> SequenceKey:
         key = self.link.closed(self.sequence_id)

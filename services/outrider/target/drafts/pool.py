@@ -12,7 +12,7 @@ from typing import Any
 
 from outrider.drafting.pool import DraftLeases, DraftLinks, DraftVocabulary, PooledSequence
 from outrider.drafting.pool.link import DraftLink
-from outrider.drafting.source import CloseReason, DraftAssignment, Features
+from outrider.drafting.source import CloseReason, DraftAssignment
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.limits import clamp_us
 from outrider.protocol.errors import from_sequence_error, to_sequence_error
@@ -131,9 +131,10 @@ class PoolDrafts:
         """Sends commits and ends to the drafts; returns the draft statistics that routers are sent."""
         self._price_rows(report.row_price)
         draft_stats = {}
-        for key, committed_len, features in report.features:
-            if (found := self._open.get(key)) is not None:
-                self._send(found, committed_len, (), features)
+        ended = {row.key for row in report.commits if row.finish is not Finish.NONE}
+        for key, base_len, features in report.features:
+            if (found := self._open.get(key)) is not None and found.pooled is not None and key not in ended:
+                found.pooled.show(base_len, features)
         for row in report.commits:
             if (found := self._open.get(row.key)) is not None and (stats := self._commit(found, row)) is not None:
                 draft_stats[row.key] = stats
@@ -149,13 +150,10 @@ class PoolDrafts:
         if row.finish is not Finish.NONE:
             self._close(row.key, CloseReason.FINISHED)
         else:
-            self._send(found, base_len, row.token_ids, row.features)
+            found.committed_len = base_len + len(row.token_ids)
+            if pooled is not None:
+                pooled.commit(base_len, row.token_ids, self._now_us())
         return stats
-
-    def _send(self, found: _Open, base_len: int, tokens: Sequence[int], features: Features | None) -> None:
-        found.committed_len = base_len + len(tokens)
-        if found.pooled is not None:
-            found.pooled.commit(base_len, tokens, self._now_us(), features)
 
     def _price_rows(self, price: float) -> None:
         if not price_moved(self._row_price, price):

@@ -18,7 +18,7 @@ class TargetReport(WorkerReport):
 
     commits: list[StepRow[Any]] = field(default_factory=list)
     features: list[tuple[SequenceKey, int, Features]] = field(default_factory=list)
-    """For heads on draft workers: of parts of prompts, with the committed length; to be sent before the commits."""
+    """For heads on draft workers, with the length before the step's commit; to be sent before the commits."""
     refused_drafts: list[Failed] = field(default_factory=list)
     removed: list[tuple[SequenceKey, Times]] = field(default_factory=list)
     """Sequences that have ended, with their times since the last commit."""

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from outrider.drafting.source import Features
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.rounds import SourceTokens
 from outrider.sequence.key import Finish, SequenceKey
@@ -75,8 +74,6 @@ class StepRow(Generic[S]):
     """For samples: one per committed token, as computed."""
     sources: Sequence[SourceTokens] = ()
     """What came of the drafted tokens, by source."""
-    features: Features | None = None
-    """For a head on draft workers: of the last token before the commit, and of the accepted ones."""
 
     def stepped(self) -> None:
         """Lets go of what only the step needs: whoever keeps a report would keep the sequence and its grammar too."""

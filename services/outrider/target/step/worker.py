@@ -133,11 +133,10 @@ class TargetWorker(Generic[S]):
 
     def _see(self, row: StepRow[S], states: Any) -> None:
         """Shows sources the states of the row's committed positions, before the commit that gives the token after
-        them; what heads on draft workers read of them is sent with it."""
-        features = self._drafts.see(row.key, row.start, states)
-        if row.decides and features:
-            row.features = features.pop()
-        self._report.features += [(row.key, row.base_len, each) for each in features]
+        them; what heads on draft workers read of them is sent ahead of it."""
+        self._report.features += [
+            (row.key, row.base_len, each) for each in self._drafts.see(row.key, row.start, states)
+        ]
 
     def take_report(self) -> TargetReport:
         """What happened since the last call. May be empty."""

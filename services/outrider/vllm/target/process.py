@@ -23,7 +23,6 @@ from outrider.checkpoint_files import end_tokens
 from outrider.drafting.pool import no_leases
 from outrider.drafting.source import make_sources
 from outrider.engine import ModelInfo, resolve, tokenizer_fingerprint, weights_revision
-from outrider.engine.checkpoints.fetching import directory
 from outrider.heads import HeadFeatures
 from outrider.metadata.store import MetadataStore
 from outrider.options.sampling import SamplingParams, VerificationMode
@@ -122,7 +121,7 @@ def describe(config: TargetConfig, model: ModelInfo) -> worker_pb2.WorkerInfo:
         tokenizer_sha256=sha256_of(read_tokenizer(path)),
         engine="vllm",
         max_draft_tokens=config.max_draft_tokens,
-        features=weights_revision(directory(config.remote_head), every=True) if config.remote_head else "",
+        head=config.remote_head,
     )
 
 

@@ -510,9 +510,8 @@ async def test_a_draft_that_asks_for_them_is_sent_features_and_no_other(world: W
         world.asks, world.draft.requests = asks, []
         await asyncio.sleep(6)
         await world.paired()
-        world.drafts.take_report(TargetReport(features=[(KEY, 4, shown[0])]))
-        await world.follow(replace(committed(4, [9]), features=shown[1]))
+        world.drafts.take_report(TargetReport(features=[(KEY, 4, each) for each in shown]))
+        await world.follow(committed(4, [9]))
         sent = [(c.base_len, list(c.token_ids), c.features_start, c.features) for c in world.draft.commits]
-        bare = [(4, [9], 0, b"")]
-        assert sent == (bare if asks != "abc" else [(4, [], 0, shown[0].rows), (4, [9], 3, shown[1].rows)])
+        assert sent == [*((4, [], each.start, each.rows) for each in shown if asks == "abc"), (4, [9], 0, b"")]
         await world.hear(closes=[sequence.CloseSequence(sequence_id=KEY.sequence_id)])
