@@ -67,6 +67,9 @@ class DraftSource:
     def limit(self, key: SequenceKey, limits: Speculation) -> None:
         """From now on these limits hold."""
 
+    def paired(self, key: SequenceKey) -> None:
+        """A draft worker that reads features has it now, and has read none of it."""
+
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         """The sequence has ended here."""
 

@@ -66,6 +66,15 @@ class FeatureWriter:
     def _end(self) -> int:
         return self._begin + sum(len(features) for features in self._waiting)
 
+    def before(self, tokens: Sequence[int], end: int) -> Tensor | None:
+        """The features [end, width] of the positions below `end`; None unless all are known."""
+        if end != self._end:
+            return self.cache.find(tokens, self.salt, end)
+        blocks = self.cache.find(tokens, self.salt, self._begin) if self._begin else None
+        if not self._waiting or (blocks is None and self._begin):
+            return None
+        return torch.cat(self._waiting if blocks is None else [blocks, *self._waiting])
+
     def add(self, tokens: Sequence[int], start: int, features: Tensor) -> None:
         """Features of the positions from `start` on, some of which may be known; `tokens`: of the sequence so far."""
         if start > self._end:

@@ -31,7 +31,6 @@ class _Shown:
     """Whether draft workers may draft for it now."""
     tokens: Sequence[int]
     """Prompt and committed output."""
-    salt: bytes
     writer: FeatureWriter
     begun: bool = False
     """Whether a draft has features of it: those that follow must leave no gap."""
@@ -60,11 +59,16 @@ class HeadFeatures(DraftSource):
 
     def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
         writer = FeatureWriter(self._cache, opening.salt)
-        self._shown[key] = _Shown(opening.speculation.max_draft_tokens > 0, tokens, opening.salt, writer)
+        self._shown[key] = _Shown(opening.speculation.max_draft_tokens > 0, tokens, writer)
 
     def limit(self, key: SequenceKey, limits: Speculation) -> None:
         if (shown := self._shown.get(key)) is not None:
             shown.wanted = limits.max_draft_tokens > 0
+
+    def paired(self, key: SequenceKey) -> None:
+        """What is known comes again, with the next step's."""
+        if (shown := self._shown.get(key)) is not None:
+            shown.begun, shown.end = False, 0
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         self._shown.pop(key, None)
@@ -89,8 +93,9 @@ class HeadFeatures(DraftSource):
         return 0
 
     def _show(self, shown: _Shown, start: int, features: Tensor) -> None:
-        """The first ones come after those of a prefix that the target had cached."""
-        known = None if shown.begun else self._cache.find(shown.tokens, shown.salt, start)
+        """The first ones come after those that are known: of a prefix that the target had cached, or that another draft
+        was sent."""
+        known = None if shown.begun else shown.writer.before(shown.tokens, start)
         if known is not None:
             shown.features += written(max(0, start - _KNOWN), known[-_KNOWN:])
         shown.begun = True

@@ -38,8 +38,9 @@ class HeadRunner:
         return HeadText(opening, tokens, kv, read=kv.cached_len)
 
     def see(self, text: HeadText, start: int, features: Tensor) -> None:
-        """Of committed positions from `start` on; some may have been seen before. After a gap the text begins anew."""
-        if start > text.seen:
+        """Of committed positions from `start` on; some may have been seen before. After a gap the text begins anew, and
+        where it is given what came before its beginning."""
+        if start > text.seen or start < text.begin:
             self._begin(text, start)
         if start + len(features) > text.seen:
             text.waiting.append(features[text.seen - start :])

@@ -31,10 +31,12 @@ from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.requests.events import Adjusted, Offered
+from outrider.target.requests.events import Adjusted, Offered, Paired
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.tree import DraftTree
+from outrider.worker.events import PeerStreamEnded
 
+from tests.unit.drafters.whole_text import TIE, WholeText
 from tests.unit.target.harness import GREEDY, SAMPLED, Bench, key, one_sampling_each, opening, prompts
 from tests.unit.target.test_head_drafts import LAYERS, knowing, random_head
 
@@ -72,23 +74,29 @@ class Remote:
 
     def open(self, number: int, what: SequenceSpec) -> None:
         self.bench.open(number, what)
+        self.draft(number, what)
+
+    def draft(self, number: int, what: SequenceSpec) -> None:
+        """From now on the worker drafts for it."""
         limits = Speculation(what.speculation.max_draft_tokens)
         self.validators[number] = DraftValidator(
             what.mode, sampling_to_proto(what.params), len(what.prompt), 384, 512, 4
         )
-        message = opening_for_draft(what, number, (), limits)
+        committed = self.bench.tokens[key(number)][len(what.prompt) :]
+        message = opening_for_draft(what, number, committed, limits)
+        self.bench.apply(Paired(key(number)))
         self._hear(draft_pb2.DraftRequest(opens=[message]))
         self._work()
 
-    def run(self) -> None:
-        for number in range(400):
+    def run(self, steps: int = 400) -> None:
+        for number in range(steps):
             if not self.bench.worker.load.num_sequences:
                 return
             self.bench.step()
             if number < self.dies_at:
                 self._follow()
                 self._work()
-        raise AssertionError("still open")
+        assert steps < 400, "still open"
 
     def _follow(self) -> None:
         report = self.bench.reports[-1]
@@ -125,9 +133,11 @@ class Remote:
         self.bench.apply(Offered(key(draft.sequence_id), tree))
 
 
-def remote(path: Path, head: DraftHead, sources: Sequence[DraftSource] = (), **more: object) -> Remote:
+def remote(
+    path: Path, head: DraftHead, sources: Sequence[DraftSource] = (), num_blocks: int = 256, **more: object
+) -> Remote:
     features = HeadFeatures(head.kind, head.taps, head.features)
-    bench = Bench(path, sources=[features, *sources], row_price=lambda cost: 0.0)
+    bench = Bench(path, sources=[features, *sources], row_price=lambda cost: 0.0, num_blocks=num_blocks)
     return Remote(bench, DraftWorker(HeadDrafter(head, 384, 512, 64, "cpu"), 40), **more)  # type: ignore[arg-type]
 
 
@@ -135,10 +145,10 @@ def wanted(count: int, params: SamplingParams, speculation: Speculation) -> list
     return [opening(p, max_new_tokens=24, params=params, speculation=speculation) for p in prompts(count)]
 
 
-def answered(one: Remote, what: Sequence[SequenceSpec]) -> Remote:
-    for number, each in enumerate(what):
+def answered(one: Remote, what: Sequence[SequenceSpec], steps: int = 400, first: int = 0) -> Remote:
+    for number, each in enumerate(what, first):
         one.open(number, each)
-    one.run()
+    one.run(steps)
     return one
 
 
@@ -229,12 +239,70 @@ def moved(commit: sequence.Commit) -> list[sequence.Commit]:
     return [commit]
 
 
-def test_and_that_finds_features_of_the_wrong_position(deep: Path) -> None:
-    head = random_head("eagle3", deep)
-    local = Recording(head)
-    alone(deep, wanted(8, GREEDY, OWN), [local])
-    made = answered(remote(deep, head, change=moved), wanted(8, GREEDY, ASKED))
-    assert not same(made, local)
+DISTURBED = ["alone", "after prefix hits", "preempted", "draft restarted", "target restarted"]
+_AT = 6
+"""The step after which one side is restarted."""
+
+
+def disturbed(path: Path, head: DraftHead, how: str, **more: object) -> list[Remote]:
+    """Eight texts, and what was proposed for them before the disturbance and after it."""
+    what = wanted(8, GREEDY, ASKED)
+    made = remote(path, head, num_blocks=24 if how == "preempted" else 256, **more)
+    answered(made, what, steps=_AT if how.endswith("restarted") else 400)
+    if how == "preempted":
+        assert made.bench.worker.stats.num_preemptions > 2
+    if how == "alone" or how == "preempted":
+        return [made]
+    second = remote(path, head, stream=2, **more)
+    if how == "target restarted":
+        second.worker = made.worker
+        second.worker.apply(PeerStreamEnded(1))
+        said = {number: made.bench.tokens[key(number)][len(each.prompt) :] for number, each in enumerate(what)}
+        answered(second, [replace(each, committed=tuple(said[number])) for number, each in enumerate(what)])
+        return [made, second]
+    second.bench = made.bench
+    if how == "after prefix hits":
+        answered(made, what, first=8)
+        answered(second, what, first=16)
+    else:
+        for number, each in enumerate(what):
+            second.draft(number, each)
+        second.run()
+    return [made, second]
+
+
+def widest_gap(path: Path, head: DraftHead, made: Sequence[Remote]) -> float:
+    beside, gaps = WholeText(path, head), [0.0]
+    for one in made:
+        used = {at: tree for at, tree in one.proposed.items() if tree.token_ids}
+        assert len(used) > 20
+        for name, tokens in made[-1].bench.tokens.items():
+            gaps.append(beside.gap(tokens, {at: tree for (number, at), tree in used.items() if key(number) == name}))
+    return max(gaps)
+
+
+@pytest.mark.parametrize("how", DISTURBED)
+@pytest.mark.parametrize(
+    "kind", ["eagle3", pytest.param("mtp", marks=pytest.mark.slow), pytest.param("medusa", marks=pytest.mark.slow)]
+)
+def test_proposals_are_those_of_the_head_beside_transformers_on_the_whole_text(
+    deep: Path, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = random_head(kind, deep)
+    monkeypatch.setattr("outrider.tuning.HEAD_MIN_JOINT", 0.0)
+    made = disturbed(deep, head, how)
+    assert not any(one.errors for one in made)
+    assert widest_gap(deep, head, made) < TIE
+
+
+@pytest.mark.parametrize("how", [*DISTURBED, "a draft that nobody says has read nothing"])
+def test_and_that_finds_a_planted_fault(deep: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Features of the position before; or features that begin where the draft was restarted."""
+    head, change = random_head("eagle3", deep), moved
+    if how not in DISTURBED:
+        monkeypatch.setattr(HeadFeatures, "paired", lambda *of: None)
+        how, change = "draft restarted", Remote.change
+    assert widest_gap(deep, head, disturbed(deep, head, how, change=change)) > TIE
 
 
 def test_and_that_finds_a_token_map_that_is_off_by_one(deep: Path) -> None:

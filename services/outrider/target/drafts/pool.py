@@ -21,7 +21,7 @@ from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation, price_moved
-from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered
+from outrider.target.requests.events import Adjusted, DraftRefused, Event, Offered, Paired
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
 from outrider.target.requests.row import StepRow
@@ -176,6 +176,8 @@ class PoolDrafts:
                 *(self._vocabulary, self._now_us()),
                 reads_features=bool(self._features) and self._leases.features_of(draft.worker_id) == self._features,
             )
+            if found.pooled.reads_features:
+                self._post([Paired(key)])
         except OutriderError as problem:
             self._tell_lost(key, draft.sequence_id, problem)
         except ValueError as error:

@@ -44,6 +44,13 @@ class Adjusted:
 
 
 @dataclass(frozen=True, slots=True)
+class Paired:
+    """A draft worker that reads features has been sent the sequence."""
+
+    key: SequenceKey
+
+
+@dataclass(frozen=True, slots=True)
 class DraftRefused:
     """A malformed draft. The sequence continues without it."""
 
@@ -64,5 +71,5 @@ class Erased:
     and whether somebody keeps what it has read of them."""
 
 
-TargetEvent = Compiled | GrammarWork | Offered | Adjusted | DraftRefused | Erased
+TargetEvent = Compiled | GrammarWork | Offered | Adjusted | Paired | DraftRefused | Erased
 Event = TargetEvent | WorkerEvent

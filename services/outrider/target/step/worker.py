@@ -165,6 +165,8 @@ class TargetWorker(Generic[S]):
             case events.Adjusted():
                 if self._find(event.key) is not None:
                     self._drafts.limit(event.key, event.speculation)
+            case events.Paired():
+                self._drafts.paired(event.key)
             case events.Erased():
                 self._erase(event)
             case Closed():

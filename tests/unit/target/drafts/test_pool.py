@@ -18,7 +18,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.sequence.key import Finish
 from outrider.sim.clock import VirtualLoop, run_virtually
 from outrider.target.drafts.pool import PoolDrafts
-from outrider.target.requests.events import DraftRefused, Offered
+from outrider.target.requests.events import DraftRefused, Offered, Paired
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
@@ -510,6 +510,7 @@ async def test_a_draft_that_asks_for_them_is_sent_features_and_no_other(world: W
         world.asks, world.draft.requests = asks, []
         await asyncio.sleep(6)
         await world.paired()
+        assert (Paired(KEY) in world.events) is (asks == "abc")
         world.drafts.take_report(TargetReport(features=[(KEY, 4, each) for each in shown]))
         await world.follow(committed(4, [9]))
         sent = [(c.base_len, list(c.token_ids), c.features_start, c.features) for c in world.draft.commits]
