@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import itertools
 import json
 import random
 import shutil
@@ -75,9 +76,9 @@ async def answered(
 
 async def verified(address: str, receipt: str, prompt: Any, output: Any = None, *more: str) -> str:
     """What the command says; its error if it fails."""
-    given = [each if isinstance(each, str) else json.dumps(list(each)) for each in (prompt, output or ())]
-    outputs = () if output is None else ("--output", given[1])
-    arguments = [receipt, "--gateway", address, "--prompt", given[0], *outputs, *more]
+    given = {"--gateway": address, "--prompt": prompt} | ({} if output is None else {"--output": output})
+    options = [(name, each if isinstance(each, str) else json.dumps(list(each))) for name, each in given.items()]
+    arguments = [receipt, *itertools.chain(*options), *more]
     result = await asyncio.to_thread(CliRunner().invoke, verify, arguments)
     assert result.exit_code in (0, 1), result.output
     return str(result.exception) if result.exit_code else result.output
@@ -128,6 +129,13 @@ def digest_of(token_ids: list[int]) -> str:
     return hashlib.sha256(b"".join(each.to_bytes(4, "little") for each in token_ids)).hexdigest()
 
 
+def altered(text: str, place: int) -> str:
+    """With another character of base64 there."""
+    characters = list(text)
+    characters[place] = "A" if characters[place] != "A" else "B"
+    return "".join(characters)
+
+
 async def test_what_is_not_the_answers_is_refused_by_name(real_fleet: Any, gateway: RunningGateway) -> None:
     prompt, address = [40, 41, 42, 40, 41], gateway.grpc_address
     answer = await answered(real_fleet, address, ask(prompt, temperature=0, ignore_eos=True))
@@ -150,7 +158,7 @@ async def test_what_is_not_the_answers_is_refused_by_name(real_fleet: Any, gatew
     assert "prompt is not that" in await verified(address, answer.receipt, [40, 41, 42, 40], answer.token_ids)
     assert "the receipt has 40" in await verified(address, answer.receipt, prompt, answer.token_ids[:-1])
     header, content, signature = answer.receipt.split(".")
-    for tampered in (f"{header}.{content[:-9]}A{content[-8:]}.{signature}", f"{header}.{content}.A{signature[1:]}"):
+    for tampered in (f"{header}.{altered(content, -9)}.{signature}", f"{header}.{content}.{altered(signature, 0)}"):
         assert "signature is not that" in await verified(address, tampered, prompt, answer.token_ids)
     assert "signature is not that" in await verified(address, ReceiptKey.make().sign(signed), prompt)
     assert "not a receipt" in await verified(address, "abc", prompt)
@@ -167,7 +175,7 @@ async def test_openssl_finds_the_signature_good_and_that_of_a_changed_receipt_ba
     signed, _, signature = answer.receipt.rpartition(".")
     (tmp_path / "signature").write_bytes(base64.urlsafe_b64decode(signature + "=="))
     command = [openssl, "pkeyutl", "-verify", "-pubin", "-inkey", "key.pem", "-rawin", "-in", "signed"]
-    for text, code in ((signed, 0), (signed[:-1] + "_", 1)):
+    for text, code in ((signed, 0), (altered(signed, -1), 1)):
         (tmp_path / "signed").write_text(text)
         done = await asyncio.to_thread(subprocess.run, [*command, "-sigfile", "signature"], cwd=tmp_path)
         assert done.returncode == code, done
@@ -184,12 +192,13 @@ async def test_a_tenants_record_is_as_good_as_the_request(gateway: RunningGatewa
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("seed", [25, 39], ids=["empty texts", "texts"])
 async def test_openais_client_gets_one_from_both_routes_and_text_is_enough_to_verify_it(
-    gateway: RunningGateway, stream: bool
+    gateway: RunningGateway, stream: bool, seed: int
 ) -> None:
     client = AsyncOpenAI(base_url=f"http://{gateway.http_address}/v1", api_key="x")
-    body: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "temperature": 1.1, "stream": stream}
-    body |= {"extra_body": {"receipt": True, "speculation": "on"}, "stop": ["e"]}
+    body: dict[str, Any] = {"model": "tiny", "max_tokens": 24, "temperature": 1.1, "seed": seed, "stream": stream}
+    body |= {"extra_body": {"receipt": True, "speculation": "on"}, "stop": ["e", "<"]}
     ask_text = client.completions.create(prompt="Once upon a time", **body)
     ask_chat = client.chat.completions.create(messages=[{"role": "user", "content": "Why?"}], **body)
     for asking, prompt, more in ((ask_text, "Once upon a time", ["--raw"]), (ask_chat, "Why?", [])):
@@ -197,6 +206,7 @@ async def test_openais_client_gets_one_from_both_routes_and_text_is_enough_to_ve
         choices = [choice.model_dump() for part in parts for choice in part.choices]
         said = [each.get("delta") or each.get("message") or {"content": each.get("text")} for each in choices]
         text = "".join(each["content"] or "" for each in said)
+        assert bool(text) is (seed == 39)
         [receipt] = [each["receipt"] for each in choices if each.get("receipt")]
         address = gateway.grpc_address
         assert (await verified(address, receipt, prompt, text, *more)).startswith("equal: ")
