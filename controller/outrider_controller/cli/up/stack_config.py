@@ -28,9 +28,9 @@ class Cores:
     threads: int
     """Of one worker's engine."""
 
-    def drafts_without(self, own: tuple[int, ...]) -> tuple[int, ...]:
-        """The drafts' cores that are not among these."""
-        return tuple(sorted({core for one in self.drafts for core in one} - set(own)))
+    def without(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Those that no target has and that are not among these."""
+        return tuple(sorted({core for one in (*self.drafts, self.rest) for core in one} - set(own)))
 
 
 def shared(available: Sequence[int], targets: int, drafts: int) -> Cores:
@@ -95,7 +95,7 @@ class StackConfig:
     pin: bool = False
     """One CPU core to each worker; all else beside the drafts if no core is left."""
     borrow_cores: bool = False
-    """Targets read prompts on the drafts' cores too: faster, but not as on machines of their own."""
+    """Targets read prompts on all others' cores too: faster, but not as on machines of their own."""
     realtime: bool = False
     """Drafts and routers go before all else on their cores, as on machines of their own, where the system permits."""
     trace_tokens: bool = False
@@ -222,7 +222,7 @@ class StackPlanner:
             flags += ("--engine", "vllm", "--tensor-parallel", str(self._config.tensor_parallel), *more)
             return self._spec(f"target-{number}", "outrider.target", flags, port, own, self._config.vllm_python)
         if self._config.borrow_cores:
-            others = self.cores.drafts_without(own)
+            others = self.cores.without(own)
             flags += ("--prefill-threads", str(threads + len(others) if own else self._num_cores))
         else:
             # For what no step waits for.

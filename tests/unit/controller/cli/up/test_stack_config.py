@@ -33,8 +33,10 @@ def test_each_worker_keeps_to_its_core() -> None:
     assert (flag(spec, "--threads"), flag(spec, "--prefill-threads")) == ("1", None)
 
 
-@pytest.mark.parametrize("drafts, cores, borrowed", [(1, [4, 5], (5,)), (2, [0, 1, 2], (1, 2)), (0, [0, 1], ())])
-def test_a_target_may_borrow_the_drafts_cores_for_prompts(
+@pytest.mark.parametrize(
+    "drafts, cores, borrowed", [(1, [4, 5], (5,)), (2, [0, 1, 2, 3], (1, 2, 3)), (0, [0, 1], (1,))]
+)
+def test_a_target_may_borrow_the_others_cores_for_prompts(
     drafts: int, cores: list[int], borrowed: tuple[int, ...]
 ) -> None:
     spec = target(StackConfig(pin=True, borrow_cores=True, drafts=drafts), cores)
