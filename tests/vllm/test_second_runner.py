@@ -34,6 +34,7 @@ PLANS: dict[str, dict[str, Any]] = {
         "kinds": ("own", "some"),
         "speculative": {"method": "draft_model"},
     },
+    "EAGLE-3": {"groups": 2, "most_requests": 4, "kinds": ("own", "some"), "speculative": {"method": "eagle3"}},
     "adapters": {"groups": 1, "most_requests": 4, "asynchronous": True, "kinds": ("right",)},
     "preempted": {"groups": 1, "small": True, "kinds": ("right", "some")},
 }
@@ -55,21 +56,54 @@ def lora_adapter(directory: Path) -> Path:
     return directory
 
 
+def eagle3_head(directory: Path, model: Path) -> Path:
+    """Of the tiny model, with random weights, in the form of published heads."""
+    torch.manual_seed(2)
+    config = json.loads((model / "config.json").read_text())
+    size, inner, attended = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    queries, keys = config["num_attention_heads"] * attended, config["num_key_value_heads"] * attended
+    shapes = {
+        "fc": (size, 2 * size),
+        "midlayer.self_attn.q_proj": (queries, 2 * size),
+        "midlayer.self_attn.k_proj": (keys, 2 * size),
+        "midlayer.self_attn.v_proj": (keys, 2 * size),
+        "midlayer.self_attn.o_proj": (size, queries),
+        "midlayer.mlp.gate_proj": (inner, size),
+        "midlayer.mlp.up_proj": (inner, size),
+        "midlayer.mlp.down_proj": (size, inner),
+        "lm_head": (config["vocab_size"], size),
+    }
+    weights = {f"{name}.weight": 0.2 * torch.randn(*shape) for name, shape in shapes.items()}
+    norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
+    weights |= {f"{name}.weight": torch.ones(size) for name in norms}
+    directory.mkdir()
+    save_file(weights, directory / "model.safetensors")
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    head |= {"draft_vocab_size": config["vocab_size"], "eagle_aux_hidden_state_layer_ids": [0, 1]}
+    head |= {"num_aux_hidden_states": 2}
+    (directory / "config.json").write_text(json.dumps(config | head))
+    return directory
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_texts_with_drafts_are_those_of_vllm_alone(tiny_vllm: Path, tmp_path: Path, name: str) -> None:
     plan = Plan(str(tiny_vllm), **PLANS[name])
     if name == "adapters":
         plan = replace(plan, adapter=str(lora_adapter(tmp_path / "adapter")))
     if own := "own" in plan.kinds:
-        plan = replace(plan, speculative={**plan.speculative, "model": plan.model})
+        drafter = plan.model if name != "EAGLE-3" else str(eagle3_head(tmp_path / "head", tiny_vllm))
+        plan = replace(plan, speculative={**plan.speculative, "model": drafter})
     result = compare(plan)
     assert not [said for _, _, wrong, *_ in result["found"] for said in wrong]
-    accepted = {kind: 0 for kind, *_ in result["found"]}
-    for kind, _, _, _, count, most in result["found"]:
+    drafted, accepted = Counter[str](), Counter[str]()
+    for kind, _, _, proposed, count, most in result["found"]:
+        drafted[kind] += proposed
         accepted[kind] += count
         if kind == "own":
             assert all(found <= int(cap) for cap, found in most.items())
-    assert accepted["own" if own else "right"] > 10 and not accepted.get("none")
+    # Of random weights' drafts hardly one is right.
+    counted = drafted if name == "EAGLE-3" else accepted
+    assert counted["own" if own else "right"] > 10 and not accepted["none"]
     assert not result["faults"] and not result["miscounted"] and bool(result["preemptions"]) == (name == "preempted")
     # What runs without drafts, kernel by kernel; a drafter runs then too.
     assert result["ran"] > 100 and (own or result["differs"] == [[], []])
