@@ -17,9 +17,9 @@ class Told:
         self.source = source
         self._tokens: dict[SequenceKey, list[int]] = {}
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
-        tokens = self._tokens[key] = opening.tokens
-        self.source.open(key, opening, tokens)
+    def open(self, key: SequenceKey, spec: SequenceSpec) -> None:
+        tokens = self._tokens[key] = spec.tokens
+        self.source.open(key, spec, tokens)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self._tokens[key].extend(tokens)

@@ -195,12 +195,12 @@ def _no_prefix(shipped: Any) -> Any:
 
 
 def _other_committed(shipped: Any) -> Any:
-    def opening_of(message: Any, limits: Any) -> Any:
+    def spec_of(message: Any, limits: Any) -> Any:
         if message.committed_token_ids:
             message.committed_token_ids[-1] ^= 1
         return shipped(message, limits)
 
-    return opening_of
+    return spec_of
 
 
 def _no_resume(shipped: Any) -> Any:
@@ -247,7 +247,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.STREAM_END_FORGOTTEN: (DraftWorker, "apply", _no_stream_end),
     Planted.DRAFT_SEQUENCE_KEPT: (PoolDrafts, "_unpair", _no_unpair),
     Planted.PREFIX_FORGOTTEN: (sequences, "opening_for_target", _no_prefix),
-    Planted.COMMITTED_CHANGED: (wire, "opening_of", _other_committed),
+    Planted.COMMITTED_CHANGED: (wire, "spec_of", _other_committed),
     Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
     Planted.WAKE_LOST: (SequenceEvents, "next", _wake_once),
     Planted.POSITION_UNCHECKED: (RequestState, "apply", _any_position),

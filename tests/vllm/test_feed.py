@@ -26,7 +26,7 @@ from outrider.vllm import plugin
 from outrider.vllm.drafts import ChainRow, DraftBook
 from outrider.vllm.front import WORKER
 from outrider.vllm.scheduler import METHOD, StepFacts
-from outrider.vllm.server.feed import Feed, client_id, opening_of
+from outrider.vllm.server.feed import Feed, client_id, spec_of
 from outrider.vllm.server.plugin_config import PluginConfig
 from outrider.worker.events import Opened
 from vllm.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ class Pool:
         return arrived
 
     def open(self, opened: Opened, announced: sequence_pb2.OpenSequence | None) -> None:
-        self.opened.append((opened.key, opened.opening, announced))
+        self.opened.append((opened.key, opened.spec, announced))
 
     def step(self, report: TargetReport) -> None:
         self.commits.extend(report.commits)
@@ -220,12 +220,12 @@ def test_a_request_is_known_by_the_id_of_its_answer(request_id: str, known: str)
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.5}, {"seed": 7, "temperature": 0.5, "top_p": 0.9}])
 def test_a_draft_is_asked_for_the_likeliest_tokens(params: dict[str, Any]) -> None:
-    opening = opening_of(request(**params), Speculation(4), "")
+    opening = spec_of(request(**params), Speculation(4), "")
     assert (opening.mode, opening.params) == (VerificationMode.GREEDY, OwnParams(temperature=0.0))
 
 
 def test_tenants_do_not_share_what_is_learnt() -> None:
-    salts = {opening_of(request(), Speculation(4), tenant).salt for tenant in ("", "one", "two")}
+    salts = {spec_of(request(), Speculation(4), tenant).salt for tenant in ("", "one", "two")}
     assert len(salts) == 3
 
 
@@ -257,7 +257,7 @@ def test_nothing_that_a_client_can_send_fails_in_the_scheduler(
 def test_any_salt_has_a_salt_of_its_own_tenant(salt: str) -> None:
     one = request()
     one.cache_salt = salt
-    assert len({opening_of(one, Speculation(4), tenant).salt for tenant in ("", "one")}) == 2
+    assert len({spec_of(one, Speculation(4), tenant).salt for tenant in ("", "one")}) == 2
 
 
 def test_another_release_is_refused_before_its_parts_are_looked_for() -> None:

@@ -123,7 +123,7 @@ class _Stream:
     key: SequenceKey
     request: Request
     controller: SpeculationController
-    opening: SequenceSpec
+    spec: SequenceSpec
     draft: _Draft | None
     committed_s: float = -1.0
     """The last commit; negative before the first."""
@@ -239,7 +239,7 @@ class VirtualStack:
         controller = SpeculationController(self._setup.policy, allowed)
         record = self._policy.record(request.tenant, request.model, _DRAFT)
         setting = controller.lost() if draft is None else controller.opened(MAX_DRAFT_TOKENS, record)
-        opening = SequenceSpec(
+        spec = SequenceSpec(
             request.prompt,
             _GREEDY,
             VerificationMode.GREEDY,
@@ -249,10 +249,10 @@ class VirtualStack:
             request_id=request.request_id,
             tenant=text.tenant,
         )
-        stream = self._streams[key] = _Stream(key, request, controller, opening, draft)
-        self._target.post([Opened(key, opening, self._loop.time())])
+        stream = self._streams[key] = _Stream(key, request, controller, spec, draft)
+        self._target.post([Opened(key, spec, self._loop.time())])
         if draft is not None:
-            spec = replace(opening, speculation=setting.for_draft(self._sent_price))
+            spec = replace(spec, speculation=setting.for_draft(self._sent_price))
             self._tell(stream, lambda at_s: Opened(key, spec, at_s))
 
     def _request(self, name: str, number: int) -> Request:

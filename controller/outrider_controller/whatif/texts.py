@@ -85,8 +85,8 @@ class ReplayedLookups(DraftSource):
     _due: dict[SequenceKey, int] = field(default_factory=dict)
     """Committed lengths that were not answered yet."""
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        self._text[key], self._limit[key] = self.texts.of(opening.prompt), opening.speculation.max_draft_tokens
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        self._text[key], self._limit[key] = self.texts.of(spec.prompt), spec.speculation.max_draft_tokens
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self._due[key] = base_len + len(tokens)

@@ -25,10 +25,10 @@ class OpenSequence:
 
     def proposed(self, tree: DraftTree) -> Proposed:
         """A proposal of this sequence. It takes along `compute_s` and `share_s`, which start anew."""
-        opening = self.sequence.opening
+        spec = self.sequence.spec
         compute_s, self.compute_s = self.compute_s, 0.0
         share_s, self.share_s = self.share_s, 0.0
-        about = self.key, self.sequence.epoch, tree, opening.params, opening.mode
+        about = self.key, self.sequence.epoch, tree, spec.params, spec.mode
         return Proposed(*about, since_s=self.since_s, compute_s=compute_s, share_s=share_s)
 
 

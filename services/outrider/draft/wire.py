@@ -65,7 +65,7 @@ def _allowed(speculation: sequence_pb2.Speculation, limits: ProposalLimits) -> S
 
 
 def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: ProposalLimits, now_s: float) -> Opened:
-    return Opened(key, opening_of(message, limits), now_s)
+    return Opened(key, spec_of(message, limits), now_s)
 
 
 def _committed(
@@ -81,7 +81,7 @@ def _committed(
     return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features)
 
 
-def opening_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> SequenceSpec:
+def spec_of(message: sequence_pb2.OpenSequence, limits: ProposalLimits) -> SequenceSpec:
     """Raises InvalidRequest."""
     spec = spec_from_proto(
         SequenceSpec,

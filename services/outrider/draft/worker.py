@@ -85,7 +85,7 @@ class DraftRounds:
         except DeviceLost:
             raise
         except Exception as error:
-            log.error("a sequence failed in its round", exc_info=error, extra=sequence.opening.log_fields)
+            log.error("a sequence failed in its round", exc_info=error, extra=sequence.spec.log_fields)
             return error
 
 
@@ -188,7 +188,7 @@ class DraftWorker:
 
     def _take_in(self, event: Opened) -> None:
         try:
-            found = OpenSequence(event.key, self._drafter.open(event.opening))
+            found = OpenSequence(event.key, self._drafter.open(event.spec))
         except InvalidRequest as error:
             self.fail(event.key, error)
             return

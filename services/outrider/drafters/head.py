@@ -63,7 +63,7 @@ class HeadDrafter(Drafter):
 
     def on_open(self, sequence: DraftSequence) -> None:
         check_token_ids("prompt_token_ids", sequence.tokens, self.info.vocab_size)
-        self._texts[sequence] = self._runner.open(sequence.opening, sequence.tokens)
+        self._texts[sequence] = self._runner.open(sequence.spec, sequence.tokens)
 
     @torch.inference_mode()
     def see(self, sequence: DraftSequence, features: Features) -> bool:

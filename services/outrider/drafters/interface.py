@@ -23,9 +23,9 @@ class Drafter(ABC):
     info: ModelInfo
     """What a caller needs to know before it opens a sequence."""
 
-    def open(self, opening: SequenceSpec) -> DraftSequence:
+    def open(self, spec: SequenceSpec) -> DraftSequence:
         """Raises InvalidRequest for what the drafter cannot read."""
-        sequence = DraftSequence.start(opening)
+        sequence = DraftSequence.start(spec)
         self.on_open(sequence)
         return sequence
 

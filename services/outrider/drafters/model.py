@@ -125,7 +125,7 @@ class ModelDrafter(Drafter):
     def _chain(self, sequence: DraftSequence) -> DraftChain:
         room = self._room(sequence)
         least = max(self._config.min_confidence, sequence.limits.min_chance)
-        return DraftChain(_outstanding(sequence).upto(room), room, least, sequence.opening.stop_token_ids)
+        return DraftChain(_outstanding(sequence).upto(room), room, least, sequence.spec.stop_token_ids)
 
     def _room(self, sequence: DraftSequence) -> int:
         if not self._vocabulary.whole(sequence):
@@ -151,8 +151,8 @@ class ModelDrafter(Drafter):
     def _kv_of(self, sequence: DraftSequence, chain: DraftChain) -> EngineSequence:
         kv, text = self._kv.get(sequence), self._vocabulary.text(sequence)
         if kv is None:
-            kv = self._kv[sequence] = self._engine.kv.open(text, sequence.opening.salt)
-            kv.adapter = self._adapter_of(sequence.opening.tenant)
+            kv = self._kv[sequence] = self._engine.kv.open(text, sequence.spec.salt)
+            kv.adapter = self._adapter_of(sequence.spec.tenant)
         # The last token is run again if it was run before: its logits give the chain's next token.
         self._engine.kv.rewind(kv, len(text) + len(chain) - 1)
         return kv
@@ -174,11 +174,11 @@ class ModelDrafter(Drafter):
         """Adds each chain's next token, from `logits` [len(runs), width]."""
         if not runs:
             return
-        openings = [run.sequence.opening for run in runs]
+        specs = [run.sequence.spec for run in runs]
         proposals = self._vocabulary.propose(
             logits,
-            [opening.params for opening in openings],
-            [opening.mode for opening in openings],
+            [spec.params for spec in specs],
+            [spec.mode for spec in specs],
             [run.next_position for run in runs],
             self._config.others_looked_at,
         )

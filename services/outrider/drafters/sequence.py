@@ -21,7 +21,7 @@ class CommitMismatch(Exception):
 class DraftSequence:
     """The committed tokens, and the draft beyond them."""
 
-    opening: SequenceSpec
+    spec: SequenceSpec
     limits: Speculation
     tokens: list[int]
     """Prompt and committed output. Only `commit` extends it."""
@@ -34,8 +34,8 @@ class DraftSequence:
         self.guess = DraftTree(self.committed_len)
 
     @classmethod
-    def start(cls, opening: SequenceSpec) -> DraftSequence:
-        return cls(opening, opening.speculation, opening.tokens)
+    def start(cls, spec: SequenceSpec) -> DraftSequence:
+        return cls(spec, spec.speculation, spec.tokens)
 
     @property
     def committed_len(self) -> int:
@@ -47,7 +47,7 @@ class DraftSequence:
         """Most tokens worth proposing now. The last remaining token is always the target's own."""
         if self.limits.min_chance >= 1:
             return 0
-        remaining = self.opening.max_new_tokens - (len(self.tokens) - len(self.opening.prompt))
+        remaining = self.spec.max_new_tokens - (len(self.tokens) - len(self.spec.prompt))
         return max(0, min(self.limits.max_draft_tokens, remaining - 1))
 
     def commit(self, base_len: int, token_ids: Sequence[int]) -> None:
@@ -55,7 +55,7 @@ class DraftSequence:
 
         Raises CommitMismatch, with nothing changed, on a gap or a contradiction.
         """
-        if not len(self.opening.prompt) <= base_len <= len(self.tokens):
+        if not len(self.spec.prompt) <= base_len <= len(self.tokens):
             raise CommitMismatch(f"commit at {base_len}, but {len(self.tokens)} tokens are held")
         known = self.tokens[base_len : base_len + len(token_ids)]
         if list(token_ids[: len(known)]) != known:

@@ -57,7 +57,7 @@ class DraftSource:
     for_workers = False
     """Whether it serves draft workers, and so goes by their limits."""
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
         """The sequence begins. `tokens`: its prompt and all that is committed, which grows as the target commits."""
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:

@@ -57,9 +57,9 @@ class HeadFeatures(DraftSource):
         self._cache = FeatureCache()
         self._shown: dict[SequenceKey, _Shown] = {}
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        writer = FeatureWriter(self._cache, opening.salt)
-        self._shown[key] = _Shown(opening.speculation.max_draft_tokens > 0, tokens, writer)
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        writer = FeatureWriter(self._cache, spec.salt)
+        self._shown[key] = _Shown(spec.speculation.max_draft_tokens > 0, tokens, writer)
 
     def limit(self, key: SequenceKey, limits: Speculation) -> None:
         if (shown := self._shown.get(key)) is not None:

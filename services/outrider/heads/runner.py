@@ -28,14 +28,14 @@ class HeadRunner:
         self._head = head
         self._engine = engine
 
-    def open(self, opening: SequenceSpec, tokens: Sequence[int]) -> HeadText:
+    def open(self, spec: SequenceSpec, tokens: Sequence[int]) -> HeadText:
         """`tokens`: prompt and committed output. Their owner extends them."""
         if self._engine is None:
-            return HeadText(opening, tokens, EngineSequence())
+            return HeadText(spec, tokens, EngineSequence())
         # Position 0 has the feature of the first token: texts that begin with another share nothing.
-        salt = opening.salt + tokens[0].to_bytes(4, "little")
+        salt = spec.salt + tokens[0].to_bytes(4, "little")
         kv = self._engine.kv.open(tokens[1:], salt)
-        return HeadText(opening, tokens, kv, read=kv.cached_len)
+        return HeadText(spec, tokens, kv, read=kv.cached_len)
 
     def see(self, text: HeadText, start: int, features: Tensor) -> None:
         """Of committed positions from `start` on; some may have been seen before. After a gap the text begins anew, and
@@ -137,8 +137,8 @@ class HeadRunner:
         token_map = self._head.token_map
         proposals = propose(
             rows.float(),
-            [text.opening.params for text, _ in growing],
-            [text.opening.mode for text, _ in growing],
+            [text.spec.params for text, _ in growing],
+            [text.spec.mode for text, _ in growing],
             [draft.base_len + len(draft.chain) for _, draft in growing],
             token_map=None if token_map is None else token_map.to(rows.device),
             num_others=_OTHERS,

@@ -40,17 +40,17 @@ class HeadDrafts(DraftSource):
         self._counts: dict[SequenceKey, int] = {}
         self._due: dict[SequenceKey, HeadText] = {}
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        self._texts[key] = self._runner.open(opening, tokens)
-        self._writers[key] = FeatureWriter(self._cache, opening.salt)
-        self._counts[key] = min(opening.speculation.max_draft_tokens, self._max_tokens)
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        self._texts[key] = self._runner.open(spec, tokens)
+        self._writers[key] = FeatureWriter(self._cache, spec.salt)
+        self._counts[key] = min(spec.speculation.max_draft_tokens, self._max_tokens)
 
     @torch.inference_mode()
     def see(self, key: SequenceKey, start: int, states: Tensor) -> Sequence[Features]:
         """states [positions, taps · width] of committed positions from `start` on; some may have been seen before."""
         if (text := self._texts.get(key)) is not None:
             features = self._head.features(states[None])[0]
-            known = self._cache.find(text.tokens, text.opening.salt, start) if start > text.seen else None
+            known = self._cache.find(text.tokens, text.spec.salt, start) if start > text.seen else None
             if known is not None:
                 self._runner.see(text, text.seen, known[text.seen :])
             self._writers[key].add(text.tokens, start, features)

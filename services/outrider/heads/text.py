@@ -30,7 +30,7 @@ class Place:
 class HeadText:
     """The head has read the positions from `begin` up to `read`; the features of `waiting` come after them."""
 
-    opening: SequenceSpec
+    spec: SequenceSpec
     tokens: Sequence[int]
     """Prompt and committed output. Their owner extends them."""
     kv: EngineSequence
@@ -85,7 +85,7 @@ class GrowingDraft:
     def of(cls, text: HeadText) -> GrowingDraft:
         """Of a text that is ready."""
         assert text.place is not None
-        return cls(len(text.tokens), text.opening.stop_token_ids, text.place)
+        return cls(len(text.tokens), text.spec.stop_token_ids, text.place)
 
     def add(self, proposal: Proposal) -> None:
         self._put(proposal.token_id, proposal.confidence)

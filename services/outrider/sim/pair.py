@@ -106,17 +106,17 @@ class Pair:
         sampling = params or SamplingParams(temperature=0.0)
         mode = VerificationMode.GREEDY if sampling.greedy else VerificationMode.COUPLED
         about: dict[str, Any] = {"max_new_tokens": max_new_tokens, "stop_token_ids": self._stops, "salt": salt}
-        openings = [
+        specs = [
             SequenceSpec(tuple(p), sampling, mode, speculation=speculation, prediction=tuple(prediction), **about)
             for p, prediction in zip(prompts, predictions or [()] * len(prompts), strict=True)
         ]
         answers = [Answered() for _ in prompts]
-        waiting = deque(zip(openings, answers, strict=True))
+        waiting = deque(zip(specs, answers, strict=True))
         running: dict[SequenceKey, Answered] = {}
         while waiting or running:
             while waiting and len(running) < self._limits.max_sequences:
-                opening, answer = waiting.popleft()
-                running[self._open(opening)] = answer
+                spec, answer = waiting.popleft()
+                running[self._open(spec)] = answer
             commits = self._step()
             report(sum(len(committed.token_ids) for committed in commits))
             for committed in commits:
@@ -125,10 +125,10 @@ class Pair:
                     del running[committed.key]
         return answers
 
-    def _open(self, opening: SequenceSpec) -> SequenceKey:
-        self._limits.check(opening)
+    def _open(self, spec: SequenceSpec) -> SequenceKey:
+        self._limits.check(spec)
         key = SequenceKey(_STREAM, next(self._ids))
-        self._target.apply(Opened(key, opening, self._clock()))
+        self._target.apply(Opened(key, spec, self._clock()))
         return key
 
     def _step(self) -> list[StepRow[Any]]:
@@ -161,9 +161,9 @@ class DrafterSource(DraftSource):
         self._worker = worker
         self._max_tokens = max_tokens
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        opening = replace(opening, speculation=self._within(opening.speculation))
-        self._worker.apply(Opened(key, opening, time.monotonic()))
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        spec = replace(spec, speculation=self._within(spec.speculation))
+        self._worker.apply(Opened(key, spec, time.monotonic()))
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self._worker.apply(

@@ -55,7 +55,7 @@ Servicer = TypeVar("Servicer", bound=AbstractAsyncContextManager[Any])
 class _Sample:
     """A sequence under way. A step does work for what it committed; the rest is done by the thread that writes."""
 
-    opening: SequenceSpec
+    spec: SequenceSpec
     output: array[int] = field(default_factory=lambda: array("i"))
     top_ids: array[int] = field(default_factory=lambda: array("i"))
     """Next, their log probabilities; `width` of each at every position."""
@@ -67,8 +67,8 @@ class _Sample:
 
     @property
     def num_bytes(self) -> int:
-        opening = self.opening
-        return _BYTES_PER_TOKEN * (len(opening.prompt) + len(opening.committed)) + 4 * (
+        spec = self.spec
+        return _BYTES_PER_TOKEN * (len(spec.prompt) + len(spec.committed)) + 4 * (
             len(self.output) + len(self.top_ids) + len(self.top_logprobs)
         )
 
@@ -77,7 +77,7 @@ class _Sample:
             self.accepted[one.source] += one.num_accepted
             self.verified[one.source] += one.num_verified
         self.output.extend(committed.token_ids)
-        if self.opening.samples is SampleConsent.TEXT:
+        if self.spec.samples is SampleConsent.TEXT:
             for each in committed.top:
                 self.width = len(each.top_token_ids[:SAMPLED_TOP])
                 self.top_ids.extend(each.top_token_ids[:SAMPLED_TOP])
@@ -85,7 +85,7 @@ class _Sample:
 
     def concerns(self, tenant: str, ordered_us: int) -> bool:
         """Whether the order is about it; 0: of now."""
-        return self.opening.tenant == tenant and (not ordered_us or self.opening.consent_unix_us < ordered_us)
+        return self.spec.tenant == tenant and (not ordered_us or self.spec.consent_unix_us < ordered_us)
 
     @property
     def acceptance(self) -> float:
@@ -93,20 +93,20 @@ class _Sample:
 
     def parts(self, revision: str) -> Iterator[str]:
         """The record as JSON. Each part is little work: the interpreter runs one thread at a time."""
-        opening = self.opening
+        spec = self.spec
         numbers = {
             "unix_s": round(time.time()),
             "model_revision": revision,
-            "temperature": opening.params.temperature,
-            "prompt_tokens": len(opening.prompt),
+            "temperature": spec.params.temperature,
+            "prompt_tokens": len(spec.prompt),
             "output_tokens": len(self.output),
             "accepted": dict(self.accepted),
             "verified": dict(self.verified),
         }
         yield _json(numbers)[:-1]
-        if opening.samples is SampleConsent.TEXT:
+        if spec.samples is SampleConsent.TEXT:
             # Apart, since what a lost target has committed is of the answer: a prompt is the same in all its records.
-            prompt, committed = opening.prompt, opening.committed
+            prompt, committed = spec.prompt, spec.committed
             lists: tuple[Sequence[float], ...] = prompt, committed, self.output, self.top_ids, self.top_logprobs
             for name, values in zip(_LISTS, lists, strict=True):
                 width = self.width if name in _WIDE else 1
@@ -150,9 +150,9 @@ class SampleRecorder:
         self._thread.start()
         atexit.register(self.close)
 
-    def open(self, key: SequenceKey, opening: SequenceSpec) -> None:
-        if opening.samples is not SampleConsent.OFF and not self.paused:
-            sample = self._samples[key] = _Sample(opening)
+    def open(self, key: SequenceKey, spec: SequenceSpec) -> None:
+        if spec.samples is not SampleConsent.OFF and not self.paused:
+            sample = self._samples[key] = _Sample(spec)
             self._hold(key, sample, sample.num_bytes)
 
     def note(self, report: TargetReport) -> None:
@@ -245,7 +245,7 @@ class SampleRecorder:
                 self._closing.wait(_PAUSE_S)
             yield chunk.encode()
 
-        of = sample.opening
+        of = sample.spec
         self.store.write_parts(of.tenant, sample.acceptance, paced(), of.consent_unix_us)
 
 

@@ -105,7 +105,7 @@ class TargetServicer(
         events = list(events_of(request, stream, self._limits, self._clock()))
         self.drafts.apply(stream, request, self._for_drafts(events))
         for event in events:
-            if isinstance(event, Opened) and event.opening.has_grammar:
+            if isinstance(event, Opened) and event.spec.has_grammar:
                 task = self._event_loop.create_task(self._compile(event))
                 self._compiling.add(task)
                 task.add_done_callback(self._compiling.discard)
@@ -117,11 +117,11 @@ class TargetServicer(
 
     async def _compile(self, opened: Opened) -> None:
         """Compiles the sequence's grammar and posts it. Other sequences continue meanwhile."""
-        opening, compiler = opened.opening, self._limits.grammars
+        spec, compiler = opened.spec, self._limits.grammars
         assert compiler is not None, "openings that need one are refused without"
-        assert opening.logits is not None
+        assert spec.logits is not None
         worked = lambda seconds: self.post(GrammarWork(opened.key, seconds))  # noqa: E731
-        asked = opening.logits.grammar, opening.committed, opening.tenant
+        asked = spec.logits.grammar, spec.committed, spec.tenant
         try:
             self.post(Compiled(opened.key, await compiler.compile_on_thread(*asked, worked)))
         except Exception as error:

@@ -14,7 +14,7 @@ from outrider.sequence.spec import SequenceSpec
 @dataclass(frozen=True, slots=True)
 class Opened:
     key: SequenceKey
-    opening: SequenceSpec
+    spec: SequenceSpec
     received_s: float
     """Monotonic."""
     tokens: list[int] = field(default_factory=list)
@@ -23,7 +23,7 @@ class Opened:
 
     def __post_init__(self) -> None:
         if not self.tokens:
-            self.tokens.extend(self.opening.tokens)
+            self.tokens.extend(self.spec.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,11 @@ def test_an_opening_arrives_whole() -> None:
     [event] = events_of(draft_pb2.DraftRequest(opens=[good_opening()]), 3, LIMITS, 1.5)
     assert isinstance(event, Opened)
     assert (event.key, event.received_s) == (SequenceKey(3, 7), 1.5)
-    opening = event.opening
-    assert (opening.prompt, opening.committed, opening.salt) == ((1, 2, 3), (4,), b"salt")
-    assert opening.params == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9)
-    assert opening.mode is VerificationMode.COUPLED
-    assert (opening.speculation.max_draft_tokens, opening.max_new_tokens, opening.stop_token_ids) == (
+    spec = event.spec
+    assert (spec.prompt, spec.committed, spec.salt) == ((1, 2, 3), (4,), b"salt")
+    assert spec.params == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9)
+    assert spec.mode is VerificationMode.COUPLED
+    assert (spec.speculation.max_draft_tokens, spec.max_new_tokens, spec.stop_token_ids) == (
         5,
         10,
         frozenset({2}),
@@ -162,7 +162,7 @@ def test_ids_that_only_the_target_has_are_taken() -> None:
     message.prompt_token_ids[1] = message.committed_token_ids[0] = 2**32 - 1
     commit = pb.Commit(sequence_id=7, base_len=3, token_ids=[1, 2**32 - 1])
     opened, committed = events_of(draft_pb2.DraftRequest(opens=[message], commits=[commit]), 1, LIMITS, 0.0)
-    assert isinstance(opened, Opened) and opened.opening.prompt[1] == 2**32 - 1
+    assert isinstance(opened, Opened) and opened.spec.prompt[1] == 2**32 - 1
     assert isinstance(committed, events.DraftCommitted) and committed.token_ids == (1, 2**32 - 1)
 
 

@@ -128,7 +128,7 @@ def test_a_volume_that_does_not_answer_holds_a_bounded_number_of_bytes_and_no_ex
     assert stuck.waits.wait(60)  # type: ignore[attr-defined]
     told = list[tuple[int, str, bool]]()
     recorder.erase("a", 6, lambda *said: told.append(said))
-    assert {one.opening.tenant for one in recorder._work if isinstance(one, _Sample)} == {"b"} and not told
+    assert {one.spec.tenant for one in recorder._work if isinstance(one, _Sample)} == {"b"} and not told
     recorder.close()
     stuck.set()
     recorder._thread.join(60)

@@ -21,8 +21,8 @@ def toys() -> DraftSource:
 class Toy:
     """Knows the answer, and says every third token wrong."""
 
-    def __init__(self, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        self._text, self._tokens = TEXTS[tuple(opening.prompt)], tokens
+    def __init__(self, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        self._text, self._tokens = TEXTS[tuple(spec.prompt)], tokens
 
     def find(self, count: int) -> tuple[Sequence[int], int]:
         length = len(self._tokens)

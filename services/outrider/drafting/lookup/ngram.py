@@ -98,7 +98,7 @@ class NgramIndex:
 
 @register(NAME)
 def ngrams() -> DraftSource:
-    return LookupDrafts(NAME, lambda opening, tokens: NgramLookup(tokens))
+    return LookupDrafts(NAME, lambda spec, tokens: NgramLookup(tokens))
 
 
 class NgramLookup:

@@ -20,15 +20,15 @@ def predictions() -> DraftSource:
 class PredictionLookup:
     """The place of the answer in the prediction."""
 
-    def __init__(self, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        self._prediction = Prediction(opening.prediction)
+    def __init__(self, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        self._prediction = Prediction(spec.prediction)
         self._tokens = tokens
-        self._followed = len(opening.prompt)
+        self._followed = len(spec.prompt)
         """Tokens with which the prediction was compared, and those before them."""
 
     @classmethod
-    def of(cls, opening: SequenceSpec, tokens: Sequence[int]) -> PredictionLookup | None:
-        return cls(opening, tokens) if opening.prediction else None
+    def of(cls, spec: SequenceSpec, tokens: Sequence[int]) -> PredictionLookup | None:
+        return cls(spec, tokens) if spec.prediction else None
 
     def find(self, count: int) -> Found:
         fresh = self._tokens[self._followed :]

@@ -53,11 +53,11 @@ class LookupDrafts(DraftSource):
     _due: dict[SequenceKey, _Text] = field(default_factory=dict)
     """Those whose text or limits have changed since they were last looked up."""
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        if (lookup := self.make(opening, tokens)) is None:
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        if (lookup := self.make(spec, tokens)) is None:
             return
-        count, ratio = opening.speculation.max_draft_tokens, opening.mode is VerificationMode.RATIO
-        self._texts[key] = self._due[key] = _Text(lookup, tokens, count, opening.stop_token_ids, ratio)
+        count, ratio = spec.speculation.max_draft_tokens, spec.mode is VerificationMode.RATIO
+        self._texts[key] = self._due[key] = _Text(lookup, tokens, count, spec.stop_token_ids, ratio)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         if (text := self._texts.get(key)) is not None:

@@ -159,14 +159,14 @@ def suffixes() -> DraftSource:
 class SuffixLookup:
     """One sequence's text, from the end of its prompt on."""
 
-    def __init__(self, opening: SequenceSpec, tokens: Sequence[int], history: History) -> None:
-        self.tenant = opening.tenant
-        self.forgotten = not opening.learns
+    def __init__(self, spec: SequenceSpec, tokens: Sequence[int], history: History) -> None:
+        self.tenant = spec.tenant
+        self.forgotten = not spec.learns
         """Whether the text is not to be remembered."""
         self._history = history
-        self._salt = opening.salt
+        self._salt = spec.salt
         self._tokens = tokens
-        self._start = max(0, len(opening.prompt) - history.config.context)
+        self._start = max(0, len(spec.prompt) - history.config.context)
 
     def find(self, count: int) -> Found:
         end = self._tokens[max(self._start, len(self._tokens) - self._history.config.max_match) :]
@@ -183,7 +183,7 @@ class SuffixDrafts(LookupDrafts):
     """Lookups in one history, which learns each text when its sequence closes."""
 
     def __init__(self, history: History) -> None:
-        super().__init__(NAME, lambda opening, tokens: SuffixLookup(opening, tokens, history))
+        super().__init__(NAME, lambda spec, tokens: SuffixLookup(spec, tokens, history))
         self.history = history
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:

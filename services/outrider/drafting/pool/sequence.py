@@ -141,7 +141,7 @@ class PooledSequence:
         link: DraftLink,
         sequence_id: int,
         key: SequenceKey,
-        opening: SequenceSpec,
+        spec: SequenceSpec,
         committed: Sequence[int],
         limits: Speculation,
         vocabulary: DraftVocabulary,
@@ -154,18 +154,18 @@ class PooledSequence:
         Raises InvalidRequest when its id is open there already."""
         if sequence_id in link.keys:
             raise InvalidRequest("draft.sequence_id", "already open")
-        committed_len = len(opening.prompt) + len(committed)
+        committed_len = len(spec.prompt) + len(committed)
         validator = DraftValidator(
-            mode=opening.mode,
-            sampling=sampling_to_proto(opening.params),
-            prompt_len=len(opening.prompt),
+            mode=spec.mode,
+            sampling=sampling_to_proto(spec.params),
+            prompt_len=len(spec.prompt),
             vocab_size=vocabulary.size,
             max_context_len=vocabulary.max_context_len,
             max_positions=limits.max_draft_tokens,
         )
         opened = cls(link, sequence_id, committed_len, limits, validator, reads_features=reads_features)
         # First what may fail: a link names only sequences that are open on it.
-        message = opening_for_draft(opening, sequence_id, committed, limits)
+        message = opening_for_draft(spec, sequence_id, committed, limits)
         link.outbox.last(message.ByteSize()).opens.append(message)
         link.keys[sequence_id] = key
         opened._asked(committed_len, now_us)

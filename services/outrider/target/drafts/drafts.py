@@ -45,11 +45,11 @@ class Drafts:
         self._committed: list[tuple[SequenceKey, int, Sequence[int]]] = []
         """What the sources are still to be told: together, because a call of each costs as much as an n-gram's."""
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: list[int]) -> SequenceDrafts:
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: list[int]) -> SequenceDrafts:
         """`tokens`: the sequence's own, which its engine extends."""
-        made = self._open[key] = SequenceDrafts.of(opening, tokens)
-        made.deep, made.fit = self._deepen(opening.speculation), self.calibration.fit(opening.tenant)
-        spec = replace(opening, learns=opening.consent_unix_us >= self._erased_us.get(opening.tenant, 0))
+        made = self._open[key] = SequenceDrafts.of(spec, tokens)
+        made.deep, made.fit = self._deepen(spec.speculation), self.calibration.fit(spec.tenant)
+        spec = replace(spec, learns=spec.consent_unix_us >= self._erased_us.get(spec.tenant, 0))
         self._tell(lambda source: source.open(key, replace(spec, speculation=_limits(source, made.deep)), tokens))
         return made
 

@@ -35,7 +35,7 @@ _REASONS = {reason.value: reason for reason in CloseReason}
 class _Open:
     """One open sequence: all that a draft would be sent now."""
 
-    opening: SequenceSpec
+    spec: SequenceSpec
     speculation: Speculation
     tokens: Sequence[int]
     """Its engine's: others may be among them already that no report has told of."""
@@ -87,9 +87,9 @@ class PoolDrafts:
         for event in events:
             # Opened twice: that is an error, which ends the sequence.
             if isinstance(event, Opened) and event.key not in self._open:
-                opening = event.opening
-                committed_len = len(opening.prompt) + len(opening.committed)
-                self._open[event.key] = _Open(opening, opening.speculation, event.tokens, committed_len)
+                spec = event.spec
+                committed_len = len(spec.prompt) + len(spec.committed)
+                self._open[event.key] = _Open(spec, spec.speculation, event.tokens, committed_len)
                 if (draft := assigned.get(event.key.sequence_id)) is not None:
                     self.assign(event.key, assignment_of(draft))
             elif isinstance(event, Adjusted) and (found := self._open.get(event.key)) is not None:
@@ -168,11 +168,11 @@ class PoolDrafts:
     def _pair(self, key: SequenceKey, draft: DraftAssignment) -> None:
         found = self._open[key]
         limits = self._limits(found.speculation)
-        committed = found.tokens[len(found.opening.prompt) : found.committed_len]
+        committed = found.tokens[len(found.spec.prompt) : found.committed_len]
         try:
             link = self.links.get(draft)
             found.pooled = PooledSequence.open(
-                *(link, draft.sequence_id, key, found.opening, committed, limits),
+                *(link, draft.sequence_id, key, found.spec, committed, limits),
                 *(self._vocabulary, self._now_us()),
                 reads_features=bool(self._features) and self._leases.features_of(draft.worker_id) == self._features,
             )

@@ -30,9 +30,9 @@ class SequenceDrafts:
     buffer: DraftBuffer = field(default_factory=DraftBuffer)
 
     @classmethod
-    def of(cls, opening: SequenceSpec, tokens: list[int]) -> Self:
-        setting = opening.speculation
-        return cls(tokens, setting, setting, ratio=opening.mode is VerificationMode.RATIO)
+    def of(cls, spec: SequenceSpec, tokens: list[int]) -> Self:
+        setting = spec.speculation
+        return cls(tokens, setting, setting, ratio=spec.mode is VerificationMode.RATIO)
 
     @property
     def cap(self) -> int:

@@ -41,14 +41,14 @@ def events_of(request: target_pb2.VerifyRequest, stream: int, limits: Limits, no
 
 
 def _opened(key: SequenceKey, message: sequence_pb2.OpenSequence, limits: Limits, now_s: float) -> Opened:
-    return Opened(key, opening_of(message, limits), now_s)
+    return Opened(key, spec_of(message, limits), now_s)
 
 
 def _adjusted(key: SequenceKey, message: sequence_pb2.SetSpeculation, limits: Limits) -> Adjusted:
     return Adjusted(key, speculation_of(message.speculation, limits))
 
 
-def opening_of(message: sequence_pb2.OpenSequence, limits: Limits) -> SequenceSpec:
+def spec_of(message: sequence_pb2.OpenSequence, limits: Limits) -> SequenceSpec:
     """Raises InvalidRequest."""
     spec = spec_from_proto(
         SequenceSpec,

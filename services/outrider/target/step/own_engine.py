@@ -56,7 +56,7 @@ class OwnEngine:
 
     def open(self, event: Opened, drafts: SequenceDrafts, limits: Limits) -> TargetSequence:
         timer, serial = Timer(event.received_s), next(self._serials)
-        return TargetSequence(event.key, serial, event.opening, limits.max_context_len, timer, drafts)
+        return TargetSequence(event.key, serial, event.spec, limits.max_context_len, timer, drafts)
 
     def room(self) -> EngineRoom:
         return EngineRoom(self._num_running, self._engine.kv.num_free_blocks)
@@ -107,11 +107,11 @@ class OwnEngine:
         for sequence in admissible(sequences, self._batching, self._engine.kv.num_free_blocks):
             # Cached tokens have no logits, so the prefix cache is not used.
             cached = () if sequence.wants_prompt_logprobs else sequence.tokens
-            sequence.kv = self._engine.kv.open(cached, sequence.opening.salt)
+            sequence.kv = self._engine.kv.open(cached, sequence.spec.salt)
             self._num_running += 1
             report = sequence.prompt_report
             if report is not None and report.num_cached_tokens is None:
-                report.num_cached_tokens = min(sequence.cached_len, len(sequence.opening.prompt))
+                report.num_cached_tokens = min(sequence.cached_len, len(sequence.spec.prompt))
 
     def preempt(self, victim: TargetSequence) -> None:
         """Releases the victim's KV. It keeps its tokens, and is later recomputed from what the prefix cache has
@@ -128,9 +128,9 @@ class OwnEngine:
 
     def _finish(self, row: TargetRow) -> None:
         """What a row's verdict commits, and the states of its committed positions."""
-        sequence, verdict, opening = row.sequence, row.verdict, row.sequence.opening
+        sequence, verdict, spec = row.sequence, row.verdict, row.sequence.spec
         if verdict is not None:
-            stops = opening.stop_token_ids
+            stops = spec.stop_token_ids
             apply_stop_conditions(row, verdict, stop_token_ids=stops, remaining=sequence.remaining)
             # Before blocks are published or tokens sent: rejected tokens must not be found in the cache, and the last
             # committed one is not in it yet.

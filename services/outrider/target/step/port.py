@@ -22,7 +22,7 @@ from outrider.worker.watchdog import StepPace
 class PortSequence(Protocol):
     """One sequence of a target, as its engine keeps it."""
 
-    opening: SequenceSpec
+    spec: SequenceSpec
     timer: Timer
     drafts: SequenceDrafts
     grammar_s: float

@@ -32,7 +32,7 @@ class TargetSequence:
     key: SequenceKey
     serial: int
     """Order of opening: the newest is the first to lose its KV."""
-    opening: SequenceSpec
+    spec: SequenceSpec
     max_context_len: int
     timer: Timer
     drafts: SequenceDrafts
@@ -51,14 +51,14 @@ class TargetSequence:
     """Time of the threads that worked on its grammar."""
 
     def __post_init__(self) -> None:
-        self.prompt_report = PromptReport(len(self.opening.prompt))
+        self.prompt_report = PromptReport(len(self.spec.prompt))
         self.tokens = self.drafts.tokens
-        self.max_len = min(len(self.opening.prompt) + self.opening.max_new_tokens, self.max_context_len)
+        self.max_len = min(len(self.spec.prompt) + self.spec.max_new_tokens, self.max_context_len)
         self.processor = None
 
     def take_grammar(self, grammar: Grammar | None) -> None:
         """It may run from here on: makes the processor of its logits, in the state after the committed tokens."""
-        spec = self.opening
+        spec = self.spec
         if spec.logits is not None:
             self.processor = LogitsProcessor(spec.logits, spec.prompt, spec.committed, spec.stop_token_ids, grammar)
             if self.processor.has_grammar:
@@ -67,7 +67,7 @@ class TargetSequence:
 
     @property
     def mode(self) -> VerificationMode:
-        return self.opening.mode
+        return self.spec.mode
 
     @property
     def committed_len(self) -> int:
@@ -81,8 +81,8 @@ class TargetSequence:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Prompt log probabilities are sent with the first commit of the answer."""
-        asked = self.opening.logprobs
-        return asked is not None and asked.prompt and self.prompt_report is not None and not self.opening.committed
+        asked = self.spec.logprobs
+        return asked is not None and asked.prompt and self.prompt_report is not None and not self.spec.committed
 
     @property
     def pending(self) -> int:
@@ -102,7 +102,7 @@ class TargetSequence:
     @property
     def compiling(self) -> bool:
         """Whether it may not run yet because its grammar is not compiled."""
-        return self.processor is None and self.opening.has_grammar
+        return self.processor is None and self.spec.has_grammar
 
     @property
     def awaits_mask(self) -> bool:

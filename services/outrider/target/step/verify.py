@@ -79,11 +79,11 @@ def _engine_row(row: TargetRow) -> Row:
 def _candidate(row: TargetRow) -> Candidate:
     sequence = row.sequence
     return Candidate(
-        params=sequence.opening.params,
+        params=sequence.spec.params,
         mode=sequence.mode,
         draft=row.draft,
         processor=sequence.processor,
-        num_top=sequence.opening.num_top,
+        num_top=sequence.spec.num_top,
     )
 
 
@@ -112,11 +112,11 @@ def take_prompt(rows: Sequence[TargetRow], logits: Tensor) -> Tensor:
         if count:
             # The engine has run the step by now, so its committed tokens count as cached.
             first = sequence.cached_len - row.num_tokens
-            token_ids = sequence.opening.prompt[first + 1 : first + 1 + count]
-            assert sequence.opening.logprobs is not None
+            token_ids = sequence.spec.prompt[first + 1 : first + 1 + count]
+            assert sequence.spec.logprobs is not None
             assert sequence.prompt_report is not None
             # A step that failed is run again: its first results are replaced.
-            found = logprobs_of(logits[start : start + count], token_ids, sequence.opening.logprobs.num_top)
+            found = logprobs_of(logits[start : start + count], token_ids, sequence.spec.logprobs.num_top)
             sequence.prompt_report.logprobs[first:] = found
         start += count
         end = start + (len(row.draft) + 1 if row.decides else 0)

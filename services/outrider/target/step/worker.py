@@ -96,7 +96,7 @@ class TargetWorker(Generic[S]):
             try:
                 self._settle(row)
             except Exception as error:
-                self._failed(row.key, row.sequence.opening, error, "in its step")
+                self._failed(row.key, row.sequence.spec, error, "in its step")
         if step.rows:
             seconds = self._report_step(step.rows, started_s)
             if not self.engine.capabilities.plans_ahead:
@@ -126,7 +126,7 @@ class TargetWorker(Generic[S]):
             self._accounting.verified(row, sequence.drafts.fit, verified)
             self._drafts.commit(row)
         row.times = sequence.timer.take()
-        row.logprobs = sequence.opening.asked_logprobs(row.top)
+        row.logprobs = sequence.spec.asked_logprobs(row.top)
         row.sources = tokens_by_source(row.draft, row.accepted, verified)
         self._report.commits.append(row)
         self._accounting.committed(row)
@@ -209,23 +209,23 @@ class TargetWorker(Generic[S]):
             self._start(event)
 
     def _start(self, event: Opened) -> None:
-        drafts = self._drafts.open(event.key, event.opening, event.tokens)
+        drafts = self._drafts.open(event.key, event.spec, event.tokens)
         try:
             sequence = self.engine.open(event, drafts, self._limits)
         except Exception as error:
-            self._failed(event.key, event.opening, error, "at its opening")
+            self._failed(event.key, event.spec, error, "at its opening")
             return
         self._sequences[event.key] = sequence
         if self._samples is not None:
-            self._samples.open(event.key, event.opening)
-        if not event.opening.has_grammar:
+            self._samples.open(event.key, event.spec)
+        if not event.spec.has_grammar:
             self._begin(event.key, sequence, None)
 
     def _begin(self, key: SequenceKey, sequence: S, grammar: Grammar | None) -> None:
         try:
             sequence.take_grammar(grammar)
         except Exception as error:
-            self._failed(key, sequence.opening, error, "at its opening")
+            self._failed(key, sequence.spec, error, "at its opening")
 
     def _erase(self, event: events.Erased) -> None:
         if not event.samples:
@@ -253,9 +253,9 @@ class TargetWorker(Generic[S]):
             self.stats.num_refused_drafts += 1
             self._report.refused_drafts.append(Failed(event.key, without_frames(error)))
 
-    def _failed(self, key: SequenceKey, opening: SequenceSpec, error: Exception, when: str) -> None:
+    def _failed(self, key: SequenceKey, spec: SequenceSpec, error: Exception, when: str) -> None:
         if not isinstance(error, InvalidRequest | Overloaded):
-            log.error("a sequence failed %s", when, exc_info=error, extra=opening.log_fields)
+            log.error("a sequence failed %s", when, exc_info=error, extra=spec.log_fields)
             self.stats.num_step_failures += 1
         self.fail(key, error)
 

@@ -98,13 +98,13 @@ class Feed:
             return
         speculation = Speculation(limit if text else 0, max_own_draft_tokens=own)
         # First what may fail.
-        key, opening = SequenceKey(0, next(self._ids)), opening_of(request, speculation, tenant)
-        opened = Opened(key, opening, 0.0, request._all_token_ids)
-        announced = announcement_of(key, opening, request) if routed else None
+        key, spec = SequenceKey(0, next(self._ids)), spec_of(request, speculation, tenant)
+        opened = Opened(key, spec, 0.0, request._all_token_ids)
+        announced = announcement_of(key, spec, request) if routed else None
         if routed or self._config.lookups:
             self.followed.add(request.request_id)
         # With a router a request has no drafts before the router allows some, or the pool finds no router.
-        drafts = self._lookups.open(key, opening, opened.tokens)
+        drafts = self._lookups.open(key, spec, opened.tokens)
         if routed:
             drafts.adjust(PLAIN, PLAIN)
         fed = self._open[request.request_id] = self._by_key[key] = _Fed(key, request, drafts, request.num_tokens)
@@ -226,7 +226,7 @@ def _has_tokens_alone(request: Any) -> bool:
     return bool(request.prompt_token_ids and request.sampling_params) and not request.resumable
 
 
-def opening_of(request: Any, speculation: Speculation, tenant: str) -> SequenceSpec:
+def spec_of(request: Any, speculation: Speculation, tenant: str) -> SequenceSpec:
     """What draft workers are told: the likeliest tokens are drafted, because vLLM's noise is not theirs."""
     return SequenceSpec(
         prompt=tuple(request.prompt_token_ids),
@@ -247,9 +247,9 @@ def client_id(request_id: str) -> str:
     return found[found.lastindex] if found is not None and found.lastindex else request_id
 
 
-def announcement_of(key: SequenceKey, opening: SequenceSpec, request: Any) -> sequence_pb2.OpenSequence:
+def announcement_of(key: SequenceKey, spec: SequenceSpec, request: Any) -> sequence_pb2.OpenSequence:
     """What a router is told."""
-    message = opening_for_draft(opening, key.sequence_id, opening.committed, opening.speculation.for_draft(0.0))
+    message = opening_for_draft(spec, key.sequence_id, spec.committed, spec.speculation.for_draft(0.0))
     if (params := request.sampling_params).temperature:
         seeded = params.seed is not None
         message.mode = sequence_pb2.VERIFICATION_MODE_COUPLED if seeded else sequence_pb2.VERIFICATION_MODE_RATIO

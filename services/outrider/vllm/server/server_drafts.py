@@ -79,14 +79,14 @@ class ServerDrafts:
 
     def open(self, opened: Opened, announced: sequence_pb2.OpenSequence | None = None) -> None:
         """`announced`: what a router is sent, if one shall follow it."""
-        key, opening = opened.key, opened.opening
+        key, spec = opened.key, opened.spec
         if self.router is None or announced is None:
             self._apply(opened)
             self.fixed.open(key)
             return
-        self._tenants[key.sequence_id] = opening.tenant
-        self._unsettled[key] = opening
-        self._apply(replace(opened, opening=replace(opening, speculation=Speculation())))
+        self._tenants[key.sequence_id] = spec.tenant
+        self._unsettled[key] = spec
+        self._apply(replace(opened, spec=replace(spec, speculation=Speculation())))
         self.router.open(announced)
         if not self.router.attached:
             self._settle(key)
@@ -135,9 +135,9 @@ class ServerDrafts:
 
     def _settle(self, key: SequenceKey) -> None:
         """Without a router: by its last setting for the tenant, or else by the server's own, whose cap holds."""
-        opening = self._unsettled.pop(key)
-        own = opening.speculation
-        event = Adjusted(key, self._last.get(opening.tenant, own).within(own))
+        spec = self._unsettled.pop(key)
+        own = spec.speculation
+        event = Adjusted(key, self._last.get(spec.tenant, own).within(own))
         self._apply(event)
         self._post([event])
         self.fixed.open(key)

@@ -75,13 +75,13 @@ class VllmEngine:
         """Tenants have salts."""
 
     def open(self, event: Opened, drafts: SequenceDrafts, limits: Limits) -> VllmSequence:
-        check_supported(event.opening)
-        return VllmSequence(event.key, event.opening, Timer(event.received_s), drafts, partial(self._begin, limits))
+        check_supported(event.spec)
+        return VllmSequence(event.key, event.spec, Timer(event.received_s), drafts, partial(self._begin, limits))
 
     def _begin(self, limits: Limits, sequence: VllmSequence, grammar: Grammar | None) -> None:
         """From here on vLLM runs it."""
-        opening, hasher = sequence.opening, self._core.request_block_hasher
-        sequence.request = request_of(sequence.request_id, opening, sequence.drafts.tokens, limits, hasher)
+        spec, hasher = sequence.spec, self._core.request_block_hasher
+        sequence.request = request_of(sequence.request_id, spec, sequence.drafts.tokens, limits, hasher)
         if grammar is not None:
             sequence.grammar = MaskedGrammar(grammar)
             sequence.request.structured_output_request.grammar = sequence.grammar
@@ -149,7 +149,7 @@ class VllmEngine:
 
     def _settle(self, row: StepRow[VllmSequence], output: Any) -> None:
         """What the row commits."""
-        sequence, prompt_len = row.sequence, len(row.sequence.opening.prompt)
+        sequence, prompt_len = row.sequence, len(row.sequence.spec.prompt)
         if (grammar := sequence.grammar) is not None and grammar.error is not None:
             raise grammar.error
         if output.finish_reason not in FINISHES:

@@ -25,14 +25,14 @@ _MIN_TEMPERATURE = 0.01
 _HALF = 1 << 63
 
 
-def check_supported(opening: SequenceSpec) -> None:
+def check_supported(spec: SequenceSpec) -> None:
     """Raises NotSupported for what another engine would do and vLLM does not. What is beyond the bounds of vLLM's
     sampler would end its engine."""
-    params, options = opening.params, opening.logits or LogitsOptions()
+    params, options = spec.params, spec.logits or LogitsOptions()
     # Rounded, because the 32-bit float nearest to 0.01 is less than 0.01.
     if 0 < round(params.temperature, 6) < _MIN_TEMPERATURE:
         raise NotSupported("sampling.temperature", f"vLLM samples from {_MIN_TEMPERATURE:g} on; 0 is greedy")
-    stops = opening.stop_token_ids if options.min_tokens else ()
+    stops = spec.stop_token_ids if options.min_tokens else ()
     words, most_words = options.bad_words, envs.VLLM_MAX_NUM_BAD_WORDS
     for field, count, most in (
         ("logits.bias_token_ids", len(options.logit_bias), MAX_NUM_LOGIT_BIAS_TOKENS),
@@ -45,27 +45,27 @@ def check_supported(opening: SequenceSpec) -> None:
             raise NotSupported(field, f"{count} are more than vLLM takes, which is {most}")
 
 
-def request_of(request_id: str, opening: SequenceSpec, tokens: list[int], limits: Limits, block_hasher: Any) -> Request:
+def request_of(request_id: str, spec: SequenceSpec, tokens: list[int], limits: Limits, block_hasher: Any) -> Request:
     """The request that continues the opening after its committed tokens, which are output for vLLM too. It extends
     `tokens`, those of the opening, instead of a list of its own."""
     request = Request(
         request_id,
-        list(opening.prompt),
-        sampling_of(opening, limits),
+        list(spec.prompt),
+        sampling_of(spec, limits),
         None,
         arrival_time=time.time(),
-        cache_salt=opening.salt.hex() or None,
+        cache_salt=spec.salt.hex() or None,
         block_hasher=block_hasher,
     )
-    if opening.committed:
-        request.append_output_token_ids(list(opening.committed))
+    if spec.committed:
+        request.append_output_token_ids(list(spec.committed))
     request._all_token_ids, request.all_token_ids = tokens, ConstantList(tokens)
     return request
 
 
-def sampling_of(opening: SequenceSpec, limits: Limits) -> SamplingParams:
-    params, options, asked = opening.params, opening.logits or LogitsOptions(), opening.logprobs
-    most = min(opening.max_new_tokens, limits.max_context_len - len(opening.prompt))
+def sampling_of(spec: SequenceSpec, limits: Limits) -> SamplingParams:
+    params, options, asked = spec.params, spec.logits or LogitsOptions(), spec.logprobs
+    most = min(spec.max_new_tokens, limits.max_context_len - len(spec.prompt))
     sampling = SamplingParams(
         temperature=params.temperature,
         top_k=params.top_k,
@@ -79,12 +79,12 @@ def sampling_of(opening: SequenceSpec, limits: Limits) -> SamplingParams:
         allowed_token_ids=list(options.allowed_token_ids) or None,
         min_tokens=min(options.min_tokens, most),
         max_tokens=most,
-        stop_token_ids=sorted(opening.stop_token_ids),
+        stop_token_ids=sorted(spec.stop_token_ids),
         # The model's own end tokens are among the stop tokens where they should end the text.
         ignore_eos=True,
-        logprobs=opening.num_top,
+        logprobs=spec.num_top,
         # With the first commit of the answer only.
-        prompt_logprobs=asked.num_top if asked is not None and asked.prompt and not opening.committed else None,
+        prompt_logprobs=asked.num_top if asked is not None and asked.prompt and not spec.committed else None,
         structured_outputs=StructuredOutputsParams(grammar="outrider") if options.grammar else None,
         detokenize=False,
         skip_clone=True,

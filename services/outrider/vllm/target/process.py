@@ -72,8 +72,8 @@ class VllmServicer(TargetServicer):
 
 
 def _likeliest(event: Opened) -> Opened:
-    opening = replace(event.opening, params=SamplingParams(temperature=0.0), mode=VerificationMode.GREEDY)
-    return replace(event, opening=opening)
+    spec = replace(event.spec, params=SamplingParams(temperature=0.0), mode=VerificationMode.GREEDY)
+    return replace(event, spec=spec)
 
 
 async def run(config: TargetConfig) -> None:

@@ -29,7 +29,7 @@ class VllmSequence:
     """Positions count from the first prompt token."""
 
     key: SequenceKey
-    opening: SequenceSpec
+    spec: SequenceSpec
     timer: Timer
     drafts: SequenceDrafts
     begin: Callable[[VllmSequence, Grammar | None], None]
@@ -47,7 +47,7 @@ class VllmSequence:
 
     def __post_init__(self) -> None:
         self.request_id = str(next(_NUMBERS))
-        self.committed_len = len(self.opening.prompt) + len(self.opening.committed)
+        self.committed_len = len(self.spec.prompt) + len(self.spec.committed)
 
     def take_grammar(self, grammar: Grammar | None) -> None:
         self.begin(self, grammar)
@@ -57,15 +57,15 @@ class VllmSequence:
 
     def logprobs(self, found: Any) -> Sequence[TokenLogprobs]:
         """Of the tokens of one output, if they are computed."""
-        if found is None or (num_top := self.opening.num_top) is None:
+        if found is None or (num_top := self.spec.num_top) is None:
             return ()
         return _rows(found.logprob_token_ids, found.logprobs, num_top)
 
     def prompt_logprobs(self, found: Any) -> Sequence[TokenLogprobs]:
         """Of the prompt's tokens from the second on."""
-        if found is None or self.opening.logprobs is None:
+        if found is None or self.spec.logprobs is None:
             return ()
-        return _rows(found.logprob_token_ids, found.logprobs, self.opening.logprobs.num_top)
+        return _rows(found.logprob_token_ids, found.logprobs, self.spec.logprobs.num_top)
 
 
 def _rows(token_ids: Any, logprobs: Any, num_top: int) -> list[TokenLogprobs]:

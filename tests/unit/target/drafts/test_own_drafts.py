@@ -120,8 +120,8 @@ class RandomTrees(DraftSource):
         self._lengths: dict[SequenceKey, int] = {}
         self.name = f"random {seed}"
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        self._lengths[key] = len(opening.prompt)
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        self._lengths[key] = len(spec.prompt)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self._lengths[key] = base_len + len(tokens)

@@ -153,7 +153,7 @@ def test_what_would_garble_a_log_is_no_name(field: str, value: str) -> None:
     limits = Limits(vocab_size=384, max_context_len=64, block_size=8, num_blocks=8)
     [good] = events_of(target_pb2.VerifyRequest(opens=[one]), 1, limits, 0.0)
     assert isinstance(good, Opened)
-    assert good.opening.log_fields == {"request_id": "r1", "tenant": "acme"}
+    assert good.spec.log_fields == {"request_id": "r1", "tenant": "acme"}
     setattr(one, field, value)
     [bad] = events_of(target_pb2.VerifyRequest(opens=[one]), 1, limits, 0.0)
     assert isinstance(bad, Refused)

@@ -520,8 +520,8 @@ class SlowSource(DraftSource):
     lengths: dict[SequenceKey, int] = field(default_factory=dict)
     turns: int = 0
 
-    def open(self, key: SequenceKey, opening: SequenceSpec, tokens: Sequence[int]) -> None:
-        self.lengths[key] = len(opening.prompt)
+    def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
+        self.lengths[key] = len(spec.prompt)
 
     def commit(self, key: SequenceKey, base_len: int, tokens: Sequence[int]) -> None:
         self.lengths[key] = base_len + len(tokens)
