@@ -32,6 +32,8 @@ class Features:
     start: int
     rows: bytes
     """bfloat16, little-endian."""
+    first: bool = False
+    """Whether a draft that has read nothing begins with these."""
 
 
 class CloseReason(enum.IntEnum):

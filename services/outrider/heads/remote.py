@@ -4,7 +4,7 @@ in commits instead of drafting itself."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -96,12 +96,13 @@ class HeadFeatures(DraftSource):
         """The first ones come after those that are known: of a prefix that the target had cached, or that another draft
         was sent."""
         known = None if shown.begun else shown.writer.before(shown.tokens, start)
-        if known is not None:
-            shown.features += written(max(0, start - _KNOWN), known[-_KNOWN:])
-        shown.begun = True
+        parts = [] if known is None else [*written(max(0, start - _KNOWN), known[-_KNOWN:])]
         shown.writer.add(shown.tokens, start, features)
         known_len = max(0, shown.end - start)
-        shown.features += written(start + known_len, features[known_len:])
+        parts += written(start + known_len, features[known_len:])
+        if parts and not shown.begun:
+            parts[0], shown.begun = replace(parts[0], first=True), True
+        shown.features += parts
         shown.end = max(shown.end, start + len(features))
 
 

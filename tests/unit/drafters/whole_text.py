@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 TIE = 2e-3
 """Between two logits: a feature on the wire is rounded, and may lie close to the middle between two numbers."""
+_DEEPEST = 3
+"""Tokens of a proposal that are compared: a head that goes on with its own states multiplies what rounding changed."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class WholeText:
     def _gaps(self, tokens: Sequence[int], features: Tensor, tree: DraftTree) -> Iterator[float]:
         head, memory, ids = self.head, ChainMemory(), list(tokens[1:])
         start = 0
-        for depth, token in enumerate(chain_of(tree)):
+        for depth, token in enumerate(chain_of(tree)[:_DEEPEST]):
             if depth == 0 or head.recurrent:
                 positions = torch.arange(start, start + len(ids))[None]
                 following, hidden = head.forward(torch.tensor([ids]), features, positions, memory)

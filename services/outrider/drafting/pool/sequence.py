@@ -124,6 +124,8 @@ class PooledSequence:
     validator: DraftValidator
     reads_features: bool = False
     """Whether the draft holds a head of which this target computes the features."""
+    begun: bool = False
+    """Whether it was sent any. Those of a step that ran before the draft was paired would leave out all before them."""
     log: DraftLog = field(default_factory=DraftLog)
     source: str = ""
     """The draft's kind, by its last message."""
@@ -182,7 +184,8 @@ class PooledSequence:
 
     def show(self, base_len: int, features: Features) -> None:
         """Before the commit at base_len that gives the token after them."""
-        if self.reads_features:
+        self.begun |= features.first
+        if self.reads_features and self.begun:
             self._put(commit_message(self.sequence_id, base_len, (), features))
 
     def commit(self, base_len: int, token_ids: Sequence[int], now_us: int) -> None:

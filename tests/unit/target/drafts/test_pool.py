@@ -505,13 +505,14 @@ async def test_what_a_draft_spent_is_told_with_the_next_commit_and_what_comes_la
 
 @virtual
 async def test_a_draft_that_asks_for_them_is_sent_features_and_no_other(world: World) -> None:
-    shown = [Features(0, b"\x01\x02"), Features(3, b"\x03\x04")]
+    """And none of a step that ran before the draft was paired."""
+    late, *shown = [Features(2, b"\x05\x06"), Features(0, b"\x01\x02", first=True), Features(3, b"\x03\x04")]
     for asks in ("", "other", "abc"):
         world.asks, world.draft.requests = asks, []
         await asyncio.sleep(6)
         await world.paired()
         assert (Paired(KEY) in world.events) is (asks == "abc")
-        world.drafts.take_report(TargetReport(features=[(KEY, 4, each) for each in shown]))
+        world.drafts.take_report(TargetReport(features=[(KEY, 4, each) for each in (late, *shown)]))
         await world.follow(committed(4, [9]))
         sent = [(c.base_len, list(c.token_ids), c.features_start, c.features) for c in world.draft.commits]
         assert sent == [*((4, [], each.start, each.rows) for each in shown if asks == "abc"), (4, [9], 0, b"")]
