@@ -13,9 +13,10 @@ from outrider.protocol.rounds import Round
 from outrider.sequence.speculation import PLAIN, Speculation, worthwhile_wait_us
 from outrider.tuning import NEWEST
 
+from outrider_controller.autoscaler.evidence import Evidence
 from outrider_controller.router import tuning
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.speculation.gain import DraftRecord, RequestCost, RoundSums
+from outrider_controller.router.speculation.gain import DraftRecord, RequestCost, add_round
 
 SIZE = 200
 """Verified tokens, as the tenant's policy says."""
@@ -99,11 +100,10 @@ class _Acceptance:
     def per_step(self) -> float:
         return self.accepted / self.steps
 
-    def add(self, seen: RoundSums) -> None:
+    def add(self, seen: Evidence) -> None:
         kept = (1 - NEWEST) ** seen.rounds
-        self.steps = kept * self.steps + (1 - kept) * tuning.PRIOR_STEPS + seen.in_time
-        accepted = seen.accepted - seen.own_accepted
-        self.accepted = kept * self.accepted + (1 - kept) * tuning.PRIOR_STEPS + accepted
+        self.steps = kept * self.steps + (1 - kept) * tuning.PRIOR_STEPS + seen.rounds - seen.late
+        self.accepted = kept * self.accepted + (1 - kept) * tuning.PRIOR_STEPS + seen.accepted
 
 
 @dataclass(slots=True)
@@ -131,7 +131,11 @@ class SpeculationController:
     """Since then."""
     _begun: bool = False
     """Whether a proposal was verified since then."""
-    _seen: RoundSums = field(default_factory=RoundSums)
+    _seen: Evidence = field(default_factory=Evidence)
+    """Of the rounds since the last decision."""
+    _seen_us: int = 0
+    _seen_step_us: int = 0
+    """What these took, and their target steps."""
 
     @property
     def limit(self) -> int:
@@ -166,7 +170,7 @@ class SpeculationController:
         self.record = record
         self.unanswered, self._rounds, self._begun = 0, 0, False
         self._committed_us = None
-        self._seen = RoundSums()
+        self._forget_seen()
         self.times.forget_draft(record.turnaround_us)
 
     def ended(self) -> None:
@@ -191,10 +195,13 @@ class SpeculationController:
             self._committed_us = None
             return self._change()
         if self._committed_us is not None:
-            self._seen.add(done, now_us - self._committed_us)
+            add_round(self._seen, done)
+            self._seen_us += now_us - self._committed_us
+            self._seen_step_us += done.verify_us
+            self.window.add(done.num_verified, done.num_accepted, self.allowed.min_acceptance)
             if decides:
                 self._learn(self._seen)
-                self._seen = RoundSums()
+                self._forget_seen()
         # Otherwise it is the first commit after an opening: its step included prefill.
         # A commit without a wait was perhaps made before the target received the setting, so it does not count.
         self.unanswered += done.wait_us > 0
@@ -203,20 +210,23 @@ class SpeculationController:
             return None
         return self._change()
 
-    def _learn(self, seen: RoundSums) -> None:
-        times, record = self.times, self.record
-        times.stepped(seen.step_us / seen.rounds, seen.rounds)
+    def _forget_seen(self) -> None:
+        self._seen, self._seen_us, self._seen_step_us = Evidence(), 0, 0
+
+    def _learn(self, seen: Evidence) -> None:
+        times, record, rounds = self.times, self.record, int(seen.rounds)
+        times.stepped(self._seen_step_us / rounds, rounds)
         if times.answers_us:
             times.turnaround_us = record.turnaround_us = min(times.answers_us)
-        self._rounds += seen.rounds
-        self._begun = self._begun or seen.in_time > 0
+        self._rounds += rounds
+        self._begun = self._begun or seen.late < rounds
         # Until a proposal of it was verified it may still prefill, but for BEGINNING rounds at most.
         if self._begun or self._rounds > tuning.BEGINNING:
             if self._begun or times.answers_us:
-                record.add_rounds(seen, times.step_us)
+                seen.took(self._seen_us / max(times.step_us, 1.0))
+                record.evidence.merge(seen)
             else:
                 record.evidence.missed += seen.rounds
-        self.window.add(seen.verified, seen.accepted, self.allowed.min_acceptance)
         record.step_us = times.step_us
         self.acceptance.add(seen)
 

@@ -13,39 +13,20 @@ from outrider.protocol.rounds import Round
 from outrider_controller.autoscaler.evidence import Evidence
 
 
-@dataclass(slots=True)
-class RoundSums:
-    """Sums over one request's rounds since the last decision."""
-
-    rounds: int = 0
-    tokens: int = 0
-    in_time: int = 0
-    """Rounds in which tokens of the draft were verified."""
-    verified: int = 0
-    accepted: int = 0
-    draft_us: int = 0
-    us: int = 0
-    step_us: int = 0
-    """Time of all their target steps."""
-    draft_verified: int = 0
-    """Positions at which the draft worker had a token, and the target may have had drafts of its own."""
-    own_accepted: int = 0
-    """Of `accepted`, drafts that the target made itself."""
-
-    def add(self, done: Round, us: int) -> None:
-        self.rounds += 1
-        self.tokens += done.num_tokens
-        self.verified += done.num_verified
-        self.accepted += done.num_accepted
-        self.draft_us += done.draft_useful_us
-        self.us += us
-        self.step_us += done.verify_us
-        if not done.num_drafted:
-            return
-        drafts = [one for one in done.sources if not one.own]
-        self.draft_verified += min(sum(one.num_verified for one in drafts), done.num_verified)
-        self.own_accepted += sum(one.num_accepted for one in done.sources if one.own)
-        self.in_time += bool(drafts)
+def add_round(seen: Evidence, done: Round) -> None:
+    """What a round saved, before what it took is known: its tokens but those of the target's own drafts, which would
+    come without this one too."""
+    drafts = [one for one in done.sources if not one.own]
+    own_accepted = sum(one.num_accepted for one in done.sources if one.own)
+    seen.add_rounds(
+        rounds=1,
+        tokens=done.num_tokens,
+        saved=done.num_tokens - own_accepted,
+        late=not drafts,
+        verified=min(sum(one.num_verified for one in drafts), done.num_verified),
+        accepted=done.num_accepted - own_accepted,
+        draft_us=done.draft_useful_us,
+    )
 
 
 @dataclass(slots=True)
@@ -58,20 +39,6 @@ class DraftRecord:
     """Time of a target step with this draft, as the last request measured it; 0 while unknown."""
     turnaround_us: int = 0
     """From a commit to the draft that answers it, likewise."""
-
-    def add_rounds(self, seen: RoundSums, step_us: float) -> None:
-        """`step_us`: of a plain round."""
-        # The target's own drafts would come without this one too.
-        saved = seen.tokens - seen.own_accepted - seen.us / max(step_us, 1.0)
-        self.evidence.add_rounds(
-            rounds=seen.rounds,
-            tokens=seen.tokens,
-            saved=saved,
-            late=seen.rounds - seen.in_time,
-            verified=seen.draft_verified,
-            accepted=seen.accepted - seen.own_accepted,
-            draft_us=seen.draft_us,
-        )
 
     def take(self) -> Evidence:
         taken, self.evidence = self.evidence, Evidence()

@@ -12,7 +12,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.autoscaler.evidence import Cell, Evidence, EvidenceKey
 from outrider_controller.autoscaler.plan import Mode, TargetState
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.router.speculation.gain import DraftRecord, RoundSums
+from outrider_controller.router.speculation.gain import DraftRecord, add_round
 
 PLAIN_US = 30_000
 KEY = EvidenceKey("t", "m", "d")
@@ -70,7 +70,7 @@ def play(drafted: Round, *, requests: int = 12, length: int = 64, tenant: Tenant
         while tokens < length:
             count, us = drafted(rng) if drafts and rounds else (1, PLAIN_US)
             if drafts and rounds:
-                tenant.record.add_rounds(RoundSums(1, count, in_time=1, us=us, step_us=PLAIN_US), PLAIN_US)
+                tenant.record.evidence.add_rounds(rounds=1, tokens=count, saved=count - us / PLAIN_US)
                 played.drafted_rounds += 1
             rounds += 1
             tokens += count
@@ -158,15 +158,14 @@ def test_a_draft_that_becomes_good_is_found_out() -> None:
 
 def test_a_draft_gets_no_credit_for_what_the_target_drafts_itself() -> None:
     def evidence(own: bool) -> Evidence:
-        record = DraftRecord()
+        seen = Evidence()
         commit = sequence.Commit(token_ids=[1, 2, 3], num_drafted=3, num_verified=3, num_accepted=2)
         commit.sources.add(source="model", num_drafted=1, num_verified=1, num_accepted=0 if own else 1)
         commit.sources.add(source="ngram", own=own, num_drafted=2, num_verified=2, num_accepted=2 if own else 1)
         for _ in range(20):
-            seen = RoundSums()
-            seen.add(Commit.from_commit(commit, PLAIN_US), 2 * PLAIN_US)
-            record.add_rounds(seen, PLAIN_US)
-        return record.evidence
+            add_round(seen, Commit.from_commit(commit, PLAIN_US))
+        seen.took(20 * 2)
+        return seen
 
     of_all, of_the_draft = evidence(own=False), evidence(own=True)
     # Three tokens in the time of two plain rounds: two of them would have come without the draft.
@@ -180,14 +179,14 @@ def test_what_a_draft_has_accepted_is_part_of_what_was_verified_of_it_whatever_t
     commit.sources.add(source="model", num_drafted=2, num_verified=2, num_accepted=1)
     commit.sources.add(source="ngram", own=True, num_drafted=2, num_verified=2, num_accepted=1)
     commit.sources.add(source="mtp", own=True, num_drafted=6, num_verified=6, num_accepted=0)
-    seen = RoundSums()
-    seen.add(Commit.from_commit(commit, PLAIN_US), PLAIN_US)
-    assert (seen.draft_verified, seen.accepted - seen.own_accepted) == (2, 1)
+    seen = Evidence()
+    add_round(seen, Commit.from_commit(commit, PLAIN_US))
+    assert (seen.verified, seen.accepted) == (2, 1)
 
 
 def test_a_round_with_the_targets_own_drafts_alone_is_one_without_the_draft() -> None:
     commit = sequence.Commit(token_ids=[1, 2], num_drafted=1, num_verified=1, num_accepted=1)
     commit.sources.add(source="ngram", own=True, num_drafted=1, num_verified=1, num_accepted=1)
-    seen = RoundSums()
-    seen.add(Commit.from_commit(commit, PLAIN_US), PLAIN_US)
-    assert (seen.rounds, seen.in_time, seen.own_accepted) == (1, 0, 1)
+    seen = Evidence()
+    add_round(seen, Commit.from_commit(commit, PLAIN_US))
+    assert (seen.rounds, seen.late, seen.saved, seen.accepted) == (1, 1, 1, 0)
