@@ -248,7 +248,7 @@ class DraftProcess(Worker):
     def leftovers(self) -> list[str]:
         sequences = self.worker._sequences
         found = [f"sequence {key} is open" for key in sequences.keys]
-        found += [f"work is due for {waiting.key}" for waiting in sequences.due]
+        found += [f"work is due for {key}" for key in sequences.due]
         if leak := self.engine.leaks():
             found.append(f"KV blocks are not free: {leak}")
         return found

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from outrider.drafting.source import Features
+from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
-from outrider.speculation import SamplingParams, VerificationMode
 from outrider.tree import DraftTree
 from outrider.worker.events import SequenceKey, WorkerEvent, WorkerReport
 
@@ -42,8 +42,7 @@ class Proposed:
     key: SequenceKey
     epoch: int
     tree: DraftTree
-    params: SamplingParams
-    mode: VerificationMode
+    spec: SequenceSpec
     since_s: float
     """Monotonic seconds: when the commit that it answers came in."""
     compute_s: float = 0.0

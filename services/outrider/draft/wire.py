@@ -110,7 +110,7 @@ def responses_of(report: DraftReport, now_s: float) -> dict[int, draft_pb2.Draft
 
 
 def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
-    tree, ratio = proposed.tree, proposed.mode is VerificationMode.RATIO
+    tree, ratio = proposed.tree, proposed.spec.mode is VerificationMode.RATIO
     taken_s = max(0.0, now_s - proposed.since_s)
     return sequence_pb2.Draft(
         sequence_id=proposed.key.sequence_id,
@@ -120,7 +120,7 @@ def _draft(proposed: Proposed, now_s: float) -> sequence_pb2.Draft:
         parents=tree.parents,
         q=[distribution_to_proto(q) for q in tree.q],
         confidence=tree.chances,
-        sampling=sampling_to_proto(proposed.params) if ratio else None,
+        sampling=sampling_to_proto(proposed.spec.params) if ratio else None,
         source=tree.source,
         draft_us=to_us(taken_s),
         # The compute of a sequence that was catching up includes earlier commits.

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from outrider.draft import events
-from outrider.draft.events import DraftReport, DraftStats, Event
-from outrider.draft.sequences import OpenDraftSequences, OpenSequence
+from outrider.draft.events import DraftReport, DraftStats, Event, Proposed
+from outrider.draft.sequences import OpenDraftSequences
 from outrider.drafters import CommitMismatch, Drafter, DraftSequence
 from outrider.engine import DeviceLost
 from outrider.errors import InvalidRequest, Overloaded, Unavailable
@@ -51,10 +51,10 @@ class DraftRounds:
         """Seconds that one more sequence adds to a round."""
         return self._cost.row_s
 
-    def draft(self, due: Sequence[OpenSequence]) -> Sequence[Outcome]:
+    def draft(self, due: Sequence[DraftSequence]) -> Sequence[Outcome]:
         """A proposal for each sequence, or the error that it failed with. Raises DeviceLost and WholeStepFailed."""
         started_s = self._clock()
-        proposals = self._together([found.sequence for found in due])
+        proposals = self._together(due)
         if all(isinstance(one, Exception) for one in proposals):
             check_engine(self._drafter.check)
         spent_s = self._clock() - started_s
@@ -153,8 +153,8 @@ class DraftWorker:
         """One round for every sequence whose proposal is due."""
         started_s = self._clock()
         if due := self._sequences.due:
-            for found, outcome in zip(due, self._rounds.draft(due), strict=True):
-                self._answer(found, outcome)
+            for (key, found), outcome in zip(due.items(), self._rounds.draft([*due.values()]), strict=True):
+                self._answer(key, found, outcome)
         self._report.round_s = self._clock() - started_s
         return 0.0 if self.has_work else None
 
@@ -162,14 +162,16 @@ class DraftWorker:
         for key in self._sequences.keys:
             self.fail(key, error)
 
-    def _answer(self, found: OpenSequence, outcome: Outcome) -> None:
+    def _answer(self, key: SequenceKey, found: DraftSequence, outcome: Outcome) -> None:
         if outcome is None:
             return
         if isinstance(outcome, Exception):
-            self.fail(found.key, outcome)
+            self.fail(key, outcome)
             return
-        self._sequences.clear_due(found.key)
-        self._report.proposals.append(found.proposed(outcome))
+        self._sequences.clear_due(key)
+        spent = found.since_s, found.compute_s, found.share_s
+        self._report.proposals.append(Proposed(key, found.epoch, outcome, found.spec, *spent))
+        found.compute_s = found.share_s = 0.0
         self.stats.num_proposals += 1
         self.stats.num_declined += not outcome.token_ids
         self.stats.num_draft_tokens[outcome.source] += outcome.depth
@@ -188,39 +190,38 @@ class DraftWorker:
 
     def _take_in(self, event: Opened) -> None:
         try:
-            found = OpenSequence(event.key, self._drafter.open(event.spec))
+            found = self._drafter.open(event.spec)
         except InvalidRequest as error:
             self.fail(event.key, error)
             return
-        self._sequences.add(found)
-        self._sequences.make_due(found, event.received_s)
+        self._sequences.add(event.key, found, event.received_s)
 
-    def _commit(self, found: OpenSequence, event: events.DraftCommitted) -> None:
-        epoch = found.sequence.epoch
+    def _commit(self, found: DraftSequence, event: events.DraftCommitted) -> None:
+        epoch = found.epoch
         try:
-            due = event.features is not None and self._drafter.see(found.sequence, event.features)
-            self._drafter.commit(found.sequence, event.base_len, event.token_ids)
+            due = event.features is not None and self._drafter.see(found, event.features)
+            self._drafter.commit(found, event.base_len, event.token_ids)
         except CommitMismatch as error:
             self.fail(event.key, InvalidRequest("base_len", str(error), reason="COMMIT_MISMATCH"))
             return
         except InvalidRequest as error:
             self.fail(event.key, error)
             return
-        self.stats.num_diverged += found.sequence.epoch - epoch
+        self.stats.num_diverged += found.epoch - epoch
         if event.finished:
             # Releases the sequence's KV.
             self._remove(event.key)
             self._sequences.finish(event.key)
         elif due or event.token_ids:
-            self._sequences.make_due(found, event.received_s)
+            self._sequences.make_due(event.key, found, event.received_s)
 
-    def _limit(self, found: OpenSequence, event: events.Limited) -> None:
-        grown = event.limits.max_draft_tokens > found.sequence.limits.max_draft_tokens
-        self._drafter.set_limits(found.sequence, event.limits)
+    def _limit(self, found: DraftSequence, event: events.Limited) -> None:
+        grown = event.limits.max_draft_tokens > found.limits.max_draft_tokens
+        self._drafter.set_limits(found, event.limits)
         if not event.limits.max_draft_tokens:
             self._sequences.clear_due(event.key)
         elif grown:
-            self._sequences.make_due(found, event.received_s)
+            self._sequences.make_due(event.key, found, event.received_s)
 
     def fail(self, key: SequenceKey, error: Exception) -> None:
         self._remove(key)
@@ -230,6 +231,6 @@ class DraftWorker:
     def _remove(self, key: SequenceKey) -> None:
         found = self._sequences.remove(key)
         if found is not None:
-            self._drafter.close(found.sequence)
+            self._drafter.close(found)
             if found.share_s:
                 self._report.removed.append((key, found.share_s))

@@ -29,6 +29,12 @@ class DraftSequence:
     """The proposal for the positions from committed_len on, as far as no commit contradicted it."""
     epoch: int = 0
     """Incremented each time a draft is discarded: a commit diverged from it, or another draft replaced it."""
+    since_s: float = 0.0
+    """Monotonic seconds: when the commit or opening came in that the next proposal answers."""
+    compute_s: float = 0.0
+    """Seconds of the rounds it was part of since its last proposal."""
+    share_s: float = 0.0
+    """Its share in seconds of all rounds since its last proposal."""
 
     def __post_init__(self) -> None:
         self.guess = DraftTree(self.committed_len)

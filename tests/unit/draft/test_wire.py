@@ -13,6 +13,7 @@ from outrider.drafters.rounds import DraftChain
 from outrider.errors import InvalidRequest
 from outrider.rpc.v1 import draft_pb2
 from outrider.rpc.v1 import sequence_pb2 as pb
+from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import DraftDistribution, Proposal, SamplingParams, VerificationMode
 from outrider.tree import DraftTree
@@ -167,8 +168,8 @@ def test_ids_that_only_the_target_has_are_taken() -> None:
 
 
 def proposed(mode: VerificationMode, drafted: DraftTree, stream: int = 1) -> Proposed:
-    params = SamplingParams(temperature=0.5, seed=3)
-    return Proposed(SequenceKey(stream, 7), 2, drafted, params, mode, since_s=1.0, compute_s=0.0015)
+    spec = SequenceSpec((1,), SamplingParams(temperature=0.5, seed=3), mode)
+    return Proposed(SequenceKey(stream, 7), 2, drafted, spec, since_s=1.0, compute_s=0.0015)
 
 
 def test_a_proposal_says_where_it_belongs_and_what_it_took() -> None:
