@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
-from outrider.gateway.tools.schema_keywords import UNENFORCED, inexact, rewritten
+from outrider.gateway.tools.schema_keywords import UNENFORCED, inexact, rewritten, uncounted
 from outrider.gateway.tools.schema_references import at, escaped, moved
 
 BOUNDED_WHITESPACE = r"\n? {0,20}"
@@ -107,6 +107,8 @@ class _Walk:
         self.unenforced |= {name for name, value in schema.items() if name in UNENFORCED and value is not None}
         if self.strict:
             self.unenforced |= {name for name in _BOUNDS if _is_beyond(schema.get(name))}
+        else:
+            schema = {name: value for name, value in schema.items() if name not in uncounted(schema, declares)}
         made = {
             name: self._value(name, value, f"{place}/{name}", closes or name not in _IN_PLACE)
             for name, value in schema.items()

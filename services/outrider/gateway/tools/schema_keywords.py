@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations, islice
+from math import prod
 from typing import Any
 
 ANNOTATIONS = frozenset(
@@ -26,6 +28,9 @@ _MAX_EXACT = 2**53
 _MAX_CONDITIONS = 4
 """Each doubles what the library makes of an object."""
 _MAX_CONTAINED = 64
+_MAX_WAYS = 32
+"""In which an object may have as many properties as it has to."""
+_COUNTS = frozenset({"Items", "Length", "Properties", "Contains"})
 _OF_NAMES = frozenset(
     {"type", "pattern", "minLength", "maxLength", "enum", "const", "title", "description", "$comment"}
 )
@@ -51,12 +56,19 @@ def _large(value: Any) -> Iterator[bool]:
 def rewritten(schema: Mapping[str, Any], closed: bool, resolve: Resolve) -> dict[str, Any]:
     """The schema with its keywords written as those that the library enforces, where that is possible. `closed`: it has
     no other properties than those it declares. `resolve`: what a reference leads to, or None."""
-    made = {name: value for name, value in schema.items() if value is not False or name not in _NOTHING_IF_FALSE}
+    kept = {name: value for name, value in schema.items() if value is not False or name not in _NOTHING_IF_FALSE}
+    made = {name: _as_count(value) if name[3:] in _COUNTS else value for name, value in kept.items()}
     _unevaluated(made, resolve)
     _conditions(made)
     _contained(made)
     _named(made, closed)
+    _numbered(made, closed)
     return made
+
+
+def _as_count(value: Any) -> Any:
+    """2.0 is an integer (2020-12 Core, 4.2.3), which the library does not know."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _conditions(made: dict[str, Any]) -> None:
@@ -137,6 +149,42 @@ def _named(made: dict[str, Any], closed: bool) -> None:
     else:
         more = {name: others for name in listed if isinstance(name, str) and name not in kept}
         made |= {"properties": kept | more, "additionalProperties": False}
+
+
+def _numbered(made: dict[str, Any], closed: bool) -> None:
+    """As which optional properties there are, where the library does not count them. It counts those of an object
+    without optional ones, and up to one of a closed object."""
+    if made.get("minProperties") == 0:
+        del made["minProperties"]
+    declared, required = made.get("properties", {}), _listed(made.get("required"))
+    counts = {name: made[name] for name in ("minProperties", "maxProperties") if isinstance(made.get(name), int)}
+    closed = (closed or made.get("additionalProperties") is False) and "patternProperties" not in made
+    if not isinstance(declared, Mapping) or not closed or all(count == 1 for count in counts.values()):
+        return
+    optional = [name for name, each in declared.items() if name not in required and each is not False]
+    least, most = counts.get("minProperties", 0) - len(required), counts.get("maxProperties", 2**53) - len(required)
+    choices = [combinations(optional, least)] if least > 0 else []
+    choices += [combinations(optional, len(optional) - most)] if 0 <= most < len(optional) else []
+    ways = [list(islice(each, _MAX_WAYS + 1)) for each in choices]
+    if most < 0 or not all(ways) or prod(map(len, ways)) > _MAX_WAYS:
+        return
+    for name in counts:
+        del made[name]
+    needs = [{"required": list(names)} for names in ways[0]] if least > 0 else []
+    lacks = [{"properties": dict.fromkeys(names, False)} for names in ways[-1]] if most < len(optional) else []
+    parts = [{"anyOf": [each | {"additionalProperties": True} for each in part]} for part in (needs, lacks) if part]
+    made["allOf"] = [*_listed(made.get("allOf")), *parts]
+
+
+def uncounted(schema: Mapping[str, Any], closed: bool) -> set[str]:
+    """The keywords by which the library would count no properties, or those that nobody declared alone."""
+    counts = {name: schema[name] for name in ("minProperties", "maxProperties") if schema.get(name) is not None}
+    declared, required = schema.get("properties", ()), _listed(schema.get("required"))
+    closed = (closed or schema.get("additionalProperties") is False) and "patternProperties" not in schema
+    optional = isinstance(declared, Mapping) and any(name not in required for name in declared)
+    if not schema.keys() & _IN_PLACE and (not optional or (closed and all(count == 1 for count in counts.values()))):
+        return set()
+    return set(counts)
 
 
 def _fits(listed: Sequence[Any] | None, expressions: Sequence[str]) -> Callable[[str], bool]:

@@ -31,6 +31,7 @@ KEYWORDS = sorted(
 )
 A, TEXT, NUMBER = {"a": 1}, {"type": "string"}, {"type": "integer"}
 OBJECT = {"type": "object", "properties": {"a": NUMBER, "b": TEXT}}
+THREE = {"type": "object", "properties": {"a": NUMBER, "b": TEXT, "c": NUMBER}}
 ARRAY = {"type": "array"}
 # Schemas that need the keyword to tell what is valid.
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -54,7 +55,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         ARRAY | {"contains": NUMBER, "maxItems": 1},
         {"contains": NUMBER},
     ],
-    "minContains": [ARRAY | {"contains": NUMBER, "minContains": 2}, ARRAY | {"contains": NUMBER, "minContains": 0}],
+    "minContains": [ARRAY | {"contains": NUMBER, "minContains": 2.0}, ARRAY | {"contains": NUMBER, "minContains": 0}],
     "maxContains": [ARRAY | {"contains": NUMBER, "maxContains": 1}],
     "dependentRequired": [
         OBJECT | {"dependentRequired": {"a": ["b"]}},
@@ -73,13 +74,26 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "exclusiveMinimum": [NUMBER | {"exclusiveMinimum": 1}],
     "format": [TEXT | {"format": name} for name in ("date", "time", "date-time", "email", "ipv4", "ipv6", "uuid")],
     "items": [ARRAY | {"items": NUMBER}],
-    "maxItems": [ARRAY | {"maxItems": 1}],
-    "maxLength": [TEXT | {"maxLength": 1}],
-    "maxProperties": [{"type": "object", "maxProperties": 1}, OBJECT | {"maxProperties": 1}],
+    "maxItems": [ARRAY | {"maxItems": 1}, ARRAY | {"maxItems": 1.0}],
+    "maxLength": [TEXT | {"maxLength": 1}, TEXT | {"maxLength": 1.0}],
+    "maxProperties": [
+        {"type": "object", "maxProperties": 1},
+        OBJECT | {"maxProperties": 1},
+        OBJECT | {"maxProperties": 1.0, "additionalProperties": True},
+        THREE | {"maxProperties": 2},
+        THREE | {"maxProperties": 2, "minProperties": 2, "required": ["b"]},
+    ],
     "maximum": [NUMBER | {"maximum": 1}, NUMBER | {"maximum": 2**53 + 1}],
-    "minItems": [ARRAY | {"minItems": 2}],
-    "minLength": [TEXT | {"minLength": 2}],
-    "minProperties": [{"type": "object", "minProperties": 2}, OBJECT | {"minProperties": 1}],
+    "minItems": [ARRAY | {"minItems": 2}, ARRAY | {"minItems": 2.0}],
+    "minLength": [TEXT | {"minLength": 2}, TEXT | {"minLength": 2.0}],
+    "minProperties": [
+        {"type": "object", "minProperties": 2},
+        OBJECT | {"minProperties": 1},
+        OBJECT | {"minProperties": 2.0},
+        OBJECT | {"minProperties": 1, "additionalProperties": True},
+        {"type": "object", "patternProperties": {"^c": NUMBER}, "properties": {"a": NUMBER}, "minProperties": 2},
+        OBJECT | {"minProperties": 1, "allOf": [{"required": ["a"]}]},
+    ],
     "minimum": [NUMBER | {"minimum": 2}, NUMBER | {"minimum": 2**53 + 1}],
     "multipleOf": [NUMBER | {"multipleOf": 2}],
     "not": [{"not": NUMBER}, OBJECT | {"not": {"required": ["a", "b"]}}],
@@ -180,6 +194,16 @@ def test_without_strict_only_what_the_page_lists_lets_something_invalid_through(
     validator = jsonschema.Draft202012Validator(schema)
     wrong = [v for v in INSTANCES if takes(grammar, json.dumps(v)) and not validator.is_valid(v)]
     assert not wrong or keyword in _listed_as_unenforced(), wrong
+
+
+@pytest.mark.parametrize("schema", [*EXAMPLES["minProperties"], *EXAMPLES["maxProperties"]])
+def test_a_number_of_properties_keeps_no_object_of_that_number_away(schema: dict[str, Any]) -> None:
+    grammar = Structured("json_schema", schema, "field").to_grammar()
+    without = {name: value for name, value in schema.items() if name[3:] != "Properties"}
+    freely = Structured("json_schema", without, "field").to_grammar()
+    validator = jsonschema.Draft202012Validator(schema)
+    valid = [value for value in INSTANCES if validator.is_valid(value) and takes(freely, json.dumps(value))]
+    assert valid and [value for value in valid if not takes(grammar, json.dumps(value))] == []
 
 
 def _listed_as_unenforced() -> set[str]:
