@@ -10,15 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from operator import mul
 from types import MappingProxyType
 from typing import Any
 
 from outrider.sequence.key import Finish
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.calibration import Bin, Calibration, bin_at
-from outrider.target.drafts.choice import StepRoom, blocks_for
+from outrider.target.drafts.choice import DraftChoice, Pricing, StepRoom, take_drafts
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.row import StepRow
 from outrider.tree import ROOT, DraftTree, common_len
@@ -45,12 +43,9 @@ class ChainRow:
     """Tokens that a running step may commit: those of `token_ids` that come before the ones to verify."""
 
     tree: DraftTree = field(default_factory=lambda: _NO_DRAFT)
-    """The chain, as it is buffered: it may begin before."""
-    token_ids: tuple[int, ...] = ()
+    """The chain, from `base_len` on."""
     count: int = 0
     """Tokens that the step verifies."""
-    values: Sequence[float] = ()
-    """What each of these is worth: weight times the chance that it and all before it are accepted."""
 
     first: int = 0
     """Of the tree's tokens the first that was verified."""
@@ -61,6 +56,10 @@ class ChainRow:
     num_accepted: int = 0
     num_dropped: int = 0
     """Tokens of draft workers that came late or did not fit, since the last commit."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return self.tree.token_ids
 
     @property
     def draft(self) -> DraftTree:
@@ -96,23 +95,6 @@ def beyond_a_step(speculation: Speculation) -> Speculation:
     caps = speculation.max_draft_tokens, speculation.max_own_draft_tokens
     deep = [2 * cap + 1 if cap else 0 for cap in caps]
     return replace(speculation, max_draft_tokens=deep[0], max_own_draft_tokens=deep[1])
-
-
-def _share(rows: Sequence[ChainRow], room: StepRoom) -> None:
-    """Leaves each row what there is room for: the most valuable tokens of all."""
-    waiting = [(-value, number) for number, row in enumerate(rows) for value in row.values]
-    full = set[int]()
-    for row in rows:
-        row.count = 0
-    # Each one's values never rise, so its tokens come in their order.
-    for _, number in sorted(waiting):
-        row = rows[number]
-        end = row.base_len + row.num_ahead + row.count
-        if number in full or not room.fit(end, 1):
-            full.add(number)
-            continue
-        room.take(end, 1)
-        row.count += 1
 
 
 class DraftBook:
@@ -198,46 +180,38 @@ class DraftBook:
         accepted = token_ids[:num_accepted]
         known = *accepted, *drafted[len(accepted) :]
         tree = DraftTree(len(found.tokens) - len(token_ids), known, source=source)
-        return ChainRow(request_id, tree.base_len, tree=tree, token_ids=known, count=len(known))
+        return ChainRow(request_id, tree.base_len, tree=tree, count=len(known))
 
     def choose(
         self, decoding: Iterable[ChainRow], room: StepRoom, own_sums: Mapping[str, float] = MappingProxyType({})
     ) -> list[ChainRow]:
         """The rows of which the next step verifies drafts. `own_sums`: what the drafts of the engine's own are worth,
         in whose place they would be."""
-        price, chosen = self.row_price, list[ChainRow]()
+        pricing, chosen = Pricing(self.row_price, self.calibration), list[tuple[ChainRow, DraftChoice]]()
         for row in decoding:
             if (found := self._open.get(row.request_id)) is None:
                 continue
             try:
-                self._choose(found, row, price)
+                choice = self._offered(found, row)
             except Exception:
                 self.forget(row.request_id)
                 continue
-            if row.count and not (own_sums and sum(row.values) <= own_sums.get(row.request_id, 0.0)):
-                chosen.append(row)
-        most = max([row.count for row in chosen], default=0)
-        if room.tokens < most * len(chosen) or room.blocks < blocks_for(most, room.block_size) * len(chosen):
-            _share(chosen, room)
-        return [row for row in chosen if row.count]
+            if choice is None or (own_sums and choice.value_at(pricing.price) <= own_sums.get(row.request_id, 0.0)):
+                continue
+            chosen.append((row, choice))
+        take_drafts([choice for _, choice in chosen], room, pricing)
+        for row, choice in chosen:
+            row.tree, row.count = choice.tree, len(choice.nodes) - row.num_ahead
+        return [row for row, _ in chosen if row.count]
 
-    def _choose(self, found: SequenceDrafts, row: ChainRow, price: float) -> None:
-        """Leaves its count at 0 if no token is worth its row."""
-        num_ahead = row.num_ahead
-        depth = num_ahead + min(row.room, found.cap)
-        tree = found.buffer.chain or best_path(found, self.calibration, depth, num_ahead)
+    def _offered(self, found: SequenceDrafts, row: ChainRow) -> DraftChoice | None:
+        depth = row.num_ahead + min(row.room, found.cap)
+        tree = found.buffer.chain or best_path(found, self.calibration, depth, row.num_ahead)
         if tree is None:
-            return
+            return None
         first = row.base_len - tree.base_len
-        token_ids = tree.token_ids[first : first + depth]
-        if len(token_ids) <= num_ahead:
-            return
-        chances = self.calibration.owns(tree, found.fit, first, first + depth)
-        values = [*accumulate(chances, mul, initial=found.speculation.weight)][num_ahead + 1 :]
-        # They never rise. Written so that NaN is worth nothing.
-        if not values[-1] >= price:
-            values = [value for value in values if value >= price]
-        row.tree, row.token_ids, row.values, row.count = tree, token_ids, values, len(values)
+        left = tree.part(first, first + depth)
+        return DraftChoice(left, found, self.calibration, row.num_ahead) if len(left) > row.num_ahead else None
 
     def committed(
         self, request_id: str, token_ids: Sequence[int], row: ChainRow | None, num_drafted: int, *, finished: bool
@@ -263,7 +237,7 @@ class DraftBook:
                 drafted = row.token_ids[done : done + num_drafted]
                 accepted = common_len(token_ids, drafted)
                 verified = accepted + (accepted < len(drafted) and not (finished and accepted == len(token_ids)))
-                row.first, row.num_drafted = before - row.tree.base_len, len(drafted)
+                row.first, row.num_drafted = done, len(drafted)
                 row.num_verified, row.num_accepted = verified, accepted
                 if verified:
                     self.calibration.verified(row.tree, row.first, verified, accepted, found.fit)

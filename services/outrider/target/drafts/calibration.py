@@ -195,13 +195,13 @@ class Calibration:
         because whether it is verified must not depend on which token it is."""
         return fit.corrected([self._of_average(each, explore)[1]])[0]
 
-    def owns(self, chain: DraftTree, fit: Fit, first: int = 0, last: int | None = None) -> list[float]:
-        """`own` of each node, or of those from `first` on, before `last`."""
+    def owns(self, chain: DraftTree, fit: Fit) -> list[float]:
+        """`own` of each node."""
         if _varied(chain):
-            found = [self._of_average(each, explore=True)[0] for each in bins_of(chain, first, last)]
+            found = [self._of_average(each, explore=True)[0] for each in bins_of(chain)]
         else:
             table = self._table(chain.origin(0).source, bool(chain.q))
-            found = [table[bisect_right(_EDGES, chance)] for chance in chain.chances[first:last]]
+            found = [table[bisect_right(_EDGES, chance)] for chance in chain.chances]
         return fit.corrected(found)
 
     def _table(self, source: str, drawn: bool) -> list[float]:

@@ -93,10 +93,12 @@ class DraftChoice:
     tree: DraftTree
     drafts: SequenceDrafts
     calibration: Calibration
-    nodes: list[int] = field(default_factory=list)
-    """Those taken, in order."""
-    depth: int = 0
-    """Of the longest path taken."""
+    num_ahead: int = 0
+    """Of a chain so many come first that a running step may commit: they are no part of this one."""
+    nodes: list[int] = field(init=False)
+    """Those taken, in order, after those ahead."""
+    depth: int = field(init=False)
+    """Of the longest path taken, with those ahead."""
     values: list[float] = field(init=False)
     """At node + 1: weight times the chance that the token and all before it are accepted; never more than before it."""
     _depths: Sequence[int] = field(init=False)
@@ -104,6 +106,7 @@ class DraftChoice:
 
     def __post_init__(self) -> None:
         weight, self._depths = self.drafts.speculation.weight, self.tree.depths()
+        self.nodes, self.depth = [*range(self.num_ahead)], self.num_ahead
         if self.tree.parents or self.tree.q:
             self.values = self._tree_values(weight)
         else:
@@ -122,10 +125,15 @@ class DraftChoice:
             joint.append(joint[parent + 1] * own)
         return values
 
+    def value_at(self, price: float) -> float:
+        """Of those that are worth their rows, all together."""
+        return sum(value for value in self.values[1 + self.num_ahead :] if value >= price)
+
     def take_paying(self, price: float) -> int:
         """Takes the tokens of a chain that are worth their rows, where there is room for all. Returns how many."""
         if self.tree.parents:
             return 0
+        # They never rise. Written so that NaN is worth nothing.
         all_pay = self.values[-1] >= price
         paying = len(self.values) - 1 if all_pay else sum(value >= price for value in self.values[1:])
         before, self.depth = self.depth, max(self.depth, paying)
@@ -138,8 +146,6 @@ class DraftChoice:
 
     def candidates(self) -> list[tuple[float, int]]:
         """The tokens that follow the last one that was taken, or the root at first, each with its value."""
-        if self._whole:
-            return []
         if self._children is None:
             self._children = self.tree.children()
         return [(self.values[child + 1], child) for child in self._children[self.nodes[-1] + 1 if self.nodes else 0]]
@@ -150,6 +156,11 @@ class DraftChoice:
         return count == depth or (count - depth <= max_branch_tokens and count <= MAX_TREE_NODES)
 
     @property
+    def num_left(self) -> int:
+        """Tokens that are not taken."""
+        return len(self.tree.token_ids) - len(self.nodes)
+
+    @property
     def end(self) -> int:
         """The position after as many tokens as are taken."""
         return self.tree.base_len + len(self.nodes)
@@ -157,11 +168,7 @@ class DraftChoice:
     @property
     def draft(self) -> DraftTree:
         """The tokens taken."""
-        return self.tree if self._whole and not self.tree.parents else self.tree.take(self.nodes)
-
-    @property
-    def _whole(self) -> bool:
-        return len(self.nodes) == len(self.tree.token_ids)
+        return self.tree if not (self.num_left or self.tree.parents) else self.tree.take(self.nodes)
 
 
 def take_drafts(
@@ -179,17 +186,17 @@ def take_drafts(
     A token is a candidate once its parent is taken, and its value is never higher than its parent's. `num_rows` and
     `num_tokens`: of the step without drafts.
     """
-    if room.holds([len(choice.tree.token_ids) for choice in choices], keep_tokens):
+    if room.holds([choice.num_left for choice in choices], keep_tokens):
         # Nobody takes another's room, so the order of those that pay does not matter.
         for choice in choices:
-            start = choice.end
-            count = choice.take_paying(pricing.price)
+            start, count = choice.end, choice.take_paying(pricing.price)
             room.take(start, count)
             num_tokens += count
     order = itertools.count()
     waiting = [
         (-value, next(order), number, node)
         for number, choice in enumerate(choices)
+        if choice.num_left
         for value, node in choice.candidates()
     ]
     heapq.heapify(waiting)
