@@ -31,9 +31,9 @@ proto-baseline: $(VENV)/.proto
 demo: proto
 	$(BIN)/outrider demo $(if $(MODEL),--target-model $(MODEL)) $(ARGS)
 
-# Two workers a core, each with whole files: some of the time they wait for processes. More than eight cost more to start than
-# they bring.
-WORKERS ?= $(shell echo $$((2 * $$(nproc))))
+# Three workers for two cores, each with whole files: some of the time they wait for processes, and each more takes 12 s of
+# processor time to import what is tested and to find the tests. More than eight cost more to start than they bring.
+WORKERS ?= $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # The quick tiers: what to run after every change.

@@ -30,7 +30,7 @@ SAMPLINGS: dict[str, Json] = {
 LETTERS = list(range(100, 126))
 BREAKS = [13, 16]
 """Of line feed and carriage return."""
-QUICK: dict[str, Json] = {"n": {"n": 3, "allowed_token_ids": [*BREAKS, *LETTERS]}}
+QUICK: dict[str, Json] = {"n": {"n": 2, "allowed_token_ids": [*BREAKS, *LETTERS]}}
 SLOW: dict[str, Json] = {
     "many stop tokens": {"stop_token_ids": list(range(300, 364))},
     "min_tokens": {"min_tokens": 30, "stop": ["e"]},

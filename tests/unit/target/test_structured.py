@@ -527,7 +527,7 @@ LIKE = {
 }
 
 
-@pytest.mark.parametrize("kind", [*LIKE, 0, 1, 2])
+@pytest.mark.parametrize("kind", [*LIKE, 0, *(pytest.param(other, marks=pytest.mark.slow) for other in (1, 2))])
 def test_the_verdict_is_one_with_drafts_and_without_for_other_tenants_and_when_taken_over(
     tiny: Path, kind: str | int
 ) -> None:
@@ -780,6 +780,7 @@ def test_thousands_of_optional_properties_are_too_complex_and_are_told_so(compil
         compiler.compile(grammar, TOKENIZER.encode('{"'))
 
 
+@pytest.mark.slow
 def test_a_chain_of_rules_ends_no_process(tiny: Path) -> None:
     """The library follows it by recursion, so threads that compile have room for it."""
 

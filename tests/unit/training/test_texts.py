@@ -19,6 +19,8 @@ from outrider.training.shards import Corpus, Sample, list_shards, read_corpus, s
 from outrider.training.texts import read_prompts, read_recorded, read_samples
 from torch import Tensor
 
+FEW_AND_MANY = (1, 5)
+"""Seeds with 3 prompts and with 200."""
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -145,7 +147,10 @@ def split(directory: Path, shards: int) -> tuple[set[tuple[int, ...]], set[tuple
     return {tuple(sample.prompt) for sample in found.held_out}, learnt
 
 
-@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(more, marks=pytest.mark.slow) for more in range(6, 40))])
+@pytest.mark.parametrize(
+    "seed",
+    [each if each in FEW_AND_MANY else pytest.param(each, marks=pytest.mark.slow) for each in range(40)],
+)
 def test_what_is_kept_back_was_never_learnt_whatever_shard_it_is_in_and_however_the_corpus_has_grown(
     tmp_path: Path, seed: int
 ) -> None:

@@ -135,7 +135,7 @@ async def test_a_minutes_quota_admits_a_minutes_burst_and_then_the_rate(store: S
     assert let_in * 500 == pytest.approx(2 * 60_000, rel=0.02)
 
 
-@pytest.mark.parametrize("num_output", [20, 300])
+@pytest.mark.parametrize("num_output", [pytest.param(20, marks=pytest.mark.slow), 300])
 async def test_answers_that_run_at_once_stay_within_the_burst_and_the_rate(
     store: Store, clock: Clock, num_output: int
 ) -> None:

@@ -232,7 +232,7 @@ def test_numbers_that_would_become_others_are_refused_by_name_with_strict_and_wi
                 prepare(schema, strict=strict)
 
 
-@pytest.mark.parametrize("choice", ["auto", "required"])
+@pytest.mark.parametrize("choice", ["auto", pytest.param("required", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("keyword", "schema"), CASES, ids=lambda one: one if isinstance(one, str) else "")
 def test_the_arguments_of_a_strict_function_are_valid_or_the_keyword_is_named(
     keyword: str, schema: dict[str, Any], choice: Any
