@@ -71,7 +71,7 @@ class SequenceSpec:
         if len(self.committed) + room > self.max_new_tokens:
             message = f"{len(self.committed)} where stopping.max_new_tokens is {self.max_new_tokens}"
             raise InvalidRequest(self.committed_field, message)
-        if (length := len(self.prompt) + len(self.committed)) + room > max_context_len:
+        if (length := self.num_tokens) + room > max_context_len:
             name = self.committed_field if len(self.prompt) < max_context_len else "prompt_token_ids"
             raise InvalidRequest(name, f"{length} tokens leave no room in a context of {max_context_len}")
         if self.params.greedy != (self.mode is VerificationMode.GREEDY):
@@ -96,6 +96,10 @@ class SequenceSpec:
     def tokens(self) -> list[int]:
         """Those that an engine begins with: the prompt, and what was committed elsewhere."""
         return [*self.prompt, *self.committed]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prompt) + len(self.committed)
 
     @property
     def has_grammar(self) -> bool:

@@ -68,9 +68,7 @@ class _Sample:
     @property
     def num_bytes(self) -> int:
         spec = self.spec
-        return _BYTES_PER_TOKEN * (len(spec.prompt) + len(spec.committed)) + 4 * (
-            len(self.output) + len(self.top_ids) + len(self.top_logprobs)
-        )
+        return _BYTES_PER_TOKEN * spec.num_tokens + 4 * (len(self.output) + len(self.top_ids) + len(self.top_logprobs))
 
     def add(self, committed: StepRow[Any]) -> None:
         for one in committed.sources:

@@ -34,7 +34,7 @@ def a_request(**fields: Any) -> Request:
 def under_way(request: Request, recorder: Recorder | None = None, opened_us: int = 1000) -> ActiveRequest:
     """As it is when a target was chosen, whose vocabulary is of 200 tokens."""
     recorder = recorder or Traces(TraceConfig()).start(request, opened_us)
-    state = RequestState(request.prompt, request.max_new_tokens, 200, list(request.committed))
+    state = RequestState(request, 200)
     recorder.placed(state, opened_us)
     return ActiveRequest(
         request=request,

@@ -6,12 +6,12 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from cryptography.fernet import Fernet
 from outrider.options.logprobs import TokenLogprobs
+from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.rounds import SourceTokens
 from outrider.samples import SampleStore
 from outrider.sequence.key import SequenceKey
@@ -51,7 +51,8 @@ def watched(count: int) -> Watched:
 
 def opened(prompt: list[int], committed: tuple[int, ...] = (), tenant: str = "a", consent_us: int = 5) -> SequenceSpec:
     text = {"samples": SampleConsent.TEXT, "tenant": tenant, "consent_unix_us": consent_us, "committed": committed}
-    return cast(SequenceSpec, SimpleNamespace(prompt=prompt, params=SimpleNamespace(temperature=0.5), **text))
+    params = SamplingParams(temperature=0.5)
+    return SequenceSpec(cast(Any, prompt), params, VerificationMode.COUPLED, **cast(Any, text))
 
 
 def answer(recorder: SampleRecorder, opening: SequenceSpec, number: int = 1, steps: int = 3) -> None:

@@ -16,6 +16,7 @@ from outrider.limits import (
 )
 from outrider.protocol.rounds import RequestStats, Round
 from outrider.sequence.key import Finish
+from outrider.sequence.spec import SequenceSpec
 
 
 class BadReply(Exception):
@@ -26,10 +27,9 @@ class BadReply(Exception):
 class RequestState:
     """The authoritative state of one request: only `committed` counts."""
 
-    prompt: tuple[int, ...]
-    max_new_tokens: int
+    spec: SequenceSpec
     vocab_size: int
-    committed: list[int] = field(default_factory=list)
+    committed: list[int] = field(init=False)
     """Output tokens, resumed ones first."""
     finish_reason: int = Finish.NONE
     stats: RequestStats = field(default_factory=RequestStats)
@@ -41,9 +41,9 @@ class RequestState:
     """Largest `committed_len`, including the prompt."""
 
     def __post_init__(self) -> None:
-        self.prompt_len = len(self.prompt)
-        self.committed_len = self.prompt_len + len(self.committed)
-        self.end = self.prompt_len + self.max_new_tokens
+        self.committed, self.prompt_len = list(self.spec.committed), len(self.spec.prompt)
+        self.committed_len = self.spec.num_tokens
+        self.end = self.prompt_len + self.spec.max_new_tokens
 
     @property
     def remaining(self) -> int:
@@ -52,11 +52,6 @@ class RequestState:
     @property
     def finished(self) -> bool:
         return self.finish_reason != Finish.NONE
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """Prompt and output."""
-        return (*self.prompt, *self.committed)
 
     def apply(self, done: Round) -> None:
         """Appends what the target committed. Raises BadReply, changing nothing, if it does not continue the request."""

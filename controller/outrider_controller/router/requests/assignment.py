@@ -12,7 +12,6 @@ import math
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.errors import InternalError, Overloaded, Unavailable
@@ -55,15 +54,6 @@ class Directory(WorkerLeases, Protocol):
     ) -> dict[str, int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """The tokens a sequence starts with, the salt under which its blocks are shared, and the expected answer length."""
-
-    token_ids: tuple[int, ...]
-    salt: bytes
-    expected_tokens: int
-
-
 class WorkerPicker:
     def __init__(self, fleet: Fleet, directory: Directory, first_backoff_s: float) -> None:
         self.unreachable = UnreachablePairs(first_backoff_s)
@@ -71,16 +61,14 @@ class WorkerPicker:
         self._directory = directory
         self._warned: set[str] = set()
 
-    async def target(
-        self, model: str, revision: str | None, prefix: Prefix, avoided: set[TargetKey]
-    ) -> TargetLink | None:
-        """The best live target of this model with room. `revision`: the one on which the request began."""
+    async def target(self, request: Request, revision: str | None, avoided: set[TargetKey]) -> TargetLink | None:
+        """The best live target of its model with room. `revision`: the one on which the request began."""
         links = {
             t.worker_id: t
-            for t in self._fleet.live_targets(model)
+            for t in self._fleet.live_targets(request.model)
             if t.key not in avoided and revision in (None, t.info.model_revision)
         }
-        best = await self._best(worker.WORKER_ROLE_TARGET, links, prefix)
+        best = await self._best(worker.WORKER_ROLE_TARGET, links, request)
         return links[best] if best is not None and links[best].up else None
 
     def revisions_like(self, model: str, revision: str, avoided: set[TargetKey]) -> list[str]:
@@ -95,7 +83,7 @@ class WorkerPicker:
     async def draft(
         self,
         target: TargetLink,
-        prefix: Prefix,
+        request: Request,
         avoided: set[str],
         together: Mapping[str, int],
         version: str | None = None,
@@ -108,15 +96,13 @@ class WorkerPicker:
         drafts = {
             d.worker_id: d
             for d in self._fleet.drafts.values()
-            if d.worker_id not in avoided
-            and self.can_draft(d, target)
-            and d.info.max_context_len > len(prefix.token_ids)
+            if d.worker_id not in avoided and self.can_draft(d, target) and d.info.max_context_len > request.num_tokens
         }
         wanted = {key: d for key, d in drafts.items() if draft_version(d.info) == version}
-        best = await self._best(worker.WORKER_ROLE_DRAFT, wanted, prefix, together) if wanted else None
+        best = await self._best(worker.WORKER_ROLE_DRAFT, wanted, request, together) if wanted else None
         if best is None:
             others = {key: d for key, d in drafts.items() if not d.info.candidate}
-            best = await self._best(worker.WORKER_ROLE_DRAFT, others, prefix, together)
+            best = await self._best(worker.WORKER_ROLE_DRAFT, others, request, together)
         return drafts[best] if best is not None and drafts[best].leased else None
 
     def can_draft(self, draft: LeasedDraft, target: TargetLink) -> bool:
@@ -170,41 +156,41 @@ class WorkerPicker:
         self,
         role: worker.WorkerRole.ValueType,
         workers: Mapping[str, TargetLink] | Mapping[str, LeasedDraft],
-        prefix: Prefix,
+        request: Request,
         together: Mapping[str, int] = _NONE,
     ) -> str | None:
-        matched = await self._matches(role, workers.values(), prefix) if len(workers) > 1 else {}
-        prompt_len = len(prefix.token_ids)
+        matched = await self._matches(role, workers.values(), request) if len(workers) > 1 else {}
+        num_tokens = request.num_tokens
         candidates = [
-            self._candidate(one, prompt_len, matched.get(worker_id, 0), together.get(worker_id, 0))
+            self._candidate(one, num_tokens, matched.get(worker_id, 0), together.get(worker_id, 0))
             for worker_id, one in workers.items()
         ]
         # Shuffled first: routers that see the same ties must not all pick the same worker.
         random.shuffle(candidates)
-        ranked = rank(candidates, prefix.expected_tokens)
+        ranked = rank(candidates, request.expected_tokens)
         return ranked[0].worker_id if ranked else None
 
     async def _matches(
-        self, role: worker.WorkerRole.ValueType, workers: Iterable[TargetLink | LeasedDraft], prefix: Prefix
+        self, role: worker.WorkerRole.ValueType, workers: Iterable[TargetLink | LeasedDraft], request: Request
     ) -> dict[str, int]:
         """Matched leading blocks per worker; the block size is part of a block's identity."""
-        matched: dict[str, int] = {}
+        matched, token_ids = dict[str, int](), request.tokens
         for block_size in {one.info.block_size for one in workers} - {0}:
-            if hashes := block_hashes(prefix.token_ids, block_size, prefix.salt):
+            if hashes := block_hashes(token_ids, block_size, request.salt):
                 alike = [self._candidate(one) for one in workers if one.info.block_size == block_size]
-                worker_ids = asked(hashes[0], alike, prefix.expected_tokens)
+                worker_ids = asked(hashes[0], alike, request.expected_tokens)
                 matched.update(await self._directory.lookup_prefix(role, hashes, worker_ids))
         return matched
 
     def _candidate(
-        self, one: TargetLink | LeasedDraft, prompt_len: int = 0, matched_blocks: int = 0, num_together: int = 0
+        self, one: TargetLink | LeasedDraft, num_tokens: int = 0, matched_blocks: int = 0, num_together: int = 0
     ) -> PlacementCandidate:
         load = self._fleet.loads.of(one)
         return PlacementCandidate(
             worker_id=one.worker_id,
             num_sequences=self._fleet.loads.num_elsewhere(one) + len(one.open_sequences),
             max_sequences=one.info.max_sequences,
-            uncached_tokens=max(0, prompt_len - matched_blocks * one.info.block_size),
+            uncached_tokens=max(0, num_tokens - matched_blocks * one.info.block_size),
             prefill_token_ns=load.prefill_token_ns,
             row_ns=load.row_ns,
             num_waiting=load.num_waiting,
@@ -276,18 +262,17 @@ class Assigner:
     async def _choose(
         self, request: Request, allowed: Allowance, room_until_s: float
     ) -> tuple[TargetLink, LeasedDraft | None]:
-        config, token_ids = self._config.failover, (*request.prompt, *request.committed)
-        prefix = Prefix(token_ids, request.salt, request.expected_tokens)
+        config = self._config.failover
         # A request with tokens to resume from was begun by another router. What an operator has taken out of use does
         # not come back by itself: the client hears of it before its stream begins.
         out_of_use = not request.committed and self._fleet.cordoned(request.model)
         wait_s = config.wait_for_restart_s if request.committed else 0.0 if out_of_use else config.wait_for_target_s
         fresh = FailoverState(config, request.resume_revision)
         room_until_s = math.inf if request.committed else room_until_s
-        target = await self._find_target(request, request.resume_revision or None, prefix, wait_s, fresh, room_until_s)
+        target = await self._find_target(request, request.resume_revision or None, wait_s, fresh, room_until_s)
         draft = None
         if allowed.max_draft_tokens:
-            draft = await self._picker.draft(target, prefix, set(), self._table.drafts_of(target), allowed.draft)
+            draft = await self._picker.draft(target, request, set(), self._table.drafts_of(target), allowed.draft)
         return target, draft
 
     async def reopen(self, active: ActiveRequest) -> None:
@@ -308,9 +293,7 @@ class Assigner:
         await self._check_failures(failover)
         # A request with committed tokens is never dropped for load.
         room_until_s = active.room_until_s if active.untouched else math.inf
-        target = await self._find_target(
-            active.request, failover.revision, _prefix(active), wait_s, failover, room_until_s
-        )
+        target = await self._find_target(active.going_on, failover.revision, wait_s, failover, room_until_s)
         if failover.num_targets:
             active.state.stats.num_target_failovers += 1
             self._telemetry.failover("target")
@@ -345,7 +328,6 @@ class Assigner:
         self,
         request: Request,
         revision: str | None,
-        prefix: Prefix,
         wait_s: float,
         failover: FailoverState,
         room_until_s: float,
@@ -359,7 +341,7 @@ class Assigner:
         asked_s = loop.time()
         while True:
             changed = self._fleet.changed()
-            target = await self._look_for_target(model, revision, prefix, failover)
+            target = await self._look_for_target(request, revision, failover)
             if target is not None:
                 return target
             give_up_s = max(asked_s + wait_s, self._fleet.back_until_s(model))
@@ -384,13 +366,13 @@ class Assigner:
         return Unavailable(why, reason="NO_TARGET", retry_after_s=self._config.failover.wait_for_target_s)
 
     async def _look_for_target(
-        self, model: str, revision: str | None, prefix: Prefix, failover: FailoverState
+        self, request: Request, revision: str | None, failover: FailoverState
     ) -> TargetLink | None:
         excluded, last_resort = failover.excluded_targets, failover.failed_targets
-        revisions = [None] if revision is None else self._picker.revisions_like(model, revision, excluded)
+        revisions = [None] if revision is None else self._picker.revisions_like(request.model, revision, excluded)
         for avoided in (excluded | last_resort, excluded) if last_resort else (excluded,):
             for allowed in revisions:
-                target = await self._picker.target(model, allowed, prefix, avoided)
+                target = await self._picker.target(request, allowed, avoided)
                 if target is not None:
                     return target
         return None
@@ -401,7 +383,7 @@ class Assigner:
         link = active.target.link
         draft = await self._picker.draft(
             link,
-            _prefix(active),
+            active.going_on,
             active.failover.avoided_drafts,
             self._table.drafts_of(link),
             active.speculation.allowed.draft,
@@ -419,10 +401,6 @@ class Assigner:
         return active.speculation.opened(common_draft_limit(target.info, draft.info), record)
 
 
-def _prefix(active: ActiveRequest) -> Prefix:
-    return Prefix(active.state.token_ids, active.request.salt, active.request.expected_tokens)
-
-
 def _active_request(
     request: Request,
     config: RouterConfig,
@@ -433,7 +411,7 @@ def _active_request(
     recorder: Recorder,
 ) -> ActiveRequest:
     at_us = now_us()
-    state = RequestState(request.prompt, request.max_new_tokens, target.info.vocab_size, list(request.committed))
+    state = RequestState(request, target.info.vocab_size)
     recorder.placed(state, at_us)
     return ActiveRequest(
         request=request,

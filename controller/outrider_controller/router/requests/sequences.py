@@ -11,7 +11,7 @@ import math
 import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.limits import clamp_us
@@ -125,6 +125,11 @@ class ActiveRequest:
     target: OpenTarget | None = None
     draft: OpenDraft | None = None
     events: SequenceEvents = field(default_factory=SequenceEvents)
+
+    @property
+    def going_on(self) -> Request:
+        """As another worker would take it over now."""
+        return replace(self.request, committed=tuple(self.state.committed))
 
     @property
     def lacks_draft(self) -> bool:

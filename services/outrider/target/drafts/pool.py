@@ -88,8 +88,7 @@ class PoolDrafts:
             # Opened twice: that is an error, which ends the sequence.
             if isinstance(event, Opened) and event.key not in self._open:
                 spec = event.spec
-                committed_len = len(spec.prompt) + len(spec.committed)
-                self._open[event.key] = _Open(spec, spec.speculation, event.tokens, committed_len)
+                self._open[event.key] = _Open(spec, spec.speculation, event.tokens, spec.num_tokens)
                 if (draft := assigned.get(event.key.sequence_id)) is not None:
                     self.assign(event.key, assignment_of(draft))
             elif isinstance(event, Adjusted) and (found := self._open.get(event.key)) is not None:

@@ -47,7 +47,7 @@ class VllmSequence:
 
     def __post_init__(self) -> None:
         self.request_id = str(next(_NUMBERS))
-        self.committed_len = len(self.spec.prompt) + len(self.spec.committed)
+        self.committed_len = self.spec.num_tokens
 
     def take_grammar(self, grammar: Grammar | None) -> None:
         self.begin(self, grammar)

@@ -41,7 +41,7 @@ def test_positions_strictly_increase_over_commits() -> None:
     active.apply(commit(3, [4, 5]), step_us=7, now_us=1500)
     assert (active.state.committed, active.state.committed_len, active.state.remaining) == ([4, 5], 5, 8)
     active.apply(commit(5, [6]), step_us=7, now_us=1700)
-    assert active.state.token_ids == (1, 2, 3, 4, 5, 6)
+    assert active.going_on.tokens == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize(
