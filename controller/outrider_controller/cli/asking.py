@@ -15,6 +15,7 @@ from outrider_controller.cli.exits import CommandError
 F = TypeVar("F", bound=Callable[..., Any])
 DAY_S = 86_400
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}
+_SHORT_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 class Nouns(click.Group):
@@ -33,6 +34,14 @@ class NumberRange(click.FloatRange):
         if math.isnan(found):
             self.fail(f"{value} is not a number", param, ctx)
         return found
+
+
+def duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """A click callback, of times below a minute."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", value)
+    if found is None:
+        raise click.BadParameter("a number and us, ms or s, as 5ms")
+    return float(found[1]) * _SHORT_UNITS[found[2]]
 
 
 def yes_option(command: F) -> F:

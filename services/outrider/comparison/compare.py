@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from outrider.comparison.loaded import CompareConfig, Loaded, Parts, Report, load
+from outrider.comparison.places import MeasuredDrafts, Placeable, Rounds
 from outrider.comparison.step_line import StepLine, measure_steps, quiet_clock
 from outrider.engine import Engine, Row
+from outrider.heads import HeadDrafts
 from outrider.sim.engine import Guess, KnownEngine
-from outrider.sim.pair import Answered
+from outrider.sim.pair import Answered, DrafterSource
 from outrider.sim.worker import Processor
 
 # A source more has to bring this much.
@@ -71,7 +73,8 @@ class Comparison:
     plain_tokens_per_second: dict[int, float]
     agreement: float | None
     """Of answers that existed: the share of their tokens that the target would have said at temperature 0."""
-    step_line: StepLine
+    measured: MeasuredDrafts
+    """Of which `places` tells where a draft should run."""
 
 
 def compare(config: CompareConfig, report: Report) -> Comparison:
@@ -83,7 +86,7 @@ def compare(config: CompareConfig, report: Report) -> Comparison:
         "+".join(best),
         {streams: replayed.run((), streams).tokens_per_second for streams in config.streams},
         agreement,
-        replayed.line,
+        replayed.measured(config.mixtures),
     )
 
 
@@ -107,6 +110,8 @@ class _Replayed:
     started_s: float
     steps_s: float
     """Time of the target's steps."""
+    num_steps: int
+    """Of all streams together."""
 
     @property
     def total_s(self) -> float:
@@ -114,8 +119,8 @@ class _Replayed:
 
     @property
     def overhead_s(self) -> float:
-        """Time of a round apart from the step of the target; at one stream."""
-        return (self.total_s - self.steps_s) / sum(answer.num_steps for answer in self.answers)
+        """Time of a round of all streams apart from the step of the target."""
+        return (self.total_s - self.steps_s) / self.num_steps
 
     @property
     def seconds(self) -> list[float]:
@@ -143,7 +148,7 @@ class Replays:
             engine = ReplayEngine(self.loaded.engine, self.known, self.line)
             started_s = engine.clock()
             _, answers = self.loaded.answer(engine, parts, streams, engine.clock)
-            self._done[key] = _Replayed(answers, started_s, engine.steps_s)
+            self._done[key] = _Replayed(answers, started_s, engine.steps_s, engine.num_steps)
         return self._done[key]
 
     def times_plain(self, parts: Parts, streams: int) -> float:
@@ -170,6 +175,35 @@ class Replays:
             {category: self._shares(parts, numbers) for category, numbers in by_category.items()},
             round(1000 * (self.run(parts, 1).overhead_s - self.run((), 1).overhead_s), 3),
             {streams: self.times_plain(parts, streams) for streams in self.loaded.config.streams},
+        )
+
+    def measured(self, mixtures: Sequence[Parts]) -> MeasuredDrafts:
+        """Of the mixtures with one draft that could run elsewhere."""
+        streams = sorted(self.loaded.config.streams)
+        found = [
+            Placeable("+".join(parts), bytes_, tuple(self._rounds(parts, n) for n in streams))
+            for parts in mixtures
+            if (bytes_ := self._feature_bytes(parts)) is not None
+        ]
+        return MeasuredDrafts(self.line, {n: self.run((), n).overhead_s for n in streams}, tuple(found))
+
+    def _feature_bytes(self, parts: Parts) -> int | None:
+        """As of a Placeable; None for a mixture without a head or model, or with both."""
+        found = [
+            each.feature_bytes(self.known.states_at([0])) if isinstance(each, HeadDrafts) else 0
+            for each in self.loaded.drafts.sources(parts)
+            if isinstance(each, HeadDrafts | DrafterSource)
+        ]
+        return found[0] if len(found) == 1 else None
+
+    def _rounds(self, parts: Parts, streams: int) -> Rounds:
+        drafted, plain = self.run(parts, streams), self.run((), streams)
+        rounds = sum(answer.num_steps for answer in drafted.answers)
+        return Rounds(
+            streams,
+            sum(len(answer.token_ids) for answer in drafted.answers) / rounds,
+            sum(answer.num_drafted for answer in drafted.answers) / rounds,
+            max(0.0, drafted.overhead_s - plain.overhead_s),
         )
 
     def _shares(self, parts: Parts, numbers: Sequence[int]) -> Shares:

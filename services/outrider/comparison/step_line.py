@@ -31,17 +31,17 @@ class StepLine:
     """The fixed part of a step that only reads prompts."""
     prompt_token_s: float
 
-    def seconds(self, sequences: int, rows: int, prompt_tokens: int) -> float:
+    def seconds(self, sequences: float, rows: float, prompt_tokens: int) -> float:
         """`rows`: of the `sequences` that decode or verify."""
         decoding_s = self._decoding_s(sequences, rows) if rows else self.prompt_s
         return decoding_s + prompt_tokens * self.prompt_token_s
 
-    def _decoding_s(self, sequences: int, rows: int) -> float:
-        points = tuple((count, _on_line(line, rows)) for count, line in self.decoding.items())
-        return _on_line(points, sequences)
+    def _decoding_s(self, sequences: float, rows: float) -> float:
+        points = tuple((count, on_line(line, rows)) for count, line in self.decoding.items())
+        return on_line(points, sequences)
 
 
-def _on_line(points: Points, x: float) -> float:
+def on_line(points: Points, x: float) -> float:
     """Between two points, or on through the last two."""
     if len(points) == 1:
         return points[0][1]

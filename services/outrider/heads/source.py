@@ -16,6 +16,7 @@ from outrider.drafting.source import CloseReason, DraftSource, Features
 from outrider.heads.engine import HeadEngine, torch_engine
 from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.heads.interface import DraftHead
+from outrider.heads.remote import written
 from outrider.heads.runner import HeadRunner
 from outrider.heads.text import HeadText
 from outrider.sequence.key import SequenceKey
@@ -81,6 +82,13 @@ class HeadDrafts(DraftSource):
             self._runner.close(text)
         for held in (self._writers, self._counts, self._due):
             held.pop(key, None)
+
+    @torch.inference_mode()
+    def feature_bytes(self, states: Tensor) -> int:
+        """What the features of one position would take on their way, were the head on a draft worker; `states`: of one
+        position."""
+        [sent] = written(0, self._head.features(states[None])[0])
+        return len(sent.rows)
 
     @torch.inference_mode()
     def poll(self) -> Iterator[tuple[SequenceKey, DraftTree]]:

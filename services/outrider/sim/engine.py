@@ -39,8 +39,8 @@ class KnownEngine(Engine):
         self.info = info
         self.kv = KVCacheManager(info.num_blocks, info.block_size, prefix_cache=False)
         self.token_map = None
-        self.steps_s = 0.0
-        """What all its steps took."""
+        self.num_steps, self.steps_s = 0, 0.0
+        """All its steps, and what they took."""
         self._says, self._seconds, self._processor = says, seconds, processor
         self._num_free, self._states = num_free, states
 
@@ -55,6 +55,7 @@ class KnownEngine(Engine):
         states = self._states(rows) if layers else torch.empty(0)
         step_s = self._step_s(rows)
         self._advance(rows)
+        self.num_steps += 1
         self.steps_s += step_s
         self._processor.spend(step_s - (self._processor.clock() - started_s))
         return logits, states

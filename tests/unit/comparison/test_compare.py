@@ -51,13 +51,16 @@ def test_a_draft_that_is_the_target_is_right_and_the_answers_are_written_once(
     assert found["schema"] == "outrider/compare-drafts/v1" and by_name[str(tiny)]["all"]["acceptance"] == 1.0
     assert set(by_name[str(tiny)]["categories"]) == {"a", "b"}
     assert set(by_name["ngram"]["times_plain"]) == {"1", "8", "32"} and found["best"] in by_name
+    # A model reads no features, and has no place in a target; lookups have no place elsewhere.
+    ways = {(place["name"], place["on_worker"]) for place in found["places"]}
+    assert ways == {("", False), (str(tiny), True)} and found["measured"]["drafts"][0]["feature_bytes"] == 0
     assert "the target answers 2 prompts" in err and len(list(kept.rglob("*.json"))) == 1
     labels = [element.text for element in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
     assert {"ngram", str(tiny), "1 stream", "32 streams"} <= set(labels)
     assert f"{by_name['ngram']['times_plain']['1']:.2f}" in labels
     assert run([*command, "--max-tokens", "24"]) == ExitCode.OK
     out, err = capsys.readouterr()
-    assert "answers 2 prompts" not in err and "fastest at one stream" in out
+    assert "answers 2 prompts" not in err and "fastest at one stream" in out and "most tokens with 8 streams: " in out
 
 
 def test_a_model_with_other_tokens_is_compared_as_it_would_draft(

@@ -11,12 +11,14 @@ from outrider.samples import read_cipher
 from outrider.user_cache import cache_directory
 
 from outrider_controller.cli.drafts.plot import Bar, bars
+from outrider_controller.cli.drafts.where import found_places, link_options, where_table
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET
 from outrider_controller.cli.output import columns, emit, note, output_option
 
 if TYPE_CHECKING:
     from outrider.comparison import Comparison
+    from outrider.comparison.places import DraftPlace
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
@@ -49,6 +51,7 @@ def compare_group() -> None:
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
 @click.option("--plot", type=_OUT, default=None, metavar="FILE", help="Also draw the figures, as SVG.")
+@link_options
 @output_option("table", "json")
 def drafts(
     drafts: tuple[str, ...],
@@ -63,6 +66,7 @@ def drafts(
     threads: int,
     plot: Path | None,
     output: str,
+    **link: float,
 ) -> None:
     """Measure what each DRAFT saves a target on your prompts, and which mixture is fastest.
 
@@ -71,6 +75,10 @@ def drafts(
     once; the answers are kept. Then no target runs: its texts are replayed with the scheduler, the verification and
     the drafts of serving, at 1, 8 and 32 streams, and a step takes as long as it was measured to take. Target and
     drafts take turns on one device. Lines may have a `category`.
+
+    A second table tells where heads and models should run: in the target's process, or on a draft worker behind a
+    network of --round-trip and --gbit. FREED is the share of the time of the target's device that a token of plain
+    decoding takes and this one does not. `outrider plan --measured` reckons the same for other networks.
     """
     from outrider.comparison import CompareConfig, compare
     from outrider.comparison.texts import read_questions
@@ -97,13 +105,16 @@ def drafts(
         raise CommandError(str(error)) from error
     if plot is not None:
         plot.write_text(_plot(found))
-    emit("compare-drafts", asdict(found), output, _text(found))
+    places = found_places(found.measured, **link)
+    emit("compare-drafts", {**asdict(found), "places": list(map(asdict, places))}, output, _text(found, places))
 
 
-def _text(found: Comparison) -> str:
+def _text(found: Comparison, places: list[DraftPlace]) -> str:
     lines = [_table(found), "", _by_category(found), "", f"fastest at one stream: {found.best}"]
     if found.agreement is not None:
         lines.append(f"the target itself would say {found.agreement:.0%} of the answers' tokens at temperature 0")
+    if found.measured.drafts:
+        lines += ["", where_table(places)]
     return "\n".join(lines)
 
 

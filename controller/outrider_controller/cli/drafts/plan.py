@@ -6,7 +6,8 @@ Leviathan et al. 2023, section 3.3: if each drafted token is accepted with proba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,7 +15,8 @@ from outrider.limits import MAX_DRAFT_TOKENS
 
 from outrider_controller.cli.asking import NumberRange
 from outrider_controller.cli.drafts.what_if import what_if, what_if_options
-from outrider_controller.cli.exits import ExitCode
+from outrider_controller.cli.drafts.where import found_places, link_options, read_measured, where_table
+from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import cell, columns, emit, output_option
 
 
@@ -91,6 +93,12 @@ def best_round(acceptance: float, cost_ratio: float, row_share: float, most: int
 @click.option("--target-b", type=NumberRange(0, min_open=True), help="The target's parameters, in billions.")
 @click.option("--draft-b", type=NumberRange(0, min_open=True), help="The draft's.")
 @click.option("--memory-gb", type=NumberRange(0, min_open=True), help="Of the device that both would share.")
+@click.option(
+    "--measured",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON of `outrider compare drafts`: where its drafts should run.",
+)
+@link_options
 @what_if_options
 @output_option("text", "json")
 def plan_command(
@@ -103,6 +111,10 @@ def plan_command(
     target_b: float | None,
     draft_b: float | None,
     memory_gb: float | None,
+    measured: Path | None,
+    round_trip: float,
+    gbit: float,
+    slower: float,
     output: str,
     **asked: Any,
 ) -> int:
@@ -110,14 +122,19 @@ def plan_command(
 
     Measure acceptance first: `outrider compare drafts`, or the metrics of a running stack.
 
+    With --measured, it prints what `outrider compare drafts` prints of places, for another network or draft workers on
+    another device.
+
     With --what-if, requests that were recorded are served again in virtual time, by the scheduler, the drafting and the
     plan that ship, with other loads, drafts and links. That says tokens per second, the time of a token (half of them,
     and 99 %, come within it), what a million tokens cost, and what drafts save.
     """
     if (file := asked.pop("what_if")) is not None:
         return what_if(file, output, **asked)
+    if measured is not None:
+        return _places(measured, output, round_trip=round_trip, gbit=gbit, slower=slower)
     if cost_ratio is None:
-        raise click.UsageError("--cost-ratio is needed, or --what-if")
+        raise click.UsageError("--cost-ratio is needed, or --measured or --what-if")
     if (acceptance is None) == (tokens_per_round_ is None):
         raise click.UsageError("give one of --acceptance and --tokens-per-round")
     if tokens_per_round_ is not None and tokens_per_round_ > num_draft_tokens + 1:
@@ -144,6 +161,15 @@ def plan_command(
     figures |= _memory(target_b, draft_b, memory_gb)
     table = columns(["FIGURE", "VALUE"], [[name, cell(value)] for name, value in figures.items()])
     emit("plan", figures, output, table)
+    return ExitCode.OK
+
+
+def _places(file: Path, output: str, **link: float) -> int:
+    try:
+        found = found_places(read_measured(file), **link)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    emit("places", {"places": list(map(asdict, found))}, output, where_table(found))
     return ExitCode.OK
 
 

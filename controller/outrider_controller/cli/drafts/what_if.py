@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from outrider.limits import MAX_DRAFT_TOKENS
 
-from outrider_controller.cli.asking import NumberRange
+from outrider_controller.cli.asking import NumberRange, duration
 from outrider_controller.cli.drafts.plot import Bar, bars
 from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.cli.output import columns, emit, note
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 _IN = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-def _duration(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", value)
-    if found is None:
-        raise click.BadParameter("a number and us, ms or s, as 5ms")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def _mix(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, float]:
@@ -55,7 +46,7 @@ _OPTIONS = (
     ),
     click.option("--draft", metavar="NAME", help="Requests that this draft served; default: all."),
     click.option(
-        "--rtt", callback=_duration, default="0ms", help="Network round trip to add between target and draft: 5ms."
+        "--rtt", callback=duration, default="0ms", help="Network round trip to add between target and draft: 5ms."
     ),
     click.option("--streams", type=click.IntRange(1), default=1, show_default=True, help="Requests at once, in all."),
     click.option("--targets", type=click.IntRange(1), default=1, show_default=True, help="Targets."),
