@@ -21,7 +21,7 @@ from typing import Any
 from outrider.engine import resolve
 from outrider_controller.cli.output import columns, write_json
 
-from benchmarks.peers import figures, gguf_export, install
+from benchmarks.peers import figures, install
 from benchmarks.peers.plan import Measure, plan
 from benchmarks.peers.subjects import PeerFailed, Subject
 
@@ -73,9 +73,8 @@ def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         for name in names:
             peer = install.PEERS[name]
             install.python_of(peer)
-            weights = gguf_export.export(model, peer.gguf, install.ENVIRONMENTS) if peer.gguf else model
             with alone(options.lock):
-                subjects.append(Subject(name, peer, weights, [options.core]))
+                subjects.append(Subject(name, peer, model, [options.core]))
             stack.callback(subjects[-1].close)
         for measure in plan(weight_bytes):
             with alone(options.lock):

@@ -58,8 +58,6 @@ def _against(peer: str, called: str) -> tuple[Goal, ...]:
 GOALS = (
     *_against("vllm", "vLLM"),
     *_against("vllm-compiled", "compiled vLLM"),
-    *_against("llamacpp", "llama.cpp"),
-    *_against("openvino", "OpenVINO"),
     # What they cost is stated, and not bounded.
     *(
         Goal(f"{measure}: vLLM with our settings / without", measure, "vllm-outrider", "vllm", math.inf, True)

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,12 +33,8 @@ class Peer:
     """Environment variables of its process. "{cores}" stands for the cores of the measurement."""
     preload: tuple[str, ...] = ()
     """Globs of libraries to preload according to its manual: in its environment, then in the system."""
-    build: dict[str, str] = field(default_factory=dict)
-    """Environment variables during its installation, for compiled parts."""
     needs: tuple[str, ...] = ()
     """Packages installed there besides."""
-    gguf: str = ""
-    """The GGUF kind in which `gguf_export` writes its model; "" for the checkpoint itself."""
 
 
 _VLLM_VARIABLES = {
@@ -70,15 +66,6 @@ PEERS = {
         variables={**_VLLM_VARIABLES, **_OUR_PATH},
         needs=_OUR_NEEDS,
     ),
-    # Compiled for this machine's instructions, like llama.cpp's default; without image support.
-    "llamacpp": Peer(
-        "peer_llamacpp",
-        "llama-cpp-python==0.3.36",
-        environment="llamacpp",
-        build={"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},
-        gguf="BF16",
-    ),
-    "openvino": Peer("peer_openvino", "openvino-genai==2026.4.1.0", environment="openvino", gguf="F16"),
 }
 """For single steps, on one core."""
 
@@ -132,7 +119,7 @@ def python_of(peer: Peer) -> Path:
     python = directory / "bin/python"
     if not ready.exists():
         print(f"installing {peer.package} in {directory}", file=sys.stderr)
-        _install(directory, python, peer.package, peer.build)
+        _install(directory, python, peer.package)
         ready.touch()
     if peer.needs and not (needed := directory / f".ready-{'-'.join(peer.needs)}").exists():
         _pip(python, *peer.needs)
@@ -161,10 +148,10 @@ def _without_extras(requirements: Sequence[str]) -> list[str]:
     return [line for line in requirements if not re.search(r";.*\bextra\s*==", line)]
 
 
-def _install(directory: Path, python: Path, package: str, build: Mapping[str, str]) -> None:
+def _install(directory: Path, python: Path, package: str) -> None:
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
-    _pip(python, "--no-deps", package, build=build)
+    _pip(python, "--no-deps", package)
     name = package.partition("==")[0]
     listing = f"import importlib.metadata as m; print(*m.requires({name!r}), sep='\\n')"
     said = subprocess.run([str(python), "-c", listing], check=True, capture_output=True, text=True).stdout
@@ -176,9 +163,9 @@ def _install(directory: Path, python: Path, package: str, build: Mapping[str, st
     _pip(python, *needed(requirements), *torch)
 
 
-def _pip(python: Path, *arguments: str, build: Mapping[str, str] | None = None) -> None:
+def _pip(python: Path, *arguments: str) -> None:
     base = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*base, *arguments], check=True, stdout=sys.stderr, env={**os.environ, **(build or {})})
+    subprocess.run([*base, *arguments], check=True, stdout=sys.stderr)
 
 
 if __name__ == "__main__":

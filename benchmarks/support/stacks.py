@@ -88,11 +88,6 @@ async def added_round_trip(stack: Stack, added_ms: float) -> None:
     await set_round_trip(int(control.rpartition(":")[2]), added_ms)
 
 
-def target_cores(stack: Stack) -> tuple[int, ...]:
-    """The first target's cores; all cores where workers are not pinned."""
-    return stack.cores.targets[0] or tuple(sorted(os.sched_getaffinity(0)))
-
-
 @contextmanager
 def outside_cores(stack: Stack) -> Iterator[None]:
     """Keeps this process off the targets' cores for the block, where workers are pinned.

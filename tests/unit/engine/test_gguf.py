@@ -22,7 +22,7 @@ from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import count_linear
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from benchmarks.support.llama_gguf import write_gguf
+from tests.unit.engine.llama_gguf import write_gguf
 
 PROMPT = [40, 41, 42, 43, 90, 91]
 

@@ -13,7 +13,7 @@ from outrider.engine.checkpoints.gguf_tokenizer import GgufTokenizer
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from tokenizers import Tokenizer, decoders, processors
 
-from benchmarks.support.llama_gguf import write_gguf
+from tests.unit.engine.llama_gguf import write_gguf
 from tests.unit.token_kinds import BYTES, KINDS, texts
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
