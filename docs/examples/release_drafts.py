@@ -73,7 +73,10 @@ class Releases:
         print(f"{name}: {new:.2f} tokens a round, {before:.2f} with {self.draft}", flush=True)
         if 1 / before - 1 / new < MIN_GAIN:
             return
-        command = ["outrider", "draft", "--model", out, "--candidate", "--listen", "127.0.0.1:0"]
+        # `distill --adapter` makes an adapter of the draft in use.
+        is_adapter = Path(out, "adapter_config.json").is_file()
+        model = ["--model", self.draft, "--adapters", out, "--model-name", name] if is_adapter else ["--model", out]
+        command = ["outrider", "draft", *model, "--candidate", "--listen", "127.0.0.1:0"]
         self.workers[name] = subprocess.Popen([*command, "--metadata", self.metadata])
         while not any(each["name"] == name and each["workers"] for each in outrider("get", "drafts")["drafts"]):
             if self.workers[name].poll() is not None:

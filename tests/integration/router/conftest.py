@@ -173,27 +173,14 @@ StartReal = Callable[..., Awaitable[Fleet]]
 
 
 @pytest.fixture
-async def start_real(fleet: Fleet, tiny: Path, metadata_url: str) -> StartReal:
+async def start_real(fleet: Fleet, tiny: Path) -> StartReal:
     """Starts two targets with these lookups, and, if wanted, a draft with their weights: its guesses are good."""
-    common: dict[str, Any] = {"metadata_url": "", "listen": "127.0.0.1:0", "model": str(tiny), "engine": ENGINE}
 
     async def start(lookups: str = "", *, draft: bool = True, candidate: bool = False) -> Fleet:
         for _ in range(2):
-            config = TargetConfig(**common, model_name="tiny", lookups=lookups)
-            engine, info = load(config)
-            running = await fleet.stack.enter_async_context(serve_target(config, engine, info))
-            # In the namespace of this test, which a configured URL does not name.
-            leases = running.servicer.drafts._leases
-            leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
-            fleet.targets.append(running.servicer)
-            await _register(fleet, info, running)
+            await real_target(fleet, tiny, lookups)
         for more in [{}] * draft + [{"candidate": True, "model_name": "new"}] * candidate:
-            draft_config = DraftConfig(**common, **more)
-            drafter = load_drafter(draft_config, tiny)
-            info = describe(draft_config, tiny, drafter)
-            running_draft = await fleet.stack.enter_async_context(serve_draft(draft_config, drafter, info))
-            fleet.drafts.append(running_draft.servicer)
-            await _register(fleet, info, running_draft)
+            await real_draft(fleet, tiny, **more)
         # All engines share this process: a draft may take its time.
         await fleet.start(policy=PolicyConfig(max_wait_us=500_000))
         return fleet
@@ -205,6 +192,29 @@ async def start_real(fleet: Fleet, tiny: Path, metadata_url: str) -> StartReal:
 async def real_fleet(start_real: StartReal) -> Fleet:
     """These targets look nothing up, so a round's draft is the draft worker's."""
     return await start_real()
+
+
+_REAL: dict[str, Any] = {"metadata_url": "", "listen": "127.0.0.1:0", "engine": ENGINE}
+
+
+async def real_target(fleet: Fleet, model: Path, lookups: str = "") -> None:
+    config = TargetConfig(**_REAL, model=str(model), model_name="tiny", lookups=lookups)
+    engine, info = load(config)
+    running = await fleet.stack.enter_async_context(serve_target(config, engine, info))
+    # In the namespace of this test, which a configured URL does not name.
+    leases = running.servicer.drafts._leases
+    leases.read = partial(fleet.store.workers, worker_pb2.WORKER_ROLE_DRAFT)
+    fleet.targets.append(running.servicer)
+    await _register(fleet, info, running)
+
+
+async def real_draft(fleet: Fleet, model: Path, **more: Any) -> None:
+    config = DraftConfig(**_REAL, model=str(model), **more)
+    drafter = load_drafter(config, model)
+    info = describe(config, model, drafter)
+    running = await fleet.stack.enter_async_context(serve_draft(config, drafter, info))
+    fleet.drafts.append(running.servicer)
+    await _register(fleet, info, running)
 
 
 async def _register(fleet: Fleet, info: worker_pb2.WorkerInfo, running: RunningWorker[Any]) -> None:

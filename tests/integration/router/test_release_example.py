@@ -23,7 +23,7 @@ NAME = f"acme-{time.strftime('%Y-%m-%d')}"
 COMMAND = """#!/bin/sh
 echo "$@" >> {log}
 case $1 in
-distill) mkdir -p "$2" ;;
+distill) mkdir -p "$2"; case "$*" in *--adapter*) touch "$2/adapter_config.json" ;; esac ;;
 compare) echo '{{"drafts": [{{"all": {{"tokens_per_round": 1.5}}}}, {{"all": {{"tokens_per_round": {new}}}}}]}}' ;;
 draft) exec sleep 600 ;;
 *) exec {python} -m outrider_controller.cli "$@" --control {control} ;;
@@ -37,14 +37,14 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(cluster: Cluster, tmp_path: Path, log: Path) -> Callable[[float], subprocess.Popen[str]]:
+def start(cluster: Cluster, tmp_path: Path, log: Path) -> Callable[..., subprocess.Popen[str]]:
     """Runs the example once, on commands of which those that train and draft are replaced."""
 
-    def started(new: float) -> subprocess.Popen[str]:
+    def started(new: float, *more: str) -> subprocess.Popen[str]:
         command = tmp_path / "outrider"
         command.write_text(COMMAND.format(log=log, new=new, python=sys.executable, control=cluster.control))
         command.chmod(0o755)
-        given = ["--samples-dir", str(tmp_path / "samples"), "--metadata", "redis://x", "--train-tokens", "9"]
+        given = ["--samples-dir", str(tmp_path / "samples"), "--metadata", "redis://x", *more, "--train-tokens", "9"]
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         program = [sys.executable, str(EXAMPLE), str(tmp_path / "drafts"), *given, "--once"]
         return subprocess.Popen(program, env=environment, stdout=subprocess.PIPE, text=True)
@@ -62,8 +62,14 @@ def consent(outrider: Callable[..., Any], tmp_path: Path) -> None:
     outrider("apply", "-f", str(tmp_path / "tenants.yaml"))
 
 
-def test_a_tenant_whose_acceptance_fell_gets_a_draft_of_its_own(
-    cluster: Cluster, outrider: Callable[..., Any], start: Callable[[float], Any], log: Path, tmp_path: Path
+@pytest.mark.parametrize("adapter", [(), ("--adapter", "8")])
+def test_a_tenant_whose_acceptance_fell_gets_a_draft_or_adapter_of_its_own(
+    cluster: Cluster,
+    outrider: Callable[..., Any],
+    start: Callable[..., Any],
+    log: Path,
+    tmp_path: Path,
+    adapter: tuple[str, ...],
 ) -> None:
     consent(outrider, tmp_path)
     cluster.within(fell)
@@ -74,7 +80,7 @@ def test_a_tenant_whose_acceptance_fell_gets_a_draft_of_its_own(
         await stack.enter_async_context(fleet.store.register(draft.info, draft.address, lambda: draft.load))
 
     cluster.within(work)
-    example = start(1.6)
+    example = start(1.6, *adapter)
     try:
         soon(lambda: _rollout(outrider).get("state") == "running", within_s=60.0)
         assert _rollout(outrider)["tenant"] == "acme"
@@ -86,6 +92,10 @@ def test_a_tenant_whose_acceptance_fell_gets_a_draft_of_its_own(
     assert example.returncode == 0 and f"{NAME}: promoted" in said
     distilled = next(line for line in log.read_text().splitlines() if line.startswith("distill"))
     assert "--from-samples acme" in distilled and distilled.endswith("--train-tokens 9")
+    worker = next(line for line in log.read_text().splitlines() if line.startswith("draft"))
+    out = tmp_path / "drafts" / NAME
+    named = f"--model smollm2-135m-draft --adapters {out} --model-name {NAME}" if adapter else f"--model {out}"
+    assert worker.startswith(f"draft {named} --candidate")
 
 
 def test_a_draft_that_is_no_better_gets_no_worker(
