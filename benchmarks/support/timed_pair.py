@@ -14,10 +14,9 @@ from outrider.draft import wire as draft_wire
 from outrider.draft.events import DraftReport
 from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
-from outrider.drafting.pool.validator import DraftValidator
+from outrider.drafting.pool.validator import DraftValidator, DraftVocabulary
 from outrider.drafting.source import DraftSource
 from outrider.engine import Engine
-from outrider.protocol.convert import mode_from_proto
 from outrider.rpc.v1 import draft_pb2, sequence_pb2, target_pb2
 from outrider.sequence.key import Finish, SequenceKey
 from outrider.sim.clock import VirtualLoop, run_virtually
@@ -67,12 +66,8 @@ async def _answer(pair: TimedPair, opening: sequence_pb2.OpenSequence) -> tuple[
     info, tokens, ended = target.info, list[int](), loop.create_future()
     limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks)
     proposals = draft_wire.ProposalLimits(info.max_context_len, _MAX_DRAFT_TOKENS)
-    validator = DraftValidator(
-        mode_from_proto(opening.mode),
-        opening.sampling,
-        len(opening.prompt_token_ids),
-        *(info.vocab_size, info.max_context_len, opening.speculation.max_draft_tokens),
-    )
+    vocabulary = DraftVocabulary(info.vocab_size, info.max_context_len)
+    validator = DraftValidator(target_wire.spec_of(opening, limits), vocabulary, opening.speculation.max_draft_tokens)
 
     def broken(problem: str, error: Exception) -> None:
         ended.set_exception(error)

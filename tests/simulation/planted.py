@@ -20,6 +20,7 @@ from outrider.gateway.generation.generation import _Job
 from outrider.speculation import verification
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests import events, wire
+from outrider.target.requests.row import StepRow
 from outrider.target.step import own_engine, verify
 from outrider.target.step.sequence import TargetSequence
 from outrider.target.step.worker import TargetWorker
@@ -85,11 +86,10 @@ def _shifted(shipped: Any) -> Any:
 
 
 def _no_stop(shipped: Any) -> Any:
-    def apply_stop_conditions(row: Any, verdict: Any, *, stop_token_ids: Any, remaining: int) -> None:
-        stops = stop_token_ids if len(verdict.token_ids) == 1 else set()
-        shipped(row, verdict, stop_token_ids=stops, remaining=remaining)
+    def take_verdict(row: Any, stop_token_ids: Any, remaining: int) -> None:
+        shipped(row, stop_token_ids if len(row.verdict.token_ids) == 1 else set(), remaining)
 
-    return apply_stop_conditions
+    return take_verdict
 
 
 def _one_more(shipped: property) -> property:
@@ -234,7 +234,7 @@ def _any_position(shipped: Any) -> Any:
 _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.UNVERIFIED: (verification, "walk", _unverified),
     Planted.SHIFTED_NOISE: (verify, "_candidate", _shifted),
-    Planted.STOP_IGNORED: (own_engine, "apply_stop_conditions", _no_stop),
+    Planted.STOP_IGNORED: (StepRow, "take_verdict", _no_stop),
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),
     Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
     Planted.BLOCK_LEAKED: (KVCacheManager, "close", _leak),

@@ -63,11 +63,11 @@ class Walk:
 
 _WALKS = (
     Walk(
-        *("draft to verification", "draft/wire.py:_draft", "target/requests/commit.py:apply_stop_conditions"),
+        *("draft to verification", "draft/wire.py:_draft", "target/requests/row.py:StepRow.take_verdict"),
         (_DRAFT, _TARGET),
     ),
     Walk(
-        *("acceptance to decision", "target/requests/commit.py:apply_stop_conditions"),
+        *("acceptance to decision", "target/requests/row.py:StepRow.take_verdict"),
         *("router/speculation/controller.py:SpeculationController.committed", (_TARGET, _OTHERS)),
     ),
     Walk(

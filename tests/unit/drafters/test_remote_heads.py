@@ -16,7 +16,7 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafters.head import HeadDrafter
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.pool.sequence import commit_message
-from outrider.drafting.pool.validator import DraftValidator
+from outrider.drafting.pool.validator import DraftValidator, DraftVocabulary
 from outrider.drafting.source import DraftSource, make_sources
 from outrider.heads import HeadDrafts, HeadFeatures
 from outrider.heads.interface import DraftHead
@@ -78,9 +78,7 @@ class Remote:
     def draft(self, number: int, what: SequenceSpec) -> None:
         """From now on the worker drafts for it."""
         limits = Speculation(what.speculation.max_draft_tokens)
-        self.validators[number] = DraftValidator(
-            what.mode, sampling_to_proto(what.params), len(what.prompt), 384, 512, 4
-        )
+        self.validators[number] = DraftValidator(what, DraftVocabulary(384, 512), 4)
         committed = self.bench.tokens[key(number)][len(what.prompt) :]
         message = opening_for_draft(what, number, committed, limits)
         self.bench.apply(Paired(key(number)))

@@ -6,6 +6,7 @@ on a link, and says which messages a round verified; `validator` makes a tree of
 
 from outrider.drafting.pool.leases import DraftLeases, ReadLeases, no_leases
 from outrider.drafting.pool.links import DraftLinks
-from outrider.drafting.pool.sequence import DraftVocabulary, PooledSequence
+from outrider.drafting.pool.sequence import PooledSequence
+from outrider.drafting.pool.validator import DraftVocabulary
 
 __all__ = ["DraftLeases", "DraftLinks", "DraftVocabulary", "PooledSequence", "ReadLeases", "no_leases"]

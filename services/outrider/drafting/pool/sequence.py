@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from outrider.drafting.pool.link import DraftLink
-from outrider.drafting.pool.validator import DraftValidator
+from outrider.drafting.pool.validator import DraftValidator, DraftVocabulary
 from outrider.drafting.source import CloseReason, Features
 from outrider.errors import InvalidRequest
 from outrider.limits import clamp_us
-from outrider.protocol.convert import sampling_to_proto
 from outrider.protocol.sequences import opening_for_draft, speculation_to_proto
 from outrider.rpc.v1 import sequence_pb2
 from outrider.sequence.key import SequenceKey
@@ -22,12 +21,6 @@ from outrider.tree import DraftTree
 
 # Drafts not yet verified that are remembered. Between two commits a draft should never send more.
 _MAX_SENT = 256
-
-
-@dataclass(frozen=True, slots=True)
-class DraftVocabulary:
-    size: int
-    max_context_len: int
 
 
 @dataclass(slots=True, eq=False)
@@ -157,14 +150,7 @@ class PooledSequence:
         if sequence_id in link.keys:
             raise InvalidRequest("draft.sequence_id", "already open")
         committed_len = len(spec.prompt) + len(committed)
-        validator = DraftValidator(
-            mode=spec.mode,
-            sampling=sampling_to_proto(spec.params),
-            prompt_len=len(spec.prompt),
-            vocab_size=vocabulary.size,
-            max_context_len=vocabulary.max_context_len,
-            max_positions=limits.max_draft_tokens,
-        )
+        validator = DraftValidator(spec, vocabulary, limits.max_draft_tokens)
         opened = cls(link, sequence_id, committed_len, limits, validator, reads_features=reads_features)
         # First what may fail: a link names only sequences that are open on it.
         message = opening_for_draft(spec, sequence_id, committed, limits)

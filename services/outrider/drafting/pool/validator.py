@@ -10,20 +10,24 @@ from dataclasses import dataclass
 from outrider.errors import InvalidRequest
 from outrider.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES, MAX_TREE_TOKENS, check_token_ids
 from outrider.options.sampling import VerificationMode
-from outrider.protocol.convert import distributions_from_proto
+from outrider.protocol.convert import distributions_from_proto, sampling_to_proto
 from outrider.rpc.v1 import sequence_pb2
+from outrider.sequence.spec import SequenceSpec
 from outrider.tree import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    size: int
+    max_context_len: int
 
 
 @dataclass(slots=True)
 class DraftValidator:
     """For one opening of one sequence at a draft. No draft may begin inside the prompt."""
 
-    mode: VerificationMode
-    sampling: sequence_pb2.Sampling
-    prompt_len: int
-    vocab_size: int
-    max_context_len: int
+    spec: SequenceSpec
+    vocabulary: DraftVocabulary
     max_positions: int
     """Positions that one message may cover."""
     epoch: int = 0
@@ -38,7 +42,7 @@ class DraftValidator:
         self._check_size(draft)
         self._check_place(draft)
         self._check_mode(draft)
-        check_token_ids("token_ids", draft.token_ids[:], self.vocab_size)
+        check_token_ids("token_ids", draft.token_ids[:], self.vocabulary.size)
         tree = DraftTree(
             draft.base_len,
             token_ids=tuple(draft.token_ids),
@@ -54,7 +58,7 @@ class DraftValidator:
         if tree.depth > self.max_positions:
             raise InvalidRequest("token_ids", f"{tree.depth} where {self.max_positions} were allowed")
         for q in tree.q:
-            check_token_ids("q", q.token_ids, self.vocab_size)
+            check_token_ids("q", q.token_ids, self.vocabulary.size)
         self.epoch = draft.epoch
         return tree
 
@@ -71,17 +75,17 @@ class DraftValidator:
     def _check_place(self, draft: sequence_pb2.Draft) -> None:
         if draft.epoch < self.epoch:
             raise InvalidRequest("epoch", f"went back from {self.epoch} to {draft.epoch}")
-        if draft.base_len > self.max_context_len:
-            raise InvalidRequest("base_len", f"must be at most {self.max_context_len}, got {draft.base_len}")
-        if draft.base_len < self.prompt_len:
+        if draft.base_len > self.vocabulary.max_context_len:
+            raise InvalidRequest("base_len", f"must be at most {self.vocabulary.max_context_len}, got {draft.base_len}")
+        if draft.base_len < len(self.spec.prompt):
             raise InvalidRequest("base_len", f"{draft.base_len} is inside the prompt")
 
     def _check_mode(self, draft: sequence_pb2.Draft) -> None:
-        if self.mode is not VerificationMode.RATIO:
+        if self.spec.mode is not VerificationMode.RATIO:
             if draft.q:
                 raise InvalidRequest("q", "given outside ratio mode")
             return
         if draft.token_ids and not draft.q:
             raise InvalidRequest("q", f"must be one per token, got 0 for {len(draft.token_ids)}")
-        if draft.token_ids and draft.sampling != self.sampling:
+        if draft.token_ids and draft.sampling != sampling_to_proto(self.spec.params):
             raise InvalidRequest("sampling", "q was computed under a sampling that is not the sequence's")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -74,6 +75,26 @@ class StepRow(Generic[S]):
     """For samples: one per committed token, as computed."""
     sources: Sequence[SourceTokens] = ()
     """What came of the drafted tokens, by source."""
+
+    def take_verdict(self, stop_token_ids: AbstractSet[int], remaining: int) -> None:
+        """Fills in what it commits: up to the first stop token, which is kept, or `remaining` tokens, whichever comes
+        first. One by one, so that a stop inside accepted drafts is exact."""
+        verdict = self.verdict
+        assert verdict is not None
+        tokens, self.num_verified = verdict.token_ids, verdict.num_verified
+        nodes = [at - 1 for at in verdict.path] if self.draft.parents else range(verdict.num_accepted)
+        if len(tokens) >= remaining or not stop_token_ids.isdisjoint(tokens):
+            for count, token in enumerate(tokens, start=1):
+                if token in stop_token_ids:
+                    self.finish = Finish.STOP
+                elif count == remaining:
+                    self.finish = Finish.LENGTH
+                if self.finish is not Finish.NONE:
+                    if count < len(tokens):
+                        self.num_verified = min(count, verdict.num_accepted)
+                    tokens = tokens[:count]
+                    break
+        self.token_ids, self.accepted = tokens, nodes[: len(tokens)]
 
     def stepped(self) -> None:
         """Lets go of what only the step needs: whoever keeps a report would keep the sequence and its grammar too."""

@@ -14,7 +14,6 @@ from outrider.engine.models.taps import HEAD_INPUT
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.choice import Pricing
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.commit import apply_stop_conditions
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.times import Timer
 from outrider.target.step.port import Capabilities, EngineRoom, EngineStep
@@ -130,8 +129,7 @@ class OwnEngine:
         """What a row's verdict commits, and the states of its committed positions."""
         sequence, verdict, spec = row.sequence, row.verdict, row.sequence.spec
         if verdict is not None:
-            stops = spec.stop_token_ids
-            apply_stop_conditions(row, verdict, stop_token_ids=stops, remaining=sequence.remaining)
+            row.take_verdict(spec.stop_token_ids, sequence.remaining)
             # Before blocks are published or tokens sent: rejected tokens must not be found in the cache, and the last
             # committed one is not in it yet.
             self._engine.kv.keep(kv_of(sequence), row.accepted[: len(row.token_ids) - 1])

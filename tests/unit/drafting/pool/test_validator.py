@@ -6,11 +6,12 @@ import random
 from typing import Any
 
 import pytest
-from outrider.drafting.pool.validator import DraftValidator
+from outrider.drafting.pool.validator import DraftValidator, DraftVocabulary
 from outrider.errors import InvalidRequest
 from outrider.limits import MAX_DRAFT_BYTES, MAX_SOURCE_BYTES
-from outrider.options.sampling import VerificationMode
+from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.rpc.v1 import sequence_pb2 as sequence
+from outrider.sequence.spec import SequenceSpec
 from outrider.tree import DraftTree
 
 SAMPLING = sequence.Sampling(temperature=0.5, top_p=0.9, seed=3)
@@ -21,7 +22,8 @@ GREEDY = VerificationMode.GREEDY
 
 
 def validator(mode: VerificationMode) -> DraftValidator:
-    return DraftValidator(mode, SAMPLING, prompt_len=3, vocab_size=100, max_context_len=60, max_positions=3, epoch=2)
+    spec = SequenceSpec((1, 2, 3), SamplingParams(temperature=0.5, top_p=0.9, seed=3), mode)
+    return DraftValidator(spec, DraftVocabulary(100, 60), max_positions=3, epoch=2)
 
 
 def drafted(**fields: object) -> sequence.Draft:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from outrider.sequence.key import Finish, SequenceKey
 from outrider.speculation import Verdict
-from outrider.target.requests.commit import apply_stop_conditions
 from outrider.target.requests.row import StepRow
 from outrider.tree import DraftTree
 
@@ -28,7 +27,7 @@ VERDICT = Verdict(token_ids=[5, 6, 7, 8], num_accepted=3, num_verified=4, path=[
 def test_an_end_is_exact_wherever_it_is_in_the_block(
     stops: set[int], remaining: int, committed: tuple[list[int], int, int, Finish]
 ) -> None:
-    row = StepRow(None, SequenceKey(1, 1), 10, draft=DraftTree(10, (5, 6, 7, 9)))
-    apply_stop_conditions(row, VERDICT, stop_token_ids=stops, remaining=remaining)
+    row = StepRow(None, SequenceKey(1, 1), 10, draft=DraftTree(10, (5, 6, 7, 9)), verdict=VERDICT)
+    row.take_verdict(stops, remaining)
     assert (row.token_ids, row.num_verified, row.num_accepted, row.finish) == committed
     assert row.num_drafted == 4
