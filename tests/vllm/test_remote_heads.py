@@ -98,7 +98,7 @@ class Recording(HeadDrafter):
         trees = super().propose(sequences)
         for sequence, tree in zip(sequences, trees, strict=True):
             if tree is not None and tree.token_ids:
-                self.proposed[tuple(sequence.opening.prompt), len(sequence.tokens)] = tree
+                self.proposed[tuple(sequence.spec.prompt), len(sequence.tokens)] = tree
         return trees
 
 

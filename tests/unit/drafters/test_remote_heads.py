@@ -31,6 +31,7 @@ from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered, Paired
+from outrider.target.requests.report import TargetReport
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.tree import DraftTree
 from outrider.worker.events import PeerStreamEnded
@@ -64,6 +65,10 @@ class Remote:
     """What becomes of each commit's message."""
     dies_at: int = 1 << 30
     """The step at which its process is killed."""
+    lag: int = 0
+    """Steps that pass before it hears of one."""
+    told: list[TargetReport] = field(default_factory=list)
+    """What it has not heard yet."""
     validators: dict[int, DraftValidator] = field(default_factory=dict)
     proposed: dict[tuple[int, int], DraftTree] = field(default_factory=dict)
     """By sequence and length: each answer to a commit."""
@@ -96,7 +101,10 @@ class Remote:
         assert steps < 400, "still open"
 
     def _follow(self) -> None:
-        report = self.bench.reports[-1]
+        self.told.append(self.bench.reports[-1])
+        if len(self.told) <= self.lag:
+            return
+        report = self.told.pop(0)
         messages = [commit_message(one.sequence_id, length, (), each) for one, length, each in report.features]
         for each in report.commits:
             message = commit_message(each.key.sequence_id, each.base_len, each.token_ids)
@@ -173,15 +181,16 @@ class Recording(HeadDrafts):
             yield one, tree
 
 
+def moved(commit: sequence.Commit) -> list[sequence.Commit]:
+    """The fault: each feature is that of the position before."""
+    commit.features = commit.features[:128] + commit.features[:-128]
+    return [commit]
+
+
 @pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
 @pytest.mark.parametrize(
-    "how",
-    [
-        "alone",
-        pytest.param("merged", marks=pytest.mark.slow),
-        pytest.param("killed", marks=pytest.mark.slow),
-    ],
+    "how", ["alone", *(pytest.param(how, marks=pytest.mark.slow) for how in ("merged", "killed", "late", "wrong"))]
 )
 @pytest.mark.parametrize(
     "kind", ["mtp", pytest.param("eagle3", marks=pytest.mark.slow), pytest.param("medusa", marks=pytest.mark.slow)]
@@ -189,19 +198,25 @@ class Recording(HeadDrafts):
 def test_texts_are_those_of_the_target_alone(
     deep: Path, kind: str, how: str, params: SamplingParams, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And each planted fault is found: late and wrong features."""
     # So little does a random head know that its drafts would end at once.
     monkeypatch.setattr("outrider.tuning.HEAD_MIN_JOINT", 0.0)
-    plain = alone(deep, wanted(count, params, Speculation()))
+    plain, local = alone(deep, wanted(count, params, Speculation())), Recording(random_head(kind, deep))
     made = remote(
         deep,
         random_head(kind, deep),
         make_sources(NAMES) if how == "merged" else (),
         dies_at=6 if how == "killed" else 1 << 30,
+        lag=2 if how == "late" else 0,
+        change=moved if how == "wrong" else Remote.change,
     )
     bench = answered(made, wanted(count, params, ASKED)).bench
     assert bench.tokens == plain.tokens and len(bench.tokens) == count
     assert not made.errors and not bench.refused and not bench.worker.stats.num_source_failures
-    assert bench.worker.stats.of_source(kind).num_drafted > count
+    assert (bench.worker.stats.of_source(kind).num_drafted > count) is (how != "late")
+    if how == "alone" or how == "wrong":
+        alone(deep, wanted(count, params, OWN), [local])
+        assert same(made, local) is (how == "alone")
 
 
 @one_sampling_each("kind", {"mtp": SAMPLED, "eagle3": GREEDY, "medusa": SAMPLED, "knowing": GREEDY})
@@ -228,12 +243,6 @@ def same(made: Remote, local: Recording) -> bool:
         return {at: (tree.token_ids, tree.parents) for at, tree in used.items()}
 
     return trees(made.proposed) == trees(local.proposed) != {}
-
-
-def moved(commit: sequence.Commit) -> list[sequence.Commit]:
-    """The fault: each feature is that of the position before."""
-    commit.features = commit.features[:128] + commit.features[:-128]
-    return [commit]
 
 
 DISTURBED = ["alone", "after prefix hits", "preempted", "draft restarted", "target restarted"]
