@@ -86,7 +86,7 @@ async def test_a_step_that_hangs_is_not_live(engine: Loaded, monkeypatch: pytest
     released = threading.Event()
     async with running(engine, step_timeout_s=0.5) as (worker, stub):
         assert said(worker.ops_address, "/livez")[0] == 200
-        monkeypatch.setattr(engine.core, "step", lambda: released.wait(120) and ({}, False))
+        monkeypatch.setattr(engine.core, "step_fn", lambda: released.wait(120) and ({}, False))
         try:
             await Router(stub).send(opens=[open_sequence(1, [5, 6])])
             async with asyncio.timeout(60):
