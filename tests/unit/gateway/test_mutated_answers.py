@@ -226,7 +226,8 @@ def test_pythonic_answers_are_calls_as_a_whole_or_content(num_answers: int) -> N
 
 
 def python_calls(text: str) -> Iterator[ast.Call]:
-    tree = ast.parse(text.strip(), mode="eval").body
+    # A text may have lines, also in single quotes.
+    tree = ast.parse(text.strip().replace("\n", " "), mode="eval").body
     assert isinstance(tree, ast.List)
     for node in tree.elts:
         assert isinstance(node, ast.Call)

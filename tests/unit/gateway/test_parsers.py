@@ -77,6 +77,7 @@ TWO = '{"name": "rain", "arguments": {}}'
             "",
             [("sun", '{"city": "Bern", "days": [1]}'), ("a.rain", "{}")],
         ),
+        ("pythonic", "[sun(t='1\n2\\n3\\\n4')]", "", [("sun", '{"t": "1\\n2\\n34"}')]),
         ("pythonic", "[1, 2]", "[1, 2]", []),
         ("pythonic", "[sun(city=open('x'))]", "[sun(city=open('x'))]", []),
         ("pythonic", "Hello [sun()]", "Hello [sun()]", []),

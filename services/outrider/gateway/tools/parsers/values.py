@@ -16,6 +16,8 @@ _MAX_SCALAR_CHARS = 4096
 _WAIT = -1
 _SCALAR = re.compile(r"[-+.\w]+")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+_LINE_END = re.compile(r"(\\.)|[\r\n]", re.DOTALL)
+"""One that is not escaped."""
 _WORDS = {"true": "true", "false": "false", "null": "null"}
 _CLOSES = {"{": "}", "[": "]", "(": ")"}
 
@@ -207,6 +209,9 @@ class PythonValue(JsonValue):
             return after if after > at else _WAIT
         after += len(self._quote)
         raw, self._raw = "".join(self._raw), []
+        if len(self._quote) == 1:
+            # Templates write the lines of a text as they are.
+            raw = _LINE_END.sub(lambda found: found[1] or {"\n": "\\n", "\r": "\\r"}[found[0]], raw)
         self.text.append(_literal(self._quote + raw + self._quote, len(raw) + _MAX_SCALAR_CHARS))
         self._end_string()
         return after
