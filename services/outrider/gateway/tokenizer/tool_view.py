@@ -103,22 +103,38 @@ class _Calling:
     """Arguments are JSON in a text, and no object."""
     named: bool = False
     """Results have the name of the function."""
+    in_ids: bool = False
+    """The id of a call names the function, as Kimi K2's do, and nothing else does."""
+    alone: bool = False
+    """A turn has one call: several become several turns, each with its result."""
     plain: bool = False
     """Calls and results become text, in the format of Hermes."""
 
     def given(self, messages: Messages) -> list[Mapping[str, Any]]:
         if self.plain:
             return [_plain(message) for message in messages]
-        names = {call["id"]: call["function"]["name"] for each in messages for call in each.get("tool_calls", ())}
-        return [self._message(message, names) for message in messages]
+        known: dict[str, tuple[str, str]] = {}
+        made, num_calls = [], 0
+        for message in _one_by_one(messages) if self.alone else messages:
+            for call in message.get("tool_calls", ()):
+                name = call["function"]["name"]
+                known[call["id"]] = name, f"functions.{name}:{num_calls}" if self.in_ids else call["id"]
+                num_calls += 1
+            made.append(self._message(message, known))
+        return made
 
-    def _message(self, message: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, Any]:
+    def _message(self, message: Mapping[str, Any], known: Mapping[str, tuple[str, str]]) -> Mapping[str, Any]:
+        """`known`: the calls up to here, by id: the name of the function, and the id that the template is given."""
         if "tool_calls" in message:
-            calls = [{**call, "function": self._function(call["function"])} for call in message["tool_calls"]]
+            calls = [
+                {**call, "id": known[call["id"]][1], "function": self._function(call["function"])}
+                for call in message["tool_calls"]
+            ]
             return {**message, "tool_calls": calls}
-        if self.named and message["role"] == "tool" and message.get("tool_call_id") in names:
-            return {"name": names[message["tool_call_id"]], **message}
-        return message
+        if message.get("tool_call_id") not in known:
+            return message
+        name, answers = known[message["tool_call_id"]]
+        return {**({"name": name} if self.named else {}), **message, "tool_call_id": answers}
 
     def _function(self, function: Mapping[str, Any]) -> dict[str, Any]:
         arguments = function["arguments"]
@@ -128,6 +144,26 @@ class _Calling:
 
 
 _PLAIN = _Calling(plain=True)
+
+
+def _one_by_one(messages: Messages) -> Iterator[Mapping[str, Any]]:
+    waiting: list[Mapping[str, Any]] = []
+    for message in messages:
+        calls = message.get("tool_calls", ())
+        same = next((each for each in waiting if each["tool_calls"][0]["id"] == message.get("tool_call_id")), None)
+        if same is not None:
+            waiting.remove(same)
+            yield same
+        elif len(calls) > 1:
+            yield from waiting
+            waiting = [{"role": "assistant", "content": "", "tool_calls": [call]} for call in calls]
+            waiting[0] = {**message, "tool_calls": calls[:1]}
+            continue
+        elif "tool_call_id" not in message:
+            yield from waiting
+            waiting = []
+        yield message
+    yield from waiting
 
 
 def _object(arguments: Any) -> Any:
@@ -314,8 +350,8 @@ def _shows(render: Render, handing: _Handing) -> bool:
 
 def _callings(render: Render, handing: _Handing) -> Iterator[tuple[_Calling, str]]:
     """Those in which the model sees calls and results, with the text of a turn that calls."""
-    for num_calls, named, as_text in product((2, 1), (False, True), (False, True)):
-        calling = _Calling(as_text, named)
+    for num_calls, in_ids, named, as_text in product((2, 1), (False, True), (False, True), (False, True)):
+        calling = _Calling(as_text, named, in_ids, alone=num_calls == 1)
         view = ToolView(handing, calling)
 
         def rendered(messages: Messages, opens: bool = False, view: ToolView = view) -> str:
@@ -336,7 +372,8 @@ def _callings(render: Render, handing: _Handing) -> Iterator[tuple[_Calling, str
         same = next(
             (at for at, pair in enumerate(zip(before, called, strict=False)) if pair[0] != pair[1]), len(before)
         )
-        yield calling, called[same:].removesuffix(after)
+        if called.count(_FUNCTION, same) >= num_calls:
+            yield calling, called[same:].removesuffix(after)
 
 
 def _format_of(turn: str, prompt: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from typing import Any
 
@@ -113,6 +114,15 @@ FAMILIES = {
             "<|tool_calls_section_end|>",
         ),
     ),
+    "kimi k2 thinking, functions named by the ids of calls": (
+        "kimi_k2",
+        shown(
+            "<|tool_call_begin|>{{ c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}"
+            "<|tool_call_end|>",
+            "<|tool_calls_section_begin|>",
+            "<|tool_calls_section_end|>",
+        ),
+    ),
     "command r7b": (
         "cohere_command",
         shown(
@@ -154,6 +164,43 @@ def test_the_calls_that_a_template_writes_are_read_in_every_cut(family: str) -> 
             continue
         assert [(call.name, json.loads(call.arguments)) for call in whole.calls] == [("sun", ARGUMENTS)]
         assert whole.content == "Let me see."
+
+
+ONE_A_TURN = {
+    "refuses more": "{% if m.tool_calls | length > 1 %}{{ raise_exception('One call!') }}{% endif %}",
+    "shows the first": "{% set calls = m.tool_calls[:1] %}",
+    "takes any number": "",
+}
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("template_of", ONE_A_TURN)
+def test_a_turn_of_two_calls_is_shown_whole_where_a_template_has_one_a_turn(
+    template_of: str, order: tuple[int, int]
+) -> None:
+    first = "{% set calls = m.tool_calls %}" + ONE_A_TURN[template_of]
+    call = "{% for c in calls %}[{{ c.function.name }}:{{ c.function.arguments | tojson }}]{% endfor %}"
+    template, view = found(
+        "{{ tools | tojson }}" + TURNS.replace("CALLS", f"{{% if m.tool_calls %}}{first}{call}{{% endif %}}")
+    )
+    names = ["sun", "rain"]
+    calls = [
+        {"id": f"call1234{i}", "type": "function", "function": {"name": name, "arguments": json.dumps({"n": i})}}
+        for i, name in enumerate(names)
+    ]
+    results = [{"role": "tool", "tool_call_id": f"call1234{i}", "content": f"Result {i}."} for i in order]
+    turn = {"role": "assistant", "content": "I look.", "tool_calls": calls}
+    # Some clients use the same ids again.
+    chat = [{"role": "user", "content": "?"}, turn, *results, {"role": "user", "content": "!"}, turn, *results]
+    text = view.render(template.render, chat, [TOOL])
+    shown_calls = ['[sun:{"n": 0}]', '[rain:{"n": 1}]'] * 2
+    assert re.findall(r"\[\w+:.+?\]", text) == (
+        shown_calls if template_of.startswith("takes") else [shown_calls[i] for i in order] * 2
+    )
+    assert re.findall(r"Result \d", text) == [f"Result {i}" for i in order] * 2
+    assert text.count("I look.") == 2
+    if not template_of.startswith("takes"):
+        assert all(f"{shown_calls[i]}</s><tool>Result {i}." in text for i in order)
 
 
 SEES = {
