@@ -374,7 +374,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
                 }
             ]
         },
-        "messages[0].content[0].content[0].type",
+        "messages[0].content[0].content[0].type: 'image' is not supported in what the tool says",
     ),
     (
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b"}]}, HI]},

@@ -184,7 +184,7 @@ class CountTokensRequest(MessageBody):
             kind = block.get("type") if isinstance(block, dict) else None
             if not isinstance(kind, str):
                 raise InvalidRequest(f"{place}.type", "is missing")
-            if kind not in _OF_ROLE[role]:
+            if kind not in _OF_ROLE.get(role, ("text",)):
                 raise unsupported(f"{place}.type", f"{kind[:100]!r} is not supported in what the {role} says")
             self._over(place, block, _BLOCKS[kind])
             if kind == "tool_result":
@@ -192,7 +192,7 @@ class CountTokensRequest(MessageBody):
             yield place, _checked(place, block)
 
     def _result(self, where: str, content: Any) -> str:
-        blocks = self._blocks(where, "" if content is None else content, "system")
+        blocks = self._blocks(where, "" if content is None else content, "tool")
         return "\n".join(block["text"] for _, block in blocks)
 
 
