@@ -127,10 +127,13 @@ def engine_fault(path: Path) -> CheckpointFault | None:
 
 
 def end_tokens(path: Path) -> tuple[int, ...]:
-    """The model's end tokens, from generation_config.json, else config.json. Raises ValueError for what is no id."""
-    for name in ("generation_config.json", "config.json"):
-        ids = read_json(path / name).get("eos_token_id") if (path / name).exists() else None
-        if ids is not None:
+    """The model's end tokens, from generation_config.json, else config.json, else the part of that about texts, as
+    transformers has it. Raises ValueError for what is no id."""
+    for name, part in (("generation_config.json", ""), ("config.json", ""), ("config.json", "text_config")):
+        stated: Any = read_json(path / name) if (path / name).exists() else {}
+        stated = stated.get(part) if part else stated
+        ids = stated.get("eos_token_id") if isinstance(stated, dict) else None
+        if ids is not None and ids != []:
             found = ids if isinstance(ids, list) else [ids]
             if not all(isinstance(i, int) and not isinstance(i, bool) for i in found):
                 raise ValueError(f"{path}/{name}: eos_token_id: {ids!r} is not a token id")
@@ -150,6 +153,8 @@ def sampling_defaults(path: Path) -> dict[str, float]:
         if (value := stated.get(name)) is None:
             continue
         kinds = (int,) if isinstance(least, int) else (int, float)
+        if isinstance(least, int) and isinstance(value, float) and value.is_integer():
+            value = int(value)
         if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
             raise ValueError(f"{file}: {name}: {value!r} is not a number from {least:g} to {most:g}")
         # A top_k of -1 means the same as 0: all tokens.

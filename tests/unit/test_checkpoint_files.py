@@ -11,11 +11,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from outrider.checkpoint_files import end_tokens, engine_fault, fault
+from outrider.checkpoint_files import end_tokens, engine_fault, fault, sampling_defaults
 from outrider.engine import CheckpointError, EngineConfig, Row, resolve, weights_revision
 from outrider.engine.loading.draft_checkpoint import read_embedding
 from outrider.engine.loading.loader import load_engine
 from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config, GenerationConfig
 
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 
@@ -260,6 +261,21 @@ def test_ends_come_from_the_first_file_that_has_them(copy: Path, ends: Any, foun
     change(copy / "config.json", eos_token_id=7)
     change(copy / "generation_config.json", eos_token_id=ends)
     assert end_tokens(copy) == found
+
+
+@pytest.mark.parametrize("ends", [None, []])
+def test_ends_are_those_of_the_part_about_texts_where_no_other_has_them(copy: Path, ends: Any) -> None:
+    config = Gemma3Config(text_config={"eos_token_id": [5, 6]}, eos_token_id=None)
+    (copy / "config.json").write_text(json.dumps(config.to_dict()))
+    change(copy / "generation_config.json", eos_token_id=ends)
+    assert list(end_tokens(copy)) == GenerationConfig.from_model_config(config).eos_token_id == [5, 6]
+
+
+def test_a_default_that_is_an_integer_may_be_written_as_a_float(copy: Path) -> None:
+    change(copy / "generation_config.json", top_k=20.0, max_new_tokens=2e3)
+    stated = sampling_defaults(copy)
+    assert (stated["top_k"], stated["max_tokens"]) == (20, 2000)
+    assert all(isinstance(stated[name], int) for name in ("top_k", "max_tokens"))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "7"])
