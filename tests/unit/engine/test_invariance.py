@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 
 import pytest
 import torch
@@ -14,17 +13,10 @@ from outrider.testing.tiny import tiny_checkpoint
 from torch import Tensor
 
 from tests.unit.engine.test_supported_models import made
-from tests.unit.engine.variants import slow_but_the_best
+from tests.unit.engine.variants import skip_what_cannot_run, slow_but_the_best
 
 LENGTH, PROMPT = 760, 490
 TOKENS = [random.Random(i).randrange(3, 300) for i in range(LENGTH)]
-
-
-def skip_what_cannot_run(execution: str) -> None:
-    if execution == "fused" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-        pytest.skip("which shapes sum alike in torch is known of AVX-512 only")
-    if execution != "fused" and shutil.which("cc") is None:
-        pytest.skip("no compiler")
 
 
 @pytest.fixture(

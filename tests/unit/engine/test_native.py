@@ -10,7 +10,6 @@ from typing import Protocol
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.quantization import quantize
 from outrider.engine.loading.draft_checkpoint import load_draft_model, save_draft_model
@@ -21,18 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from tests.unit.engine.variants import slow_but_the_best
-
-
-@pytest.fixture(autouse=True, params=slow_but_the_best())
-def variant(request: pytest.FixtureRequest) -> str:
-    """Every test by every variant that this CPU can run."""
-    name: str = request.param
-    try:
-        load_kernels(name)
-    except KernelsMissing as error:
-        pytest.skip(str(error))
-    return name
+pytestmark = pytest.mark.usefixtures("variant")
 
 
 def checkpoint(directory: Path, **shape: int) -> Path:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from outrider.engine import Engine, EngineConfig, Row
-from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.quantization import quantize
 from outrider.engine.loading.loader import load_engine
@@ -19,7 +18,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import greedy, made
-from tests.unit.engine.variants import slow_but_the_best
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BY_LAYER = {
@@ -104,16 +102,6 @@ def drawn_vectors(path: Path) -> Path:
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
     model.to(torch.bfloat16).save_pretrained(path)
     return path
-
-
-@pytest.fixture(scope="module", params=slow_but_the_best())
-def variant(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    try:
-        load_kernels(name)
-    except KernelsMissing as error:
-        pytest.skip(str(error))
-    return name
 
 
 def loaded(path: Path, variant: str, quantization: str = "none") -> Engine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,17 +17,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import made
-from tests.unit.engine.variants import slow_but_the_best
+from tests.unit.engine.variants import skip_what_cannot_run, slow_but_the_best
 
 VOCAB = range(3, 300)
 CONTEXT = 256
-
-
-def skip_what_cannot_run(execution: str) -> None:
-    if execution == "fused" and torch.backends.cpu.get_cpu_capability() != "AVX512":
-        pytest.skip("which shapes sum alike in torch is known of AVX-512 only")
-    if execution != "fused" and shutil.which("cc") is None:
-        pytest.skip("no compiler")
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
-"""Which of the native kernels a test of the quick tier runs."""
+"""Which of the native kernels a test of the quick tier runs, and what cannot run here."""
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
+import torch
 from outrider.engine.backends.cpu import runnable_variants
 
 
@@ -17,3 +19,10 @@ def slow_but_the_best(sizes: tuple[int, ...] = ()) -> list[Any]:
     marks = {name: [] if name == found[0] else [pytest.mark.slow] for name in found}
     names = [(name, f"{name} {size}") for name in found for size in sizes] or [(name, name) for name in found]
     return [pytest.param(whole, marks=marks[name]) for name, whole in names]
+
+
+def skip_what_cannot_run(execution: str) -> None:
+    if execution == "fused" and torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("which shapes sum alike in torch is known of AVX-512 only")
+    if execution != "fused" and shutil.which("cc") is None:
+        pytest.skip("no compiler")

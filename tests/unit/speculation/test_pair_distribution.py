@@ -32,7 +32,7 @@ def test_what_two_workers_say_together_follows_the_target(conditions: Conditions
     [
         pytest.param(Fault.MATCH_TAKES_OVER, Conditions.CROSSING, 4 * QUICK, marks=pytest.mark.slow),
         pytest.param(Fault.LENGTH_FOLLOWS_THE_DRAW, Conditions.BORDERLINE, QUICK, marks=pytest.mark.slow),
-        (Fault.PRICED_BY_THE_DRAW, Conditions.PRICED, QUICK),
+        (Fault.PRICED_BY_THE_DRAW, Conditions.PRICED, 700),
     ],
 )
 def test_a_planted_fault_is_found(fault: Fault, conditions: Conditions, draws: int) -> None:

@@ -24,8 +24,6 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.num_evicted = 0
-        """Cached blocks evicted for new contents, since the start."""
         self._references = [0] * num_blocks
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -61,7 +59,6 @@ class BlockPool:
         else:
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
-            self.num_evicted += 1
         self._references[block] = 1
         return block
 

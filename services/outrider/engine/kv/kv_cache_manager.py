@@ -29,11 +29,6 @@ class KVCacheManager:
         """Blocks that could be allocated now, including those of evictable prefixes."""
         return self._pool.num_free
 
-    @property
-    def num_evicted_blocks(self) -> int:
-        """Blocks of cached prefixes that were evicted, since the start."""
-        return self._pool.num_evicted
-
     def blocks_needed(self, sequence: EngineSequence, num_new_tokens: int) -> int:
         """Blocks that running `num_new_tokens` more would take from the pool."""
         total = -(-(len(sequence.tokens) + num_new_tokens) // self._block_size)

@@ -130,11 +130,6 @@ class ModelTokenizer:
             return Thought.NONE
         return Thought.OPEN if last.endswith(OPEN) else Thought.FREE
 
-    def special_id(self, name: str) -> int | None:
-        """Id of a special token by its name in templates, such as bos_token."""
-        token = self.template.variables.get(name)
-        return self.tokenizer.token_to_id(token) if isinstance(token, str) else None
-
     def decode(self, token_ids: Sequence[int]) -> str:
         """The tokens' text, with special tokens by their names."""
         detokeniser, texts = Detokeniser(self.token_bytes), list[str]()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
-from outrider.engine.backends.cpu import KernelsMissing, load_kernels
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import count_linear
 from outrider.local import Speculator
@@ -22,7 +21,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.test_supported_models import MODELS, greedy, made
-from tests.unit.engine.variants import slow_but_the_best
 
 PROMPT = [random.Random(i).randrange(3, 250) for i in range(60)]
 Written = tuple[dict[str, Tensor], Tensor]
@@ -252,16 +250,6 @@ def test_its_revision_is_another_one_where_its_scheme_is(checkpoint: tuple[Path,
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(path / "model.safetensors")
     assert weights_revision(tmp_path) != before
-
-
-@pytest.fixture(params=slow_but_the_best())
-def variant(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    try:
-        load_kernels(name)
-    except KernelsMissing as error:
-        pytest.skip(str(error))
-    return name
 
 
 def native(path: Path, variant: str, quantization: str = "none") -> Engine:
