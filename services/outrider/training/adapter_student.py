@@ -19,7 +19,7 @@ from outrider.engine.models.adapters import save_adapter
 from outrider.training.shards import Sample
 from outrider.training.student import Scores, TeacherHead, as_student, hidden_states, learn
 
-_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj")
 _ALPHA_PER_RANK = 2.0
 
 
@@ -44,7 +44,7 @@ class AdapterLearner:
         self.kind = f"adapter-{rank}"
         self.module = as_student(start)
         self.module.requires_grad_(False)
-        adapted = [name for name, _ in self.module.named_modules() if name.rpartition(".")[2] in _ADAPTED]
+        adapted = [name for name, _ in self.module.named_modules() if name.rpartition(".")[2] in ADAPTED]
         self._low = {name: _LowRank(self.module.get_submodule(name), rank) for name in adapted}
         for name, low in self._low.items():
             self.module.set_submodule(name, low)

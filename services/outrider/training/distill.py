@@ -32,8 +32,9 @@ from outrider.training.student import ModelLearner, StudentConfig, commonest_tok
 
 # What the finished draft is measured on: at most so many prompts, each answered with so many tokens.
 _PROMPTS, _ANSWER_TOKENS = 64, 64
-_BATCH_OF_A_START = 2048
-_RATE_OF_A_START = {"model": 0.3, "mtp": 0.5, "adapter": 2.0}
+_RATE_OF_A_START = {"model": 0.3, "mtp": 0.5, "adapter": 5.0}
+# An adapter has few weights, and what it learns from is little: more steps teach it more than surer ones.
+_BATCH_OF_A_START = {"model": 2048, "mtp": 2048, "adapter": 512}
 
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, note)."""
@@ -214,10 +215,11 @@ def _loop(config: DistillConfig) -> LoopConfig:
     if not config.start or (config.kind in KINDS and not is_head(directory(config.start))):
         return config.training
     # A draft that is good already forgets at the rate that one from nothing learns at. What it learns is little text.
+    learns = "adapter" if config.adapter else config.kind
     return replace(
         config.training,
-        learning_rate=config.training.learning_rate * _RATE_OF_A_START["adapter" if config.adapter else config.kind],
-        batch_tokens=min(config.training.batch_tokens, _BATCH_OF_A_START),
+        learning_rate=config.training.learning_rate * _RATE_OF_A_START[learns],
+        batch_tokens=min(config.training.batch_tokens, _BATCH_OF_A_START[learns]),
     )
 
 
