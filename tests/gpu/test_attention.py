@@ -36,6 +36,9 @@ def test_a_prefill_chunk_beside_decoding_rows_equals_the_reference(dtype: torch.
     assert_equals_reference(problem(rows, shape=LLAMA, dtype=dtype, device=gpu, num_blocks=BLOCKS))
 
 
+@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_token_gets_the_same_bits_alone_in_any_batch_and_in_a_tree(dtype: torch.dtype, gpu: torch.device) -> None:
-    assert_same_bits_alone(problem(ROWS, shape=LLAMA, dtype=dtype, device=gpu, num_blocks=BLOCKS))
+def test_a_token_gets_the_same_bits_alone_in_any_batch_and_in_a_tree(
+    dtype: torch.dtype, trees: bool, gpu: torch.device
+) -> None:
+    assert_same_bits_alone(problem(ROWS, shape=LLAMA, dtype=dtype, trees=trees, device=gpu, num_blocks=BLOCKS))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from outrider.engine.attention import Attention, KVCache, RowSpan, SdpaAttention, Shape
 from outrider.engine.attention.paged import TritonAttention
+from outrider.engine.attention.tree import path_to
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -33,27 +35,14 @@ class Problem:
         batch = attention.prepare(self.spans, cache)
         return batch.attend(self.query, self.key, self.value, 0, self.shape.head_dim**-0.5), cache
 
-    def only(self, number: int, num_tokens: int) -> Problem:
-        """The first tokens of one row, alone in its batch."""
+    def only(self, number: int, tokens: Sequence[int]) -> Problem:
+        """These of one row's new tokens, one after another, alone in their batch."""
         span = self.spans[number]
-        at = slice(span.start, span.start + num_tokens)
-        kv_len = span.cached_len + num_tokens
-        alone = RowSpan(0, num_tokens, kv_len, span.blocks[: -(-kv_len // span.block_size)], span.block_size)
+        kv_len = span.cached_len + len(tokens)
+        alone = RowSpan(0, len(tokens), kv_len, span.blocks[: -(-kv_len // span.block_size)], span.block_size)
+        at = [span.start + token for token in tokens]
         rows = {name: getattr(self, name)[at] for name in ("query", "key", "value")}
         return replace(self, spans=[alone], **rows)
-
-    def with_branches(self) -> Problem:
-        """One row as a tree: its tokens one after another, and as many again, each a guess beside one of them."""
-        [span] = self.spans
-        count = span.num_tokens
-        parents = [*range(-1, count - 1), *range(-1, count - 1)]
-        kv_len = span.kv_len + count
-        taken = set(span.blocks)
-        free = [block for block in range(self.keys.shape[1] // span.block_size) if block not in taken]
-        blocks = [*span.blocks, *free][: -(-kv_len // span.block_size)]
-        tree = RowSpan(0, 2 * count, kv_len, blocks, span.block_size, parents)
-        rows = {name: getattr(self, name).repeat(2, 1, 1) for name in ("query", "key", "value")}
-        return replace(self, spans=[tree], **rows)
 
 
 def problem(
@@ -114,12 +103,11 @@ def assert_equals_reference(given: Problem, attention: TritonAttention | None = 
 
 
 def assert_same_bits_alone(given: Problem) -> None:
-    """Each row's first tokens get what they get among the others alone in a batch, and as the first path of a tree."""
+    """Each new token gets in a batch, and in a tree, what it gets in the chain that leads to it, alone."""
     attention = by_kernels(given)
     together, _ = given.attend(attention)
     for number, span in enumerate(given.spans):
-        for num_tokens in {1, min(2, span.num_tokens), span.num_tokens}:
-            alone = given.only(number, num_tokens)
-            want = together[span.start : span.start + num_tokens]
-            assert torch.equal(alone.attend(attention)[0], want)
-            assert torch.equal(alone.with_branches().attend(attention)[0][:num_tokens], want)
+        parents = span.parents or range(-1, span.num_tokens - 1)
+        for token in range(span.num_tokens):
+            chain, _ = given.only(number, path_to(parents, token)).attend(attention)
+            assert torch.equal(chain[-1], together[span.start + token])

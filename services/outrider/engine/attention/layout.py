@@ -16,8 +16,8 @@ from outrider.engine.attention.tree import ancestor_masks, depths
 Integers = NDArray[np.int64]
 
 TOKEN_FIELDS = ("positions", "slots", "visible", "split", "own_mask")
-"""One number per token: its position; its slot; the number of keys up to its own, 0 for padding; the same, but 0 if its
-keys are not split; the mask of its row's own tokens that it may attend to (all ones in a chain)."""
+"""One number per token: its position; its slot; how many keys it sees, 0 for padding; the same, but 0 if its keys are
+not split; the mask of its tree's nodes that it sees (all ones in a chain)."""
 TILE_FIELDS = ("tile_start", "tile_count", "tile_blocks", "tile_own")
 """One number per tile of queries: its first flat token; its number of tokens, 0 for padding; where its row's blocks
 begin; the place of the tree's first node behind its row's first key."""
@@ -129,8 +129,10 @@ class _Rows(NamedTuple):
 
 def _fill_tree(views: dict[str, Integers], span: RowSpan) -> None:
     end, count = span.start + span.num_tokens, len(span.parents)
-    views["positions"][end - count : end] = np.add(span.kv_len - count, depths(span.parents))
-    views["own_mask"][end - count : end] = ancestor_masks(span.parents)
+    at, positions = slice(end - count, end), np.add(span.kv_len - count, depths(span.parents))
+    views["positions"][at] = positions
+    views["visible"][at] = views["split"][at] = positions + 1
+    views["own_mask"][at] = ancestor_masks(span.parents)
 
 
 def _places(counts: Integers) -> tuple[Integers, Integers]:

@@ -1,12 +1,11 @@
 """Paged attention for GPUs: Triton kernels over the block table, keys split among programs ("flash decoding").
 
 Queries that share a key head are folded into one tile, so keys are read once for all of them. A row may have any
-number of queries, and a tree mask. Rows of few queries (decoding, verification) have their keys split: key tile number
-n belongs to split n modulo NUM_SPLITS, so the order of the sums depends only on a query's position. For such rows the
-output for a token therefore does not depend on the batch: neither on the other sequences of the step, nor on how many
-tokens are verified with it, nor on whether the step is recorded. That holds for a chain and for the first path of a
-tree; the keys of its other paths lie further behind, and may be summed in another order. A prefill chunk of more than
-SMALL_SPAN queries uses larger tiles and no split, and may round differently.
+number of queries, and end in a tree. Rows of few queries (decoding, verification) have their keys split: key tile
+number n belongs to split n modulo NUM_SPLITS, so the order of the sums depends only on a query's position. For such
+rows the output for a token therefore does not depend on the batch: neither on the other sequences of the step, nor on
+how many tokens are verified with it, as a chain or as a tree, nor on whether the step is recorded. A prefill chunk of
+more than SMALL_SPAN queries uses larger tiles and no split, and may round differently.
 
 The Triton kernels are in `paged_kernels.py`, which is imported only when an attention is made.
 """
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from outrider.engine.attention.interface import KVCache, RowSpan, Windows
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, Fields, fill, num_tiles
-from outrider.engine.attention.tree import MAX_TREE_NODES
 
 NUM_SPLITS = 16
 """With eight key heads one sequence occupies 128 programs, about the multiprocessors of a large GPU."""
@@ -119,9 +117,6 @@ class TritonAttention:
         """Raises ValueError that names what of the model it does not run, or TritonMissing."""
         if shape.head_dim > MAX_HEAD_DIM:
             raise ValueError(f"head_dim: {shape.head_dim} is more than the {MAX_HEAD_DIM} that attention runs on GPUs")
-        # The kernels do not look for the end of a window within a drafted tree.
-        if narrow := [window for window in windows if window is not None and window <= MAX_TREE_NODES]:
-            raise ValueError(f"sliding_window: {narrow[0]} positions are not more than a tree of drafts may have nodes")
         self.shape = shape
         self._windows = windows
         self._kernels = load_kernels(device)
@@ -287,7 +282,6 @@ class TritonBatch:
             work.partial_sum,
             *at_tile,
             views["blocks"],
-            views["positions"],
             views["visible"],
             views["own_mask"],
             scale * math.log2(math.e),

@@ -50,28 +50,46 @@ def _dot(a, b, WIDEN: tl.constexpr):
 
 
 @triton.jit
-def _seen(position, limits, oldest, masks, own, SPLIT: tl.constexpr, WINDOW: tl.constexpr):
-    """Which keys each query attends to: [rows, keys]. `masks` and `own` are of trees, `oldest` is of windows."""
-    seen = position[None, :] < limits[:, None]
-    if WINDOW:
-        seen = seen & (position[None, :] >= oldest[:, None])
-    if SPLIT:
-        bit = tl.maximum(position - own, 0)
-        chosen = ((masks[:, None] >> tl.minimum(bit, 62)[None, :]) & 1) != 0
-        seen = seen & (chosen | (position < own)[None, :])
-    return seen
-
-
-@triton.jit
-def _add(best, total, acc, score, v, WIDEN: tl.constexpr):
-    """The running softmax with a tile of keys more: greatest scores, sums of weights, and sums of values."""
+def _look(best, total, acc, q, keys, values, place, there, seen, scale, table, HEAD_DIM: tl.constexpr,
+          BLOCK_SIZE: tl.constexpr, WIDEN: tl.constexpr):  # fmt: skip
+    """The running softmax with a tile of keys more: greatest scores, sums of weights, and sums of values. `place`: of
+    each key, in its row's blocks; `seen` [rows, keys]. Rows that see none of them stay as they are, to the bit."""
+    d = tl.arange(0, q.shape[1])
+    block = tl.load(table + place // BLOCK_SIZE, mask=there, other=0)
+    # Slots beyond the limit may hold NaN. They are not read, so that their zero weight stays zero.
+    cells = (block * BLOCK_SIZE + place % BLOCK_SIZE)[:, None] * HEAD_DIM + d[None, :]
+    readable = there[:, None] & (d < HEAD_DIM)[None, :]
+    k = tl.load(keys + cells, mask=readable, other=0.0)
+    score = tl.where(seen, _dot(q, tl.trans(k), WIDEN) * scale, float("-inf"))
+    v = tl.load(values + cells, mask=readable, other=0.0)
     new_best = tl.maximum(best, tl.max(score, axis=1))
     # No key so far: any finite maximum makes all weights zero instead of NaN.
     shift = tl.where(new_best == float("-inf"), 0.0, new_best)
     weight = tl.exp2(score - shift[:, None])
     decay = tl.exp2(best - shift)
     acc = acc * decay[:, None] + _dot(weight.to(v.dtype), v, WIDEN)
-    return new_best, total * decay + tl.sum(weight, axis=1), acc
+    # Not "+": then the compiler would choose, place by place, whether to round between.
+    return new_best, tl.fma(total, decay, tl.sum(weight, axis=1)), acc
+
+
+@triton.jit
+def _seen(position, limits, WINDOW: tl.constexpr):
+    """Which keys each query attends to: [rows, keys]. Its limit is behind its own position, which it sees."""
+    seen = position[None, :] < limits[:, None]
+    if WINDOW:
+        seen = seen & (position[None, :] >= limits[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
+def _on_path(position, own, path):
+    """The places of a path's keys at these positions. Bit n of `path` says whether node n, at own + n, is on it."""
+    place, node = position, own
+    while path != 0:
+        on_path = (path & 1).to(own.dtype)
+        place = tl.where((position == own) & (on_path != 0), node, place)
+        own, node, path = own + on_path, node + 1, path >> 1
+    return place
 
 
 @triton.jit(
@@ -81,7 +99,6 @@ def _add(best, total, acc, score, v, WIDEN: tl.constexpr):
         "tile_blocks",
         "tile_own",
         "blocks",
-        "positions",
         "visible",
         "own_mask",
     ]
@@ -99,7 +116,6 @@ def attend_kernel(
     tile_blocks,
     tile_own,
     blocks,
-    positions,
     visible,
     own_mask,
     scale,
@@ -120,10 +136,13 @@ def attend_kernel(
     """One tile over the key tiles of one split: those whose number is `split` modulo NUM_SPLITS.
 
     Grid: [tiles, kv_heads, NUM_SPLITS], or fewer splits where the rest would find no keys. With one split the result
-    goes to `out`; otherwise sums, maxima and weights go to `partial*` and `reduce_kernel` joins them, and each row is
-    a tree, of which a chain is one: a kernel of its own might round differently. `scale` includes log2(e), because the
-    hardware computes powers of two. WINDOW: how many positions a token looks back at most, its own included; 0: all.
-    WIDEN multiplies in float32, with equal products: Triton's interpreter has no matrix product of bfloat16.
+    goes to `out`; otherwise sums, maxima and weights go to `partial*` and `reduce_kernel` joins them, and each row may
+    end in a tree. `scale` includes log2(e), because the hardware computes powers of two. WINDOW: how many positions a
+    token looks back at most, its own included; 0: all. WIDEN multiplies in float32, with equal products: Triton's
+    interpreter has no matrix product of bfloat16.
+
+    A key is summed where its position says. So the tile of keys that has nodes of a tree is read once for each path
+    that ends among the queries, in the order of a chain: a node has the bits of the same token in a chain.
     """
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -147,30 +166,40 @@ def attend_kernel(
             q = tl.load(query + at, mask=inside, other=0.0)
             table = blocks + tl.load(tile_blocks + tile)
             own = tl.load(tile_own + tile).to(limits.dtype)
-            masks = tl.load(own_mask + token, mask=real, other=0) if NUM_SPLITS > 1 else limits
+            keys = key_cache + kv_head.to(tl.int64) * cache_head_stride
+            values = value_cache + kv_head.to(tl.int64) * cache_head_stride
             best = tl.full([TILE_ROWS], float("-inf"), tl.float32)
             total = tl.zeros([TILE_ROWS], tl.float32)
             acc = tl.zeros([TILE_ROWS, HEAD_PADDED], tl.float32)
-            base = kv_head.to(tl.int64) * cache_head_stride
-            begin, oldest = split * TILE_KEYS, limits
+            begin, step = split * TILE_KEYS, NUM_SPLITS * TILE_KEYS
             if WINDOW:
-                # Nodes of a tree lie behind their positions, but a window is wider than a tree.
-                oldest = tl.load(positions + token, mask=real, other=limit).to(limits.dtype) - (WINDOW - 1)
-                passed = tl.maximum(tl.min(oldest, axis=0), 0) // TILE_KEYS
-                begin += (passed + NUM_SPLITS - 1 - split) // NUM_SPLITS * (NUM_SPLITS * TILE_KEYS)
-            for first in range(begin, limit, NUM_SPLITS * TILE_KEYS):
+                oldest = tl.min(tl.where(real, limits, limit), axis=0) - WINDOW
+                begin += (tl.maximum(oldest, 0) // TILE_KEYS + NUM_SPLITS - 1 - split) // NUM_SPLITS * step
+            # Of keys that are in the order of a chain for all queries. A chain has no others.
+            end = tl.where(own < limit, own // TILE_KEYS * TILE_KEYS, limit) if NUM_SPLITS > 1 else limit
+            for first in range(begin, end, step):
                 position = first + tl.arange(0, TILE_KEYS)
-                there = position < limit
-                block = tl.load(table + position // BLOCK_SIZE, mask=there, other=0)
-                slot = block * BLOCK_SIZE + position % BLOCK_SIZE
-                # Slots beyond the limit may hold NaN. They are not read, so that their zero weight stays zero.
-                cells = base + slot[:, None] * HEAD_DIM + d[None, :]
-                readable = there[:, None] & (d < HEAD_DIM)[None, :]
-                k = tl.load(key_cache + cells, mask=readable, other=0.0)
-                seen = _seen(position, limits, oldest, masks, own, NUM_SPLITS > 1, WINDOW)
-                score = tl.where(seen, _dot(q, tl.trans(k), WIDEN) * scale, float("-inf"))
-                v = tl.load(value_cache + cells, mask=readable, other=0.0)
-                best, total, acc = _add(best, total, acc, score, v, WIDEN)
+                seen = _seen(position, limits, WINDOW)
+                best, total, acc = _look(
+                    best, total, acc, q, keys, values, position, position < limit, seen, scale, table,
+                    HEAD_DIM, BLOCK_SIZE, WIDEN,
+                )  # fmt: skip
+            if NUM_SPLITS > 1:
+                # A tree's nodes are in fewer tiles than there are splits.
+                position = begin + tl.cdiv(tl.maximum(end - begin, 0), step) * step + tl.arange(0, TILE_KEYS)
+                if tl.min(position, axis=0) < limit:
+                    masks = tl.load(own_mask + token, mask=real, other=0)
+                    before = tl.load(own_mask + token - 1, mask=real & (m >= SHARE), other=0)
+                    begins = ((masks & before) != before) & (m % SHARE == 0)
+                    number = tl.cumsum(begins.to(tl.int32), axis=0)
+                    for path in range(tl.max(number, axis=0) + 1):
+                        # The last token's has the bits of all before it.
+                        place = _on_path(position, own, tl.max(tl.where(number == path, masks, 0), axis=0))
+                        seen = _seen(position, limits, WINDOW) & (number == path)[:, None]
+                        best, total, acc = _look(
+                            best, total, acc, q, keys, values, place, position < limit, seen, scale, table,
+                            HEAD_DIM, BLOCK_SIZE, WIDEN,
+                        )  # fmt: skip
             if NUM_SPLITS == 1:
                 to = token[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
                 # Rows of the tile without a query have no keys.
