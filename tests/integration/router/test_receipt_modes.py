@@ -120,6 +120,33 @@ async def test_the_text_of_every_mode_is_equal_as_an_argument_and_in_a_file(
                     assert found.startswith("equal: "), (mode, route, stream, output, found)
 
 
+PARTS = [{"type": "text", "text": "Why is "}, {"type": "text", "text": "it blue?"}]
+AS_ASKED: dict[str, tuple[str, Json, list[str], str]] = {
+    "echoed": ("/v1/completions", {"prompt": PROMPT, "echo": True}, ["--raw"], PROMPT),
+    "echoed tokens": ("/v1/completions", {"prompt": [104, 105, 195], "echo": True}, [], "[104, 105, 195]"),
+    "parts": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": PARTS}]},
+        [],
+        json.dumps([{"role": "user", "content": PARTS}]),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", AS_ASKED)
+async def test_a_prompt_and_a_text_are_equal_as_they_were_sent_and_came(
+    gateway: RunningGateway, tmp_path: Path, mode: str
+) -> None:
+    route, body, how, prompt = AS_ASKED[mode]
+    body = body | {"max_tokens": 20, "allowed_token_ids": LETTERS, "ignore_eos": True}
+    [(text, receipt)] = await asked(gateway, route, body)
+    (tmp_path / "text").write_bytes(text.encode())
+    output = ["--output", f"@{tmp_path / 'text'}"]
+    assert (await verified(gateway, receipt, prompt, *how, *output)).startswith("equal: 20 tokens")
+    (tmp_path / "text").write_bytes(f"{text[:-1]}!".encode())
+    assert "token 19 of the output" in await verified(gateway, receipt, prompt, *how, *output)
+
+
 async def generated(gateway: RunningGateway, prompt: list[int], resume: list[int], **options: Any) -> GatewayAnswer:
     options = {"max_tokens": 40, "receipt": True, "speculation": router_pb2.SPECULATION_MODE_ON} | options
     request = generation_pb2.GenerateRequest(

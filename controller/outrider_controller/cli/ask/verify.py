@@ -112,14 +112,24 @@ class _Prompt:
             request.tokens.token_ids.extend(ids)
         elif not self.raw and messages and all(map(_is_message, messages)):
             for each in messages:
-                request.chat.messages.add(role=str(each.get("role")), content=each["content"])
+                request.chat.messages.add(role=str(each.get("role")), content=_content(each))
         else:
             apply_prompt(request, self.text, raw=self.raw, system=self.system)
         return request
 
 
 def _is_message(given: Any) -> bool:
-    return isinstance(given, dict) and isinstance(given.get("content"), str)
+    return isinstance(given, dict) and _content(given) is not None
+
+
+def _content(message: dict[str, Any]) -> str | None:
+    """A text, or the texts of its parts, which the gateway joins too."""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        whole = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
+        return "".join(map(str, texts)) if whole else None
+    return content if isinstance(content, str) else None
 
 
 async def _verify(
@@ -205,12 +215,21 @@ class _Replay:
         if len(said) < self.receipt.output_tokens and self.receipt.stop:
             # Of an answer with reasoning or calls, stop strings end the content alone.
             said, text = await self._say_all(stops=False)
+        if output is not None and ids is None and not text.startswith(echoed := await self._echoed()):
+            output = output.removeprefix(echoed)
         if ids is not None and text != output:
             await self.compare_ids(ids)
         elif output is not None and text != output:
             raise await self._text_differs(output, said)
         if digest(said) != self.receipt.output_sha256:
             raise BadReceipt("not equal: the target generates other tokens than those of the receipt")
+
+    async def _echoed(self) -> str:
+        """What `echo` puts before an answer."""
+        if self.asked.WhichOneof("prompt") == "tokens":
+            pieces = await self.gateway.token_bytes(self.receipt.model, self.asked.tokens.token_ids, chat=False)
+            return b"".join(pieces).decode(errors="replace")
+        return self.asked.text
 
     async def _say_all(self, *, stops: bool) -> tuple[list[int], str]:
         said, text = list[int](), ""
