@@ -65,6 +65,8 @@ def says_what_transformers_says(name: str, directory: Path, device: str) -> None
     torch.testing.assert_close(tree[[0, 2, 3]], want[at + 4 : at + 7], atol=1e-4, rtol=1e-4)
 
 
+# In the quick tier the same is said of its parts: tests of products and of Triton's attention.
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_token_has_the_same_logits_alone_in_a_batch_and_as_a_draft(dtype: str, tmp_path: Path) -> None:
     has_the_same_logits_alone_in_a_batch_and_as_a_draft(dtype, tmp_path, "cpu")
