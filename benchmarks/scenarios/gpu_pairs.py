@@ -24,7 +24,9 @@ from benchmarks.support.machines import (
     H100,
     H200,
     L4,
+    L40S,
     LLAMA_1B,
+    LLAMA_1B_INT8,
     LLAMA_8B,
     LLAMA_70B,
     QWEN_06B,
@@ -62,6 +64,8 @@ class GpuPair:
 PAIRS = (
     GpuPair("70B on 4 H100 + 1B on L4", Machine(LLAMA_70B, H100, 4), Machine(LLAMA_1B, L4)),
     GpuPair("70B on 8 H100 + 1B on H100", Machine(LLAMA_70B, H100, 8), Machine(LLAMA_1B, H100)),
+    GpuPair("70B on 8 H100 + 1B on L40S", Machine(LLAMA_70B, H100, 8), Machine(LLAMA_1B, L40S)),
+    GpuPair("70B on 8 H100 + 1B in int8 on L4", Machine(LLAMA_70B, H100, 8), Machine(LLAMA_1B_INT8, L4)),
     GpuPair("8B on H100 + its head on H100", Machine(LLAMA_8B, H100), Machine(EAGLE_HEAD, H100)),
     GpuPair("32B on H200 + 0.6B on L4", Machine(QWEN_32B, H200), Machine(QWEN_06B, L4)),
 )
@@ -94,6 +98,7 @@ PLAIN = Arm("plain", mode="off")
 ARMS = (
     Arm("drafts"),
     Arm("without waiting", max_wait_us=0),
+    Arm("without waiting, and lookups", max_wait_us=0, lookups=("ngram",)),
     Arm("and trees", num_alternatives=4),
     Arm("and lookups", lookups=("ngram",)),
     Arm("lookups alone", drafts=0, lookups=("ngram",)),

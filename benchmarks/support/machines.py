@@ -29,6 +29,7 @@ class Gpu:
 H100 = Gpu("H100 SXM", 3.35e12, 989e12)
 H200 = Gpu("H200 SXM", 4.8e12, 989e12)
 L4 = Gpu("L4", 300e9, 121e12)
+L40S = Gpu("L40S", 864e9, 362e12)
 
 
 @dataclass(frozen=True, slots=True)
