@@ -1,10 +1,10 @@
 """Plans the next step. Pure: sequences, free blocks and the clock in, a plan out. How many drafted tokens of
 each sequence are verified, `take_drafts` decides.
 
-Every step mixes decoding, verification and chunks of prefill. Decoding goes first, one token per sequence. A quarter of
-the step is kept for prefill while there is any. Draft tokens fill what decoding leaves, the most valuable of all
-sequences first, as far as each is worth its row; prefill gets the rest. Decoding may preempt the newest sequence, which
-is recomputed later; drafts never preempt.
+Every step mixes decoding, verification and chunks of prefill. A sequence waits for its draft only while none is ready
+for a step. Decoding goes first, one token per sequence. A quarter of the step is kept for prefill while there is any.
+Draft tokens fill what decoding leaves, the most valuable of all sequences first, as far as each is worth its row;
+prefill gets the rest. Decoding may preempt the newest sequence, which is recomputed later; drafts never preempt.
 """
 
 from __future__ import annotations
@@ -107,6 +107,9 @@ def plan(
             held.append((sequence, until_s))
         else:
             decoding.append(sequence)
+    if decoding or prefilling:
+        # The step runs in any case, and a sequence that missed it would lose a certain token to save one row.
+        decoding, held = [s for s in running if s.pending == 1], []
     if prefilling:
         # A step with a chunk of a prompt is never a recorded one.
         pricing = replace(pricing, num_free=lambda num_rows, num_tokens: 0)

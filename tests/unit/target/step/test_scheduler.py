@@ -154,10 +154,14 @@ def test_the_last_token_is_the_targets_own_so_drafts_end_before_it() -> None:
 WAITING = Speculation(max_draft_tokens=4, max_wait_us=5000)
 
 
-def test_a_sequence_waits_for_its_draft_while_others_go_on() -> None:
-    planned = plan([sequence(0, speculation=WAITING), sequence(1)], BATCHING, free_blocks=9, now_s=0.001)
-    assert rows(planned) == [(1, 1, 0, True)]
-    assert planned.wake_at_s == pytest.approx(0.005)
+def test_sequences_wait_for_their_drafts_until_one_is_ready() -> None:
+    both = [sequence(0, speculation=WAITING), sequence(1, speculation=WAITING, ready_since_s=0.0005)]
+    planned = plan(both, BATCHING, free_blocks=9, now_s=0.001)
+    assert not planned.rows and planned.wake_at_s == pytest.approx(0.005)
+    for ready, num_tokens in ((sequence(2), 1), (sequence(2, cached=0), 10)):
+        planned = plan([*both, ready], BATCHING, free_blocks=9, now_s=0.001)
+        assert rows(planned) == [(0, 1, 0, True), (1, 1, 0, True), (2, num_tokens, 0, True)]
+        assert planned.wake_at_s is None
 
 
 def test_a_draft_is_not_waited_for_before_its_first_word() -> None:
