@@ -487,11 +487,13 @@ def test_ratio_mode_takes_a_remote_head_s_own_distribution(deep: Path) -> None:
     assert stats.num_accepted > 20 and not made.bench.refused and not made.errors
 
 
-def test_features_are_written_in_parts_and_read_again() -> None:
+def test_features_are_written_in_parts_that_cost_little_more_than_their_numbers_and_read_again() -> None:
     features = torch.randn(1000, 576)
     parts = list(written(7, features))
     assert len(parts) > 1 and all(len(part.rows) <= 256 << 10 for part in parts)
     assert [part.start for part in parts] == [7 + 227 * number for number in range(len(parts))]
+    message = commit_message(1 << 20, 4000, (), replace(parts[0], rows=parts[0].rows[: 2 * 576]))
+    assert message.ByteSize() < 1.03 * 2 * 576
     found = torch.cat([read(part, 576) for part in parts])
     assert torch.equal(found, features.to(torch.bfloat16))
 
