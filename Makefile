@@ -103,10 +103,11 @@ chart-check: proto build/checkov/bin/checkov
 loadtest: proto
 	$(BIN)/python -m loadtest --up $(ARGS)
 
-# All that only a GPU can show, in one report: build/gpu-day/report.md. Ends with an error where there is none.
-HOURS ?= 1
-gpu-day: proto
-	PYTHONPATH=services $(BIN)/python -m benchmarks.gpu_day --hours $(HOURS) $(ARGS)
+# All that only a GPU can show, in one report: build/gpu-day/report.md. Ends with an error where there is none. Installs
+# nothing: without $(VENV) it takes the PYTHON that has torch, Triton and transformers.
+HOURS ?= 0.2
+gpu-day:
+	PYTHONPATH=services:controller $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu_day --hours $(HOURS) $(ARGS)
 
 # The manual, in build/manual: every link and every entry in it leads somewhere, or it is not made.
 docs: proto

@@ -2,14 +2,16 @@
 
     python -m benchmarks.gpu_day --hours 1 --out build/gpu-day
 
-Without a GPU only the first step runs, which takes seconds. A step that cannot run says why, one that fails keeps the
-end of its output, and none keeps the others from running. The last one, load on a stack, gets the time that the others
-leave. Exit code 0 only if every step has run and succeeded.
+Looks for a GPU first: without one nothing runs. It needs no network and installs nothing: with torch, Triton and
+transformers alone, steps that need more say what is missing. One that fails keeps the end of its output, and none keeps
+the others from running. The last one, load on a stack, gets the time that the others leave. The report ends with one
+table of all figures. Exit code 0 only if every step has run and succeeded.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -18,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 _TAIL = 4000
@@ -56,13 +59,20 @@ class Outcome:
 
 
 def no_gpu() -> str:
+    if find_spec("torch") is None:
+        return "no GPU: torch is not installed"
     import torch
 
     return "" if torch.cuda.is_available() else "no GPU: torch finds no CUDA device"
 
 
 def _no_sanitizer() -> str:
-    return no_gpu() or ("" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH")
+    return "" if shutil.which("compute-sanitizer") else "compute-sanitizer is not on the PATH"
+
+
+def _lacks(*modules: str) -> Callable[[], str]:
+    """Which of them a step would miss. The generated code of the wire is made where the project is installed."""
+    return lambda: ", ".join(f"no {name} here" for name in modules if find_spec(name) is None)
 
 
 def steps(out: Path) -> list[Step]:
@@ -74,15 +84,15 @@ def steps(out: Path) -> list[Step]:
     price = [*_PRICE, "--json", str(out / "batch-invariant.json")]
     roofline = ["--shape", "8b", "--rows", "1", "--matmuls", "--peer-static", "--json", str(out / "roofline.json")]
     load = ["env", "OUTRIDER_DEVICE=cuda", python, "-m", "loadtest", "--up", "--out", str(out / "load")]
+    stack = _lacks("grpc", "click", "outrider.rpc.v1.attach_pb2")
     return [
-        Step("the step program, on the CPU", lambda s: [*bench, *_TINY], 0.2),
-        Step("host: the step thread without a model", lambda s: [python, "-m", "benchmarks", "host"], 0.2, no_gpu),
-        Step("tests/gpu", lambda s: tests, 0.3, no_gpu),
-        Step("batch-invariant products beside torch's", lambda s: [*bench, *price], 0.4, no_gpu),
+        Step("tests/gpu", lambda s: tests, 0.3, _lacks("pytest")),
+        Step("batch-invariant products beside torch's", lambda s: [*bench, *price], 0.4),
+        Step("roofline: a step over reading its weights", lambda s: [*bench, *roofline], 0.5),
+        Step("step line: a step's time by rows", lambda s: [*bench, *line], 0.4),
+        Step("host: the step thread without a model", lambda s: [python, "-m", "benchmarks", "host"], 0.2, stack),
         Step("sanitizer", lambda s: ["compute-sanitizer", "--error-exitcode", "9", *tests, "-x"], 0.4, _no_sanitizer),
-        Step("step line: a step's time by rows", lambda s: [*bench, *line], 0.4, no_gpu),
-        Step("roofline: a step over reading its weights", lambda s: [*bench, *roofline], 0.5, no_gpu),
-        Step("load on a stack", lambda s: [*load, "--profile", _profile(out, s)], 1.0, no_gpu),
+        Step("load on a stack", lambda s: [*load, "--profile", _profile(out, s)], 1.0, stack),
     ]
 
 
@@ -94,8 +104,6 @@ def _profile(out: Path, seconds: float) -> str:
 
 
 _BOTH = ["--positions", "1", "5", "--batch-invariant", "true", "false", "--no-peer"]
-_TINY = ["--shape", "tiny", "--device", "cpu", "--dtype", "float32", "--rows", "1", "--contexts", "64", "--steps", "2"]
-_TINY += ["--copy-bytes", str(1 << 23), *_BOTH]
 _PRICE = ["--shape", "8b", "--rows", "1", "8", "32", "64", "--contexts", "512", "--steps", "30", *_BOTH]
 
 
@@ -138,6 +146,19 @@ def _end(process: subprocess.Popen[str]) -> str:
     return output
 
 
+def figures(out: Path) -> str:
+    """The steps of models that were timed, as one table."""
+    found = [(path.stem, step) for path in sorted(out.glob("*.json")) for step in json.loads(path.read_text())["steps"]]
+    names = list(dict.fromkeys(name for _, step in found for name in step))
+    lines = [["from", *names], ["---"] * (1 + len(names))]
+    lines += [[source, *(_said(step.get(name, "")) for name in names)] for source, step in found]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _said(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def report(outcomes: Sequence[Outcome], machine: str) -> str:
     """As Markdown."""
     parts = [f"# GPU day\n\n{machine}\n", "| step | outcome | seconds |\n|---|---|---|"]
@@ -149,8 +170,6 @@ def report(outcomes: Sequence[Outcome], machine: str) -> str:
 def _machine() -> str:
     import torch
 
-    if reason := no_gpu():
-        return f"**{reason}.** Only what needs none has run."
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}"
 
 
@@ -159,11 +178,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("build/gpu-day"))
     options = parser.parse_args(arguments)
+    if reason := no_gpu():
+        print(reason)
+        return 1
     options.out.mkdir(parents=True, exist_ok=True)
+    for earlier in options.out.glob("*.json"):
+        earlier.unlink()
     outcomes = run(steps(options.out), options.hours, lambda line: print(line, flush=True))
     path = options.out / "report.md"
-    path.write_text(report(outcomes, _machine()))
-    print(f"{_machine()} Report: {path}")
+    table = f"\n## Figures\n\n{figures(options.out)}\n"
+    path.write_text(report(outcomes, _machine()) + table)
+    print(f"{_machine()} Report: {path}\n{table}")
     return 0 if all(outcome.verdict == "passed" for outcome in outcomes) else 1
 
 

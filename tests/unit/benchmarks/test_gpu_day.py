@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_day
-from benchmarks.gpu_day import Step, no_gpu, report, run, steps
+from benchmarks.gpu_day import Step, figures, report, run, steps
 
 
 def python(code: str) -> Step:
@@ -46,18 +46,31 @@ def test_what_a_step_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_without_a_gpu_only_the_step_program_runs(tmp_path: Path) -> None:
-    first, *others = steps(tmp_path)
-    assert first.why_not() == ""
-    assert {step.why_not() for step in others} == {no_gpu()}
+def test_without_a_gpu_nothing_runs_and_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu_day.main(["--out", str(tmp_path / "day")]) == 1
+    assert "no GPU" in capsys.readouterr().out
+    assert not (tmp_path / "day").exists()
+
+
+def test_a_step_that_needs_what_is_not_installed_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine for an hour has torch, Triton and transformers."""
+    monkeypatch.setattr(gpu_day, "find_spec", lambda name: None)
+    lacking = {step.name: step.why_not() for step in steps(tmp_path)}
+    assert "no grpc here" in lacking["load on a stack"]
+    assert lacking["tests/gpu"] == "no pytest here"
+    assert not lacking["batch-invariant products beside torch's"]
 
 
 @pytest.mark.slow
-def test_the_step_program_runs_on_little_memory_and_shows_both_products_side_by_side(tmp_path: Path) -> None:
-    first = steps(tmp_path)[0]
+def test_the_step_program_runs_on_little_memory_and_its_figures_are_one_table(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    [found] = run([first], 1.0, lambda line: None)
+    tiny = "--shape tiny --device cpu --dtype float32 --rows 1 --contexts 64 --steps 2 --positions 1 5 --no-peer"
+    both = f"{tiny} --batch-invariant true false --copy-bytes {1 << 23} --json {tmp_path / 'tiny.json'}"
+    step = Step("tiny", lambda seconds: [sys.executable, "-m", "benchmarks.gpu", *both.split()], 1.0)
+    [found] = run([step], 1.0, lambda line: None)
     assert found.verdict == "passed"
     assert "| 64 | 1 | true / false |" in found.output
+    heading, _, *rows = figures(tmp_path).splitlines()
+    assert "| from |" in heading and len(rows) == 4
     # Importing torch and transformers takes most of it.
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(before, 1 << 20)
