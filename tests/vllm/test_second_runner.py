@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from scipy.stats import chisquare
 
-from tests.vllm.second_runner import Plan, compare
+from tests.vllm.second_runner import RECORDED, Drafts, Plan, answers, compare, engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -157,3 +157,35 @@ def test_unseeded_texts_are_drawn_as_vllm_draws() -> None:
     assert p_value([tokens[0] for tokens in found], logits[0]) > 1e-4 and p_value(second, logits[1]) > 1e-4
     # The control: the check finds another distribution.
     assert p_value([tokens[0] for tokens in found], logits[1]) < 1e-4
+
+
+def test_what_steps_with_drafts_launch_has_been_compiled_at_the_start(
+    tiny_vllm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By vLLM's own warm-up, which it does on GPUs."""
+    from outrider.vllm import worker as ours
+    from triton.runtime import interpreter
+    from vllm.v1.worker.gpu.warmup import warmup_kernels
+
+    launched, launch = set[str](), interpreter.GridExecutor.__call__
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        launched.add(self.fn.__name__)
+        return launch(self, *args, **kwargs)
+
+    warm_up = ours.BaseWorker.compile_or_warm_up_model
+
+    def warm_up_as_on_gpus(self: Any) -> Any:
+        warmup_kernels(self.model_runner, self.execute_model, self.sample_tokens)
+        return warm_up(self)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", recorded)
+    monkeypatch.setattr(ours.BaseWorker, "compile_or_warm_up_model", warm_up_as_on_gpus)
+    with engine(Plan(str(tiny_vllm)), drafts=True) as llm:
+        compiled = {*launched}
+        source = Drafts(llm.llm_engine.engine_core.engine_core.scheduler, 384)
+        for kind in ("none", "right"):
+            launched.clear()
+            source.begin([{"ids": [[7] * 6]}] * len(RECORDED), kind)
+            answers(llm, RECORDED)
+        assert source.num_drafted and {"accept_kernel", "follow_kernel"} <= launched <= compiled

@@ -65,9 +65,24 @@ class Worker(BaseWorker):
         use_drafts(self.model_runner)
 
     def compile_or_warm_up_model(self) -> Any:
-        made = super().compile_or_warm_up_model()
-        warm_up(self.model_runner.req_states)
-        return made
+        """vLLM says afterwards what is compiled in a step, or ends by it."""
+        runner = self.model_runner
+        longest, steps, update = runner.decode_query_len, runner.num_speculative_steps, runner.update_requests
+        _follow(runner.req_states, [(0, 0, ())])
+        # Its warm-up verifies drafts if the runner has a drafter. A divided one would send what nobody receives.
+        if runner.pp_handler is None:
+            runner.num_speculative_steps = runner.req_states.num_speculative_steps
+
+        def update_requests(scheduler_output: Any) -> None:
+            update(scheduler_output)
+            # It makes its steps by it.
+            runner.decode_query_len = longest
+
+        runner.update_requests = update_requests
+        try:
+            return super().compile_or_warm_up_model()
+        finally:
+            runner.num_speculative_steps, runner.update_requests = steps, update
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -178,15 +193,6 @@ class DrawSampler(RejectionSampler):
             sampled, sampled.stride(0), num_sampled, drawn, verify_draft_sampled, cu_num_logits, num_warps=1
         )
         return processed, sampled, num_sampled
-
-
-def warm_up(states: Any) -> None:
-    """Has the kernels compiled before the first request needs them."""
-    _follow(states, [(0, 0, ())])
-    ids = torch.zeros(1, dtype=torch.int64, device=states.device)
-    starts = torch.arange(2, dtype=torch.int32, device=states.device)
-    sampled = ids.new_zeros(1, states.num_speculative_steps + 1)
-    accept_kernel[(1,)](sampled, sampled.stride(0), ids.int(), ids, ids.int(), starts, num_warps=1)
 
 
 def follow_chains(states: Any, chains: Mapping[str, tuple[int, Sequence[int]]]) -> None:
