@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from outrider.rpc.access.roles import Role
 
-from benchmarks.scenarios.gpu_pairs import ARMS, PAIRS
+from benchmarks.scenarios.gpu_pairs import PAIRS
 from benchmarks.support.machines import LLAMA_1B, LLAMA_70B
 from tests.unit.deploy.chart import (
     CASES,
@@ -483,14 +483,14 @@ def test_the_profile_of_h100s_is_a_pair_that_is_computed_to_pay() -> None:
     assert (pair.target.model, pair.draft.model) == (LLAMA_70B, LLAMA_1B)
     assert "70b" in target["model"] and "1b" in draft["model"]
     assert "ngram" in target["args"][target["args"].index("--lookups") + 1]
-    # First guesses right in half of the positions, no delay: times plain decoding, with 1 and 8 streams.
+    # Times plain decoding, with 1; 8; 32 streams.
     page = (CHART.parents[1] / "docs/benchmarks.md").read_text()
-    rows = re.findall(rf"^\| {re.escape(pair.name)} \| (?:1|8) \| 0.50 \| 0 \| \d+ \| (.+) \|$", page, re.MULTILINE)
-    assert len(rows) == 2
-    for row in rows:
-        computed = dict(zip((arm.name for arm in ARMS), map(float, row.split(" | ")), strict=True))
+    [names] = re.findall(r"^\| pair \| plain tokens/s \| (.+) \|$", page, re.MULTILINE)
+    [row] = re.findall(rf"^\| {re.escape(pair.name)} \| [\d; ]+ \| (.+) \|$", page, re.MULTILINE)
+    computed = dict(zip(names.split(" | "), row.split(" | "), strict=True))
+    for name, least in (("drafts, no wait", 1.15), ("lookups alone", 1.4)):
         # As steps of vLLM do not wait.
-        assert computed["without waiting"] >= 1.15 and computed["lookups alone"] >= 1.4
+        assert all(float(each) >= least for each in computed[name].split("; ")[:2]), name
 
 
 def test_the_test_of_a_release_asks_with_the_key_in_a_secret() -> None:
