@@ -210,7 +210,7 @@ class DraftBook:
         if tree is None:
             return None
         first = row.base_len - tree.base_len
-        left = tree.part(first, first + depth)
+        left = tree.part(first, first + depth) if first else tree.upto(depth)
         return DraftChoice(left, found, self.calibration, row.num_ahead) if len(left) > row.num_ahead else None
 
     def committed(

@@ -71,7 +71,7 @@ def _varied(tree: DraftTree) -> bool:
     if tree.matched or not tree.chances:
         return True
     first = tree.origin(0)
-    return bool(first.matched) or any(one is not first for one in tree.origins)
+    return bool(first.matched) or tree.origins.count(first) != len(tree.origins)
 
 
 def bins_of(tree: DraftTree, first: int = 0, last: int | None = None) -> list[Bin]:
