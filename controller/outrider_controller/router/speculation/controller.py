@@ -59,7 +59,7 @@ class Allowance(Speculation):
     """The most that client, operators and the plan allow one request, and on what terms."""
 
     always_draft: bool = False
-    """The target waits for the draft, within the limit, whether or not that pays."""
+    """While it has nothing else to step, the target waits for the draft, within the limit, whether or not that pays."""
     min_acceptance: float | None = None
     """Floor on the acceptance of the last 200 verified tokens: below it the rest of the request is decoded plainly."""
     draft: str | None = None
