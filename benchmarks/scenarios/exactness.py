@@ -18,13 +18,11 @@ from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks.report import Row, finish, show, table
 from benchmarks.support.asking import answers, count_option, max_tokens_option
-from benchmarks.support.near_ties import Margin, measure_ties, tie, tie_rows
 from benchmarks.support.prompts import Prompt, prompts_option, read_prompts, spread
 from benchmarks.support.stacks import replace_drafts
 
 _COUPLED = {"temperature": 0.8, "top_p": 0.95, "seed": lambda number: 1000 + number}
 _GREEDY = {"temperature": 0.0}
-_BFLOAT16 = "bfloat16 keeps 8 bits of a logit: between 16 and 32 its numbers are 0.125 apart."
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +33,13 @@ class Comparison:
     dtype: str
     against: str
     num_prompts: int
-    different: list[tuple[int, GatewayAnswer, GatewayAnswer]]
-    """Prompt's number, plain answer, other answer."""
+    different: list[int]
+    """Numbers of prompts."""
     acceptance: float
-    required: bool = True
 
     @property
     def equal(self) -> int:
         return self.num_prompts - len(self.different)
-
-    @property
-    def holds(self) -> bool:
-        return not (self.required and self.different)
 
 
 @click.command("exactness")
@@ -66,9 +59,7 @@ def exactness(
 ) -> int:
     """Speculation on, off and with another draft: are the texts equal?
 
-    In float32 the texts must be equal: greedy, and sampled with a seed (temperature 0.8, top-p 0.95). In bfloat16 a
-    step over several positions may round differently than a step over one, so near-ties may fall the other way; each
-    difference is shown with the logits of the two tokens at the place where the texts part.
+    In float32 greedy, and sampled with a seed (temperature 0.8, top-p 0.95); in bfloat16 greedy.
     """
     prompts = spread(read_prompts(prompts_file), num_prompts)
     kernels = "" if native_variant == "auto" else f"--native-variant {native_variant} --execution native"
@@ -82,16 +73,11 @@ async def _exactness(
     # A float32 target does not run our native kernels; the drafts do.
     found = await _float32(replace(config, target_args="--dtype float32"), prompts, max_tokens, concurrency)
     async with Stack(config, note) as stack:
-        target = stack.target_path
         plain = await _ask(stack, prompts, "bfloat16, greedy, off", "off", max_tokens, 1, _GREEDY)
         speculative = await _ask(stack, prompts, "bfloat16, greedy, on", "on", max_tokens, 1, _GREEDY)
-    found.append(compare("greedy", "bfloat16", "on", plain, speculative, required=False))
-    different = found[-1].different
-    ties = [tie(prompts[number].text, plain.token_ids, other.token_ids) for number, plain, other in different]
-    gaps = await measure_ties(target, ties)
-    near_ties = table(tie_rows([prompts[number].id for number, _, _ in different], ties, gaps)) if ties else ""
-    show(table([_row(comparison) for comparison in found]), _BFLOAT16 if ties else "", near_ties)
-    return finish("exactness", _report(config, prompts, found, gaps, max_tokens), json_file)
+    found.append(compare("greedy", "bfloat16", "on", plain, speculative))
+    show(table([_row(comparison) for comparison in found]))
+    return finish("exactness", _report(config, prompts, found, max_tokens), json_file)
 
 
 async def _float32(config: StackConfig, prompts: list[Prompt], max_tokens: int, concurrency: int) -> list[Comparison]:
@@ -135,22 +121,16 @@ async def _ask(
 
 
 def compare(
-    mode: str,
-    dtype: str,
-    against: str,
-    plain: Sequence[GatewayAnswer],
-    other: Sequence[GatewayAnswer],
-    *,
-    required: bool = True,
+    mode: str, dtype: str, against: str, plain: Sequence[GatewayAnswer], other: Sequence[GatewayAnswer]
 ) -> Comparison:
     """Compares texts and token ids by prompt."""
     different = [
-        (number, a, b)
+        number
         for number, (a, b) in enumerate(zip(plain, other, strict=True))
         if a.text != b.text or a.token_ids != b.token_ids
     ]
     acceptance = AnswerFigures.of(other).acceptance
-    return Comparison(mode, dtype, against, len(plain), different, acceptance, required)
+    return Comparison(mode, dtype, against, len(plain), different, acceptance)
 
 
 def _row(comparison: Comparison) -> Row:
@@ -160,22 +140,14 @@ def _row(comparison: Comparison) -> Row:
         "AGAINST OFF": comparison.against,
         "EQUAL TEXTS": f"{comparison.equal} of {comparison.num_prompts}",
         "ACCEPTANCE": f"{comparison.acceptance:.2f}",
-        "": _verdict(comparison),
+        "": "DIFFERENT" if comparison.different else "equal",
     }
 
 
-def _verdict(comparison: Comparison) -> str:
-    if not comparison.different:
-        return "equal"
-    return "DIFFERENT" if comparison.required else "near-ties, below"
-
-
-def _report(
-    config: StackConfig, prompts: list[Prompt], found: list[Comparison], gaps: list[Margin], max_tokens: int
-) -> dict[str, Any]:
+def _report(config: StackConfig, prompts: list[Prompt], found: list[Comparison], max_tokens: int) -> dict[str, Any]:
     return {
         "kernels": config.draft_args,
-        "holds": all(comparison.holds for comparison in found),
+        "holds": not any(comparison.different for comparison in found),
         "num_prompts": len(prompts),
         "max_tokens": max_tokens,
         "comparisons": [
@@ -186,9 +158,8 @@ def _report(
                 "equal": c.equal,
                 "of": c.num_prompts,
                 "acceptance": round(c.acceptance, 4),
-                "different": [prompts[number].id for number, _, _ in c.different],
+                "different": [prompts[number].id for number in c.different],
             }
             for c in found
         ],
-        "near_ties": [gap.as_dict() for gap in gaps],
     }
