@@ -36,11 +36,6 @@ _COMMANDS = {
         "grammars",
         "What does a tenant notice of another that sends hostile grammars?",
     ),
-    "unfinished": (
-        f"{_SCENARIOS}.unfinished",
-        "unfinished",
-        "What do a tenant and the gateway's memory notice of requests that do not end?",
-    ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "adapters": (f"{_SCENARIOS}.adapters", "adapters", "What do 100 adapters cost a draft worker, and 16 in a batch?"),
     "launches": (f"{_SCENARIOS}.launches", "launches", "How many kernels does a step launch on a GPU? Counted."),

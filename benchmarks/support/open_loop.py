@@ -1,18 +1,11 @@
-"""Open-loop load: requests are sent when they are due, even if earlier ones have not ended; with their results.
-
-Also runs as its own process, so that its work is in no other measurement: python -m benchmarks.support.open_loop
-ADDRESS KEY RATE SECONDS. It reports when it is ready, starts at a line on its stdin, and writes the results.
-"""
+"""Open-loop load: requests are sent when they are due, even if earlier ones have not ended; with their results."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
-import sys
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -52,7 +45,6 @@ class Client:
     """A client with its own connections."""
 
     stubs: Sequence[Any]
-    key: str = ""
     timeout_s: float = 30.0
 
     async def ask(self, due_s: float) -> Ended:
@@ -65,11 +57,8 @@ class Client:
                 max_tokens=ANSWER_TOKENS, ignore_eos=True, speculation=router_pb2.SPECULATION_MODE_OFF
             ),
         )
-        metadata = (("authorization", f"Bearer {self.key}"),) if self.key else ()
         stub = _NUMBERS.choice(self.stubs)
-        call = stub.StreamGenerate(
-            generation_pb2.StreamGenerateRequest(request=request), timeout=self.timeout_s, metadata=metadata
-        )
+        call = stub.StreamGenerate(generation_pb2.StreamGenerateRequest(request=request), timeout=self.timeout_s)
         first_s, code, retry_after_s = None, "OK", None
         try:
             async for response in call:
@@ -103,7 +92,7 @@ class Client:
 
 
 @asynccontextmanager
-async def client(address: str, key: str = "") -> AsyncIterator[Client]:
+async def client(address: str) -> AsyncIterator[Client]:
     # Otherwise the channels of a process share connections, whose number of calls is limited.
     options = [*channel_options(_MESSAGE_BYTES), ("grpc.use_local_subchannel_pool", 1)]
     async with AsyncExitStack() as stack:
@@ -112,7 +101,7 @@ async def client(address: str, key: str = "") -> AsyncIterator[Client]:
             for _ in range(_CHANNELS)
         ]
         with gc_frozen():
-            yield Client([generation_pb2_grpc.GenerationServiceStub(channel) for channel in channels], key)
+            yield Client([generation_pb2_grpc.GenerationServiceStub(channel) for channel in channels])
 
 
 def percentile_ms(seconds: Sequence[float], place: float) -> float | None:
@@ -133,18 +122,3 @@ def p99_ratio(below: Sequence[float], above: Sequence[float], draws: int = 1000)
 
 def _p99(seconds: Sequence[float]) -> float:
     return percentile_ms(seconds, 0.99) or 0.0
-
-
-async def _main(address: str, key: str, rate: float, seconds: float) -> None:
-    async with client(address, key) as asking:
-        # The first call opens the connection.
-        await asking.ask(time.monotonic())
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        ended = await asking.open_loop(rate, seconds)
-    refused_s = [one.took_s for one in ended if one.code == "RESOURCE_EXHAUSTED"]
-    print(json.dumps({"codes": Counter(one.code for one in ended), "refused_s": refused_s}))
-
-
-if __name__ == "__main__":
-    asyncio.run(_main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])))

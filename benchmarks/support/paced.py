@@ -91,13 +91,27 @@ class _Row:
 
 
 class PacedTarget(FakeTarget):
-    """Steps every `step_s` and never waits. `accuracy` and `draft_step_s` are of its drafts."""
+    """Steps every `step_s`, and later by `row_s` for each row and `prefill_token_s` for each token of a new prompt.
+    `accuracy` and `draft_step_s` are of its drafts."""
 
     def __init__(
-        self, marks: Marks, *, step_s: float, accuracy: float = 0.0, draft_step_s: float = 0.0, **info: Any
+        self,
+        marks: Marks,
+        *,
+        step_s: float,
+        row_s: float = 0.0,
+        prefill_token_s: float = 0.0,
+        accuracy: float = 0.0,
+        draft_step_s: float = 0.0,
+        **info: Any,
     ) -> None:
         super().__init__(step_s=step_s, vocab_size=VOCAB_SIZE, max_context_len=MAX_CONTEXT_LEN, **info)
         self._marks = marks
+        self._row_s, self._prefill_token_s = row_s, prefill_token_s
+        self._to_read = 0
+        """Prompt tokens that the next step prefills."""
+        self.load.row_ns = round(row_s * 1e9)
+        self.load.prefill_token_ns = round(prefill_token_s * 1e9)
         self._num_right = _lengths(accuracy)
         self._draft_us = int(draft_step_s * 1e6)
 
@@ -114,6 +128,7 @@ class PacedTarget(FakeTarget):
     def _take(self, request: target_pb2.VerifyRequest, rows: dict[int, _Row]) -> None:
         for opening in request.opens:
             rows[opening.sequence_id] = _Row.of(opening)
+            self._to_read += len(opening.prompt_token_ids)
             self._marks.opened(opening)
         for setting in request.settings:
             if row := rows.get(setting.sequence_id):
@@ -129,7 +144,8 @@ class PacedTarget(FakeTarget):
         next_s = time.monotonic() + random.uniform(0, self.step_s)
         while True:
             await asyncio.sleep(max(0.0, next_s - time.monotonic()))
-            next_s += self.step_s
+            next_s += self.step_s + len(rows) * self._row_s + self._to_read * self._prefill_token_s
+            self._to_read, self.load.num_running = 0, len(rows)
             if rows:
                 self._marks.num_steps += self._marks.recording
                 self._marks.message("target to router")

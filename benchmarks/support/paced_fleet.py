@@ -10,20 +10,22 @@ from outrider.metadata import MetadataStore
 from outrider.protocol.tokenizers import sha256_of
 from outrider.runtime.collector import gc_frozen
 
-from benchmarks.support.caching_target import CachingTarget, StepTimes
+from benchmarks.support.paced import Marks, PacedTarget
 from tests.fakes import serving_target
 
 MODEL = "paced"
-PACE = StepTimes(base_s=0.01, row_s=0.002, prefill_token_s=0.0001)
+_PACE = {"step_s": 0.01, "row_s": 0.002, "prefill_token_s": 0.0001}
 
 
 async def _main(url: str, num_targets: int, places: int) -> None:
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(MetadataStore.connect(url))
+        # As a control plane does: until then gateways answer nobody.
+        await store.tenants.keep_required()
         tokenizer = _tokenizer()
-        info = {"model": MODEL, "max_sequences": places, "tokenizer_sha256": sha256_of(tokenizer)}
+        info = {"model": MODEL, "max_sequences": places, "num_blocks": 0, "tokenizer_sha256": sha256_of(tokenizer)}
         for _ in range(num_targets):
-            target = CachingTarget(PACE, _unpublished, **info)
+            target = PacedTarget(Marks(), **_PACE, **info)
             target.tokenizer = tokenizer
             await stack.enter_async_context(serving_target(target))
             await stack.enter_async_context(store.register(target.info, target.address, lambda it=target: it.load))  # type: ignore[misc]
@@ -38,10 +40,6 @@ def _tokenizer() -> bytes:
     from outrider.testing.tiny import tiny_tokenizer
 
     return describe(tiny_tokenizer()).SerializeToString(deterministic=True)
-
-
-def _unpublished(hashes: list[bytes]) -> None:
-    """Prefixes are not published: nothing is placed by prefix here."""
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
@@ -11,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from outrider.metadata import MetadataStore
-from outrider.rpc.access.roles import INFER
-from outrider.rpc.v1 import tenants_pb2
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
 
@@ -29,26 +25,14 @@ class PacedStack:
 
     address: str
     """Address of public gRPC."""
-    http: str
-    """Address of public HTTP."""
     places: int
     """Sequences that all targets hold together."""
     processes: Mapping[str, ManagedProcess]
-    store: MetadataStore
 
     def memory_mib(self) -> dict[str, float]:
         """Resident memory of the processes that carry requests, in MiB."""
         names = ("gateway", "router")
         return {name: psutil.Process(self.processes[name].pid).memory_info().rss / 2**20 for name in names}
-
-    async def tenant(self, name: str, quota: tenants_pb2.Quota | None = None) -> str:
-        """Makes a tenant and returns its API key."""
-        key = f"ork-{name}"
-        await self.store.tenants.put([tenants_pb2.Tenant(name=name, quota=quota)], by="benchmark")
-        digest = hashlib.sha256(key.encode()).digest()
-        record = tenants_pb2.ApiKey(id=f"key-{name}", tenant=name, scopes=[INFER], digest=digest)
-        await self.store.tenants.add_key(record, by="benchmark")
-        return key
 
 
 @asynccontextmanager
@@ -75,5 +59,4 @@ async def paced_stack(num_targets: int, places: int, queue_timeout_s: float) -> 
             stack.push_async_callback(process.stop, _STOP_GRACE_S)
         for process in processes.values():
             await process.ready(_START_TIMEOUT_S)
-        store = await stack.enter_async_context(MetadataStore.connect(url))
-        yield PacedStack(gateway, http, num_targets * places, processes, store)
+        yield PacedStack(gateway, num_targets * places, processes)
