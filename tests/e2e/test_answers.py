@@ -34,7 +34,7 @@ async def test_speculation_changes_the_time_not_the_text(
 ) -> None:
     answers = {}
     for mode in ("off", "on"):
-        requests = [make_request(stack.config.model, prompt, mode, max_tokens=48, **options) for prompt in PROMPTS]
+        requests = [make_request(stack.config.model, prompt, mode, max_tokens=24, **options) for prompt in PROMPTS]
         # At once: what one says must not depend on who is beside it.
         answers[mode] = await asyncio.gather(*(gateway.answer(request) for request in requests))
     assert [a.text for a in answers["on"]] == [a.text for a in answers["off"]]
@@ -103,7 +103,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
 async def test_bad_input_is_refused_by_the_name_of_its_field_while_others_go_on(stack: Stack, gateway: Gateway) -> None:
     model = stack.config.model
     running = asyncio.ensure_future(
-        gateway.answer(make_request(model, PROMPTS[3], "on", max_tokens=96, temperature=0.0, ignore_eos=True))
+        gateway.answer(make_request(model, PROMPTS[3], "on", max_tokens=48, temperature=0.0, ignore_eos=True))
     )
     requests = [(field, make_request(model, "Hi", "auto", **options)) for field, options in BAD.values()]
     out_of_vocabulary = generation.GenerateRequest(model=model)
@@ -118,4 +118,4 @@ async def test_bad_input_is_refused_by_the_name_of_its_field_while_others_go_on(
     for field, request in requests:
         with pytest.raises(Exception, match=field):
             await gateway.answer(request)
-    assert len((await running).token_ids) == 96
+    assert len((await running).token_ids) == 48

@@ -31,7 +31,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-QUICK = [("schema", False), ("logprobs", False)]
+QUICK = [("schema", False)]
 CASES = [
     pytest.param(name, sampled, marks=[] if (name, sampled) in QUICK else pytest.mark.slow)
     for name in ASKED

@@ -62,7 +62,7 @@ def consent(outrider: Callable[..., Any], tmp_path: Path) -> None:
     outrider("apply", "-f", str(tmp_path / "tenants.yaml"))
 
 
-@pytest.mark.parametrize("adapter", [(), ("--adapter", "8")])
+@pytest.mark.parametrize("adapter", [(), pytest.param(("--adapter", "8"), marks=pytest.mark.slow)])
 def test_a_tenant_whose_acceptance_fell_gets_a_draft_or_adapter_of_its_own(
     cluster: Cluster,
     outrider: Callable[..., Any],

@@ -60,7 +60,10 @@ def test_none_is_best_where_another_brings_more() -> None:
     assert [key for key, place in places_of.items() if place.best] == [("", False, 1)]
 
 
-@pytest.mark.parametrize(("streams", "one_way_s"), [(1, 0.001), (1, 0.010), (8, 0.001), (8, 0.015)])
+@pytest.mark.parametrize(
+    ("streams", "one_way_s"),
+    [(1, 0.001), (8, 0.015), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0.010), (8, 0.001)))],
+)
 def test_what_is_reckoned_of_a_draft_worker_the_workers_do_in_virtual_time(streams: int, one_way_s: float) -> None:
     """By scheduler, waits and drafting that ship: with several streams more, because no step waits for all."""
     step_s, row_s, forward_s, drafted = 0.030, 0.001, 0.002, 4

@@ -188,7 +188,9 @@ def moved(commit: sequence.Commit) -> list[sequence.Commit]:
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
+@pytest.mark.parametrize(
+    "params", [pytest.param(GREEDY, id="greedy", marks=pytest.mark.slow), pytest.param(SAMPLED, id="coupled")]
+)
 @pytest.mark.parametrize(
     "how", ["alone", *(pytest.param(how, marks=pytest.mark.slow) for how in ("merged", "killed", "late", "wrong"))]
 )
@@ -219,7 +221,7 @@ def test_texts_are_those_of_the_target_alone(
         assert same(made, local) is (how == "alone")
 
 
-@one_sampling_each("kind", {"mtp": SAMPLED, "eagle3": GREEDY, "medusa": SAMPLED, "knowing": GREEDY})
+@one_sampling_each("kind", {"eagle3": GREEDY, "medusa": SAMPLED, "knowing": GREEDY})
 def test_a_remote_head_proposes_and_is_accepted_as_one_beside_the_target(
     deep: Path, kind: str, params: SamplingParams
 ) -> None:
@@ -246,6 +248,8 @@ def same(made: Remote, local: Recording) -> bool:
 
 
 DISTURBED = ["alone", "after prefix hits", "preempted", "draft restarted", "target restarted"]
+_QUICK = ("alone", "target restarted")
+"""In which a fault is planted in quick tests."""
 _AT = 6
 """The step after which one side is restarted."""
 
@@ -301,7 +305,13 @@ def test_proposals_are_those_of_the_head_beside_transformers_on_the_whole_text(
     assert widest_gap(deep, head, made) < TIE
 
 
-@pytest.mark.parametrize("how", [*DISTURBED, "a draft that nobody says has read nothing"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *(pytest.param(how, marks=[] if how in _QUICK else pytest.mark.slow) for how in DISTURBED),
+        "a draft that nobody says has read nothing",
+    ],
+)
 def test_and_that_finds_a_planted_fault(deep: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Features of the position before; or features that begin where the draft was restarted."""
     head, change = random_head("eagle3", deep), moved

@@ -119,7 +119,7 @@ def test_a_token_gets_the_same_bits_alone_in_any_batch_and_in_a_tree(trees: bool
     assert_same_bits_alone(problem(rows, dtype=torch.bfloat16, shape=shape, trees=trees))
 
 
-@EXAMPLES
+@pytest.mark.parametrize("examples", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_every_node_of_any_tree_gets_the_bits_of_a_chain(examples: int) -> None:
     @settings(max_examples=examples)
     @given(

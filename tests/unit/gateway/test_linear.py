@@ -106,7 +106,7 @@ def tokens(written_in: str) -> list[str]:
 
 @pytest.mark.parametrize("written_in", sorted(FORMATS))
 def test_calls_take_work_in_proportion_to_the_length_of_the_answer(written_in: str) -> None:
-    for opening in openings(written_in)[:2]:
+    for opening in openings(written_in)[1:2]:
         for token in tokens(written_in)[:4]:
             check_linear(lambda: FORMATS[written_in].parser(TOOLS), opening, token)
 

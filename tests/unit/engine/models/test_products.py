@@ -45,7 +45,7 @@ def exact(x: Tensor, by: Product, *, gate: bool, add_to: Tensor | None) -> Tenso
     return found if add_to is None else found + add_to
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize(
     ("shape", "kind"),
     [pytest.param(*case, marks=pytest.mark.slow if case[0][0] > _MAX_QUICK else ()) for case in CASES],
