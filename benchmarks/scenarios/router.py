@@ -12,14 +12,11 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import click
-from outrider.rpc.access.roles import Role
 from outrider.runtime.spawn import bound_to_us
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.output import json_file_option, note
@@ -34,7 +31,6 @@ _START_TIMEOUT_S = 120.0
 _STOP_GRACE_S = 10.0
 _MAX_CORES = 1.0
 _MAX_P99_MS = 5.0
-_MAX_TLS = 1.03
 _WAYS = ("target to router", "router to gateway", "router to target")
 
 
@@ -96,28 +92,19 @@ def _numbers(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ..
     "--sequences", default="10,100,1000", show_default=True, callback=_numbers, metavar="N,N,…", help="At once."
 )
 @click.option("--seconds", type=click.FloatRange(0.5), default=10.0, show_default=True, help="Of each measurement.")
-@click.option(
-    "--tls-turns",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Instead: what TLS costs, in so many turns without and with it.",
-)
 @json_file_option
-def router(sequences: tuple[int, ...], seconds: float, tls_turns: int, json_file: Path | None) -> int:
+def router(sequences: tuple[int, ...], seconds: float, json_file: Path | None) -> int:
     """What does the router cost, and what does it add?
 
     A real router, on the first core, between simulated workers and two gateways on the last: targets of 64 sequences
     that step 30 times a second, drafts that guess seven tokens in ten. Answers end, and others begin. Latency is of
     commits from target to gateway, by one clock, with gRPC at both ends.
     """
-    if tls_turns:
-        return run_async(_tls(sequences, seconds, tls_turns, json_file))
     return run_async(_router(sequences, seconds, json_file))
 
 
 async def _router(sequences: tuple[int, ...], seconds: float, json_file: Path | None) -> int:
-    rows = [Row(one) for one in await measured(_loads(sequences, seconds))]
+    rows = [Row(one) for one in await measured([{"sequences": number, "seconds": seconds} for number in sequences])]
     problems = [problem for row in rows for problem in row.problems()] + growth(rows)
     messages = report.table([_messages(row) for row in rows])
     report.show(
@@ -129,41 +116,6 @@ async def _router(sequences: tuple[int, ...], seconds: float, json_file: Path | 
     return report.finish("router", {**body, "loads": [_json(row) for row in rows]}, json_file)
 
 
-async def _tls(sequences: tuple[int, ...], seconds: float, turns: int, json_file: Path | None) -> int:
-    """Median cost of a token in the router, with and without certificates between all three, in turns."""
-    costs: dict[tuple[bool, int], list[float]] = {}
-    for turn in range(turns):
-        for tls in _in_turn(turn):
-            for row in [Row(one) for one in await measured(_loads(sequences, seconds), tls=tls)]:
-                costs.setdefault((tls, row.sequences), []).append(row.us_per_token)
-    rows = [added_cost("TLS", number, costs[False, number], costs[True, number]) for number in sequences]
-    problems = [f"{row['SEQUENCES']} sequences: {row['RATIO']}" for row in rows if row["RATIO"] > _MAX_TLS]
-    shown = [{name: value for name, value in row.items() if name != "RATIO"} for row in rows]
-    report.show(report.table(shown), "\n".join(problems))
-    return report.finish("router-tls", {"holds": not problems, "problems": problems, "loads": rows}, json_file)
-
-
-def _in_turn(turn: int) -> tuple[bool, bool]:
-    """The order alternates, so that the first has no advantage."""
-    return (False, True) if turn % 2 == 0 else (True, False)
-
-
-def _loads(sequences: tuple[int, ...], seconds: float) -> list[dict[str, Any]]:
-    return [{"sequences": number, "seconds": seconds} for number in sequences]
-
-
-def added_cost(what: str, sequences: int, plain: list[float], with_it: list[float]) -> dict[str, Any]:
-    """The cost of something at one load, in microseconds of the router's processor time per token."""
-    ratio = median(with_it) / median(plain)
-    return {
-        "SEQUENCES": sequences,
-        "PLAIN µS/TOKEN": f"{median(plain):.1f} ({min(plain):.1f} to {max(plain):.1f})",
-        f"{what} µS/TOKEN": f"{median(with_it):.1f} ({min(with_it):.1f} to {max(with_it):.1f})",
-        f"{what} / PLAIN": f"{ratio:.3f}",
-        "RATIO": round(ratio, 4),
-    }
-
-
 def growth(rows: list[Row]) -> list[str]:
     """Problems if the cost of a token grows with the number of sequences."""
     first, last = rows[0], rows[-1]
@@ -173,32 +125,15 @@ def growth(rows: list[Row]) -> list[str]:
     return [f"the cost of a token grows: {costs[0]}, {costs[1]}"]
 
 
-async def measured(loads: list[dict[str, Any]], *, tls: bool = False) -> list[dict[str, Any]]:
+async def measured(loads: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One after the other, at one router. Raises CommandError, ProcessFailed."""
     cores = sorted(os.sched_getaffinity(0))
     router_core, fleet_core = cores[0], cores[-1]
     with tempfile.TemporaryDirectory(prefix="outrider-bench-") as directory:
-        certificates = _certificates(Path(directory) / "tls") if tls else None
-        async with _router_process(Path(directory), fleet_core, certificates) as metadata_url:
-            note(f"router on core {router_core}, fleet on core {fleet_core}{', TLS' if tls else ''}")
-            given = {
-                "tls": str(certificates or ""),
-                "metadata_url": metadata_url,
-                "router_core": router_core,
-                "loads": loads,
-            }
+        async with _router_process(Path(directory), fleet_core) as metadata_url:
+            note(f"router on core {router_core}, fleet on core {fleet_core}")
+            given = {"metadata_url": metadata_url, "router_core": router_core, "loads": loads}
             return await _fleet(given, fleet_core)
-
-
-def _certificates(directory: Path) -> Path:
-    """Makes a certificate for each role."""
-    from outrider_controller.certificates import Authority
-
-    authority, roles = Authority.new(), {role.value: [role.dns_name] for role in Role}
-    roles["controller"] = [Role.ROUTER.dns_name, Role.CONTROL.dns_name]
-    for folder, names in roles.items():
-        authority.issue(names, timedelta(days=1)).write(directory / folder, authority.pem)
-    return directory
 
 
 def _listens(address: str) -> bool:
@@ -209,7 +144,7 @@ def _listens(address: str) -> bool:
 
 
 @asynccontextmanager
-async def _router_process(directory: Path, core: int, certificates: Path | None) -> AsyncIterator[str]:
+async def _router_process(directory: Path, core: int) -> AsyncIterator[str]:
     """One router in an actor, as in `outrider up`. Ray's daemons stay on `core`. Yields the metadata URL."""
     try:
         redis = EmbeddedServer.start(directory)
@@ -217,10 +152,7 @@ async def _router_process(directory: Path, core: int, certificates: Path | None)
         raise CommandError(str(error)) from error
     with redis:
         control = f"127.0.0.1:{Ports().claim()}"
-        flags: tuple[str, ...] = ("--metadata", redis.url, "--control-listen", control)
-        if certificates is not None:
-            flags += ("--tls-dir", str(certificates / "controller"))
-        argv = (sys.executable, "-m", "outrider_controller", *flags)
+        argv = (sys.executable, "-m", "outrider_controller", "--metadata", redis.url, "--control-listen", control)
         # Ready when the control port listens: the fleet waits for the router's lease.
         spec = ProcessSpec("controller", argv, control, cores=(core,), answers=partial(_listens, control))
         process = ManagedProcess(spec, directory / "controller.log")

@@ -14,13 +14,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 import psutil
 from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.rpc.access.certificates import TlsFiles
 from outrider.rpc.access.roles import Role
 from outrider.rpc.channel import connect_to
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, worker_pb2
@@ -124,13 +122,12 @@ class Client:
         return router_pb2.RouteCall(call_id=self._next_id, request=request, timeout_us=600_000_000)
 
 
-async def measure(load: Load, store: MetadataStore, router: LeaseRecord, tls: Path | None = None) -> dict[str, Any]:
-    """`tls`: a directory of certificates, one for each role. Raises LoadFailed."""
+async def measure(load: Load, store: MetadataStore, router: LeaseRecord) -> dict[str, Any]:
+    """Raises LoadFailed."""
     marks = Marks()
     async with AsyncExitStack() as stack:
-        await _serve_fleet(stack, load, store, marks, tls)
-        connect = connect_to(Role.ROUTER, TlsFiles(tls / Role.GATEWAY.value) if tls is not None else None)
-        channel = await stack.enter_async_context(connect(router.address))
+        await _serve_fleet(stack, load, store, marks)
+        channel = await stack.enter_async_context(connect_to(Role.ROUTER, None)(router.address))
         stub = router_pb2_grpc.RouterServiceStub(channel)
         await _assembled(stub, load)
         clients = await stack.enter_async_context(_asking(stub, load, marks))
@@ -141,8 +138,7 @@ async def measure(load: Load, store: MetadataStore, router: LeaseRecord, tls: Pa
         return {**asdict(load), "targets": load.num_targets, "drafts": load.num_drafts, **found}
 
 
-async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, marks: Marks, tls: Path | None) -> None:
-    target_tls = TlsFiles(tls / Role.TARGET.value) if tls is not None else None
+async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, marks: Marks) -> None:
     for _ in range(load.num_targets):
         target = PacedTarget(
             marks,
@@ -154,7 +150,7 @@ async def _serve_fleet(stack: AsyncExitStack, load: Load, store: MetadataStore, 
             # Room for all at their longest: a full target would make requests wait, and the router do less.
             num_blocks=load.per_target * MAX_CONTEXT_LEN // 16,
         )
-        await stack.enter_async_context(serving_target(target, tls=target_tls))
+        await stack.enter_async_context(serving_target(target))
         await stack.enter_async_context(store.register(target.info, target.address, worker_pb2.WorkerLoad))
     for _ in range(load.num_drafts):
         # A router sees only the lease of a draft.
@@ -254,14 +250,11 @@ def pin(pid: int, core: int) -> None:
             os.sched_setaffinity(thread.id, {core})
 
 
-async def _main(
-    metadata_url: str, loads: list[Load], router_core: int | None, tls: Path | None
-) -> list[dict[str, Any]]:
+async def _main(metadata_url: str, loads: list[Load], router_core: int) -> list[dict[str, Any]]:
     async with MetadataStore.connect(metadata_url) as store:
         router = await _router(store)
-        if router_core is not None:
-            pin(router.pid, router_core)
-        return [await measure(load, store, router, tls) for load in loads]
+        pin(router.pid, router_core)
+        return [await measure(load, store, router) for load in loads]
 
 
 async def _router(store: MetadataStore) -> LeaseRecord:
@@ -277,9 +270,8 @@ async def _router(store: MetadataStore) -> LeaseRecord:
 if __name__ == "__main__":
     given = json.load(sys.stdin)
     try:
-        tls = Path(given["tls"]) if given.get("tls") else None
         loads = [Load(**one) for one in given["loads"]]
-        measured = asyncio.run(_main(given["metadata_url"], loads, given["router_core"], tls))
+        measured = asyncio.run(_main(given["metadata_url"], loads, given["router_core"]))
     except LoadFailed as failure:
         sys.exit(str(failure))
     json.dump(measured, sys.stdout)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scenarios.router import Row, added_cost, growth
+from benchmarks.scenarios.router import Row, growth
 from benchmarks.support.router_load import LoadFailed, percentiles
 
 
@@ -57,9 +57,3 @@ def test_percentiles_are_of_what_arrived() -> None:
     assert percentiles([i / 1000 for i in range(1, 101)]) == {"p50": 50.0, "p99": 99.0, "max": 100.0}
     with pytest.raises(LoadFailed):
         percentiles([])
-
-
-def test_what_something_costs_is_the_ratio_of_medians() -> None:
-    cost = added_cost("TLS", 10, [10.0, 11.0, 30.0], [11.0, 11.0, 11.0])
-    assert (cost["RATIO"], cost["TLS / PLAIN"]) == (1.0, "1.000")
-    assert cost["PLAIN µS/TOKEN"] == "11.0 (10.0 to 30.0)"
