@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from typing import Any
 
 from outrider.metadata import MetadataStore
 from outrider.protocol.tokenizers import sha256_of
@@ -14,7 +15,6 @@ from benchmarks.support.paced import Marks, PacedTarget
 from tests.fakes import serving_target
 
 MODEL = "paced"
-_PACE = {"step_s": 0.01, "row_s": 0.002, "prefill_token_s": 0.0001}
 
 
 async def _main(url: str, num_targets: int, places: int) -> None:
@@ -23,9 +23,14 @@ async def _main(url: str, num_targets: int, places: int) -> None:
         # As a control plane does: until then gateways answer nobody.
         await store.tenants.keep_required()
         tokenizer = _tokenizer()
-        info = {"model": MODEL, "max_sequences": places, "num_blocks": 0, "tokenizer_sha256": sha256_of(tokenizer)}
+        info: dict[str, Any] = {
+            "model": MODEL,
+            "max_sequences": places,
+            "num_blocks": 0,
+            "tokenizer_sha256": sha256_of(tokenizer),
+        }
         for _ in range(num_targets):
-            target = PacedTarget(Marks(), **_PACE, **info)
+            target = PacedTarget(Marks(), step_s=0.01, row_s=0.002, prefill_token_s=0.0001, **info)
             target.tokenizer = tokenizer
             await stack.enter_async_context(serving_target(target))
             await stack.enter_async_context(store.register(target.info, target.address, lambda it=target: it.load))  # type: ignore[misc]
