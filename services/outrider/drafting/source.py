@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
@@ -34,6 +34,16 @@ class Features:
     """bfloat16, little-endian."""
     first: bool = False
     """Whether a draft that has read nothing begins with these."""
+
+
+class Seen(NamedTuple):
+    """The target's states at committed positions of a sequence, before the commit that gives the token after them."""
+
+    key: SequenceKey
+    start: int
+    """The first position."""
+    states: Any
+    """A tensor [positions, layers · width], which may be a view of the whole step's."""
 
 
 class CloseReason(enum.IntEnum):
@@ -79,9 +89,8 @@ class DraftSource:
         """What was proposed since the last call."""
         return ()
 
-    def see(self, key: SequenceKey, start: int, states: Any) -> Sequence[Features]:
-        """A tensor [positions, layers · width], of committed positions from `start` on. Before the commit that gives
-        the token after them. Returns what a head on a draft worker reads of them."""
+    def see(self, step: Sequence[Seen]) -> Sequence[tuple[SequenceKey, Features]]:
+        """Of all rows of a step, before its commits. Returns what heads on draft workers read of them."""
         return ()
 
     def erase(self, tenant: str) -> int:

@@ -58,13 +58,11 @@ class FeatureWriter:
     cache: FeatureCache
     salt: bytes
     _begin: int = 0
+    _end: int = 0
+    """Of the positions whose features came."""
     _parent: bytes | None = None
     _waiting: list[Tensor] = field(default_factory=list)
     """Features of the positions from _begin on, of a block that is not complete."""
-
-    @property
-    def _end(self) -> int:
-        return self._begin + sum(len(features) for features in self._waiting)
 
     def before(self, tokens: Sequence[int], end: int) -> Tensor | None:
         """The features [end, width] of the positions below `end`; None unless all are known."""
@@ -79,11 +77,13 @@ class FeatureWriter:
         """Features of the positions from `start` on, some of which may be known; `tokens`: of the sequence so far."""
         if start > self._end:
             self._skip(tokens, start)
-        self._waiting.append(features[max(0, self._end - start) :])
-        if min(self._end, len(tokens)) < self._begin + BLOCK:
+        self._waiting.append(features[self._end - start :] if start < self._end else features)
+        self._end = max(self._end, start + len(features))
+        end = min(self._end, len(tokens))
+        if end < self._begin + BLOCK:
             return
         waiting = torch.cat(self._waiting)
-        while min(self._end, len(tokens)) >= self._begin + BLOCK:
+        while end >= self._begin + BLOCK:
             block = tokens[self._begin : self._begin + BLOCK]
             [self._parent] = block_hashes(block, BLOCK, self.salt, parent=self._parent)
             self.cache.put(self._parent, waiting[:BLOCK])
@@ -92,7 +92,8 @@ class FeatureWriter:
 
     def _skip(self, tokens: Sequence[int], start: int) -> None:
         """Goes on with the first block that begins at `start` or later."""
-        self._begin, self._waiting = -(-start // BLOCK) * BLOCK, []
+        self._begin = self._end = -(-start // BLOCK) * BLOCK
+        self._waiting = []
         self._parent = block_hashes(tokens[: self._begin], BLOCK, self.salt)[-1]
 
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.drafting.source import CloseReason, DraftSource, Features
+from outrider.drafting.source import CloseReason, DraftSource, Features, Seen
 from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
@@ -21,6 +23,9 @@ _MOST = 1e12
 """Above all that a model computes, and its square below all that a head cannot."""
 _KNOWN = 512
 """Positions of a cached prefix whose features are sent: the last ones, which tell a head nearly all."""
+
+_Rows = NDArray[np.uint8]
+"""Of each position the bytes."""
 
 
 @dataclass(slots=True)
@@ -36,9 +41,8 @@ class _Shown:
     """Whether a draft has features of it: those that follow must leave no gap."""
     end: int = 0
     """Of the positions that were sent. An engine that made room runs earlier ones again."""
-    features: list[Features] = field(default_factory=list)
-    held: list[tuple[int, Tensor]] = field(default_factory=list)
-    """Start and states of positions that were committed while no draft was wanted."""
+    held: list[Seen] = field(default_factory=list)
+    """What was committed while no draft was wanted."""
 
 
 class HeadFeatures(DraftSource):
@@ -74,44 +78,65 @@ class HeadFeatures(DraftSource):
         self._shown.pop(key, None)
 
     @torch.inference_mode()
-    def see(self, key: SequenceKey, start: int, states: Tensor) -> Sequence[Features]:
-        """states [positions, taps · width] of committed positions from `start` on."""
-        shown = self._shown.get(key)
-        if shown is None or not (shown.wanted or shown.begun):
+    def see(self, step: Sequence[Seen]) -> Sequence[tuple[SequenceKey, Features]]:
+        due: list[Seen] = []
+        for one in step:
+            if (shown := self._shown.get(one.key)) is None:
+                continue
+            if shown.wanted:
+                due += [*shown.held, one]
+                shown.held.clear()
+            elif shown.begun:
+                # A view would keep the whole step's states.
+                shown.held.append(one._replace(states=one.states.clone()))
+        if not due:
             return ()
-        shown.held.append((start, states))
-        if shown.wanted:
-            held, shown.held = shown.held, []
-            for at, each in held:
-                self._show(shown, at, self._read(each[None])[0])
-        features, shown.features = shown.features, []
-        return features
+        features = features_of(self._read, due).to("cpu", torch.bfloat16)
+        rows, found, end = _bytes_of(features), list[tuple[SequenceKey, Features]](), 0
+        for one, its in zip(due, torch.split(features, [len(one.states) for one in due]), strict=True):
+            begin, end = end, end + len(its)
+            parts = self._show(self._shown[one.key], one.start, its, rows[begin:end])
+            found += [(one.key, part) for part in parts]
+        return found
 
     def erase(self, tenant: str) -> int:
         """As of a head that is here."""
         self._cache.clear()
         return 0
 
-    def _show(self, shown: _Shown, start: int, features: Tensor) -> None:
+    def _show(self, shown: _Shown, start: int, features: Tensor, rows: _Rows) -> list[Features]:
         """The first ones come after those that are known: of a prefix that the target had cached, or that another draft
         was sent."""
         known = None if shown.begun else shown.writer.before(shown.tokens, start)
-        parts = [] if known is None else [*written(max(0, start - _KNOWN), known[-_KNOWN:])]
+        parts = [] if known is None else [*_parts(max(0, start - _KNOWN), _bytes_of(known[-_KNOWN:]))]
         shown.writer.add(shown.tokens, start, features)
         known_len = max(0, shown.end - start)
-        parts += written(start + known_len, features[known_len:])
+        parts += _parts(start + known_len, rows[known_len:])
         if parts and not shown.begun:
             parts[0], shown.begun = replace(parts[0], first=True), True
-        shown.features += parts
         shown.end = max(shown.end, start + len(features))
+        return parts
+
+
+def features_of(read: Callable[[Tensor], Tensor], step: Sequence[Seen]) -> Tensor:
+    """Of all its rows together: [positions, width]."""
+    states = torch.cat([one.states for one in step]) if len(step) > 1 else step[0].states
+    return read(states[None])[0]
 
 
 def written(start: int, features: Tensor) -> Iterator[Features]:
     """features [positions, width], in parts that messages can hold."""
-    most = max(1, _MAX_BYTES // (2 * features.shape[1]))
-    for at in range(0, len(features), most):
-        rows = features[at : at + most].to("cpu", torch.bfloat16).contiguous()
-        yield Features(start + at, rows.view(torch.uint8).numpy().tobytes())
+    return _parts(start, _bytes_of(features.to(torch.bfloat16)))
+
+
+def _bytes_of(features: Tensor) -> _Rows:
+    return features.cpu().contiguous().view(torch.uint8).numpy()
+
+
+def _parts(start: int, rows: _Rows) -> Iterator[Features]:
+    most = max(1, _MAX_BYTES // rows.shape[1])
+    for at in range(0, len(rows), most):
+        yield Features(start + at, rows[at : at + most].tobytes())
 
 
 def read(features: Features, width: int) -> Tensor:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from outrider.drafting.source import CloseReason, DraftSource, Features
+from outrider.drafting.source import CloseReason, DraftSource, Features, Seen
 from outrider.heads.engine import HeadEngine, torch_engine
 from outrider.heads.features import FeatureCache, FeatureWriter
 from outrider.heads.interface import DraftHead
-from outrider.heads.remote import written
+from outrider.heads.remote import features_of, written
 from outrider.heads.runner import HeadRunner
 from outrider.heads.text import HeadText
 from outrider.sequence.key import SequenceKey
@@ -47,15 +47,19 @@ class HeadDrafts(DraftSource):
         self._counts[key] = min(spec.speculation.max_draft_tokens, self._max_tokens)
 
     @torch.inference_mode()
-    def see(self, key: SequenceKey, start: int, states: Tensor) -> Sequence[Features]:
-        """states [positions, taps · width] of committed positions from `start` on; some may have been seen before."""
-        if (text := self._texts.get(key)) is not None:
-            features = self._head.features(states[None])[0]
-            known = self._cache.find(text.tokens, text.spec.salt, start) if start > text.seen else None
+    def see(self, step: Sequence[Seen]) -> Sequence[tuple[SequenceKey, Features]]:
+        """Some positions may have been seen before."""
+        shown = [one for one in step if one.key in self._texts]
+        if not shown:
+            return ()
+        read = torch.split(features_of(self._head.features, shown), [len(one.states) for one in shown])
+        for one, features in zip(shown, read, strict=True):
+            key, text = one.key, self._texts[one.key]
+            known = self._cache.find(text.tokens, text.spec.salt, one.start) if one.start > text.seen else None
             if known is not None:
                 self._runner.see(text, text.seen, known[text.seen :])
-            self._writers[key].add(text.tokens, start, features)
-            self._runner.see(text, start, features)
+            self._writers[key].add(text.tokens, one.start, features)
+            self._runner.see(text, one.start, features)
             self._fall_due(key, text)
         return ()
 

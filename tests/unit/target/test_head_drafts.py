@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from outrider.drafting.lookup import NAMES
-from outrider.drafting.source import DraftSource, make_sources
+from outrider.drafting.source import DraftSource, Features, Seen, make_sources
 from outrider.engine import CheckpointError, EngineConfig, Row
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.fetching import directory, resolve
@@ -132,9 +132,10 @@ class Recording(HeadDrafts):
         super().__init__(head)
         self.seen: dict[tuple[int, int], Tensor] = {}
 
-    def see(self, key: SequenceKey, start: int, states: Tensor) -> None:
-        self.seen |= {(key.sequence_id, start + offset): state for offset, state in enumerate(states)}
-        super().see(key, start, states)
+    def see(self, step: Sequence[Seen]) -> Sequence[tuple[SequenceKey, Features]]:
+        for key, start, states in step:
+            self.seen |= {(key.sequence_id, start + offset): state for offset, state in enumerate(states)}
+        return super().see(step)
 
 
 @one_sampling_each("kind", {"mtp": GREEDY, "mtp of layers": SAMPLED, "eagle3": GREEDY})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from outrider.drafting.source import CloseReason, DraftSource, Features
+from outrider.drafting.source import CloseReason, DraftSource, Features, Seen
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
@@ -69,10 +69,10 @@ class Drafts:
         if self._sources:
             self._committed.append((key, base_len, tokens))
 
-    def see(self, key: SequenceKey, start: int, states: Any) -> list[Features]:
-        """The states of committed positions. Returns what heads on draft workers read of them."""
-        found: list[Features] = []
-        self._tell(lambda source: found.extend(source.see(key, start, states)))
+    def see(self, step: Sequence[Seen]) -> list[tuple[SequenceKey, Features]]:
+        """As DraftSource."""
+        found: list[tuple[SequenceKey, Features]] = []
+        self._tell(lambda source: found.extend(source.see(step)))
         return found
 
     def limit(self, key: SequenceKey, speculation: Speculation) -> None:

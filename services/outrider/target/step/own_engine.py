@@ -9,6 +9,8 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from torch import Tensor
+
 from outrider.engine import Engine, OutOfBlocks
 from outrider.engine.models.taps import HEAD_INPUT
 from outrider.sequence.speculation import Speculation
@@ -137,8 +139,7 @@ class OwnEngine:
             row.num_prompt_tokens, row.num_cached_tokens = prompt.num_tokens, prompt.num_cached_tokens or 0
             row.prompt_logprobs, row.top = prompt.logprobs, verdict.logprobs[: len(row.token_ids)]
         if row.states is not None:
-            kept = [*range(row.num_tokens), *(row.num_tokens + node for node in row.accepted)]
-            row.states = None if row.decides and verdict is None else row.states[kept]
+            row.states = None if row.decides and verdict is None else _committed(row.states, row)
 
     def follow(self, row: TargetRow) -> None:
         sequence = row.sequence
@@ -154,3 +155,11 @@ class OwnEngine:
     def _released(self, sequence: TargetSequence) -> None:
         sequence.kv = None
         self._num_running -= 1
+
+
+def _committed(states: Tensor, row: TargetRow) -> Tensor:
+    """Of the states of all that the row ran. A view where these are the first ones."""
+    end = row.num_tokens + len(row.accepted)
+    if tuple(row.accepted) != tuple(range(len(row.accepted))):
+        return states[[*range(row.num_tokens), *(row.num_tokens + node for node in row.accepted)]]
+    return states if end == len(states) else states[:end]

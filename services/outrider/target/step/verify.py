@@ -6,7 +6,6 @@ When a step fails, its halves are run apart until one row is found at fault: onl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -62,18 +61,18 @@ def _forward(engine: Engine, rows: Sequence[TargetRow], taps: tuple[int, ...]) -
     """Logits. Fills in the states of each row."""
     if not taps:
         return engine.forward([_engine_row(row) for row in rows])
-    tapped = [replace(_engine_row(row), num_tapped=row.num_run) for row in rows]
-    logits, states = engine.forward_tapped(tapped, taps)
+    logits, states = engine.forward_tapped([_engine_row(row, row.num_run) for row in rows], taps)
     for row, its in zip(rows, torch.split(states, [row.num_run for row in rows]), strict=True):
         row.states = its
     return logits
 
 
-def _engine_row(row: TargetRow) -> Row:
+def _engine_row(row: TargetRow, num_tapped: int = 0) -> Row:
     sequence, draft = row.sequence, row.draft
     tokens, count = [*sequence.tokens[row.start : row.start + row.num_tokens], *draft.token_ids], len(draft.token_ids)
     num_logits = num_prompt_rows(row) + (count + 1 if row.decides else 0)
-    return Row(kv_of(sequence), tokens, num_logits, parents=draft.parents or range(-1, count - 1))
+    parents = draft.parents or range(-1, count - 1)
+    return Row(kv_of(sequence), tokens, num_logits, parents=parents, num_tapped=num_tapped)
 
 
 def _candidate(row: TargetRow) -> Candidate:

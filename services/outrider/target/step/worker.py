@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, assert_never
 
-from outrider.drafting.source import DraftSource
+from outrider.drafting.source import DraftSource, Seen
 from outrider.errors import InvalidRequest, Overloaded, Unavailable, without_frames
 from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
@@ -91,6 +91,7 @@ class TargetWorker(Generic[S]):
         step = self.engine.run(self._sequences.values(), started_s, self._drafts.taps)
         if step.seconds is not None:
             started_s = self._clock() - step.seconds
+        self._see(step.rows)
         for row in step.rows:
             row.sequence.timer.step_began(started_s)
             try:
@@ -108,9 +109,6 @@ class TargetWorker(Generic[S]):
     def _settle(self, row: StepRow[S]) -> None:
         if row.error is not None:
             raise row.error
-        if row.states is not None:
-            states, row.states = row.states, None
-            self._see(row, states)
         self.engine.follow(row)
         if row.token_ids or row.finish is not Finish.NONE:
             self._commit(row)
@@ -131,12 +129,14 @@ class TargetWorker(Generic[S]):
         self._report.commits.append(row)
         self._accounting.committed(row)
 
-    def _see(self, row: StepRow[S], states: Any) -> None:
-        """Shows sources the states of the row's committed positions, before the commit that gives the token after
-        them; what heads on draft workers read of them is sent ahead of it."""
-        self._report.features += [
-            (row.key, row.base_len, each) for each in self._drafts.see(row.key, row.start, states)
-        ]
+    def _see(self, rows: Sequence[StepRow[S]]) -> None:
+        """Shows sources the states; what heads on draft workers read of them is sent ahead of the commits."""
+        shown = {row.key: row for row in rows if row.states is not None and row.error is None}
+        if shown:
+            found = self._drafts.see([Seen(key, row.start, row.states) for key, row in shown.items()])
+            self._report.features += [(key, shown[key].base_len, each) for key, each in found]
+        for row in rows:
+            row.states = None
 
     def take_report(self) -> TargetReport:
         """What happened since the last call. May be empty."""

@@ -261,7 +261,9 @@ class Projection:
     def __init__(self, kernels: Kernels, linear: nn.Linear, norms: Sequence[Tensor], eps: float, states: int) -> None:
         eight = nn.Sequential(Int8Linear.of(linear))
         self._project, self._layout = kernels.library.outrider_project, kernels.layout
-        self._weights = _Packer(eight, kernels.layout).pack(eight[0])
+        # Kept: the structure has only its addresses.
+        self._packed = _Packer(eight, kernels.layout).pack(eight[0])
+        self._weights = self._packed.pointers()
         self._norms = torch.stack([norm.float() for norm in norms]) if norms else None
         self._eps, self._states = eps, states
         self._outputs, self._inputs = linear.weight.shape
@@ -274,7 +276,7 @@ class Projection:
         narrow = torch.empty(rows.numel() * layout.act_bytes, dtype=torch.uint8)
         panels = torch.empty(threads * layout.panel * self._inputs * layout.wide_bytes, dtype=torch.uint8)
         sizes = (len(rows), self._states, self._inputs // self._states, self._outputs, threads)
-        step = _Projection(*sizes, self._eps, *map(_address, (self._norms, rows, out)), self._weights.pointers())
+        step = _Projection(*sizes, self._eps, *map(_address, (self._norms, rows, out)), self._weights)
         buffers = _Buffers(narrow=narrow.data_ptr(), panels=panels.data_ptr())
         self._project(ctypes.byref(step), ctypes.byref(buffers))
         return out.view(*states.shape[:-1], self._outputs)
