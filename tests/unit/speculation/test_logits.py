@@ -215,9 +215,12 @@ class Odd(Grammar):
         return len(token_ids)
 
 
-@settings(max_examples=100)
-@given(data=st.data(), seed=st.integers(0, 1000))
-def test_many_sequences_in_a_step_are_each_verified_as_alone_and_as_on_a_gpu(data: st.DataObject, seed: int) -> None:
+@pytest.mark.parametrize("examples", [15, pytest.param(100, marks=pytest.mark.slow)])
+def test_many_sequences_in_a_step_are_each_verified_as_alone_and_as_on_a_gpu(examples: int) -> None:
+    settings(max_examples=examples)(given(data=st.data(), seed=st.integers(0, 1000))(check_verdicts))()
+
+
+def check_verdicts(data: st.DataObject, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     candidates, logits = [], []
     for _ in range(data.draw(st.integers(1, 5))):
