@@ -39,7 +39,7 @@ async def test_every_child_of_a_process_busy_with_grpc_is_started() -> None:
         await life.ready()
         busy = [asyncio.create_task(_asks_without_pause(life.address)) for _ in range(20)]
         try:
-            for _ in range(30):
+            for _ in range(15):
                 await asyncio.sleep(0.01)
                 child = await asyncio.create_subprocess_exec(*bound_to_us(["true"]))
                 assert await child.wait() == 0

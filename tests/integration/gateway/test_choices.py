@@ -313,7 +313,9 @@ async def test_others_have_their_turns_while_many_log_probabilities_are_written(
     assert len(json.loads(b"".join(pieces(completion.take())))["text_offset"]) == 3000
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "gRPC"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", pytest.param("/v1/chat/completions", marks=pytest.mark.slow), "gRPC"]
+)
 async def test_answers_that_are_not_streamed_share_a_bounded_memory(
     gateway: OpenGateway, router: ScriptedRouter, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:

@@ -295,7 +295,7 @@ async def test_a_client_that_resets_its_calls_ends_nobody_elses(gateway: OpenGat
     head = raw_http2.call_head(GENERATE)
 
     async def reset(address: str) -> None:
-        for _ in range(8):
+        for _ in range(4):
             _, writer = await raw_http2.connect(address)
             for stream in range(1, 10_000, 2):
                 writer.write(raw_http2.frame(raw_http2.HEADERS, raw_http2.END_HEADERS, stream, head))

@@ -191,8 +191,10 @@ async def test_a_tenants_record_is_as_good_as_the_request(gateway: RunningGatewa
         assert (answer.options.seed is not None) is receipts
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("seed", [25, 39], ids=["empty texts", "texts"])
+@pytest.mark.parametrize(
+    ("seed", "stream"),
+    [(25, False), (39, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((25, True), (39, False)))],
+)
 async def test_openais_client_gets_one_from_both_routes_and_text_is_enough_to_verify_it(
     gateway: RunningGateway, stream: bool, seed: int
 ) -> None:

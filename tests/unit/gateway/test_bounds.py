@@ -58,7 +58,7 @@ def bound(tokenizer: Tokenizer) -> int | None:
 
 
 @pytest.mark.parametrize("kind", BOUNDED)
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(text=texts)
 def test_no_text_has_fewer_tokens_than_its_length_says(kind: str, text: str) -> None:
     tokenizer = BOUNDED[kind]()

@@ -25,6 +25,7 @@ ASKED = {
         min_tokens=9,
     ),
 }
+QUICK = ("penalties", "masks")
 PROMPTS = prompts(14, longest=30)
 
 
@@ -47,7 +48,9 @@ def texts(tiny: Path, openings: list[SequenceSpec], drafter: object = None) -> d
 
 
 @pytest.mark.parametrize("sampled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in ASKED]
+)
 def test_texts_are_equal_with_drafts_and_when_taken_over(tiny: Path, name: str, sampled: bool) -> None:
     plain = texts(tiny, asking(ASKED[name], sampled, speculation=Speculation()))
     assert plain != texts(tiny, asking(None, sampled, speculation=Speculation())), "the option does something"

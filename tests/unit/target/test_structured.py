@@ -341,7 +341,9 @@ def test_grammars_of_an_erased_tenant_are_forgotten_and_those_of_others_are_not(
     assert [tenant for tenant, _ in compiler._cached] == ["b"] and not compiler._tried
 
 
-@pytest.mark.parametrize("kind", TOO_LARGE)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind == "multiples" else pytest.mark.slow) for kind in TOO_LARGE]
+)
 async def test_what_would_be_compiled_for_hours_leaves_its_thread_and_is_on_the_bill(tiny: Path, kind: str) -> None:
     compiler, worked = GrammarCompiler(tiny, VOCAB, [EOS], max_s=0.5), list[float]()
     before = psutil.Process().memory_info().rss

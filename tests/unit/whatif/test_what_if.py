@@ -49,7 +49,7 @@ def texts(count: int = 60) -> Texts:
     return Texts(made, VOCAB_SIZE)
 
 
-def run(cap: int, *, mode: str = "on", one_way_s: float = WAY_S, streams: int = 1) -> RunResult:
+def run(cap: int, *, mode: str = "on", one_way_s: float = WAY_S, streams: int = 1, seconds: float = 30.0) -> RunResult:
     setup = Setup(
         times(one_way_s),
         streams=streams,
@@ -58,7 +58,7 @@ def run(cap: int, *, mode: str = "on", one_way_s: float = WAY_S, streams: int = 
         mode=mode,
         priced=False,
     )
-    return VirtualStack(texts(), setup).run(30.0, 3.0)
+    return VirtualStack(texts(), setup).run(seconds, seconds / 10)
 
 
 def test_a_plain_token_takes_a_step() -> None:
@@ -67,7 +67,7 @@ def test_a_plain_token_takes_a_step() -> None:
     assert run(4, mode="off", streams=3).tokens_per_s == pytest.approx(3 / STEP_S, rel=0.02)
 
 
-@pytest.mark.parametrize("cap", [1, pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.parametrize("cap", [*(pytest.param(cap, marks=pytest.mark.slow) for cap in (1, 2)), 4])
 def test_a_round_brings_and_takes_what_the_formulas_say(cap: int) -> None:
     ran = run(cap)
     assert ran.tokens / ran.rounds == pytest.approx(expected_tokens(cap), rel=0.05)
@@ -76,7 +76,7 @@ def test_a_round_brings_and_takes_what_the_formulas_say(cap: int) -> None:
 
 
 def test_a_longer_way_costs_time() -> None:
-    assert run(4, one_way_s=0.01).tokens_per_s < 0.8 * run(4).tokens_per_s
+    assert run(4, one_way_s=0.01, seconds=8.0).tokens_per_s < 0.8 * run(4, seconds=8.0).tokens_per_s
 
 
 def lines(cap: int = 4, count: int = 20) -> Iterator[dict[str, Any]]:

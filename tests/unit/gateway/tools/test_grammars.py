@@ -102,7 +102,9 @@ async def test_a_verdict_on_time_is_its_tenants_alone(
     assert await maker.make(asked, tokenizer, Thought.NONE, "b") == asked.to_grammar(tokenizer)
 
 
-@pytest.mark.parametrize("number", range(len(HOSTILE)))
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, len(HOSTILE)))]
+)
 async def test_what_takes_too_much_to_read_is_refused_and_takes_nothing_of_this_process(
     maker: GrammarMaker, tokenizer: ModelTokenizer, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
