@@ -25,7 +25,6 @@ PARTS = {
     "schedules": "python -m tests.simulation --schedules 5000 --seed $(date +%Y%m%d)",
     "pairs": "python -m tests.soak kill-pairs",
     "rolling": "python -m tests.soak rolling",
-    "fuzz": "python -m tests.soak fuzz",
     "arm": "make test-aarch64",
     "chart": "make chart-check",
 }

@@ -8,7 +8,6 @@ from outrider_controller.cli.app import LazyGroup, main
 # Name → (module, attribute, one line of help). The line stands here so that help imports no command.
 _COMMANDS = {
     "faults": ("tests.soak.faults", "faults", "Kill workers in mid-stream: does the client notice?"),
-    "fuzz": ("tests.soak.rpc_fuzz", "fuzz", "Mutated messages to every RPC: is each answered, and forgotten?"),
     "kill-pairs": ("tests.soak.kill_pairs", "kill_pairs", "Kill each process and each pair: is it served again?"),
     "rolling": ("tests.soak.rolling", "rolling", "Restart every process in turn under load: does a request fail?"),
 }

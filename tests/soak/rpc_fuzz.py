@@ -1,4 +1,4 @@
-"""python -m tests.soak fuzz: mutated messages to every RPC of routers, control plane, drafts and targets.
+"""Mutated messages to every RPC of routers, control plane, drafts and targets.
 
 Each has to be answered, with a status that names the caller's fault or none: never INTERNAL or UNKNOWN, of a call or of
 one sequence in it, never a crash, and no memory is kept of any.
@@ -10,7 +10,6 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -19,17 +18,15 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-import click
 import grpc
 from google.protobuf.message import DecodeError
 from outrider.errors import Code
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
-from outrider_controller.cli.exits import CommandError, ExitCode
 
 from tests.route_call import RouteCall
 from tests.soak.mutations import directed, mutated
-from tests.soak.rpc_services import ALL, BARRIER_ID, MODEL, Rpc
+from tests.soak.rpc_services import BARRIER_ID, MODEL, Rpc
 
 OURS = (Code.INTERNAL, Code.UNKNOWN)
 """Codes that say that the fault is the server's."""
@@ -211,10 +208,6 @@ class Slope:
     grown_bytes: int
     """Held after the messages more than before them."""
 
-    @property
-    def per_ten_thousand(self) -> float:
-        return self.grown_bytes * 10_000 / self.outcome.num_messages
-
 
 async def measure(services: Services, rpc: Rpc, num_messages: int, seed: int, allowed_bytes: int = 0) -> Slope:
     """After a warm-up, in which caches and pools fill. A growth that is not allowed has to show twice: a cache may fill
@@ -233,30 +226,3 @@ async def _sent(services: Services, channel: Any, rpc: Rpc, num_messages: int, s
     before = await services.held_bytes()
     outcome = await attack(channel, rpc, num_messages, seed, _DIRECTED)
     return Slope(outcome, await services.held_bytes() - before)
-
-
-@click.command()
-@click.option("--messages", type=click.IntRange(1), default=10_000, show_default=True, help="To each RPC.")
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--only", default="", metavar="TEXT", help="RPCs whose path contains it.")
-def fuzz(messages: int, seed: int, only: str) -> None:
-    """Mutated messages to every internal RPC: is each answered as it should be, and forgotten?"""
-    faults = asyncio.run(_fuzz(messages, seed, only))
-    if faults:
-        raise CommandError(f"{len(faults)} answers are the server's fault, such as: {faults[0]}", ExitCode.ERROR)
-
-
-async def _fuzz(num_messages: int, seed: int, only: str) -> list[str]:
-    faults: list[str] = []
-    with tempfile.TemporaryDirectory() as directory:
-        log_path = Path(directory) / "log"
-        async with services_process(log_path) as services:
-            for rpc in ALL:
-                if only not in rpc.path:
-                    continue
-                slope = await measure(services, rpc, num_messages, seed)
-                codes = " ".join(f"{name}={count}" for name, count in slope.outcome.codes.most_common())
-                click.echo(f"{rpc.path:48} {slope.per_ten_thousand / 1e6:+6.2f} MB/10,000   {codes}")
-                faults += slope.outcome.faults
-        click.echo(f"log: {log_path.stat().st_size} bytes")
-    return faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.engine import Engine
@@ -19,9 +19,9 @@ _LOOK_S = 1.0
 class TenantAdapters:
     """Those of one engine, while their files are there: what is erased with a tenant's samples is forgotten here."""
 
-    def __init__(self, engine: Engine, paths: Mapping[str, Path], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, engine: Engine, paths: Mapping[str, Path]) -> None:
         """`paths`: by tenant. Raises CheckpointError."""
-        self._engine, self._clock, self._looked_s = engine, clock, clock()
+        self._engine, self._looked_s = engine, time.monotonic()
         self._paths = list(paths.values())
         self._adapters = [read_adapter(path) for path in self._paths]
         self._numbers = {tenant: number for number, tenant in enumerate(paths)}
@@ -29,8 +29,8 @@ class TenantAdapters:
 
     def of(self, tenant: str) -> int:
         """Its number in the engine, or -1."""
-        if self._numbers and self._clock() - self._looked_s >= _LOOK_S:
-            self._looked_s = self._clock()
+        if self._numbers and time.monotonic() - self._looked_s >= _LOOK_S:
+            self._looked_s = time.monotonic()
             self._forget({tenant for tenant, number in self._numbers.items() if not is_adapter(self._paths[number])})
         return self._numbers.get(tenant, -1)
 

@@ -72,11 +72,11 @@ def distribution_to_proto(distribution: DraftDistribution) -> sequence_pb2.Draft
     return sequence_pb2.DraftDistribution(token_ids=distribution.token_ids, counts=distribution.counts)
 
 
-def logits_from_proto(message: sequence_pb2.LogitsOptions, *, field: str = "logits") -> LogitsOptions:
+def logits_from_proto(message: sequence_pb2.LogitsOptions) -> LogitsOptions:
     """Raises InvalidRequest naming the field, such as `logits.biases`."""
     if len(message.bias_token_ids) != len(message.biases):
         counts = f"{len(message.biases)} for {len(message.bias_token_ids)} tokens"
-        raise InvalidRequest(f"{field}.biases", f"must be one per token, got {counts}")
+        raise InvalidRequest("logits.biases", f"must be one per token, got {counts}")
     try:
         return LogitsOptions(
             presence_penalty=message.presence_penalty,
@@ -89,7 +89,7 @@ def logits_from_proto(message: sequence_pb2.LogitsOptions, *, field: str = "logi
             grammar=message.grammar,
         )
     except InvalidRequest as error:
-        raise InvalidRequest(f"{field}.{error.field}", error.message) from None
+        raise InvalidRequest(f"logits.{error.field}", error.message) from None
 
 
 def logits_to_proto(options: LogitsOptions) -> sequence_pb2.LogitsOptions:

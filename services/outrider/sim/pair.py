@@ -65,7 +65,6 @@ class Pair:
         *,
         max_sequences: int = 32,
         max_draft_tokens: int = 4,
-        ignore_eos: bool = False,
         row_price: Callable[[StepCost], float] = lambda cost: cost.price,
         lookups: Sequence[str] = NAMES,
         sources: Sequence[DraftSource] = (),
@@ -77,7 +76,7 @@ class Pair:
         limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
         batching = Batching(info.block_size, _MAX_BATCH_TOKENS)
         self._limits = limits
-        self._stops = frozenset(() if ignore_eos else info.eos_token_ids)
+        self._stops = frozenset(info.eos_token_ids)
         known = [*make_sources(lookups), *sources]
         if drafter is not None:
             known.append(DrafterSource(DraftWorker(drafter, max_sequences), max_draft_tokens))

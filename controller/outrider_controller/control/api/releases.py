@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from outrider.errors import Conflict, InvalidRequest, NotFound
 from outrider.metadata import MetadataStore
@@ -29,12 +28,10 @@ class Releases:
         store: DraftStore,
         leases: MetadataStore,
         events: EventWriter,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._leases = leases
         self._events = events
-        self._clock = clock
 
     async def ListDrafts(self, request: control.ListDraftsRequest, _: object) -> control.ListDraftsResponse:
         """Raises NotFound and InvalidRequest for the draft asked for."""
@@ -67,7 +64,7 @@ class Releases:
         await self._check_candidate(draft)
         rollouts = await self._store.rollouts()
         _check_shares(share, [one for one in rollouts.values() if one.draft != draft])
-        before, now_ms = rollouts.get(draft, drafts.Rollout()), round(self._clock() * 1000)
+        before, now_ms = rollouts.get(draft, drafts.Rollout()), round(time.time() * 1000)
         goes_on = before.state == drafts.ROLLOUT_STATE_RUNNING and before.tenant == request.tenant
         rollout = drafts.Rollout(
             draft=draft,
@@ -91,7 +88,7 @@ class Releases:
         rollout.CopyFrom(before)
         rollout.state = drafts.ROLLOUT_STATE_PROMOTED if request.promote else drafts.ROLLOUT_STATE_UNDONE
         rollout.reason, rollout.by = "an operator ended it", caller()
-        rollout.changed_unix_ms = round(self._clock() * 1000)
+        rollout.changed_unix_ms = round(time.time() * 1000)
         await self._put(rollout, before)
         return control.EndRolloutResponse(rollout=rollout)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from outrider.errors import InvalidRequest
 from outrider.limits import MAX_DRAFT_TOKENS
@@ -19,13 +18,10 @@ _MAX_TTL_MS = 366 * 86_400_000
 
 
 class SpeculationCalls:
-    def __init__(
-        self, store: PlanStore, leader: PlanLeader, releases: Releases, wall_clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, store: PlanStore, leader: PlanLeader, releases: Releases) -> None:
         self._store = store
         self._leader = leader
         self._releases = releases
-        self._wall_clock = wall_clock
 
     async def SetSpeculation(self, request: control.SetSpeculationRequest, _: object) -> control.SetSpeculationResponse:
         """Writes an override and returns it. Raises InvalidRequest; NotFound for an undefined tenant where others are
@@ -42,7 +38,7 @@ class SpeculationCalls:
         override = tenants.SpeculationOverride(
             setting=request.setting,
             max_draft_tokens=request.max_draft_tokens if capped else None,
-            until_unix_ms=round(self._wall_clock() * 1000) + request.ttl_ms if request.ttl_ms else 0,
+            until_unix_ms=round(time.time() * 1000) + request.ttl_ms if request.ttl_ms else 0,
             by=caller(),
         )
         nothing = request.setting == tenants.SPECULATION_SETTING_AUTO and not capped
