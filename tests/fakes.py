@@ -402,9 +402,9 @@ def _committed(number: int, commit: sequence.Commit, serial: int) -> StepRow[Non
     """As the drafts' side hears of it."""
     drafted = [*commit.token_ids[: commit.num_accepted], *commit.rejected_token_ids]
     return StepRow(
-        None,
-        SequenceKey(number, commit.sequence_id),
-        commit.base_len,
+        sequence=None,
+        key=SequenceKey(number, commit.sequence_id),
+        base_len=commit.base_len,
         draft=DraftTree(commit.base_len, tuple(drafted), serial=serial),
         token_ids=list(commit.token_ids),
         accepted=range(commit.num_accepted),

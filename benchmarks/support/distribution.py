@@ -21,7 +21,6 @@ from outrider.speculation import (
     DraftDistribution,
     Proposal,
     SamplingParams,
-    Verdict,
     VerificationMode,
     choosing,
     propose,
@@ -93,13 +92,13 @@ def run_experiment(
         done = 0
         while done < draws:
             before = text.last
-            verdict = text.round()
-            for token_id in verdict.token_ids:
+            row = text.round()
+            for token_id in row.token_ids:
                 counts[before, token_id] += 1
                 before = token_id
-            done += len(verdict.token_ids)
-            verified += verdict.num_verified
-            accepted += verdict.num_accepted
+            done += len(row.token_ids)
+            verified += row.num_verified
+            accepted += row.num_accepted
             progress(min(done, draws), draws)
     return compare_counts(counts, model.expected(), mode, fault, accepted / max(verified, 1))
 
@@ -141,7 +140,7 @@ class _Text:
     last: int = 0
     length: int = 0
 
-    def round(self) -> Verdict:
+    def round(self) -> Candidate:
         proposals = self._draft() if self.speculate else []
         draft = [p.token_id for p in proposals]
         tree = DraftTree(self.length, tuple(draft), q=tuple(p.q for p in proposals if p.q is not None))
@@ -149,10 +148,10 @@ class _Text:
         if self.fault is Fault.Q_TRUNCATED:
             # Set after construction, whose check would refuse it.
             tree.q = tuple(map(_truncated, tree.q))
-        [verdict] = verify(self.model.target[[self.last, *draft]], [candidate])
-        self.last = verdict.token_ids[-1]
-        self.length += len(verdict.token_ids)
-        return verdict
+        verify(self.model.target[[self.last, *draft]], [candidate])
+        self.last = candidate.token_ids[-1]
+        self.length += len(candidate.token_ids)
+        return candidate
 
     def _draft(self) -> list[Proposal]:
         drafted: list[Proposal] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from outrider.speculation import Candidate, LogitsOptions, LogitsProcessor, Verdict, VerificationMode, propose, verify
+from outrider.speculation import Candidate, LogitsOptions, LogitsProcessor, VerificationMode, propose, verify
 from outrider.tree import DraftTree
 
 from benchmarks.support.distribution import (
@@ -57,7 +57,7 @@ class _Text:
     def __post_init__(self) -> None:
         self.processor = LogitsProcessor(self.options, _PROMPT, (), (_STOP,))
 
-    def round(self) -> Verdict:
+    def round(self) -> Candidate:
         # The draft does not apply the options.
         position, last = self.start + len(self.output), ([*_PROMPT, *self.output])[-1]
         drafted = []
@@ -69,15 +69,15 @@ class _Text:
         q = tuple(each.q for each in drafted if each.q is not None)
         candidate = Candidate(SAMPLING, self.mode, DraftTree(position, tuple(draft), q=q), self.processor)
         before = ([*_PROMPT, *self.output])[-1]
-        [verdict] = verify(self.models.target[[before, *draft]].clone(), [candidate])
-        verdict.token_ids = verdict.token_ids[: _TEXT_TOKENS - len(self.output)]
-        _commit(self.processor, verdict, draft)
-        self.output += verdict.token_ids
-        return verdict
+        verify(self.models.target[[before, *draft]].clone(), [candidate])
+        candidate.token_ids = candidate.token_ids[: _TEXT_TOKENS - len(self.output)]
+        _commit(self.processor, candidate, draft)
+        self.output += candidate.token_ids
+        return candidate
 
 
-def _commit(processor: LogitsProcessor, verdict: Verdict, draft: Sequence[int]) -> None:
-    processor.advance(verdict.token_ids)
+def _commit(processor: LogitsProcessor, row: Candidate, draft: Sequence[int]) -> None:
+    processor.advance(row.token_ids)
 
 
 def run_options_experiment(
@@ -92,9 +92,9 @@ def run_options_experiment(
         while done < draws:
             text = _Text(models, mode, asked.value, start=done)
             while len(text.output) < _TEXT_TOKENS:
-                verdict = text.round()
-                verified += verdict.num_verified
-                accepted += verdict.num_accepted
+                row = text.round()
+                verified += row.num_verified
+                accepted += row.num_accepted
             for at, token_id in enumerate(text.output):
                 before = ([*_PROMPT, *text.output[:at]])[-1]
                 expected = _expected(logits[before], asked.value, text.output[:at])
@@ -147,16 +147,16 @@ def _planted(fault: Fault) -> Iterator[None]:
         Candidate.prefixes = _prefixes  # type: ignore[method-assign]
 
 
-def _advance_by_steps(processor: LogitsProcessor, verdict: Verdict, draft: Sequence[int]) -> None:
+def _advance_by_steps(processor: LogitsProcessor, row: Candidate, draft: Sequence[int]) -> None:
     """Advances by one token per step, as if nothing was drafted."""
-    processor.advance(verdict.token_ids[-1:])
+    processor.advance(row.token_ids[-1:])
 
 
-def _count_rejected(processor: LogitsProcessor, verdict: Verdict, draft: Sequence[int]) -> None:
-    processor.advance([*verdict.token_ids, *draft[verdict.num_accepted :]])
+def _count_rejected(processor: LogitsProcessor, row: Candidate, draft: Sequence[int]) -> None:
+    processor.advance([*row.token_ids, *draft[row.num_accepted :]])
 
 
-_FAULTY_COMMITS: dict[Fault, Callable[[LogitsProcessor, Verdict, Sequence[int]], None]] = {
+_FAULTY_COMMITS: dict[Fault, Callable[[LogitsProcessor, Candidate, Sequence[int]], None]] = {
     Fault.STATE_BY_STEPS: _advance_by_steps,
     Fault.REJECTED_COUNTED: _count_rejected,
 }

@@ -20,13 +20,13 @@ from outrider.speculation import (
     LogitsProcessor,
     SamplingParams,
     VerificationMode,
-    verify,
 )
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.tree import DraftTree
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tests.judged import verify
 from tests.unit.engine.models.test_fused_gpu import (
     FUSED,
     has_the_same_logits_alone_in_a_batch_and_as_a_draft,

@@ -6,11 +6,13 @@ import random
 
 import pytest
 import torch
-from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose, verify
+from outrider.speculation import Candidate, SamplingParams, VerificationMode, propose
 from outrider.speculation.noise import gumbel
 from outrider.speculation.proposals import quantize
 from outrider.speculation.sampling import support
 from outrider.tree import DraftTree
+
+from tests.judged import verify
 
 VOCAB = 32000
 PARAMS = [

@@ -13,9 +13,11 @@ from typing import Any, cast
 import torch
 from outrider.engine import Engine, EngineConfig, ModelInfo
 from outrider.engine.attention import KVCache, RowSpan
-from outrider.speculation import Candidate, SamplingParams, VerificationMode, verify
+from outrider.speculation import Candidate, SamplingParams, VerificationMode
 from outrider.tree import DraftTree
 from torch import Tensor
+
+from tests.judged import verify
 
 VOCAB_SIZE = 64
 _PERIOD = 5

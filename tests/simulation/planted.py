@@ -17,7 +17,7 @@ from outrider.drafting.buffer import DraftBuffer
 from outrider.engine.kv.blocks import BlockPool
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
 from outrider.gateway.generation.generation import _Job
-from outrider.speculation import verification
+from outrider.speculation import Candidate, verification
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests import events, wire
 from outrider.target.requests.row import StepRow
@@ -68,28 +68,23 @@ def planted(fault: Planted) -> Iterator[None]:
 
 
 def _unverified(shipped: Any) -> Any:
-    def walk(draft: Any, own: Any) -> Any:
-        verdict = shipped(draft, own)
-        if draft and not verdict.num_accepted:
-            verdict.token_ids, verdict.num_accepted, verdict.num_verified = [draft.token_ids[0]], 1, 1
-        return verdict
+    def walk(row: Any, own: Any) -> None:
+        shipped(row, own)
+        if row.draft and not row.accepted:
+            row.decide([row.draft.token_ids[0]], [0], 1)
 
     return walk
 
 
-def _shifted(shipped: Any) -> Any:
-    def candidate(row: Any) -> Any:
-        moved = replace(row.draft, base_len=row.sequence.committed_len + bool(row.draft.token_ids))
-        return replace(shipped(row), draft=moved)
-
-    return candidate
+def _shifted(shipped: property) -> property:
+    return property(lambda row: [at + bool(row.draft) for at in shipped.fget(row)])  # type: ignore[misc]
 
 
 def _no_stop(shipped: Any) -> Any:
-    def take_verdict(row: Any, stop_token_ids: Any, remaining: int) -> None:
-        shipped(row, stop_token_ids if len(row.verdict.token_ids) == 1 else set(), remaining)
+    def until_end(row: Any, stop_token_ids: Any, remaining: int) -> None:
+        shipped(row, stop_token_ids if len(row.token_ids) == 1 else set(), remaining)
 
-    return take_verdict
+    return until_end
 
 
 def _one_more(shipped: property) -> property:
@@ -233,8 +228,8 @@ def _any_position(shipped: Any) -> Any:
 
 _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.UNVERIFIED: (verification, "walk", _unverified),
-    Planted.SHIFTED_NOISE: (verify, "_candidate", _shifted),
-    Planted.STOP_IGNORED: (StepRow, "take_verdict", _no_stop),
+    Planted.SHIFTED_NOISE: (Candidate, "positions", _shifted),
+    Planted.STOP_IGNORED: (StepRow, "until_end", _no_stop),
     Planted.LENGTH_OFF_BY_ONE: (TargetSequence, "remaining", _one_more),
     Planted.SHARE_UNCOUNTED: (BlockPool, "find", _uncounted),
     Planted.BLOCK_LEAKED: (KVCacheManager, "close", _leak),

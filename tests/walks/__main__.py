@@ -63,11 +63,11 @@ class Walk:
 
 _WALKS = (
     Walk(
-        *("draft to verification", "draft/wire.py:_draft", "target/requests/row.py:StepRow.take_verdict"),
+        *("draft to verification", "draft/wire.py:_draft", "target/requests/row.py:StepRow.until_end"),
         (_DRAFT, _TARGET),
     ),
     Walk(
-        *("acceptance to decision", "target/requests/row.py:StepRow.take_verdict"),
+        *("acceptance to decision", "target/requests/row.py:StepRow.until_end"),
         *("router/speculation/controller.py:SpeculationController.committed", (_TARGET, _OTHERS)),
     ),
     Walk(

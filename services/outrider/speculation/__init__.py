@@ -13,7 +13,7 @@ from outrider.options.sampling import (
     SamplingParams,
     VerificationMode,
 )
-from outrider.speculation.candidates import Candidate, NotFinite, Verdict
+from outrider.speculation.candidates import Candidate, NotFinite
 from outrider.speculation.logits import Grammar, LogitsProcessor, MaskLate
 from outrider.speculation.proposals import Proposal, propose
 from outrider.speculation.verification import verify
@@ -29,7 +29,6 @@ __all__ = [
     "NotFinite",
     "Proposal",
     "SamplingParams",
-    "Verdict",
     "VerificationMode",
     "propose",
     "verify",

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, SamplingParams, VerificationMode
-from outrider.speculation.candidates import Candidate, NotFinite, Verdict
+from outrider.speculation.candidates import Candidate, NotFinite
 from outrider.speculation.changes import Changes
 from outrider.speculation.choosing import NOT_FINITE, UNSURE, choose, choose_row, guess
 from outrider.speculation.columns import Columns
 from outrider.speculation.logprobs import add_logprobs, asked_rows, logprob_table
 from outrider.speculation.sampled_rows import Sampled
-from outrider.tree import ROOT, DraftTree
+from outrider.tree import ROOT
 
 
-def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verdict]:
+def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> None:
     """As verify. One copy to the device when any row is sampled or processed, and one from it; two in the rare step in
     which float32 does not tell which token a row chooses."""
     changes, sampled, asked = Changes(candidates), Sampled.of(candidates), asked_rows(candidates)
@@ -47,17 +47,18 @@ def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> list[Verd
         raise NotFinite("logits")
     if UNSURE in states:
         _choose_again(logits, candidates, own, states)
-    verdicts, start = [], 0
+    start = 0
     for candidate in candidates:
         rows = own[start : start + candidate.num_rows]
-        draft = candidate.draft
-        verdicts.append(walk(draft, rows.__getitem__) if draft.parents else _walk_chain(draft.token_ids, rows))
+        if candidate.draft.parents:
+            walk(candidate, rows.__getitem__)
+        else:
+            _walk_chain(candidate, rows)
         start += candidate.num_rows
     for number, at in changes.refused.items():
-        verdicts[number].cut_before(at.row, at.error)
+        candidates[number].cut_before(at.row, at.error)
     if asked:
-        add_logprobs(candidates, verdicts, numbers[count:].view(len(asked), -1))
-    return verdicts
+        add_logprobs(candidates, numbers[count:].view(len(asked), -1))
 
 
 def _choose_again(logits: Tensor, candidates: Sequence[Candidate], own: list[int], states: Sequence[int]) -> None:
@@ -68,24 +69,26 @@ def _choose_again(logits: Tensor, candidates: Sequence[Candidate], own: list[int
         own[row] = choose_row(*of_row[row], values)
 
 
-def walk(draft: DraftTree, own: Callable[[int], int]) -> Verdict:
-    """From each row's own token to the verdict. Of a row that is not reached none is asked for."""
-    verdict, node, following = Verdict(), ROOT, draft.children()
+def walk(candidate: Candidate, own: Callable[[int], int]) -> None:
+    """From each row's own token to what is accepted. Of a row that is not reached none is asked for."""
+    draft, node, num_verified, tokens, accepted = candidate.draft, ROOT, 0, list[int](), list[int]()
+    following = draft.children()
     while True:
         token_id, children = own(node + 1), following[node + 1]
-        verdict.num_verified += bool(children)
-        verdict.token_ids.append(token_id)
+        num_verified += bool(children)
+        tokens.append(token_id)
         match = next((child for child in children if draft.token_ids[child] == token_id), None)
         if match is None:
-            return verdict
-        verdict.num_accepted += 1
-        verdict.path.append(match + 1)
+            break
+        accepted.append(match)
         node = match
+    candidate.decide(tokens, accepted, num_verified)
 
 
-def _walk_chain(draft: Sequence[int], own: Sequence[int]) -> Verdict:
+def _walk_chain(candidate: Candidate, own: Sequence[int]) -> None:
+    draft = candidate.draft.token_ids
     count = [*map(eq, draft, own), False].index(False)
-    return Verdict(list(own[: count + 1]), count, min(count + 1, len(draft)), list(range(1, count + 1)))
+    candidate.decide(own[: count + 1], range(count), min(count + 1, len(draft)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outrider.options.logprobs import MAX_TOP_LOGPROBS, TokenLogprobs
-from outrider.speculation.candidates import Candidate, Verdict
+from outrider.speculation.candidates import Candidate
 
 
 def logprobs_of(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
@@ -36,18 +36,17 @@ def asked_rows(candidates: Sequence[Candidate]) -> list[int]:
     return found
 
 
-def add_logprobs(candidates: Sequence[Candidate], verdicts: Sequence[Verdict], table: Tensor) -> None:
-    """Adds to each verdict those of its tokens. `table`: of the asked rows."""
+def add_logprobs(candidates: Sequence[Candidate], table: Tensor) -> None:
+    """Adds those of its tokens to each that asks for them. `table`: of the asked rows."""
     rows, num_top, start = list[int](), list[int](), 0
-    asking = [(c, v) for c, v in zip(candidates, verdicts, strict=True) if c.num_top is not None]
-    for candidate, verdict in asking:
-        path = [0, *verdict.path][: len(verdict.token_ids)]
-        rows += [start + row for row in path]
-        num_top += [candidate.num_top or 0] * len(path)
+    asking = [candidate for candidate in candidates if candidate.num_top is not None]
+    for candidate in asking:
+        rows += [start + row for row in candidate.emitting]
+        num_top += [candidate.num_top or 0] * len(candidate.token_ids)
         start += candidate.num_rows
     found = iter(_read(table[rows], num_top))
-    for _, verdict in asking:
-        verdict.logprobs = [next(found) for _ in verdict.token_ids]
+    for candidate in asking:
+        candidate.top = [next(found) for _ in candidate.token_ids]
 
 
 def _read(table: Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:

@@ -88,6 +88,6 @@ def _verdicts(
         [proposal] = propose(guesses[position - 2, None], [params], [mode], [position], token_map=token_map)
         first = position - len(prompt)
         candidate = Candidate(params, mode, DraftTree(position, (proposal.token_id,)))
-        [verdict] = verify(logits[first : first + 2], [candidate])
-        yield verdict.num_accepted > 0
-        position += 1 + verdict.num_accepted
+        verify(logits[first : first + 2], [candidate])
+        yield candidate.num_accepted > 0
+        position += 1 + candidate.num_accepted

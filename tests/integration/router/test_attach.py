@@ -112,7 +112,9 @@ class Server(ServerDrafts):
         tokens.append(next_token(tokens, VOCAB_SIZE))
         num_verified = num_accepted + (num_accepted < len(drafted))
         draft = DraftTree(base_len, tuple(drafted), serial=0 if tree is None else tree.serial)
-        committed = StepRow(None, key, base_len, times=Times(share_s=STEP_S), draft=draft, finish=finish)
+        committed = StepRow(
+            sequence=None, key=key, base_len=base_len, times=Times(share_s=STEP_S), draft=draft, finish=finish
+        )
         committed.token_ids, committed.accepted = tokens[base_len:], range(num_accepted)
         committed.num_verified = num_verified
         self.step(TargetReport(commits=[committed], step_us=round(STEP_S * 1e6), batch_sequences=1))

@@ -25,9 +25,7 @@ from outrider.speculation import (
     choice_kernels,
     choosing,
     propose,
-    verify,
 )
-from outrider.speculation.batched import verify_batched
 from outrider.speculation.noise import Purpose, gumbel_keys, gumbel_of
 from outrider.speculation.proposals import propose_batched, quantize
 from outrider.speculation.sampling import support
@@ -35,6 +33,8 @@ from outrider.tree import DraftTree
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tests.judged import verify, verify_batched
 
 pytestmark = pytest.mark.usefixtures("interpreted", "narrow_blocks")
 
@@ -56,6 +56,7 @@ sampling = st.builds(
     min_p=st.sampled_from([0.0, 0.05, 0.5]),
     seed=st.integers(0, (1 << 64) - 1),
 )
+
 GREEDY = SamplingParams(temperature=0)
 SAMPLING = [VerificationMode.COUPLED, VerificationMode.RATIO]
 

@@ -18,14 +18,14 @@ from outrider.speculation import (
     LogitsProcessor,
     SamplingParams,
     VerificationMode,
-    verify,
 )
-from outrider.speculation.batched import verify_batched
 from outrider.speculation.changes import process
 from outrider.tree import DraftTree
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
+
+from tests.judged import verify, verify_batched
 
 VOCAB = 30
 PROMPT = [3, 4, 5]
@@ -262,7 +262,7 @@ def test_nothing_waits_for_a_gpu_between_what_goes_in_and_what_comes_out(
     logits = torch.stack([model([token_id]) for token_id in range(2 * len(batch))])
     with NoWaiting():
         verdicts = verify_batched(logits, batch)
-    assert all(len(verdict.logprobs) == len(verdict.token_ids) for verdict in verdicts)
+    assert all(len(verdict.top) == len(verdict.token_ids) for verdict in verdicts)
 
 
 @pytest.mark.parametrize(

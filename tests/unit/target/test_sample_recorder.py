@@ -59,7 +59,9 @@ def answer(recorder: SampleRecorder, opening: SequenceSpec, number: int = 1, ste
     key = SequenceKey(0, number)
     recorder.open(key, opening)
     for step in range(steps):
-        row: StepRow[Any] = StepRow(None, key, 0, token_ids=(2 * step, 2 * step + 1), top=(TOP, TOP))
+        row: StepRow[Any] = StepRow(
+            sequence=None, key=key, base_len=0, token_ids=(2 * step, 2 * step + 1), top=(TOP, TOP)
+        )
         row.sources = (SourceTokens("ngram", True, num_drafted=2, num_verified=2, num_accepted=1),)
         recorder.note(TargetReport(commits=[row]))
     recorder.note(TargetReport(removed=[(key, Times())]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from outrider.options.logprobs import TokenLogprobs
 from outrider.protocol.rounds import SourceTokens
 from outrider.sequence.key import Finish, SequenceKey
+from outrider.speculation.candidates import Candidate
 from outrider.target.requests.by_source import chances_of, places_of
 from outrider.target.requests.times import Times
 from outrider.tree import DraftTree
@@ -17,15 +18,16 @@ from outrider.tree import DraftTree
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from outrider.speculation import Verdict
-
 S = TypeVar("S")
-_NO_DRAFT = DraftTree(0)
 
 
-@dataclass(slots=True, eq=False)
-class StepRow(Generic[S]):
-    """What follows from it is found by who asks, and not by the step thread."""
+@dataclass(slots=True, eq=False, kw_only=True)
+class StepRow(Candidate, Generic[S]):
+    """What follows from it is found by who asks, and not by the step thread.
+
+    Its tokens are those it commits: accepted drafts, then the target's own token unless the sequence ends before it.
+    Without `decides`, it has neither a draft nor any.
+    """
 
     sequence: S
     """The engine's own object; only the step thread looks at it."""
@@ -37,31 +39,18 @@ class StepRow(Generic[S]):
     num_tokens: int = 1
     """Committed tokens that are run."""
     decides: bool = True
-    """Whether all of them are run, so that the row ends in a verdict. Otherwise it is a chunk of prefill."""
+    """Whether all of them are run, so that the row is verified. Otherwise it is a chunk of prefill."""
     decodes: bool = True
     """Whether it runs one committed token, and so nothing of a prompt."""
     times: Times = field(default_factory=Times)
     """Since the last commit. A row's share is known only after the step."""
 
-    draft: DraftTree = field(default_factory=lambda: _NO_DRAFT)
-    """The drafted tokens that are verified, a parent before its children; none without `decides`."""
-
-    verdict: Verdict | None = None
-    """None for a row that decides nothing, or whose mask was not ready."""
-    error: Exception | None = None
-    """Why there is no verdict."""
     raised: bool = False
-    """Whether the model raised it when it ran this row alone, without its draft."""
+    """Whether the model raised the error when it ran this row alone, without its draft."""
     states: Tensor | None = None
     """[tokens, layers · width]: the hidden states that were asked for, from `start` on; after the run only those of
     committed positions."""
 
-    token_ids: Sequence[int] = ()
-    """What is committed: accepted drafts, then the target's own token unless the sequence ended before it."""
-    accepted: Sequence[int] = ()
-    """The nodes of the accepted drafts."""
-    num_verified: int = 0
-    """Positions verified that count: up to the end of the sequence, or to the first rejection."""
     finish: Finish = Finish.NONE
     num_dropped: int = 0
     num_prompt_tokens: int = 0
@@ -69,20 +58,15 @@ class StepRow(Generic[S]):
     num_cached_tokens: int = 0
     """Prompt tokens found in the prefix cache; 0 after the first commit."""
     logprobs: Sequence[TokenLogprobs] = ()
-    """One per committed token, when requested."""
+    """One per committed token, when the request asks for them; `top` has them for samples too."""
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    top: Sequence[TokenLogprobs] = ()
-    """For samples: one per committed token, as computed."""
     sources: Sequence[SourceTokens] = ()
     """What came of the drafted tokens, by source."""
 
-    def take_verdict(self, stop_token_ids: AbstractSet[int], remaining: int) -> None:
-        """Fills in what it commits: up to the first stop token, which is kept, or `remaining` tokens, whichever comes
+    def until_end(self, stop_token_ids: AbstractSet[int], remaining: int) -> None:
+        """Cuts its tokens after the first stop token, which is kept, or after `remaining` tokens, whichever comes
         first. One by one, so that a stop inside accepted drafts is exact."""
-        verdict = self.verdict
-        assert verdict is not None
-        tokens, self.num_verified = verdict.token_ids, verdict.num_verified
-        nodes = [at - 1 for at in verdict.path] if self.draft.parents else range(verdict.num_accepted)
+        tokens = self.token_ids
         if len(tokens) >= remaining or not stop_token_ids.isdisjoint(tokens):
             for count, token in enumerate(tokens, start=1):
                 if token in stop_token_ids:
@@ -91,14 +75,13 @@ class StepRow(Generic[S]):
                     self.finish = Finish.LENGTH
                 if self.finish is not Finish.NONE:
                     if count < len(tokens):
-                        self.num_verified = min(count, verdict.num_accepted)
-                    tokens = tokens[:count]
+                        self.num_verified = min(count, len(self.accepted))
+                    self.token_ids, self.accepted = tokens[:count], self.accepted[:count]
                     break
-        self.token_ids, self.accepted = tokens, nodes[: len(tokens)]
 
     def stepped(self) -> None:
         """Lets go of what only the step needs: whoever keeps a report would keep the sequence and its grammar too."""
-        self.sequence = self.verdict = None  # type: ignore[assignment]
+        self.sequence = self.processor = None  # type: ignore[assignment]
 
     def drop_draft(self) -> None:
         """Runs the committed tokens alone."""
@@ -118,12 +101,8 @@ class StepRow(Generic[S]):
         return self.draft.depth
 
     @property
-    def num_accepted(self) -> int:
-        return len(self.accepted)
-
-    @property
     def num_wasted(self) -> int:
-        """Drafted tokens that a verdict did not accept."""
+        """Drafted tokens that were verified and not accepted."""
         return len(self.draft.token_ids) - len(self.accepted) if self.token_ids else 0
 
     @property

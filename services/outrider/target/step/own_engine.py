@@ -128,18 +128,18 @@ class OwnEngine:
         self.preempt(max((row.sequence for row in rows), key=lambda s: s.serial))
 
     def _finish(self, row: TargetRow) -> None:
-        """What a row's verdict commits, and the states of its committed positions."""
-        sequence, verdict, spec = row.sequence, row.verdict, row.sequence.spec
-        if verdict is not None:
-            row.take_verdict(spec.stop_token_ids, sequence.remaining)
+        """What a verified row commits, and the states of its committed positions."""
+        sequence = row.sequence
+        if row.token_ids:
+            row.until_end(sequence.spec.stop_token_ids, sequence.remaining)
             # Before blocks are published or tokens sent: rejected tokens must not be found in the cache, and the last
             # committed one is not in it yet.
             self._engine.kv.keep(kv_of(sequence), row.accepted[: len(row.token_ids) - 1])
             prompt = sequence.prompt_report or _NO_PROMPT
             row.num_prompt_tokens, row.num_cached_tokens = prompt.num_tokens, prompt.num_cached_tokens or 0
-            row.prompt_logprobs, row.top = prompt.logprobs, verdict.logprobs[: len(row.token_ids)]
+            row.prompt_logprobs, row.top = prompt.logprobs, row.top[: len(row.token_ids)]
         if row.states is not None:
-            row.states = None if row.decides and verdict is None else _committed(row.states, row)
+            row.states = None if row.decides and not row.token_ids else _committed(row.states, row)
 
     def follow(self, row: TargetRow) -> None:
         sequence = row.sequence

@@ -46,10 +46,22 @@ TargetRow = StepRow[TargetSequence]
 
 
 def _row(sequence: TargetSequence, num_tokens: int) -> TargetRow:
-    start, base_len = sequence.cached_len, sequence.committed_len
+    spec, start, base_len = sequence.spec, sequence.cached_len, sequence.committed_len
     decides = start + num_tokens == base_len
-    times = sequence.timer.times
-    return StepRow(sequence, sequence.key, base_len, start, num_tokens, decides, decides and num_tokens == 1, times)
+    return StepRow(
+        params=spec.params,
+        mode=spec.mode,
+        processor=sequence.processor,
+        num_top=spec.num_top,
+        sequence=sequence,
+        key=sequence.key,
+        base_len=base_len,
+        start=start,
+        num_tokens=num_tokens,
+        decides=decides,
+        decodes=decides and num_tokens == 1,
+        times=sequence.timer.times,
+    )
 
 
 @dataclass(slots=True)

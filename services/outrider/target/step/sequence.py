@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from outrider.engine import EngineSequence
 from outrider.options.logprobs import TokenLogprobs
 from outrider.sequence.spec import SequenceSpec
-from outrider.speculation import Grammar, LogitsProcessor, VerificationMode
+from outrider.speculation import Grammar, LogitsProcessor
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.times import Timer
 from outrider.worker.events import SequenceKey
@@ -64,10 +64,6 @@ class TargetSequence:
             if self.processor.has_grammar:
                 self.drafts.num_possible = self.processor.num_possible
                 self.drafts.cut_impossible()
-
-    @property
-    def mode(self) -> VerificationMode:
-        return self.spec.mode
 
     @property
     def committed_len(self) -> int:

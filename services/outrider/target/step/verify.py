@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from outrider.engine import DeviceLost, Engine, EngineSequence, OutOfBlocks, Row
-from outrider.speculation import Candidate, MaskLate, verify
+from outrider.speculation import MaskLate, verify
 from outrider.speculation.logprobs import logprobs_of
 from outrider.target.step.scheduler import TargetRow
 from outrider.target.step.sequence import TargetSequence
 
 
 def verify_rows(engine: Engine, rows: Sequence[TargetRow], taps: tuple[int, ...] = ()) -> None:
-    """Fills in each row's verdict or error. A row that failed keeps its earlier KV; the others are not affected. taps:
+    """Fills in each row. A row that failed keeps its earlier KV; the others are not affected. taps:
     the layers whose states are wanted too, as Engine.forward_tapped has them.
 
     Raises OutOfBlocks, with nothing changed, when the pool cannot hold the rows, and DeviceLost.
@@ -39,22 +39,21 @@ def verify_rows(engine: Engine, rows: Sequence[TargetRow], taps: tuple[int, ...]
             rows[0].drop_draft()
             verify_rows(engine, rows, taps)
         else:
-            rows[0].error, rows[0].raised = error, True
+            rows[0].cut_before(0, error)
+            rows[0].raised = True
 
 
 def _run(engine: Engine, rows: Sequence[TargetRow], taps: tuple[int, ...]) -> None:
     logits = take_prompt(rows, _forward(engine, rows, taps))
     deciding = [row for row in rows if row.decides]
-    verdicts = verify(logits, list(map(_candidate, deciding))) if deciding else []
-    for row, verdict in zip(deciding, verdicts, strict=True):
-        if verdict.error is None:
-            row.verdict = verdict
-        elif isinstance(verdict.error, MaskLate):
+    if deciding:
+        verify(logits, deciding)
+    for row in deciding:
+        # Another error is a request that cannot be served, and no fault of the model: nothing is run again.
+        if isinstance(row.error, MaskLate):
             # The same row comes again in a later step.
+            row.error = None
             engine.kv.rewind(kv_of(row.sequence), row.base_len - 1)
-        else:
-            # A request that cannot be served is no fault of the model: nothing is run again.
-            row.error = verdict.error
 
 
 def _forward(engine: Engine, rows: Sequence[TargetRow], taps: tuple[int, ...]) -> Tensor:
@@ -73,17 +72,6 @@ def _engine_row(row: TargetRow, num_tapped: int = 0) -> Row:
     num_logits = num_prompt_rows(row) + (count + 1 if row.decides else 0)
     parents = draft.parents or range(-1, count - 1)
     return Row(kv_of(sequence), tokens, num_logits, parents=parents, num_tapped=num_tapped)
-
-
-def _candidate(row: TargetRow) -> Candidate:
-    sequence = row.sequence
-    return Candidate(
-        params=sequence.spec.params,
-        mode=sequence.mode,
-        draft=row.draft,
-        processor=sequence.processor,
-        num_top=sequence.spec.num_top,
-    )
 
 
 def kv_of(sequence: TargetSequence) -> EngineSequence:

@@ -198,7 +198,7 @@ class Feed:
 def _filled(report: TargetReport, commits: Iterable[tuple[Any, ...]]) -> TargetReport:
     """With these commits: outside of the thread that schedules."""
     for key, base_len, fresh, finish, verified, times, num_cached in commits:
-        row = StepRow(None, key, base_len, times=times or Times(), num_cached_tokens=num_cached)
+        row = StepRow(sequence=None, key=key, base_len=base_len, times=times or Times(), num_cached_tokens=num_cached)
         verified.fill(row, fresh, finish or Finish.NONE)
         row.sources = tokens_by_source(row.draft, row.accepted, range(row.num_verified))
         report.commits.append(row)

@@ -139,9 +139,16 @@ class VllmEngine:
         facts, name = self._scheduler.step, sequence.request_id
         verified = self._verified(name)
         count = facts.counts[name] - len(verified.draft)
-        made = StepRow(sequence, sequence.key, sequence.committed_len, 0, count, decides, facts.decodes(name))
-        made.times, made.draft = sequence.timer.times, verified.draft
-        return made
+        return StepRow(
+            sequence=sequence,
+            key=sequence.key,
+            base_len=sequence.committed_len,
+            num_tokens=count,
+            decides=decides,
+            decodes=facts.decodes(name),
+            times=sequence.timer.times,
+            draft=verified.draft,
+        )
 
     def _verified(self, request_id: str) -> ChainRow:
         found: ChainRow = self._scheduler.verified.get(request_id, NOTHING)

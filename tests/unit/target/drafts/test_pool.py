@@ -144,7 +144,9 @@ def committed(
 ) -> StepRow[None]:
     accepted = range(max(0, min(drafted, len(tokens) - 1)))
     draft = DraftTree(base_len, (9,) * drafted, serial=serial)
-    return StepRow(None, KEY, base_len, draft=draft, token_ids=tokens, accepted=accepted, finish=finish)
+    return StepRow(
+        sequence=None, key=KEY, base_len=base_len, draft=draft, token_ids=tokens, accepted=accepted, finish=finish
+    )
 
 
 def guess(base_len: int, *tokens: int, **fields: Any) -> sequence.Draft:

@@ -99,7 +99,8 @@ def test_nonsense_ends_what_it_names_and_nothing_else(tiny: Path, seed: int) -> 
 def test_a_report_becomes_one_message_for_each_stream_it_concerns() -> None:
     times = Times(queue_s=0.00025, wait_s=0.0001, prefill_s=0.002)
     draft = DraftTree(10, (7, 9, 3), chances=(1.0, 0.8, 0.2), serial=12)
-    committed = StepRow(None, key(5, stream=1), 10, times=times, draft=draft, token_ids=[7, 8], accepted=[0])
+    about = {"sequence": None, "key": key(5, stream=1), "base_len": 10}
+    committed: StepRow[None] = StepRow(**about, times=times, draft=draft, token_ids=[7, 8], accepted=[0])  # type: ignore[arg-type]
     committed.num_verified, committed.finish = 2, Finish.STOP
     committed.num_dropped, committed.num_prompt_tokens, committed.num_cached_tokens = 4, 6, 3
     failed = Failed(key(6, stream=2), InvalidRequest("mode", "no"))
@@ -129,7 +130,8 @@ def test_what_an_unforeseen_error_says_stays_inside() -> None:
 def test_what_a_sequence_took_goes_with_its_commit_or_by_itself_once_it_has_ended() -> None:
     times = Times(share_s=0.004, drafted_s=0.002, wasted_s=0.0015)
     draft = DraftTree(10, (9, 20, 21), parents=(-1, -1, -1), serial=1)
-    committed = StepRow(None, key(5, stream=1), 10, times=times, draft=draft, token_ids=[7], finish=Finish.STOP)
+    about = {"sequence": None, "key": key(5, stream=1), "base_len": 10}
+    committed: StepRow[None] = StepRow(**about, times=times, draft=draft, token_ids=[7], finish=Finish.STOP)  # type: ignore[arg-type]
     removed = [(key(5, stream=1), Times()), (key(6, stream=2), Times(share_s=0.0007))]
     responses = response_of(TargetReport(commits=[committed], removed=removed))
     [commit] = responses[1].commits

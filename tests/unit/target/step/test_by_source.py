@@ -79,7 +79,14 @@ def commit(
     draft: DraftTree, accepted: list[int], sources: list[SourceTokens], stats: sequence_pb2.DraftStats | None
 ) -> sequence_pb2.Commit:
     made = StepRow(
-        None, key(5), 10, draft=draft, token_ids=[5, 8, 3], accepted=accepted, num_verified=2, sources=sources
+        sequence=None,
+        key=key(5),
+        base_len=10,
+        draft=draft,
+        token_ids=[5, 8, 3],
+        accepted=accepted,
+        num_verified=2,
+        sources=sources,
     )
     [message] = response_of(TargetReport(commits=[made]), {} if stats is None else {key(5): stats})[1].commits
     return message

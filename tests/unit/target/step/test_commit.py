@@ -1,15 +1,14 @@
-"""From verdict to commit: ends are exact, also inside an accepted block."""
+"""From verification to commit: ends are exact, also inside an accepted block."""
 
 from __future__ import annotations
 
 import pytest
 from outrider.sequence.key import Finish, SequenceKey
-from outrider.speculation import Verdict
 from outrider.target.requests.row import StepRow
 from outrider.tree import DraftTree
 
 # Three drafts accepted of four, the fourth rejected, then the target's own token.
-VERDICT = Verdict(token_ids=[5, 6, 7, 8], num_accepted=3, num_verified=4, path=[1, 2, 3])
+VERIFIED = {"token_ids": [5, 6, 7, 8], "accepted": [0, 1, 2], "num_verified": 4}
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,8 @@ VERDICT = Verdict(token_ids=[5, 6, 7, 8], num_accepted=3, num_verified=4, path=[
 def test_an_end_is_exact_wherever_it_is_in_the_block(
     stops: set[int], remaining: int, committed: tuple[list[int], int, int, Finish]
 ) -> None:
-    row = StepRow(None, SequenceKey(1, 1), 10, draft=DraftTree(10, (5, 6, 7, 9)), verdict=VERDICT)
-    row.take_verdict(stops, remaining)
+    draft = DraftTree(10, (5, 6, 7, 9))
+    row = StepRow(sequence=None, key=SequenceKey(1, 1), base_len=10, draft=draft, **VERIFIED)  # type: ignore[arg-type]
+    row.until_end(stops, remaining)
     assert (row.token_ids, row.num_verified, row.num_accepted, row.finish) == committed
     assert row.num_drafted == 4

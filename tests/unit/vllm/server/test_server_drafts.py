@@ -54,7 +54,8 @@ class Following(ServerDrafts):
         return {key: address for key, (address, _) in self.fixed._drafted_by.items()}
 
     def commit(self, key: SequenceKey, base_len: int, tokens: list[int], finish: Finish = Finish.NONE) -> None:
-        self.step(TargetReport(commits=[StepRow(None, key, base_len, token_ids=tokens, finish=finish)]))
+        row = StepRow(sequence=None, key=key, base_len=base_len, token_ids=tokens, finish=finish)
+        self.step(TargetReport(commits=[row]))
 
 
 @contextlib.asynccontextmanager
