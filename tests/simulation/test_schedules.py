@@ -15,7 +15,7 @@ from tests.simulation import draw, run_schedule
 from tests.simulation.command import run_all, run_seeds
 
 QUICK = 200
-PART = 50
+PART = 25
 SCHEDULES = 2000
 _LATER = range(PART, QUICK, PART)
 

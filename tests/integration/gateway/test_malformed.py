@@ -33,8 +33,8 @@ async def test_no_malformed_body_or_message_is_the_gateways_fault(
 ) -> None:
     monkeypatch.setattr("outrider.gateway.tenants.admission._REFUSALS", 1e6)
     async with routing(router) as address, gateway(address, limits=LIMITS) as running:
-        ends = await http_bodies(running.http_address, 600, seed=1)
-        ends += await grpc_messages(running.grpc_address, 450, seed=3)
+        ends = await http_bodies(running.http_address, 400, seed=1)
+        ends += await grpc_messages(running.grpc_address, 300, seed=3)
         assert running.core.admission.running == 0
         errors = errors_in(caplog)
     assert not bad_ends(ends)

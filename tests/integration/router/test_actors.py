@@ -27,6 +27,9 @@ from tests.fakes import FakeDraft, FakeTarget, continuation, serving_draft, serv
 from tests.integration.router.conftest import Fleet
 from tests.route_call import RouteCall
 
+# Each starts a Ray of its own. The stack of tests/e2e has one too.
+pytestmark = pytest.mark.slow
+
 
 @asynccontextmanager
 async def controller(url: str, ray_dir: Path) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -159,8 +162,6 @@ async def test_router_actors_serve_come_back_on_their_port_and_leave_nothing_beh
         assert set(left) <= {router_process.pid}
 
 
-# Each starts a Ray of its own.
-@pytest.mark.slow
 @pytest.mark.parametrize("server", ["raylet", "gcs_server"])
 async def test_a_controller_whose_ray_died_ends_with_all_that_it_started(
     metadata_url: str, ray_dir: Path, server: Any
@@ -178,7 +179,6 @@ async def test_a_controller_whose_ray_died_ends_with_all_that_it_started(
         assert list(ray_dir.iterdir()) == []
 
 
-@pytest.mark.slow
 async def test_a_gcs_that_dies_while_ray_starts_ends_the_controller_as_well(metadata_url: str, ray_dir: Path) -> None:
     async with controller(metadata_url, ray_dir) as process:
         (gcs,) = await asyncio.to_thread(children_named, process.pid, "gcs_server")

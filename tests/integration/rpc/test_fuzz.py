@@ -12,7 +12,7 @@ from outrider.rpc.channel import create_channel
 from tests.soak.rpc_fuzz import Outcome, attack, undisturbed
 from tests.soak.rpc_services import ALL, RPCS, Rpc, serving_all
 
-PER_RPC = 25
+PER_RPC = 15
 
 
 async def test_whatever_is_sent_is_answered_and_never_as_a_fault_of_the_server(

@@ -315,7 +315,7 @@ async def test_bad_settings_end_their_sequence_and_unknown_ids_nothing(tiny: Pat
 LONG = sp.Stopping(max_new_tokens=400)
 
 
-@pytest.mark.parametrize("how", ["cancel", "half-close", "deadline"])
+@pytest.mark.parametrize("how", ["cancel", "half-close", pytest.param("deadline", marks=pytest.mark.slow)])
 async def test_however_a_stream_ends_its_sequences_are_closed(tiny: Path, how: str) -> None:
     async with target_and_draft(tiny) as (servicer, stub, draft):
         other = Router(stub)

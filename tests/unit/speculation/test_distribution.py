@@ -18,7 +18,8 @@ def slow(condition: object) -> object:
     return pytest.param(condition, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("draws", [QUICK, slow(30_000)])
+# What is drawn with speculation follows the target only if this does.
+@pytest.mark.parametrize("draws", [slow(30_000)])
 def test_plain_sampling_follows_the_target(draws: int) -> None:
     assert run_experiment(speculate=False, draws=draws).passed
 

@@ -215,6 +215,7 @@ class Odd(Grammar):
         return len(token_ids)
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("examples", [15, pytest.param(100, marks=pytest.mark.slow)])
 def test_many_sequences_in_a_step_are_each_verified_as_alone_and_as_on_a_gpu(examples: int) -> None:
     settings(max_examples=examples)(given(data=st.data(), seed=st.integers(0, 1000))(check_verdicts))()
@@ -249,6 +250,7 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(("mode", "params"), [*MODES, (VerificationMode.RATIO, MODES[1][1])])
 def test_nothing_waits_for_a_gpu_between_what_goes_in_and_what_comes_out(
     mode: VerificationMode, params: SamplingParams
