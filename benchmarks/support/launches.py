@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from outrider.engine import EngineConfig, Row
@@ -20,7 +20,7 @@ from outrider.engine.attention.paged import TritonAttention
 from outrider.engine.loading.assembly import assemble
 from outrider.engine.models.decoder import register_attention
 from outrider.engine.run.buckets import choose, make_buckets
-from outrider.engine.run.graphs import GraphRunner, GraphShape
+from outrider.engine.run.graphs import GraphRecorder, GraphRunner, GraphShape, Recorded
 from outrider.heads import MtpHead, TargetParts
 from outrider.heads.engine import head_engine
 from outrider.heads.interface import HeadSettings
@@ -29,7 +29,6 @@ from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import Candidate, LogitsOptions, LogitsProcessor, SamplingParams, VerificationMode
 from outrider.speculation.batched import verify_batched
-from outrider.speculation.proposals import propose_batched
 from outrider.tree import DraftTree
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -44,6 +43,16 @@ _PRODUCTS = {"mm", "addmm", "bmm", "linear"}
 _ATTENTION = {"attend_kernel", "reduce_kernel"}
 _NOTHING = {"empty", "empty_strided", "new_empty", "empty_like", "detach", "_unsafe_view", "lift_fresh", "resolve_conj"}
 _CONFIG = EngineConfig(num_blocks=64, attention="triton", execution="transformers", prefix_cache=False)
+
+
+class _Rerun(GraphRecorder):
+    """Runs again what a GPU would replay."""
+
+    def __init__(self) -> None:
+        pass
+
+    def record(self, run: Callable[[], None]) -> Recorded:
+        return SimpleNamespace(replay=run)
 
 
 class Counts(Counter[str]):
@@ -153,7 +162,7 @@ def _model(shape: str) -> Callable[[int], None]:
     attention = engine._attention
     assert isinstance(attention, TritonAttention)
     graphs = GraphShape(make_buckets(_ROWS, 64), _VOCABULARY, _CONTEXT // _BLOCK, 0)
-    runner = GraphRunner(engine._decoder, attention, engine._cache, graphs, torch.device("cpu"))
+    runner = GraphRunner(engine._decoder, attention, engine._cache, graphs, torch.device("cpu"), _Rerun())
     sequences = [engine.kv.open([]) for _ in range(_ROWS)]
 
     def step(positions: int) -> None:
@@ -195,17 +204,15 @@ def _proposal(shape: str) -> Counts:
     settings = HeadSettings(8 * heads, heads, kv_heads, 16, 64, 1e-5, _llama(heads, kv_heads, 1))
     target = TargetParts(torch.randn(_VOCABULARY, settings.width), 50 * torch.randn(_VOCABULARY, settings.width), 4)
     head = MtpHead(settings, target).bfloat16().eval().requires_grad_(False)
-    runner = HeadRunner(head, head_engine(head, _CONFIG, _CONTEXT))
+    engine = head_engine(head, _CONFIG, _CONTEXT)
+    assert engine is not None
+    engine.record(head, _Rerun(), 0)
+    runner = HeadRunner(head, engine)
     spec = SequenceSpec(tuple(_PROMPT), _GREEDY, VerificationMode.GREEDY, 32, speculation=Speculation(_HEAD_TOKENS))
     tokens = [list(_PROMPT) for _ in range(_ROWS)]
     texts = [runner.open(spec, each) for each in tokens]
     states = torch.ones(len(_PROMPT), settings.width).bfloat16()
-    # Without a GPU, rows would be proposed for one by one.
-    with (
-        torch.inference_mode(),
-        patch("outrider.heads.runner.propose", propose_batched),
-        counted(["speculation"]) as counts,
-    ):
+    with torch.inference_mode(), counted(["speculation"]) as counts:
         for text in texts:
             runner.see(text, 0, states)
         runner.read(texts)

@@ -33,7 +33,7 @@ def guess_logits(head: DraftHead, token_ids: Tensor, states: Tensor) -> Tensor:
 def agreement(head: DraftHead, token_ids: Tensor, states: Tensor) -> float:
     """Share of the text's tokens that the head guesses from those before: first-token acceptance of greedy text."""
     best = guess_logits(head, token_ids, states)[:-1].argmax(-1)
-    guesses = best if head.token_map is None else head.token_map.to(best.device)[best]
+    guesses = best if head.token_map is None else head.token_map[best]
     return float((guesses == token_ids[2:]).float().mean())
 
 

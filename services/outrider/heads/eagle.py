@@ -55,16 +55,15 @@ class Eagle3Head(LayeredHead):
         width = settings.width
         layers = [_FirstLayer(settings), *(HeadLayer(settings, number) for number in range(1, settings.layers))]
         embedding = torch.empty(target.embedding.shape[0], width) if variant.own_embedding else target.embedding
-        super().__init__(settings, layers, embedding, nn.Linear(width, variant.logits_width, bias=False))
-        self.token_map = token_map
+        super().__init__(settings, layers, embedding, nn.Linear(width, variant.logits_width, bias=False), token_map)
         self.passes_normed = variant.norm_output
-        self._variant = variant
+        self.variant = variant
         self.reads(variant.taps, variant.target_width, normed=variant.fc_norm)
         if variant.norm_before_fc:
             self.input_norm = Norm(len(variant.taps) * variant.target_width, settings)
 
     def features(self, states: Tensor) -> Tensor:
-        if self._variant.norm_before_fc:
+        if self.variant.norm_before_fc:
             states = self.input_norm(states.to(self.norm.weight.dtype))
         return super().features(states)
 
@@ -72,4 +71,4 @@ class Eagle3Head(LayeredHead):
         first: Any = self.layers[0]
         normed = first.hidden_norm(features)
         attended = torch.cat([first.input_layernorm(tokens), normed], -1)
-        return (normed if self._variant.norm_before_residual else features), attended
+        return (normed if self.variant.norm_before_residual else features), attended

@@ -7,32 +7,40 @@ layers and its rows of the vocabulary, in 8 bits; elsewhere torch does.
 from __future__ import annotations
 
 import copy
+import logging
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outrider.engine import Engine, EngineConfig, ModelInfo, Row
+from outrider.engine import Engine, EngineConfig, ModelInfo, OutOfBlocks, Row
 from outrider.engine.attention import Attention, Batch, KVCache, Shape, make_attention
+from outrider.engine.attention.paged import TritonAttention
 from outrider.engine.backends import cpu
 from outrider.engine.backends.cpu.build import Kernels
 from outrider.engine.checkpoints.quantization import Int8Linear, quantize
-from outrider.engine.models.decoder import Decoder
+from outrider.engine.kv.step import Step
+from outrider.engine.models.decoder import HeadDecoder
+from outrider.engine.models.fused_gpu import can_fuse_on_gpu
 from outrider.engine.models.memory import Need, available_bytes, kv_blocks
-from outrider.engine.models.taps import Taps
+from outrider.engine.models.taps import HEAD_INPUT, Taps
+from outrider.engine.run.buckets import make_buckets
+from outrider.engine.run.graphs import GraphRecorder, GraphShape
+from outrider.heads.fused_gpu import GpuHead
 from outrider.heads.interface import DraftHead, HeadSettings
 from outrider.heads.layer import LayeredHead
 from outrider.heads.mtp import MtpHead
+from outrider.heads.recorded import ROWS, DraftedText, HeadChains, HeadGraphs
+from outrider.speculation import Proposal
 
+log = logging.getLogger(__name__)
 
-class HeadDecoder(Decoder, Protocol):
-    """A head in the form that the engine runs. Instead of the head's inputs it gives the features of the next step."""
-
-    features: Tensor
-    """Of the next forward's tokens, [tokens, width]."""
+_READ_TOKENS = 256
+"""Most tokens of a recorded step that reads. A longer one hides its launches."""
 
 
 class HeadEngine(Engine):
@@ -43,13 +51,54 @@ class HeadEngine(Engine):
     ) -> None:
         super().__init__(decoder, cache, info, config, attention=attention)
         self._head = decoder
+        self._chains: HeadChains | None = None
+
+    @torch.inference_mode()
+    def record(self, head: LayeredHead, recorder: GraphRecorder, scratch_slot: int) -> None:
+        """From now on its steps on a GPU are recorded ones."""
+        attention, info = self._attention, self.info
+        assert isinstance(attention, TritonAttention)
+        started_s = time.monotonic()
+        buckets = make_buckets(ROWS[-1], _READ_TOKENS)
+        shape = GraphShape(
+            buckets, head.lm_head.out_features, -(-info.max_context_len // info.block_size), scratch_slot
+        )
+        weight = head.norm.weight
+        features = torch.zeros(_READ_TOKENS, head.settings.width, dtype=weight.dtype, device=weight.device)
+        graphs = HeadGraphs(self._head, attention, self._cache, shape, features, recorder)
+        graphs.capture_all((HEAD_INPUT,))
+        chains = HeadChains(self._head, attention, self._cache, shape, features, head.token_map)
+        chains.record(recorder)
+        self._graphs, self._chains = graphs, chains
+        log.info("recorded the steps of the head in %.1f s", time.monotonic() - started_s)
 
     @torch.inference_mode()
     def forward_head(self, rows: Sequence[Row], features: Tensor) -> tuple[Tensor, Tensor]:
         """features [tokens of all rows, width] → float32 logits and the features of the next step, each [logits wanted,
-        …]. Raises OutOfBlocks, with nothing changed."""
+        …]. The last token of each row is tapped, and has its logits. Raises OutOfBlocks, with nothing changed."""
         self._head.features = features
-        return self.forward_with_hidden(rows)
+        if self._graphs is None:
+            return self.forward_with_hidden(rows)
+        # The next step, which may be a draft's, has the same memory.
+        logits, following = self.forward_tapped(rows, (HEAD_INPUT,))
+        return logits.clone(), following.clone()
+
+    @torch.inference_mode()
+    def draft(self, texts: Sequence[DraftedText], count: int) -> list[list[Proposal]] | None:
+        """So many tokens for each. None if they are to be drafted step by step: the steps are not recorded, or do not
+        fit."""
+        if self._chains is None:
+            return None
+        try:
+            self.kv.allocate([Row(text.kv, [0] * (count - 1), 0) for text in texts if count > 1])
+        except OutOfBlocks:
+            return None
+        if not self._chains.fits(texts, count):
+            return None
+        with self._on_device():
+            self._prepare_cache(Step(wiped=self.kv.take_unclean(), moves=self.kv.take_moves()))
+            parts = [texts[at : at + ROWS[-1]] for at in range(0, len(texts), ROWS[-1])]
+            return [found for part in parts for found in self._chains.draft(part, count)]
 
 
 def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngine | None:
@@ -68,7 +117,8 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
     cache = KVCache.allocate(
         layers=settings.layers,
         kv_heads=settings.kv_heads,
-        slots=blocks * config.block_size,
+        # One block more on a GPU, as a model's: see there.
+        slots=(blocks + (device.type == "cuda")) * config.block_size,
         head_dim=settings.head_dim,
         dtype=dtype,
         device=device,
@@ -80,7 +130,9 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
         decoder, attention = NativeHead(head, shape, kernels, context), cpu.NativeAttention(kernels)
     else:
         sizes = Shape(settings.heads, settings.kv_heads, settings.head_dim, config.block_size)
-        decoder, attention = TorchHead(head), make_attention(config.attention, sizes, device)
+        attention = make_attention(config.attention, sizes, device)
+        fused = isinstance(attention, TritonAttention) and not settings.gated and can_fuse_on_gpu(_Llama(head, shape))
+        decoder = GpuHead(head, _Llama(head, shape), _whole_blocks(context, config)) if fused else TorchHead(head)
     info = ModelInfo(
         head.embed_tokens.num_embeddings,
         context,
@@ -90,7 +142,11 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
         config.device,
         decoder.execution,
     )
-    return HeadEngine(decoder, cache, info, config, attention)
+    engine = HeadEngine(decoder, cache, info, config, attention)
+    if device.type == "cuda" and config.cuda_graphs and isinstance(attention, TritonAttention):
+        with torch.cuda.device(device):
+            engine.record(head, GraphRecorder(device), blocks * config.block_size)
+    return engine
 
 
 def read_natively(head: DraftHead, kernels: Kernels) -> None:
@@ -107,10 +163,19 @@ def torch_engine(head: DraftHead, num_blocks: int = 512, *, prefix_cache: bool =
     return head_engine(head, config, num_blocks * config.block_size)
 
 
+def _whole_blocks(context: int, config: EngineConfig) -> int:
+    """A draft may go on to the end of the last block."""
+    return -(-context // config.block_size) * config.block_size
+
+
 def _num_blocks(settings: HeadSettings, config: EngineConfig, context: int, dtype: torch.dtype) -> int:
     block = 2 * settings.layers * settings.kv_heads * settings.head_dim * dtype.itemsize * config.block_size
-    need = Need("the head", 0, dtype.itemsize, str(dtype), block, -(-context // config.block_size))
     free, kind = available_bytes(config.device), torch.device(config.device).type
+    # Logits, and those that a recorded step makes before they are where the next ones are too.
+    working = 0 if kind == "cpu" else 8 * (_READ_TOKENS + ROWS[-1]) * settings.rotary.vocab_size
+    need = Need(
+        "the head", 0, dtype.itemsize, str(dtype), block, -(-context // config.block_size), working_bytes=working
+    )
     most = kv_blocks(need, free, kind, blocks=None, kv_bytes=config.kv_cache_bytes)
     return min(most, config.num_blocks or sys.maxsize)
 
@@ -141,7 +206,10 @@ class TorchHead:
         self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
     ) -> tuple[Tensor, Tensor]:
         out, hidden = self._head(token_ids[None], self.features[None], positions[None], PagedMemory(batch))
-        return self._head.logits(hidden[0, rows]).float(), out[0, rows]
+        following = out[0, rows]
+        if taps is not None:
+            taps.found[HEAD_INPUT] = following
+        return self._head.logits(hidden[0, rows]).float(), following
 
 
 class NativeHead:
@@ -210,6 +278,14 @@ class _Llama(nn.Module):
         if isinstance(head, MtpHead):
             state_norm = getattr(head.enorm, "weight", None)
             self.join = cpu.Join(head.eh_proj, state_norm, head.hnorm.weight, head.early)
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding

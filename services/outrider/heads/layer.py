@@ -35,6 +35,8 @@ class Rotary:
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """positions [batch, tokens] → cos and sin, each [batch, 1, tokens, rotated width]."""
+        if self.table.inv_freq.device != positions.device:
+            self.table.to(positions.device)
         cos, sin = self.table(torch.empty(0, device=positions.device), positions)
         return cos[:, None], sin[:, None]
 
@@ -129,9 +131,14 @@ class LayeredHead(nn.Module):
     """Whether the feature of the next step is taken after the last norm."""
 
     def __init__(
-        self, settings: HeadSettings, layers: Iterable[nn.Module], embedding: Tensor, lm_head: nn.Linear
+        self,
+        settings: HeadSettings,
+        layers: Iterable[nn.Module],
+        embedding: Tensor,
+        lm_head: nn.Linear,
+        token_map: Tensor | None,
     ) -> None:
-        """embedding [vocab, width]"""
+        """embedding [vocab, width]; token_map [logits width]: the tokens it proposes."""
         super().__init__()
         self.settings = settings
         self.layers = nn.ModuleList(layers)
@@ -139,6 +146,8 @@ class LayeredHead(nn.Module):
         self.embed_tokens = nn.Embedding.from_pretrained(embedding)  # type: ignore[no-untyped-call]
         self.lm_head = lm_head
         self.rotary = Rotary(settings)
+        # A buffer, for it goes where the weights go.
+        self.register_buffer("token_map", token_map, persistent=False)
 
     def reads(self, taps: tuple[int, ...], target_width: int, *, normed: bool = True) -> None:
         """Of the states of these layers it makes one feature; normed: after a norm of each."""

@@ -28,6 +28,7 @@ class MedusaHead(nn.Module):
     kind = "medusa"
     recurrent = False
     taps: tuple[int, ...] = ()
+    token_map: Tensor | None
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class MedusaHead(nn.Module):
         """own_heads: each block has a vocabulary head of its own; otherwise all use the target's."""
         super().__init__()
         self.lookahead = blocks
-        self.token_map = token_map
+        self.register_buffer("token_map", token_map, persistent=False)
         self.blocks = nn.ModuleList(MedusaBlock(target.width, layers, bias) for _ in range(blocks))
         self.lm_heads = nn.ModuleList(target_rows(target, token_map) for _ in range(blocks if own_heads else 1))
 

@@ -32,12 +32,11 @@ class MtpHead(LayeredHead):
         of its layers come before the join. taps: the layers of the target whose states it reads; of none, the inputs of
         the target's vocabulary head."""
         layers = (HeadLayer(settings, number) for number in range(settings.layers))
-        super().__init__(settings, layers, target.embedding, target_rows(target, token_map))
+        super().__init__(settings, layers, target.embedding, target_rows(target, token_map), token_map)
         width = settings.width
         self.enorm: nn.Module = Norm(width, settings) if norms_tokens else nn.Identity()
         self.hnorm = Norm(width, settings)
         self.eh_proj = nn.Linear(2 * width, width, bias=False)
-        self.token_map = token_map
         self.early = early
         if taps:
             self.reads(taps, target.width)

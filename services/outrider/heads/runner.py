@@ -10,12 +10,12 @@ from torch import Tensor
 from outrider.engine import EngineSequence, Row
 from outrider.heads.engine import HeadEngine
 from outrider.heads.interface import ChainMemory, DraftHead
+from outrider.heads.recorded import OTHERS, DraftedText
 from outrider.heads.text import GrowingDraft, HeadText, Place
 from outrider.sequence.spec import SequenceSpec
 from outrider.speculation import propose
 from outrider.tree import DraftTree
 
-_OTHERS = 2
 # Positions of a long text that are read at once; texts with fewer unread than _SHORT are read together.
 _READ_AT_ONCE, _SHORT = 512, 16
 
@@ -104,13 +104,35 @@ class HeadRunner:
         """A proposal for each text, which is ready, of at most so many tokens."""
         drafts, counts = [GrowingDraft.of(text) for text in texts], self._affordable(texts, counts)
         try:
-            for number in range(max(counts, default=0)):
-                pairs = zip(texts, drafts, counts, strict=True)
-                self._grow([(t, draft) for t, draft, count in pairs if number < count and self._may_grow(draft)])
+            if not self._draft_at_once(texts, drafts, counts):
+                for number in range(max(counts, default=0)):
+                    pairs = zip(texts, drafts, counts, strict=True)
+                    self._grow([(t, draft) for t, draft, count in pairs if number < count and self._may_grow(draft)])
         finally:
             for text in texts:
                 self._forget_draft(text)
         return [draft.tree(self._head.kind) for draft in drafts]
+
+    def _draft_at_once(self, texts: Sequence[HeadText], drafts: Sequence[GrowingDraft], counts: Sequence[int]) -> bool:
+        """On a GPU, whose steps go on after a draft has ended. Returns whether that could be."""
+        if self._engine is None or not texts:
+            return False
+        found = self._engine.draft(
+            [
+                DraftedText(
+                    text.kv, text.spec.params, text.spec.mode, draft.base_len, draft.place.logits, draft.place.feature
+                )
+                for text, draft in zip(texts, drafts, strict=True)
+            ],
+            max(counts),
+        )
+        if found is None:
+            return False
+        for draft, count, proposals in zip(drafts, counts, found, strict=True):
+            for proposal in proposals[:count]:
+                if self._may_grow(draft):
+                    draft.add(proposal)
+        return True
 
     def _affordable(self, texts: Sequence[HeadText], counts: Sequence[int]) -> list[int]:
         """A text for which the pool has no room drafts one token, which is not run."""
@@ -140,8 +162,8 @@ class HeadRunner:
             [text.spec.params for text, _ in growing],
             [text.spec.mode for text, _ in growing],
             [draft.base_len + len(draft.chain) for _, draft in growing],
-            token_map=None if token_map is None else token_map.to(rows.device),
-            num_others=_OTHERS,
+            token_map=token_map,
+            num_others=OTHERS,
         )
         for (_, draft), proposal in zip(growing, proposals, strict=True):
             draft.add(proposal)
@@ -162,7 +184,7 @@ class HeadRunner:
         """Reads tokens, each after the position of its feature. Returns where each text is after its last token."""
         if self._engine is None:
             return self._at_last_tokens([each[-1] for each in ids], torch.stack([each[-1:] for each in features]))
-        rows = [Row(text.kv, tokens, 1) for text, tokens in zip(texts, ids, strict=True)]
+        rows = [Row(text.kv, tokens, 1, num_tapped=1) for text, tokens in zip(texts, ids, strict=True)]
         logits, following = self._engine.forward_head(rows, torch.cat(list(features)))
         return [Place(following[row : row + 1], logits[row : row + 1]) for row in range(len(rows))]
 

@@ -6,7 +6,7 @@ inputs go to the device in one copy, and all results come back in one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq
 
@@ -115,10 +115,9 @@ def guess_batched(
     count = min(1 + num_others, logits.shape[-1])
     sampled, ratio = Sampled(), list[int]()
     for row, (settings, mode, position) in enumerate(zip(params, modes, positions, strict=True)):
-        if settings.greedy or mode is VerificationMode.GREEDY:
-            continue
-        sampled.add([row], settings, [position])
-        if mode is VerificationMode.RATIO:
+        if is_sampled(settings, mode):
+            sampled.add([row], settings, [position])
+        if is_drawn(settings, mode):
             ratio.append(row)
     columns = Columns()
     sampled.lay_out(columns, *logits.shape)
@@ -129,15 +128,29 @@ def guess_batched(
     results = [found.flatten()]
     if ratio:
         rows = sent["ratio"]
-        results.append(_quantized(logits[rows], found[rows, :1], sent["temperatures"], token_map).flatten())
+        results.append(quantized(logits[rows], found[rows, :1], sent["temperatures"], token_map).flatten())
     numbers = (torch.cat(results) if ratio else results[0]).cpu()
-    of_rows = numbers[: found.numel()].view(found.shape)
-    ids, chances = of_rows[:, 1 : 1 + count].long().tolist(), of_rows[:, 1 + count :].tolist()
-    tables = numbers[found.numel() :].long().view(len(ratio), 2, -1).tolist() if ratio else []
+    tables = numbers[found.numel() :].long().view(len(ratio), 2, -1) if ratio else ()
+    return guesses_of(numbers[: found.numel()].view(found.shape), dict(zip(ratio, tables, strict=True)))
+
+
+def is_sampled(params: SamplingParams, mode: VerificationMode) -> bool:
+    return not params.greedy and mode is not VerificationMode.GREEDY
+
+
+def is_drawn(params: SamplingParams, mode: VerificationMode) -> bool:
+    """Whether a token is drawn from q."""
+    return not params.greedy and mode is VerificationMode.RATIO
+
+
+def guesses_of(rows: Tensor, tables: Mapping[int, Tensor]) -> Guesses:
+    """rows: what `guess` finds; tables: what `quantized` finds for those that are drawn, int64. Both on the host."""
+    count = rows.shape[1] // 2
+    ids, chances = rows[:, 1 : 1 + count].long().tolist(), rows[:, 1 + count :].tolist()
     return Guesses(
         [row[0] for row in ids],
         [row[0] for row in chances],
-        {row: _without_zeros(*table) for row, table in zip(ratio, tables, strict=True)},
+        {row: _without_zeros(*table.tolist()) for row, table in tables.items()},
         [
             tuple((one, chance) for one, chance in zip(row[1:], of[1:], strict=True) if chance > 0)
             for row, of in zip(ids, chances, strict=True)
@@ -145,7 +158,7 @@ def guess_batched(
     )
 
 
-def _quantized(logits: Tensor, floors: Tensor, temperatures: Tensor, token_map: Tensor | None) -> Tensor:
+def quantized(logits: Tensor, floors: Tensor, temperatures: Tensor, token_map: Tensor | None) -> Tensor:
     """float64 [rows, 2, at most Q_WIDTH]: token ids and counts, as `quantize`; a count is 0 if p is 0."""
     top = logits.float().topk(min(Q_WIDTH, logits.shape[1]))
     scaled = top.values.double() / temperatures[:, None]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, DraftDistribution, SamplingParams, VerificationMode
-from outrider.speculation.batched import guess_batched
+from outrider.speculation.batched import Guesses, guess_batched
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.sampling import Support, support
 
@@ -72,6 +72,12 @@ def propose_batched(
 ) -> list[Proposal]:
     """As propose, with one copy from the logits' device."""
     guesses = guess_batched(logits, params, modes, positions, token_map, num_others)
+    return proposals_of(guesses, params, modes, positions)
+
+
+def proposals_of(
+    guesses: Guesses, params: Sequence[SamplingParams], modes: Sequence[VerificationMode], positions: Sequence[int]
+) -> list[Proposal]:
     proposals = []
     for row, token_id in enumerate(guesses.token_ids):
         if row in guesses.ratio:

@@ -74,8 +74,11 @@ class Sampled:
 
     def lay_out(self, columns: Columns, num_rows: int, width: int) -> None:
         """As `choose_kernel` has them. `num_rows`, `width`: of the logits."""
-        if not self:
-            return
+        if self:
+            columns.add(**self.columns(num_rows, width))
+
+    def columns(self, num_rows: int, width: int) -> dict[str, NDArray[np.generic]]:
+        """Of at least one row."""
         params, counts = self.params, self.counts
         real = np.array([(p.temperature, p.top_p, max(p.min_p, 1e-300)) for p in params]).T
         real[2] = np.log(real[2])
@@ -92,7 +95,7 @@ class Sampled:
         }
         if any(self.q):
             found["quotas"] = _padded(self.q)
-        columns.add(**found)
+        return found
 
 
 def _padded(distributions: Sequence[DraftDistribution | None]) -> NDArray[np.int64]:

@@ -30,3 +30,5 @@ def test_a_step_is_counted_layer_by_layer() -> None:
         (4 * layers + 1, 2 * layers)
     }
     assert all(found.copies[1] == 1 for name, found in counts.items() if "head" not in name)
+    # One tells its steps where they write, one comes before them: where the texts are read.
+    assert counts["head, 4 tokens"].copies == (2, 1)

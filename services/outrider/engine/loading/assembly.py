@@ -20,7 +20,7 @@ from outrider.engine.models.families import head_dim
 from outrider.engine.models.fused import FusedLlama, can_fuse
 from outrider.engine.models.fused_gpu import GpuLlama, can_fuse_on_gpu
 from outrider.engine.run.buckets import make_buckets
-from outrider.engine.run.graphs import GraphRunner, GraphShape
+from outrider.engine.run.graphs import GraphRecorder, GraphRunner, GraphShape
 from outrider.engine_config import EngineConfig
 
 _STREAM_WORKSPACE = 32 << 20
@@ -137,7 +137,7 @@ def _graphs(
         scratch_slot=info.num_blocks * config.block_size,
     )
     with torch.cuda.device(device):
-        graphs = GraphRunner(decoder, attention, cache, shape, device)
+        graphs = GraphRunner(decoder, attention, cache, shape, device, GraphRecorder(device))
         try:
             graphs.capture_all()
         except RuntimeError as error:

@@ -72,6 +72,13 @@ def register_attention() -> str:
     return _ATTENTION_NAME
 
 
+class HeadDecoder(Decoder, Protocol):
+    """A head in the form that an engine runs. Instead of the head's inputs it gives the features of the next step."""
+
+    features: Tensor
+    """Of the next forward's tokens, [tokens, width]."""
+
+
 class TransformersDecoder:
     """Any AutoModelForCausalLM, unfused."""
 

@@ -97,19 +97,23 @@ class GpuLlama:
         """See Decoder. The batch must be Triton's, whose layout has the slots of the keys."""
         if not isinstance(batch, TritonBatch):
             raise TypeError(f"batch: {type(batch).__name__} has no layout on the device")
-        multiply = self._multiply
         residual = F.embedding(token_ids, self._embedding)
         for number, layer in enumerate(self._layers):
             if taps is not None:
                 taps.take(number, residual)
-            query = self._rotate_store(layer, multiply(residual, layer.qkv), positions, batch, number)
-            multiply(batch.look(query, number, self._scale), layer.output, add_to=residual)
-            multiply(multiply(residual, layer.gate_up, gate=True), layer.down, add_to=residual)
+            self.pass_layer(number, residual, self._multiply(residual, layer.qkv), positions, batch)
         if taps is not None:
             taps.take(len(self._layers), residual)
-            taps.take(HEAD_INPUT, multiply.norm(residual, self._norm))
-        x = multiply.norm(residual[rows], self._norm)
-        return multiply(x, self._head, dtype=torch.float32), x
+            taps.take(HEAD_INPUT, self._multiply.norm(residual, self._norm))
+        x = self._multiply.norm(residual[rows], self._norm)
+        return self._multiply(x, self._head, dtype=torch.float32), x
+
+    def pass_layer(self, number: int, residual: Tensor, qkv: Tensor, positions: Tensor, batch: TritonBatch) -> None:
+        """Adds what a layer adds. qkv: what its attention makes of its inputs."""
+        layer, multiply = self._layers[number], self._multiply
+        query = self._rotate_store(layer, qkv, positions, batch, number)
+        multiply(batch.look(query, number, self._scale), layer.output, add_to=residual)
+        multiply(multiply(residual, layer.gate_up, gate=True), layer.down, add_to=residual)
 
     def _rotate_store(self, layer: _Layer, qkv: Tensor, positions: Tensor, batch: TritonBatch, number: int) -> Tensor:
         """Writes keys and values to the cache; returns the queries, [tokens, heads, head_dim]."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -93,6 +95,35 @@ class StepInputs:
             self._sent.record()
 
 
+class Recorded(Protocol):
+    def replay(self) -> None: ...
+
+
+class GraphRecorder:
+    """Records what is run on a GPU. Graphs of one recorder never run at the same time: their intermediate tensors share
+    memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS keeps a workspace for each stream.
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def record(self, run: Callable[[], None]) -> Recorded:
+        """`run` reads and writes tensors of fixed addresses."""
+        stream = self._stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_RUNS):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # Other threads may call CUDA meanwhile; only this one's calls are recorded.
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            run()
+        return graph
+
+
 @dataclass(frozen=True, slots=True)
 class GraphShape:
     buckets: tuple[Bucket, ...]
@@ -107,7 +138,13 @@ class GraphRunner:
     """A graph for each bucket, captured when it is first needed or all at once by `capture_all`."""
 
     def __init__(
-        self, decoder: Decoder, attention: TritonAttention, cache: KVCache, shape: GraphShape, device: torch.device
+        self,
+        decoder: Decoder,
+        attention: TritonAttention,
+        cache: KVCache,
+        shape: GraphShape,
+        device: torch.device,
+        recorder: GraphRecorder,
     ) -> None:
         self._decoder = decoder
         self._attention = attention
@@ -118,11 +155,8 @@ class GraphRunner:
         self._workspace = attention.workspace(most, cache)
         self._logits = torch.zeros(most, shape.logits_width, dtype=torch.float32, device=device)
         self._states: dict[Layers, Tensor] = {}
-        self._graphs: dict[tuple[Bucket, Layers], torch.cuda.CUDAGraph] = {}
-        # Graphs never run at the same time, so their intermediate tensors may share memory.
-        self._pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
-        # One for all: cuBLAS keeps a workspace for each stream.
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._graphs: dict[tuple[Bucket, Layers], Recorded] = {}
+        self._recorder = recorder
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -156,22 +190,10 @@ class GraphRunner:
                 self._capture(bucket, ())
         log.info("captured %d CUDA graphs in %.1f s", len(self._graphs), time.monotonic() - started_s)
 
-    def _capture(self, bucket: Bucket, layers: Layers) -> torch.cuda.CUDAGraph:
+    def _capture(self, bucket: Bucket, layers: Layers) -> Recorded:
         self._inputs.clear()
         batch = self.batch(bucket)
-        stream = self._stream
-        assert stream is not None, "graphs are recorded on GPUs"
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_RUNS):
-                self.decode(bucket, batch, layers)
-        torch.cuda.current_stream().wait_stream(stream)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may call CUDA meanwhile; only this one's calls are recorded.
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            self.decode(bucket, batch, layers)
-        self._graphs[bucket, layers] = graph
+        graph = self._graphs[bucket, layers] = self._recorder.record(lambda: self.decode(bucket, batch, layers))
         return graph
 
     def batch(self, bucket: Bucket) -> TritonBatch:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, EngineSequence, Row
+from outrider.engine.attention.paged import TritonAttention
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.run.buckets import Bucket, make_buckets
-from outrider.engine.run.graphs import GraphRunner, GraphShape, Layers
+from outrider.engine.run.graphs import GraphRecorder, GraphRunner, GraphShape, Recorded
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -19,20 +22,16 @@ NUM_BLOCKS, BLOCK_SIZE = 24, 8
 CONTEXT = 128
 
 
-class Unrecorded(GraphRunner):
+class Unrecorded(GraphRecorder):
     """Replays by running again: everything of a graph but the recording, which needs a GPU."""
 
-    def _capture(self, bucket: Bucket, layers: Layers) -> torch.cuda.CUDAGraph:
-        batch = self.batch(bucket)
+    def __init__(self) -> None:
+        pass
 
-        class Rerun:
-            replay = staticmethod(lambda: self.decode(bucket, batch, layers))
-
+    def record(self, run: Callable[[], None]) -> Recorded:
         # As before a recording, in a run that makes what the graphs share.
-        self._inputs.clear()
-        self.decode(bucket, batch, layers)
-        self._graphs[bucket, layers] = Rerun()  # type: ignore[assignment]
-        return self._graphs[bucket, layers]
+        run()
+        return SimpleNamespace(replay=run)
 
 
 @pytest.fixture(params=["fused", pytest.param("transformers", marks=pytest.mark.slow)])
@@ -53,9 +52,11 @@ def engine(request: pytest.FixtureRequest, tiny: Path) -> Engine:
     return engine
 
 
-def recorded(engine: Engine) -> Unrecorded:
+def recorded(engine: Engine) -> GraphRunner:
     shape = GraphShape(make_buckets(4, 32), engine.info.vocab_size, CONTEXT // BLOCK_SIZE, NUM_BLOCKS * BLOCK_SIZE)
-    return Unrecorded(engine._decoder, engine._attention, engine._cache, shape, torch.device("cpu"))  # type: ignore[arg-type]
+    attention, device = engine._attention, torch.device("cpu")
+    assert isinstance(attention, TritonAttention)
+    return GraphRunner(engine._decoder, attention, engine._cache, shape, device, Unrecorded())
 
 
 def play(engine: Engine) -> tuple[list[Tensor], list[EngineSequence]]:

@@ -1,0 +1,103 @@
+"""Recorded steps of heads, run unrecorded: what they draft, and what crosses between host and device for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from outrider.engine import EngineConfig
+from outrider.engine.run.graphs import Recorded
+from outrider.heads.engine import head_engine
+from outrider.heads.layer import LayeredHead
+from outrider.heads.runner import HeadRunner
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import Speculation
+from outrider.speculation import SamplingParams, VerificationMode
+from outrider.speculation.proposals import propose_batched
+from outrider.tree import DraftTree
+
+from tests.unit.engine.run.test_graphs import Unrecorded
+from tests.unit.heads.test_engine import KINDS, LENGTHS, made
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+BLOCKS = 24
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=0.9, top_k=20, top_p=0.95, seed=7)
+RATIO = VerificationMode.RATIO
+WAYS = {
+    "greedy": [(GREEDY, VerificationMode.GREEDY)],
+    "every mode": [(SAMPLED, RATIO), (GREEDY, RATIO), (SAMPLED, VerificationMode.COUPLED)],
+}
+
+
+@pytest.fixture(autouse=True)
+def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the interpreter is slow."""
+    for module in ("engine", "recorded"):
+        monkeypatch.setattr(f"outrider.heads.{module}.ROWS", (4,))
+
+
+class Lazy(Unrecorded):
+    """Runs nothing before it is replayed."""
+
+    def record(self, run: Callable[[], None]) -> Recorded:
+        return SimpleNamespace(replay=run)
+
+
+def runner(head: LayeredHead, *, recorded: bool) -> HeadRunner:
+    config = EngineConfig(
+        dtype="float32", attention="triton", execution="transformers", num_blocks=BLOCKS + 1, prefix_cache=False
+    )
+    engine = head_engine(head, config, 64)
+    assert engine is not None and engine.info.execution == "fused-cuda"
+    # The last block is the scratch block here.
+    engine.kv._pool.allocate(BLOCKS + 1)
+    engine.kv._pool.release(list(range(BLOCKS)))
+    if recorded:
+        engine.record(head, Lazy(), BLOCKS * config.block_size)
+    return HeadRunner(head, engine)
+
+
+@torch.inference_mode()
+def drafted(its: HeadRunner, way: str, counts: list[int]) -> list[DraftTree]:
+    """Two proposals for each text. Between them all have been given three tokens more."""
+    torch.manual_seed(1)
+    ids = [torch.randint(3, 259, (length + 4,)).tolist() for length in LENGTHS]
+    features = [torch.randn(length + 3, 64) for length in LENGTHS]
+    tokens, found = [own[: length + 1] for own, length in zip(ids, LENGTHS, strict=True)], []
+    texts = []
+    for number, own in enumerate(tokens):
+        params, mode = WAYS[way][number % len(WAYS[way])]
+        texts.append(its.open(SequenceSpec(tuple(own), params, mode, 32, speculation=Speculation(5)), own))
+    for first in (True, False):
+        for text, own, all_of_it, its_features in zip(texts, tokens, ids, features, strict=True):
+            start = 0 if first else len(own) - 1
+            own[:] = own if first else all_of_it
+            its.see(text, start, its_features[start : len(own) - 1])
+        its.read(texts)
+        assert all(text.ready for text in texts)
+        found += its.draft(texts, counts)
+    return found
+
+
+@pytest.mark.parametrize("way", ["greedy", pytest.param("every mode", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "mtp" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_a_draft_of_recorded_steps_is_that_of_steps_one_by_one(
+    tiny: Path, kind: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.tuning.HEAD_MIN_JOINT", 1e-9)
+    monkeypatch.setattr("outrider.heads.runner.propose", propose_batched)
+    counts = [3, 1, 2]
+    want = drafted(runner(made(kind, tiny), recorded=False), way, counts)
+    found = drafted(runner(made(kind, tiny), recorded=True), way, counts)
+    assert any(len(tree.token_ids) > 2 for tree in want)
+    for now, before in zip(found, want, strict=True):
+        assert now.token_ids == before.token_ids and now.parents == before.parents
+        assert now.chances == pytest.approx(before.chances, rel=1e-3)
+        assert [q.token_ids for q in now.q] == [q.token_ids for q in before.q]
