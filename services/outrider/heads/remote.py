@@ -119,9 +119,8 @@ class HeadFeatures(DraftSource):
 
 
 def features_of(read: Callable[[Tensor], Tensor], step: Sequence[Seen]) -> Tensor:
-    """Of all its rows together: [positions, width]."""
-    states = torch.cat([one.states for one in step]) if len(step) > 1 else step[0].states
-    return read(states[None])[0]
+    """Of all its rows together: [positions, width]. Never a view: the next recorded step has the same memory."""
+    return read(torch.cat([one.states for one in step])[None])[0]
 
 
 def written(start: int, features: Tensor) -> Iterator[Features]:

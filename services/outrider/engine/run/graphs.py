@@ -182,12 +182,12 @@ class GraphRunner:
         states = self._states[layers] if layers else self._logits[:0]
         return self._logits[: len(step.wanted)], states[: len(step.tapped)]
 
-    def capture_all(self) -> None:
+    def capture_all(self, layers: Layers = ()) -> None:
         """Captures the largest first: the smaller ones then reuse its memory from the pool."""
         started_s = time.monotonic()
         for bucket in reversed(self._buckets):
-            if (bucket, ()) not in self._graphs:
-                self._capture(bucket, ())
+            if (bucket, layers) not in self._graphs:
+                self._capture(bucket, layers)
         log.info("captured %d CUDA graphs in %.1f s", len(self._graphs), time.monotonic() - started_s)
 
     def _capture(self, bucket: Bucket, layers: Layers) -> Recorded:
