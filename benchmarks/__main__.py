@@ -38,6 +38,11 @@ _COMMANDS = {
     ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
     "adapters": (f"{_SCENARIOS}.adapters", "adapters", "What do 100 adapters cost a draft worker, and 16 in a batch?"),
+    "remote-heads": (
+        f"{_SCENARIOS}.remote_heads",
+        "remote_heads",
+        "What does a head on a draft worker cost, and is as much accepted?",
+    ),
     "launches": (f"{_SCENARIOS}.launches", "launches", "How many kernels does a step launch on a GPU? Counted."),
     "host": (f"{_SCENARIOS}.host", "host", "What does a step cost a target's own thread, beside the GPU?"),
 }

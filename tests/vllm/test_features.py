@@ -41,12 +41,15 @@ def head(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.T
     return made
 
 
-@pytest.fixture(scope="module", params=["--no-async-scheduling", "--async-scheduling"])
+WAYS = {"alone": ("--no-async-scheduling", 1), "ahead": ("--async-scheduling", 1), "divided": ("--async-scheduling", 2)}
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def engine(request: pytest.FixtureRequest, model: Path, head: Path) -> Iterator[Loaded]:
     # Prompts come in chunks, and not all have room at once.
-    engine = {"num_blocks": 26, "max_batch_tokens": 64}
-    args = f"--kv-cache-memory-bytes=200000000 {request.param} --block-size=32 --max-model-len=256"
-    with loaded(model, args, engine=engine, remote_head=str(head)) as made:
+    engine, (steps, ranks) = {"num_blocks": 26, "max_batch_tokens": 64}, WAYS[request.param]
+    args = f"--kv-cache-memory-bytes=200000000 {steps} --block-size=32 --max-model-len=256"
+    with loaded(model, args, engine=engine, remote_head=str(head), tensor_parallel=ranks) as made:
         yield made
 
 
@@ -79,7 +82,8 @@ def received(draft: ScriptedDraft, width: int) -> dict[int, dict[int, torch.Tens
 
 
 async def test_each_position_is_sent_once_and_as_transformers_has_it(engine: Loaded, model: Path, head: Path) -> None:
-    """With drafts and without, in chunks, after preemptions and after hits in the prefix cache."""
+    """With drafts and without, in chunks, after preemptions and after hits in the prefix cache; and of a model that is
+    divided among two processes, of which the first sends."""
     rng, wanted, theirs = random.Random(1), dict[int, list[int]](), Transformers(model, head)
 
     def drafts(sequence_id: int, base_len: int) -> sp.Draft:

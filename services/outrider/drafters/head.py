@@ -101,7 +101,8 @@ class HeadDrafter(Drafter):
         """Empty for a sequence whose features have not come."""
         self._runner.read([self._texts[sequence] for sequence in sequences])
         ready = [s for s in sequences if self._texts[s].ready and s.room]
-        trees = self._runner.draft([self._texts[s] for s in ready], [s.room for s in ready])
+        texts, rooms = [self._texts[s] for s in ready], [s.room for s in ready]
+        trees = self._runner.draft(texts, rooms, [s.limits.min_chance for s in ready])
         found: dict[DraftSequence, DraftTree | None] = dict(zip(ready, trees, strict=True))
         found |= {s: None for s in sequences if self._texts[s].num_unread}
         return [found.get(s, DraftTree(s.committed_len, source=self._kind)) for s in sequences]

@@ -100,9 +100,10 @@ class HeadRunner:
                 # Nobody asks which prefixes a head has.
                 self._engine.kv.take_prefix_changes()
 
-    def draft(self, texts: Sequence[HeadText], counts: Sequence[int]) -> list[DraftTree]:
-        """A proposal for each text, which is ready, of at most so many tokens."""
-        drafts, counts = [GrowingDraft.of(text) for text in texts], self._affordable(texts, counts)
+    def draft(self, texts: Sequence[HeadText], counts: Sequence[int], leasts: Sequence[float] = ()) -> list[DraftTree]:
+        """A proposal for each text, which is ready, of at most so many tokens. `leasts`: as GrowingDraft.of has it."""
+        drafts = [GrowingDraft.of(*one) for one in zip(texts, leasts or [0.0] * len(texts), strict=True)]
+        counts = self._affordable(texts, counts)
         try:
             if not self._draft_at_once(texts, drafts, counts):
                 for number in range(max(counts, default=0)):

@@ -69,6 +69,8 @@ class GrowingDraft:
     stop_token_ids: frozenset[int]
     place: Place
     """Where the head is now."""
+    least: float
+    """Chance of the whole draft, below which it ends."""
     chain: list[int] = field(default_factory=list)
     joint: float = 1.0
     ended: bool = False
@@ -82,10 +84,10 @@ class GrowingDraft:
     _last: int = ROOT
 
     @classmethod
-    def of(cls, text: HeadText) -> GrowingDraft:
-        """Of a text that is ready."""
+    def of(cls, text: HeadText, least: float) -> GrowingDraft:
+        """Of a text that is ready. `least`: 0 where the target has not said at which chance it verifies a token."""
         assert text.place is not None
-        return cls(len(text.tokens), text.spec.stop_token_ids, text.place)
+        return cls(len(text.tokens), text.spec.stop_token_ids, text.place, least or tuning.HEAD_MIN_JOINT)
 
     def add(self, proposal: Proposal) -> None:
         self._put(proposal.token_id, proposal.confidence)
@@ -99,13 +101,13 @@ class GrowingDraft:
             self._drawn(proposal.q)
             return
         self.joint *= proposal.confidence
-        self.ended = self.joint < tuning.HEAD_MIN_JOINT or proposal.token_id in self.stop_token_ids
+        self.ended = self.joint < self.least or proposal.token_id in self.stop_token_ids
 
     def _drawn(self, q: DraftDistribution) -> None:
         self._q.append(q)
         if self.most is None:
             peak = max(q.counts) / Q_TOTAL
-            self.most = 1 + (int(math.log(tuning.HEAD_MIN_JOINT) / math.log(peak)) if peak < 1 else 1 << 16)
+            self.most = 1 + (int(math.log(self.least) / math.log(peak)) if peak < 1 else 1 << 16)
         self.ended = len(self.chain) >= self.most
 
     def _put(self, token_id: int, chance: float) -> None:

@@ -38,8 +38,9 @@ class StepFeatures:
         return first, self.rows[begin:end]
 
 
-def send_features(runner: Any, model: Path, directory: Path) -> None:
-    """Has a runner whose model is loaded, and not yet compiled, send what the head in `directory` reads. Raises
+def send_features(runner: Any, model: Path, directory: Path, *, sends: bool) -> None:
+    """Has a runner whose model is loaded, and not yet compiled, send what the head in `directory` reads. `sends`: of
+    the processes that a model is divided among the first, whose output is taken; all run the same steps. Raises
     HeadError, or ValueError for a model that does not give the states."""
     head: Any = load_head_of(model, directory, "cpu")[0]
     for name, _ in [*head.named_children()]:
@@ -47,6 +48,8 @@ def send_features(runner: Any, model: Path, directory: Path) -> None:
             delattr(head, name)
     head.to(runner.device, runner.vllm_config.model_config.dtype)
     order = _tap(runner, head.taps)
+    if not sends:
+        return
     sample_tokens = runner.sample_tokens
 
     def sample_and_read(grammar_output: Any) -> Any:

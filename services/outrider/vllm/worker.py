@@ -88,7 +88,8 @@ class Worker(BaseWorker):
         super().load_model(*args, **kwargs)
         verify_by_draw(self.model_runner)
         if head := (self.vllm_config.additional_config or {}).get(HEAD):
-            send_features(self.model_runner, Path(self.vllm_config.model_config.model), Path(head))
+            model = Path(self.vllm_config.model_config.model)
+            send_features(self.model_runner, model, Path(head), sends=self.is_driver_worker)
 
 
 def use_drafts(runner: Any) -> None:
