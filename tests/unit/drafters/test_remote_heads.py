@@ -200,7 +200,10 @@ def widest_gap(path: Path, head: DraftHead, made: Sequence[Remote]) -> float:
     return max(gaps)
 
 
-@pytest.mark.parametrize("how", DISTURBED)
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(how, marks=pytest.mark.slow if how in ("alone", "after prefix hits") else []) for how in DISTURBED],
+)
 @pytest.mark.parametrize(
     "kind", ["eagle3", pytest.param("mtp", marks=pytest.mark.slow), pytest.param("medusa", marks=pytest.mark.slow)]
 )

@@ -113,7 +113,9 @@ def test_what_lies_in_unused_slots_never_shows() -> None:
     assert torch.equal(given.attend(TritonAttention(given.shape, CPU))[0], want)
 
 
-@pytest.mark.parametrize("trees", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "trees", [pytest.param(False, id="chain"), pytest.param(True, id="tree", marks=pytest.mark.slow)]
+)
 def test_a_token_gets_the_same_bits_alone_in_any_batch_and_in_a_tree(trees: bool) -> None:
     rows, shape = [(126, 5), (3, 1), (60, 9)], Shape(4, 1, 16, 8)
     assert_same_bits_alone(problem(rows, dtype=torch.bfloat16, shape=shape, trees=trees))

@@ -264,12 +264,6 @@ def get_keys(ids: tuple[str, ...], tenant: str, limit: int, watch: bool, control
     show_rows("keys", read, shown, output, watch=watch)
 
 
-async def all_tenants(stub: Control) -> list[tenants_pb2.Tenant]:
-    request = control_pb2.ListTenantsRequest()
-    found: list[tenants_pb2.Tenant] = (await paged(stub.ListTenants, request, "tenants", _ALL))[0]
-    return found
-
-
 async def all_keys(stub: Control, tenant: str = "", limit: int = _ALL) -> list[tenants_pb2.ApiKey]:
     """Of one tenant or of all."""
     request = control_pb2.ListKeysRequest(tenant=tenant)

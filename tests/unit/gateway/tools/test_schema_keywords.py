@@ -160,7 +160,10 @@ def test_each_keyword_of_the_vocabularies_has_an_example_or_is_an_annotation() -
     assert set(KEYWORDS) == EXAMPLES.keys() | ANNOTATIONS
 
 
-@pytest.mark.parametrize("place", ["alone", "in an object", pytest.param("in an array", marks=pytest.mark.slow)])
+# The arguments of functions below are in an object.
+@pytest.mark.parametrize(
+    "place", ["alone", *(pytest.param(place, marks=pytest.mark.slow) for place in ("in an object", "in an array"))]
+)
 @pytest.mark.parametrize(("keyword", "schema"), CASES, ids=lambda one: one if isinstance(one, str) else "")
 def test_with_strict_what_is_accepted_is_valid_or_the_keyword_is_named(
     keyword: str, schema: dict[str, Any], place: str
