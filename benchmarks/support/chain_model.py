@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import torch
 from outrider.engine import HEAD_INPUT, Engine, EngineConfig, ModelInfo
-from outrider.engine.attention import KVCache, RowSpan
+from outrider.engine.attention import KVCache
+from outrider.engine.kv.step import Row
 from outrider.heads.interface import Memory
 from torch import Tensor
 
@@ -34,7 +35,7 @@ class _ChainDecoder:
 
 
 class _NoAttention:
-    def prepare(self, spans: list[RowSpan], cache: KVCache) -> Any:
+    def prepare(self, rows: list[Row], cache: KVCache) -> Any:
         return None
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None: ...

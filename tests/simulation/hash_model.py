@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import torch
 from outrider.engine import Engine, EngineConfig, ModelInfo
-from outrider.engine.attention import KVCache, RowSpan
+from outrider.engine.attention import KVCache
+from outrider.engine.kv.step import Row
 from outrider.speculation import Candidate, SamplingParams, VerificationMode
 from outrider.tree import DraftTree
 from torch import Tensor
@@ -59,7 +60,7 @@ def text(prompt: Sequence[int], count: int, params: SamplingParams, mode: Verifi
 class _Batch:
     """The layout of the rows and their cache. Has no attention: the decoder reads the cache itself."""
 
-    spans: list[RowSpan]
+    rows: list[Row]
     slots: list[int]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
@@ -67,8 +68,8 @@ class _Batch:
 
 
 class _Attention:
-    def prepare(self, spans: list[RowSpan], cache: KVCache) -> _Batch:
-        return _Batch(spans, cast("list[int]", cache))
+    def prepare(self, rows: list[Row], cache: KVCache) -> _Batch:
+        return _Batch(rows, cast("list[int]", cache))
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
         """A token's cell names its position, which is that of its depth wherever its slot is."""
@@ -94,9 +95,9 @@ class HashDecoder:
     ) -> tuple[Tensor, Tensor]:
         tokens, at = token_ids.tolist(), positions.tolist()
         self.before(len(tokens))
-        for span in batch.spans:
-            for offset, slot in enumerate(span.written_slots()):
-                batch.slots[slot] = at[span.start + offset] * VOCAB_SIZE + tokens[span.start + offset]
+        for each in batch.rows:
+            for offset, slot in enumerate(each.written_slots()):
+                batch.slots[slot] = at[each.start + offset] * VOCAB_SIZE + tokens[each.start + offset]
         wanted = rows.tolist()
         chosen = [self._after(batch, row) for row in wanted]
         logits = LOGITS[[best for best, _ in chosen]]
@@ -106,11 +107,11 @@ class HashDecoder:
         return logits, torch.empty(0)
 
     def _after(self, batch: _Batch, row: int) -> tuple[int, int]:
-        chain = next(c for s in batch.spans for c in s.chains() if c.start <= row < c.start + c.num_tokens)
+        chain = next(c for s in batch.rows for c in s.chains() if c.start <= row < c.start + c.num_tokens)
         length = chain.cached_len + row - chain.start + 1
-        cells, size = batch.slots, chain.span.block_size
+        cells, size = batch.slots, chain.row.block_size
         seen: list[int] = []
-        for block in chain.span.blocks[: -(-chain.fork // size)]:
+        for block in chain.row.blocks[: -(-chain.fork // size)]:
             seen += cells[block * size : (block + 1) * size]
         seen[chain.fork :] = [cells[slot] for slot in chain.path]
         # A cell of a wrong position is out of range and changes the hash.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.drafting.source import CloseReason, DraftSource
 from outrider.engine import Row
-from outrider.engine.attention.tree import depths
+from outrider.engine.kv.tree import depths
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation

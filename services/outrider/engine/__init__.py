@@ -6,13 +6,13 @@ Begin with `engine`; `models/` loads what it runs, `run/` is one forward.
 """
 
 import outrider.engine._quiet  # noqa: F401
-from outrider.engine.attention.tree import MAX_TREE_NODES
 from outrider.engine.checkpoints.checkpoints import CheckpointError, weights_revision
 from outrider.engine.checkpoints.fetching import resolve
 from outrider.engine.checkpoints.tokenizer import tokenizer_fingerprint
 from outrider.engine.engine import DeviceLost, Engine, ModelInfo, revision
 from outrider.engine.kv.sequence import EngineSequence, OutOfBlocks
 from outrider.engine.kv.step import Row
+from outrider.engine.kv.tree import MAX_TREE_NODES
 from outrider.engine.models.taps import HEAD_INPUT
 from outrider.engine_config import EngineConfig
 

@@ -168,7 +168,7 @@ class Engine:
         return logits, taps.joined()
 
     def _run(self, step: Step, taps: Taps | None = None) -> tuple[Tensor, Tensor]:
-        batch = self._attention.prepare(step.spans, self._cache)
+        batch = self._attention.prepare(step.rows, self._cache)
         if self._adapted is not None:
             have = max(step.adapters) >= 0
             of_tokens = torch.tensor(step.adapters, dtype=torch.int64, device=self._device) if have else None
@@ -204,7 +204,7 @@ class Engine:
     def _advance(rows: Sequence[Row]) -> None:
         for row in rows:
             row.sequence.tokens.extend(row.token_ids[: row.num_chain_tokens])
-            row.sequence.nodes = row.nodes
+            row.sequence.row = row if row.parents else None
 
 
 def revision(path: Path, info: ModelInfo, quantization: str = "none") -> str:

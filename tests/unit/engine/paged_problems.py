@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from outrider.engine.attention import Attention, KVCache, RowSpan, SdpaAttention, Shape
+from outrider.engine.attention import Attention, KVCache, SdpaAttention, Shape
 from outrider.engine.attention.paged import TritonAttention
-from outrider.engine.attention.tree import path_to
+from outrider.engine.kv.sequence import EngineSequence
+from outrider.engine.kv.step import Row
+from outrider.engine.kv.tree import path_to
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -21,7 +24,7 @@ class Problem:
     """A batch over a cache full of other people's numbers."""
 
     shape: Shape
-    spans: list[RowSpan]
+    rows: list[Row]
     query: Tensor
     key: Tensor
     value: Tensor
@@ -32,17 +35,26 @@ class Problem:
     def attend(self, attention: Attention) -> tuple[Tensor, KVCache]:
         """[tokens, heads * head_dim], and the cache after it."""
         cache = KVCache(self.keys.clone()[None], self.values.clone()[None])
-        batch = attention.prepare(self.spans, cache)
+        batch = attention.prepare(self.rows, cache)
         return batch.attend(self.query, self.key, self.value, 0, self.shape.head_dim**-0.5), cache
 
     def only(self, number: int, tokens: Sequence[int]) -> Problem:
         """These of one row's new tokens, one after another, alone in their batch."""
-        span = self.spans[number]
-        kv_len = span.cached_len + len(tokens)
-        alone = RowSpan(0, len(tokens), kv_len, span.blocks[: -(-kv_len // span.block_size)], span.block_size)
-        at = [span.start + token for token in tokens]
-        rows = {name: getattr(self, name)[at] for name in ("query", "key", "value")}
-        return replace(self, spans=[alone], **rows)
+        row = self.rows[number]
+        alone = laid_out(0, row.cached_len, len(tokens), row.blocks, row.block_size)
+        at = [row.start + token for token in tokens]
+        others = {name: getattr(self, name)[at] for name in ("query", "key", "value")}
+        return replace(self, rows=[alone], **others)
+
+
+def laid_out(
+    start: int, cached: int, new: int, blocks: Sequence[int], block_size: int, tree: Sequence[int] = ()
+) -> Row:
+    """A row of any tokens, with its nodes as they lie."""
+    row = Row(EngineSequence(tokens=[0] * cached, blocks=array("q", blocks)), [0] * new, 0)
+    row.lay_out(start, block_size)
+    row.tree = tree
+    return row
 
 
 def problem(
@@ -61,12 +73,12 @@ def problem(
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     free = list(range(num_blocks))
     rng.shuffle(free)
-    spans: list[RowSpan] = []
+    made: list[Row] = []
     for cached, new in rows:
         blocks = [free.pop() for _ in range(-(-(cached + new) // shape.block_size))]
-        start = sum(span.num_tokens for span in spans)
+        start = sum(row.num_tokens for row in made)
         parents = tree_parents(new, rng) if trees else ()
-        spans.append(RowSpan(start, new, cached + new, blocks, shape.block_size, parents))
+        made.append(laid_out(start, cached, new, blocks, shape.block_size, parents))
     tokens = sum(new for _, new in rows)
 
     def normal(*size: int) -> Tensor:
@@ -75,7 +87,7 @@ def problem(
     slots = num_blocks * shape.block_size
     return Problem(
         shape,
-        spans,
+        made,
         normal(tokens, shape.heads, shape.head_dim),
         normal(tokens, shape.kv_heads, shape.head_dim),
         normal(tokens, shape.kv_heads, shape.head_dim),
@@ -106,8 +118,8 @@ def assert_same_bits_alone(given: Problem) -> None:
     """Each new token gets in a batch, and in a tree, what it gets in the chain that leads to it, alone."""
     attention = by_kernels(given)
     together, _ = given.attend(attention)
-    for number, span in enumerate(given.spans):
-        parents = span.parents or range(-1, span.num_tokens - 1)
-        for token in range(span.num_tokens):
+    for number, row in enumerate(given.rows):
+        parents = row.tree or range(-1, row.num_tokens - 1)
+        for token in range(row.num_tokens):
             chain, _ = given.only(number, path_to(parents, token)).attend(attention)
-            assert torch.equal(chain[-1], together[span.start + token])
+            assert torch.equal(chain[-1], together[row.start + token])

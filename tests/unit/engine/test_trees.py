@@ -241,7 +241,7 @@ def test_a_tree_needs_a_slot_a_node(checkpoint: Path) -> None:
     assert engine.kv.blocks_needed(sequence, 1 + 5) == 0
     with pytest.raises(OutOfBlocks):
         engine.forward([Row(sequence, [5] * 8, 8, parents=[-1] * 7)])
-    assert (sequence.cached_len, sequence.nodes) == (250, None)
+    assert (sequence.cached_len, sequence.row) == (250, None)
 
 
 @pytest.mark.parametrize("execution", ["fused", "transformers"])

@@ -61,8 +61,8 @@ def test_a_prefill_chunk_beside_decoding_rows_equals_the_reference() -> None:
 def test_a_tree_beside_a_long_text_or_after_one_takes_no_kernel_of_its_own() -> None:
     """Another would be compiled while requests wait, and none has been compiled ahead."""
     given = problem([(20, 3), (9, SMALL_SPAN + 7), (0, SMALL_SPAN + 9)], shape=Shape(2, 1, 16, 16), trees=True)
-    given.spans[1].parents = ()
-    given.spans[2].parents = [-1, 0, -1, 2, 2]
+    given.rows[1].tree = ()
+    given.rows[2].tree = [-1, 0, -1, 2, 2]
     attention, found = TritonAttention(given.shape, CPU), set()
     kernels = attention._kernels
 
@@ -106,7 +106,7 @@ def test_any_forest_of_guesses_within_a_window_equals_the_reference(examples: in
 def test_what_lies_in_unused_slots_never_shows() -> None:
     given = problem([(13, 2), (64, 1)])
     want, _ = given.attend(TritonAttention(given.shape, CPU))
-    used = {slot for span in given.spans for slot in span.slots[: span.kv_len]}
+    used = {slot for row in given.rows for slot in row.slots[: row.kv_len]}
     unused = [slot for slot in range(given.keys.shape[1]) if slot not in used]
     given.keys[:, unused] = torch.nan
     given.values[:, unused] = torch.nan

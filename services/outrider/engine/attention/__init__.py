@@ -4,7 +4,7 @@ Not here: which blocks a sequence has (`kv/`). Begin with `interface`.
 """
 
 from outrider.engine.attention.choice import make_attention
-from outrider.engine.attention.interface import Attention, Batch, KVCache, RowSpan
+from outrider.engine.attention.interface import Attention, Batch, KVCache
 from outrider.engine.attention.paged import Shape, TritonMissing
 from outrider.engine.attention.sdpa import SdpaAttention
 
@@ -12,7 +12,6 @@ __all__ = [
     "Attention",
     "Batch",
     "KVCache",
-    "RowSpan",
     "SdpaAttention",
     "Shape",
     "TritonMissing",

@@ -6,12 +6,12 @@ import math
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from outrider.engine.attention.tree import path_to, runs
+from outrider.engine.kv.step import Row
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -61,104 +61,6 @@ class KVCache:
             cached.view(*cached.shape[:2], -1, block_size * cached.shape[3]).index_fill_(2, at, 0)
 
 
-@dataclass(slots=True)
-class RowSpan:
-    """One sequence's tokens in the flat batch, and the blocks of its KV."""
-
-    start: int
-    """Index of its first token in the flat batch."""
-    num_tokens: int
-    kv_len: int
-    """Cached positions after this step, including its own tokens."""
-    blocks: Sequence[int]
-    """The blocks of its kv_len positions, in order. Slots of the last one beyond kv_len must not be read."""
-    block_size: int
-    parents: Sequence[int] = ()
-    """For a tree that branches: which of its last tokens each of them follows, or -1 for the token before them all.
-    They take a slot each, in this order. Without, the tokens are a chain."""
-    _slots: list[int] | None = field(default=None, init=False, repr=False)
-
-    @property
-    def cached_len(self) -> int:
-        """Positions cached before this step."""
-        return self.kv_len - self.num_tokens
-
-    @property
-    def slots(self) -> list[int]:
-        """One slot per position of its blocks; at least kv_len slots."""
-        if self._slots is None:
-            size = self.block_size
-            self._slots = [slot for block in self.blocks for slot in range(block * size, (block + 1) * size)]
-        return self._slots
-
-    def slot(self, position: int) -> int:
-        """The slot of a chain's token at this position."""
-        number, offset = divmod(position, self.block_size)
-        return self.blocks[number] * self.block_size + offset
-
-    def chains(self) -> list[Chain]:
-        """The row as chains: its tokens up to the first branch, and each branch of a tree."""
-        if not self.parents:
-            return [Chain(self, self.start, self.num_tokens, self.kv_len)]
-        first_node = self.kv_len - len(self.parents)
-        first, *others = runs(self.parents)
-        trunk = self.num_tokens - len(self.parents) + len(first)
-        return [
-            Chain(self, self.start, trunk, self.cached_len + trunk),
-            *(self._branch(first_node, nodes) for nodes in others),
-        ]
-
-    def _branch(self, first_node: int, nodes: range) -> Chain:
-        path = [*path_to(self.parents, self.parents[nodes[0]]), *nodes]
-        # Nodes that lie where a chain's would are read with the positions before them.
-        fork = next(place for place, node in enumerate(path) if node != place)
-        slots = [self.slot(first_node + node) for node in path[fork:]]
-        start = self.start + self.num_tokens - len(self.parents) + nodes[0]
-        return Chain(self, start, len(nodes), first_node + len(path), slots)
-
-    def written_slots(self) -> list[int]:
-        """The slots that its own tokens are written to. The cost does not depend on the cached positions."""
-        blocks, size = self.blocks, self.block_size
-        return [blocks[at // size] * size + at % size for at in range(self.cached_len, self.kv_len)]
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the slots are consecutive, in order. Checks all blocks, because they may be permuted."""
-        return self.slots == list(range(self.slots[0], self.slots[0] + len(self.slots)))
-
-
-class Chain(NamedTuple):
-    """Tokens of a row that follow one another, at consecutive positions."""
-
-    span: RowSpan
-    start: int
-    """Index of its first token in the flat batch."""
-    num_tokens: int
-    kv_len: int
-    """Positions that its last token sees."""
-    path: Sequence[int] = ()
-    """The slots of the last positions, where a tree has them elsewhere than a chain would."""
-
-    @property
-    def cached_len(self) -> int:
-        """Positions before its own tokens."""
-        return self.kv_len - self.num_tokens
-
-    @property
-    def fork(self) -> int:
-        """The positions before this one are read from the row's blocks, in order."""
-        return self.kv_len - len(self.path)
-
-    @property
-    def slots(self) -> list[int]:
-        return [*self.span.slots[: self.fork], *self.path]
-
-    @property
-    def contiguous(self) -> bool:
-        """Whether the slots are consecutive, in order."""
-        return not self.path and self.span.contiguous
-
-
 Windows = Sequence[int | None]
 """Of each layer, how many positions a token looks back at most, its own included; None: all. Empty: no windows."""
 
@@ -177,8 +79,8 @@ class Batch(Protocol):
 class Attention(Protocol):
     """One way to compute attention."""
 
-    def prepare(self, spans: list[RowSpan], cache: KVCache) -> Batch:
-        """Lays out a step. Spans are in the order of the flat batch."""
+    def prepare(self, rows: list[Row], cache: KVCache) -> Batch:
+        """Lays out a step. Rows are in the order of the flat batch."""
         ...
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.engine.attention.interface import RowSpan
-from outrider.engine.attention.tree import ancestor_masks, depths
+from outrider.engine.kv.step import Row
+from outrider.engine.kv.tree import ancestor_masks, depths
 
 Integers = NDArray[np.int64]
 
@@ -49,18 +49,18 @@ class Fields:
         return found
 
 
-def num_tiles(spans: Sequence[RowSpan], tile_queries: int) -> int:
-    return sum(-(-span.num_tokens // tile_queries) for span in spans)
+def num_tiles(rows: Sequence[Row], tile_queries: int) -> int:
+    return sum(-(-row.num_tokens // tile_queries) for row in rows)
 
 
 def fill(
     views: dict[str, Integers],
-    groups: Sequence[tuple[Sequence[RowSpan], int]],
+    groups: Sequence[tuple[Sequence[Row], int]],
     scratch_slot: int = 0,
 ) -> int:
     """Writes the layout of a step. Returns how many blocks it wrote; the rest of the other fields becomes padding.
 
-    A group is spans and the queries of one of their tiles; the first group's keys are split. Their tiles follow one
+    A group is rows and the queries of one of their tiles; the first group's keys are split. Their tiles follow one
     another in the order of the groups. Padding tokens go to `scratch_slot`.
     """
     views["positions"][:] = 0
@@ -69,21 +69,21 @@ def fill(
     views["split"][:] = 0
     views["own_mask"][:] = _CHAIN
     tiles = blocks = 0
-    for number, (spans, tile_queries) in enumerate(groups):
-        if spans:
-            rows = _Rows.of(spans, blocks)
-            rows.fill_tokens(views, spans[0].block_size, split=number == 0)
-            tiles = rows.fill_tiles(views, tile_queries, tiles)
-            blocks = int(rows.blocks[-1])
-            for span in spans:
-                if span.parents:
-                    _fill_tree(views, span)
+    for number, (rows, tile_queries) in enumerate(groups):
+        if rows:
+            columns = _Rows.of(rows, blocks)
+            columns.fill_tokens(views, rows[0].block_size, split=number == 0)
+            tiles = columns.fill_tiles(views, tile_queries, tiles)
+            blocks = int(columns.blocks[-1])
+            for row in rows:
+                if row.tree:
+                    _fill_tree(views, row)
     views["tile_count"][tiles:] = 0
     return blocks
 
 
 class _Rows(NamedTuple):
-    """Spans as columns, one number for each."""
+    """Rows as columns, one number for each."""
 
     starts: Integers
     counts: Integers
@@ -95,13 +95,13 @@ class _Rows(NamedTuple):
     all_blocks: array[int]
 
     @classmethod
-    def of(cls, spans: Sequence[RowSpan], first_block: int) -> _Rows:
-        columns = [(span.start, span.num_tokens, span.kv_len, len(span.parents)) for span in spans]
+    def of(cls, rows: Sequence[Row], first_block: int) -> _Rows:
+        columns = [(row.start, row.num_tokens, row.kv_len, len(row.tree)) for row in rows]
         starts, counts, kv_lens, nodes = np.array(columns).T
-        blocks = np.cumsum([first_block, *(len(span.blocks) for span in spans)])
+        blocks = np.cumsum([first_block, *(len(row.blocks) for row in rows)])
         all_blocks = array("q")
-        for span in spans:
-            all_blocks.extend(span.blocks)
+        for row in rows:
+            all_blocks.extend(row.blocks)
         return cls(starts, counts, kv_lens, nodes, blocks, all_blocks)
 
     def fill_tokens(self, views: dict[str, Integers], block_size: int, *, split: bool) -> None:
@@ -127,12 +127,12 @@ class _Rows(NamedTuple):
         return at.stop
 
 
-def _fill_tree(views: dict[str, Integers], span: RowSpan) -> None:
-    end, count = span.start + span.num_tokens, len(span.parents)
-    at, positions = slice(end - count, end), np.add(span.kv_len - count, depths(span.parents))
+def _fill_tree(views: dict[str, Integers], row: Row) -> None:
+    end, count = row.start + row.num_tokens, len(row.tree)
+    at, positions = slice(end - count, end), np.add(row.kv_len - count, depths(row.tree))
     views["positions"][at] = positions
     views["visible"][at] = views["split"][at] = positions + 1
-    views["own_mask"][at] = ancestor_masks(span.parents)
+    views["own_mask"][at] = ancestor_masks(row.tree)
 
 
 def _places(counts: Integers) -> tuple[Integers, Integers]:

@@ -20,8 +20,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from outrider.engine.attention.interface import KVCache, RowSpan, Windows
+from outrider.engine.attention.interface import KVCache, Windows
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, Fields, fill, num_tiles
+from outrider.engine.kv.step import Row
 
 NUM_SPLITS = 16
 """With eight key heads one sequence occupies 128 programs, about the multiprocessors of a large GPU."""
@@ -122,17 +123,17 @@ class TritonAttention:
         self._kernels = load_kernels(device)
         self._pinned = device.type == "cuda"
 
-    def prepare(self, spans: list[RowSpan], cache: KVCache) -> TritonBatch:
-        """Lays out a step of any size, in one copy to the device. Spans are in order."""
+    def prepare(self, rows: list[Row], cache: KVCache) -> TritonBatch:
+        """Lays out a step of any size, in one copy to the device. Rows are in order."""
         # A tree that comes with a long text, which is rare, needs no kernel of its own: there are none of large tiles.
-        few = [span for span in spans if span.num_tokens <= SMALL_SPAN or span.parents]
-        many = [span for span in spans if span.num_tokens > SMALL_SPAN and not span.parents]
+        few = [row for row in rows if row.num_tokens <= SMALL_SPAN or row.tree]
+        many = [row for row in rows if row.num_tokens > SMALL_SPAN and not row.tree]
         groups = [(few, self.tile_queries), (many, self.shape.tile_queries(_rows_of_many(cache.keys[0].dtype)))]
         tiles = [num_tiles(*group) for group in groups]
         fields = Fields.of(
-            tokens=sum(span.num_tokens for span in spans),
+            tokens=sum(row.num_tokens for row in rows),
             tiles=sum(tiles),
-            blocks=sum(len(span.blocks) for span in spans),
+            blocks=sum(len(row.blocks) for row in rows),
         )
         buffer = torch.empty(fields.total, dtype=torch.int64, pin_memory=self._pinned)
         slices = fields.slices()
@@ -140,7 +141,7 @@ class TritonAttention:
         fill({name: numbers[at] for name, at in slices.items()}, groups)
         on_device = buffer.to(cache.keys[0].device, non_blocking=True)
         views = {name: on_device[at] for name, at in slices.items()}
-        splits = min(NUM_SPLITS, -(-max((span.kv_len for span in few), default=0) // self.shape.tile_keys))
+        splits = min(NUM_SPLITS, -(-max((row.kv_len for row in few), default=0) // self.shape.tile_keys))
         return self.batch(views, cache, tiles, splits=splits)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from outrider.engine.attention.interface import Chain, KVCache, RowSpan, Windows
+from outrider.engine.attention.interface import KVCache, Windows
+from outrider.engine.kv.step import Chain, Row
 
 # Rows with at most this many queries share a padded call. Padding others to the length of a prefill would be a waste.
 _MAX_SMALL_TOKENS = 16
@@ -84,7 +85,7 @@ def _rows(chains: list[Chain], queries: int, device: torch.device) -> tuple[Tens
 def _slots(chains: list[Chain], kv_len: int, device: torch.device) -> Tensor | slice:
     """_Group.slots."""
     if len(chains) == 1 and chains[0].kv_len == kv_len and chains[0].contiguous:
-        first = chains[0].span.slots[0]
+        first = chains[0].row.slots[0]
         return slice(first, first + kv_len)
     slots: list[int] = []
     for chain in chains:
@@ -103,11 +104,11 @@ class SdpaAttention:
     def __init__(self, windows: Windows = ()) -> None:
         self._windows = windows
 
-    def prepare(self, spans: list[RowSpan], cache: KVCache) -> SdpaBatch:
-        """Lays out a step. Spans are in the order of the flat batch."""
+    def prepare(self, rows: list[Row], cache: KVCache) -> SdpaBatch:
+        """Lays out a step. Rows are in the order of the flat batch."""
         device = cache.keys[0].device
-        write = [slot for span in spans for slot in span.written_slots()]
-        chains = [chain for span in spans for chain in span.chains()]
+        write = [slot for row in rows for slot in row.written_slots()]
+        chains = [chain for row in rows for chain in row.chains()]
         few = [chain for chain in chains if chain.num_tokens <= _MAX_SMALL_TOKENS]
         many = [chain for chain in chains if chain.num_tokens > _MAX_SMALL_TOKENS]
         groups = [_group(few, device)] if few else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engine.kv.blocks import BlockPool, PrefixChanges
-from outrider.engine.kv.sequence import DraftedNodes, EngineSequence, OutOfBlocks
+from outrider.engine.kv.sequence import EngineSequence, OutOfBlocks
 from outrider.engine.kv.step import Row
 from outrider.prefix import block_hashes
 
@@ -55,7 +55,7 @@ class KVCacheManager:
         if needed > self._pool.num_free:
             raise OutOfBlocks(needed, self._pool.num_free)
         for row, count in zip(rows, needs, strict=True):
-            row.sequence.nodes = None
+            row.sequence.row = None
             if count:
                 blocks = row.sequence.blocks
                 blocks.extend(self._pool.allocate(count, after=blocks[-1] if blocks else None))
@@ -66,16 +66,17 @@ class KVCacheManager:
         Their keys and values move to the slots of a chain at the beginning of the next forward. Raises ValueError
         when they are no path of that tree.
         """
-        if sequence.nodes is None and not path:
+        if (row := sequence.row) is None:
+            if path:
+                raise ValueError(f"path: {list(path)}, and no tree was drafted")
             return
-        nodes = sequence.nodes or DraftedNodes((), (), (), ())
-        nodes.check_path(path)
-        if nodes.branching:
+        tokens = row.drafted(path)
+        if row.tree:
             slot, base = self._slot, sequence.cached_len
             for place, node in enumerate(path):
-                if nodes.places[node] != place:
-                    self._moves.append((slot(sequence, base + nodes.places[node]), slot(sequence, base + place)))
-        sequence.tokens += [nodes.token_ids[node] for node in path]
+                if row.places[node] != place:
+                    self._moves.append((slot(sequence, base + row.places[node]), slot(sequence, base + place)))
+        sequence.tokens += tokens
         self._trim(sequence)
 
     def rewind(self, sequence: EngineSequence, length: int) -> None:
@@ -119,7 +120,7 @@ class KVCacheManager:
 
     def close(self, sequence: EngineSequence) -> None:
         """Releases the sequence's blocks; published ones stay findable until they are evicted."""
-        sequence.nodes = None
+        sequence.row = None
         self._pool.release(sequence.blocks)
         del sequence.blocks[:]
         sequence.hashes = []
@@ -149,7 +150,7 @@ class KVCacheManager:
 
     def _trim(self, sequence: EngineSequence) -> None:
         """Releases the blocks behind the cached tokens; what they hold of a tree is dropped."""
-        sequence.nodes = None
+        sequence.row = None
         count = -(-len(sequence.tokens) // self._block_size)
         if count < len(sequence.blocks):
             self._pool.release(sequence.blocks[count:])

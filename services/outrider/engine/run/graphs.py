@@ -88,7 +88,7 @@ class StepInputs:
             values = getattr(step, name)
             self._numbers[name][: len(values)] = values
             self._numbers[name][len(values) :] = 0
-        blocks = fill(self._numbers, [(step.spans, self._tile_queries)], self._scratch_slot)
+        blocks = fill(self._numbers, [(step.rows, self._tile_queries)], self._scratch_slot)
         used = self._slices["blocks"].start + blocks
         self._device[:used].copy_(self._host[:used], non_blocking=True)
         if self._sent is not None:
@@ -164,9 +164,9 @@ class GraphRunner:
 
     def bucket_for(self, step: Step) -> Bucket | None:
         """None when the step is to run eagerly."""
-        if not step.spans or step.longest > SMALL_SPAN:
+        if not step.rows or step.longest > SMALL_SPAN:
             return None
-        return choose(self._buckets, len(step.spans), step.num_tokens)
+        return choose(self._buckets, len(step.rows), step.num_tokens)
 
     def run(self, step: Step, layers: Layers = ()) -> tuple[Tensor, Tensor] | None:
         """float32 logits [wanted, width], and these layers' hidden states as Taps joins them, valid until the next run.

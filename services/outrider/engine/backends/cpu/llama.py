@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.engine.attention import Batch, KVCache, RowSpan
+from outrider.engine.attention import Batch, KVCache
 from outrider.engine.attention.interface import zeros_in_large_pages
 from outrider.engine.backends.cpu.build import Kernels, KernelsMissing, Layout, load_kernels
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.quantization import Int4Linear, Int8Linear
+from outrider.engine.kv.step import Row
 from outrider.engine.models.adapters import Adapter
 from outrider.engine.models.families import Family, Layer, head_dim, why_no_relative
 from outrider.engine.models.taps import Taps
@@ -215,21 +216,21 @@ class NativeAttention:
     def __init__(self, kernels: Kernels) -> None:
         self._move = kernels.library.outrider_move
 
-    def prepare(self, spans: list[RowSpan], cache: KVCache) -> NativeBatch:
-        """Lays out a step. Spans are in the order of the flat batch."""
+    def prepare(self, rows: list[Row], cache: KVCache) -> NativeBatch:
+        """Lays out a step. Rows are in the order of the flat batch."""
         tiles: list[int] = []
-        rows: list[list[int]] = []
+        chains: list[list[int]] = []
         slots: list[int] = []
         path: list[int] = []
-        for span in spans:
-            for chain in span.chains():
-                branch_tokens = -1 if chain.path else span.num_tokens - chain.num_tokens
+        for row in rows:
+            for chain in row.chains():
+                branch_tokens = -1 if chain.path else row.num_tokens - chain.num_tokens
                 place = [chain.start, chain.num_tokens, chain.kv_len, len(tiles), chain.fork, len(path)]
-                rows.append([*place, branch_tokens])
+                chains.append([*place, branch_tokens])
                 path.extend(chain.path)
-            tiles.extend(_tiles(span))
-            slots.extend(span.written_slots())
-        as_int32 = (torch.tensor(values, dtype=torch.int32) for values in (rows, tiles, slots, path))
+            tiles.extend(_tiles(row))
+            slots.extend(row.written_slots())
+        as_int32 = (torch.tensor(values, dtype=torch.int32) for values in (chains, tiles, slots, path))
         return NativeBatch(cache, *as_int32)
 
     def move(self, moves: Sequence[tuple[int, int]], cache: KVCache) -> None:
@@ -239,9 +240,9 @@ class NativeAttention:
         self._move(*arrays, *map(ctypes.c_int64, (len(moves), layers * heads, slots // _TILE, dim)))
 
 
-def _tiles(span: RowSpan) -> Sequence[int]:
-    each = span.block_size // _TILE
-    return span.blocks if each == 1 else [block * each + i for block in span.blocks for i in range(each)]
+def _tiles(row: Row) -> Sequence[int]:
+    each = row.block_size // _TILE
+    return row.blocks if each == 1 else [block * each + i for block in row.blocks for i in range(each)]
 
 
 class Join(nn.Module):
