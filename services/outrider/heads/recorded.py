@@ -16,10 +16,9 @@ from torch import Tensor
 
 from outrider.engine import EngineSequence
 from outrider.engine.attention import KVCache
-from outrider.engine.attention.interface import RowSpan
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS, fill
 from outrider.engine.attention.paged import TritonAttention, TritonBatch
-from outrider.engine.kv.step import Step
+from outrider.engine.kv.step import Row, Step
 from outrider.engine.models.decoder import HeadDecoder
 from outrider.engine.run.buckets import Bucket
 from outrider.engine.run.graphs import GraphRecorder, GraphRunner, GraphShape, Layers, Recorded
@@ -198,11 +197,13 @@ class _Steps:
         views = {name: section[at] for name, at in self._slices.items()} | {"blocks": numbers[self._blocks :]}
         at = [position + number for position in positions]
         chained.lay_out(views, params, modes, at, self._chains.logits_width)
-        spans = [
-            RowSpan(row, 1, text.kv.cached_len + number, text.kv.blocks, self._chains.attention.shape.block_size)
-            for row, text in enumerate(texts if number else ())
-        ]
-        group = spans, self._chains.attention.tile_queries
+        rows, size = list[Row](), self._chains.attention.shape.block_size
+        for place, text in enumerate(texts if number else ()):
+            rows.append(row := Row(text.kv, (0,), 0))
+            row.lay_out(place, size)
+            # The steps before it are cached by then, and all steps have the same list of blocks.
+            row.kv_len, row.blocks = text.kv.cached_len + number, text.kv.blocks
+        group = rows, self._chains.attention.tile_queries
         return fill(views, [group], self._chains.scratch_slot)
 
     def _grow(self, drawn: bool) -> None:
