@@ -10,8 +10,7 @@ from outrider.engine.checkpoints.checkpoints import CheckpointError, weights_rev
 from outrider.engine.checkpoints.fetching import resolve
 from outrider.engine.checkpoints.tokenizer import tokenizer_fingerprint
 from outrider.engine.engine import DeviceLost, Engine, ModelInfo, revision
-from outrider.engine.kv.sequence import EngineSequence, OutOfBlocks
-from outrider.engine.kv.step import Row
+from outrider.engine.kv.step import EngineSequence, OutOfBlocks, Row
 from outrider.engine.kv.tree import MAX_TREE_NODES
 from outrider.engine.models.taps import HEAD_INPUT
 from outrider.engine_config import EngineConfig

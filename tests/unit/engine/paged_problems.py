@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from outrider.engine.attention import Attention, KVCache, SdpaAttention, Shape
 from outrider.engine.attention.paged import TritonAttention
-from outrider.engine.kv.sequence import EngineSequence
-from outrider.engine.kv.step import Row
+from outrider.engine.kv.step import EngineSequence, Row
 from outrider.engine.kv.tree import path_to
 from torch import Tensor
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from outrider.engine.kv.sequence import OutOfBlocks
+from outrider.engine.kv.step import OutOfBlocks
 
 
 class PrefixChanges(NamedTuple):

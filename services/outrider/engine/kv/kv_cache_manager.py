@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.engine.kv.blocks import BlockPool, PrefixChanges
-from outrider.engine.kv.sequence import EngineSequence, OutOfBlocks
-from outrider.engine.kv.step import Row
+from outrider.engine.kv.step import EngineSequence, OutOfBlocks, Row
 from outrider.prefix import block_hashes
 
 
