@@ -1,4 +1,4 @@
-"""Drafts from outside in vLLM's scheduler, with a made-up model: while requests are preempted and resumed, it
+"""Drafts from outside in vLLM's scheduler, with a made-up model: while requests are preempted, aborted and resumed, it
 commits what vLLM's own scheduler commits, and counts what the worker has accepted."""
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Device:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("kind", ["alone", *KINDS])
 def test_requests_that_are_preempted_have_the_same_text(tiny_vllm: Path, kind: str, asynchronous: bool) -> None:
+    from vllm.v1.request import RequestStatus
+
     rng, plugin = random.Random(f"{kind} {asynchronous}"), kind != "alone"
     settings = {"async_scheduling": asynchronous, "max_model_len": 160, "max_num_batched_tokens": 64}
     scheduler = make_scheduler(tiny_vllm, RUNNING, plugin=plugin, num_blocks=22, **settings)
@@ -84,9 +86,12 @@ def test_requests_that_are_preempted_have_the_same_text(tiny_vllm: Path, kind: s
             if source is not None:
                 source._known.append(wanted[name])
             scheduler.add_request(new_request(name, prompt, len(wanted[name])))
-        if rng.random() < 0.01:
+        if rng.random() < 0.02:
             scheduler.reset_prefix_cache(reset_running_requests=True)
             count["reset"] += 1
+        if scheduler.running and rng.random() < 0.02:
+            scheduler.finish_requests(rng.choice(scheduler.running).request_id, RequestStatus.FINISHED_ABORTED)
+            count["aborted"] += 1
         step = scheduler.schedule()
         count["preempted"] += len(step.preempted_req_ids or ())
         for name, drafted in step.scheduled_spec_decode_tokens.items():
@@ -106,7 +111,7 @@ def test_requests_that_are_preempted_have_the_same_text(tiny_vllm: Path, kind: s
             for request in scheduler.running:
                 assert request.num_computed_tokens == device.computed[request.request_id]
                 assert not request.num_output_placeholders and not request.num_in_flight_tokens
-    assert count["finished"] > 200 and count["preempted"] > 100 and count["reset"] > 10
+    assert count["finished"] > 200 and count["preempted"] > 100 and min(count["reset"], count["aborted"]) > 10
     if source is not None:
         assert not scheduler.num_faults and not source.miscounted
         assert (source.num_accepted > 1000) == (kind in ("right", "some", "late"))
