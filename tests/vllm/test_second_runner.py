@@ -37,6 +37,7 @@ PLANS: dict[str, dict[str, Any]] = {
     "EAGLE-3": {"groups": 2, "most_requests": 4, "kinds": ("own", "some"), "speculative": {"method": "eagle3"}},
     "adapters": {"groups": 1, "most_requests": 4, "asynchronous": True, "kinds": ("right",)},
     "preempted": {"groups": 1, "small": True, "kinds": ("right", "some")},
+    "FP8 KV": {"groups": 1, "most_requests": 4, "dtype": "bfloat16", "more": {"kv_cache_dtype": "fp8"}},
 }
 
 

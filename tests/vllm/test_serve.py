@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from tests.vllm.processes import free_address
@@ -84,7 +85,8 @@ def server(tiny_served: Path, plain: list[str], draft: Draft) -> Iterator[Server
 @pytest.fixture
 def looking_up(tiny_served: Path) -> Iterator[Server]:
     """Without draft workers: none foresees what a grammar demands, and so none is in time."""
-    with serving(tiny_served, *plugin(lookups=["ngram"], **CONFIG)) as made:
+    tools = "--enable-auto-tool-choice", "--tool-call-parser", "xlam"
+    with serving(tiny_served, *plugin(lookups=["ngram"], **CONFIG), *tools) as made:
         yield made
 
 
@@ -131,7 +133,7 @@ def test_seeded_texts_with_drafts_are_those_of_vllm_alone(server: Server, alone:
     assert sum(one == other for one, other in zip(texts, alone["seeded"], strict=True)) == len(PROMPTS)
 
 
-def test_structured_output_is_the_same_with_drafts(looking_up: Server) -> None:
+def test_structured_output_and_a_call_of_a_tool_are_the_same_with_drafts(looking_up: Server) -> None:
     choice = ["one two three one two three one two three", "two three one two three one two three one"]
     pattern = r"(alpha|beta)( (alpha|beta)){11}"
     schema = {"type": "array", "items": {"enum": ["alpha", "beta"]}, "minItems": 12, "maxItems": 12}
@@ -141,6 +143,22 @@ def test_structured_output_is_the_same_with_drafts(looking_up: Server) -> None:
         assert drafted(looking_up, lambda: texts.append(looking_up.answer(REPETITIVE, **asked))), wanted  # noqa: B023
         assert texts[-1] == looking_up.answer(REPETITIVE, tenant="off", **asked)
     assert texts[0] in choice and re.fullmatch(pattern, texts[2])
+
+    wanted = {"type": "object", "properties": {"words": schema}, "required": ["words"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "say", "parameters": wanted}}
+    body = {"model": "m", "messages": [{"role": "user", "content": REPETITIVE}], "temperature": 0, "max_tokens": 200}
+    body |= {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "say"}}}
+
+    def called(tenant: str) -> str:
+        url, headers = f"{looking_up.url}/v1/chat/completions", {"x-tenant": tenant}
+        reply = httpx.post(url, json=body, headers=headers, timeout=1200)
+        assert reply.status_code == 200, reply.text
+        return str(reply.json()["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])
+
+    calls: list[str] = []
+    assert drafted(looking_up, lambda: calls.append(called("")))
+    assert calls[0] == called("off")
+    jsonschema.validate(json.loads(calls[0]), wanted)
 
 
 def test_responses_are_the_same_with_drafts_and_a_tenant_holds_there(server: Server) -> None:

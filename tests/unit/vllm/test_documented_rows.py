@@ -31,9 +31,15 @@ ROWS: dict[str, tuple[str, str]] = {
         _ATTACH,
         "test_an_answer_outlives_its_router_and_the_next_one_is_attached_to",
     ),
-    "`n`, `prompt_logprobs`": (_RUNNER, "test_texts_with_drafts_are_those_of_vllm_alone"),
+    "`n`, `logprobs`, `prompt_logprobs`, prefix caching, chunked prefill, `--kv-cache-dtype fp8`": (
+        _RUNNER,
+        "test_texts_with_drafts_are_those_of_vllm_alone",
+    ),
     "`/v1/responses`": (_SERVE, "test_responses_are_the_same_with_drafts_and_a_tenant_holds_there"),
-    "JSON schema, regex, choice": (_SERVE, "test_structured_output_is_the_same_with_drafts"),
+    "JSON schema, regex, choice, tools": (
+        _SERVE,
+        "test_structured_output_and_a_call_of_a_tool_are_the_same_with_drafts",
+    ),
     "images, audio, prompt embeddings, streamed input": (
         _FEED,
         "test_a_request_that_is_more_than_its_tokens_is_decoded_plainly",
