@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from outrider.rpc.server import create_server, serving
-from outrider.rpc.v1 import draft_pb2_grpc
 from outrider.rpc.v1 import sequence_pb2 as sp
 
 from tests.integration.target.test_server import ScriptedDraft
 from tests.vllm import faulty
 from tests.vllm.test_serve import drafted
-from tests.vllm.vllm_serve import REPETITIVE, Server, plugin, until
-from tests.vllm.vllm_serve import serving as serving_vllm
+from tests.vllm.vllm_serve import REPETITIVE, Server, plugin, scripted, serving, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -47,28 +42,15 @@ class HostileDraft(ScriptedDraft):
 
 @pytest.fixture(scope="module")
 def draft() -> Iterator[HostileDraft]:
-    made, ready, over = HostileDraft(), threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        server = create_server()
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(made, server)
-        async with serving(server, "127.0.0.1:0", services=[]) as life:
-            made.address = life.address
-            ready.set()
-            await asyncio.to_thread(over.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(60)
-    yield made
-    over.set()
-    thread.join()
+    made = HostileDraft()
+    with scripted(made):
+        yield made
 
 
 @pytest.fixture(scope="module")
 def plain(tiny_served: Path) -> str:
     """The answer of vLLM as it is. Its process has ended when the other begins."""
-    with serving_vllm(tiny_served) as server:
+    with serving(tiny_served) as server:
         return server.answer(REPETITIVE, max_tokens=max(faulty.PLACES), ignore_eos=True)
 
 
@@ -76,7 +58,7 @@ def plain(tiny_served: Path) -> str:
 def server(tiny_served: Path, plain: str, draft: HostileDraft) -> Iterator[Server]:
     config = {"drafts": [draft.address], "lookups": ["ngram"], "row_price": 0}
     scheduler = "--scheduler-cls", f"{faulty.__name__}.{faulty.Scheduler.__name__}"
-    with serving_vllm(tiny_served, *plugin(**config), *scheduler) as made:
+    with serving(tiny_served, *plugin(**config), *scheduler) as made:
         yield made
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +21,11 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from outrider.rpc.server import create_server
+from outrider.rpc.server import serving as serving_rpcs
+from outrider.rpc.v1 import draft_pb2_grpc
 
+from tests.integration.target.test_server import ScriptedDraft
 from tests.vllm.processes import ending, free_address
 
 NUM_SPECULATIVE, MAX_NUM_SEQS = 8, 16
@@ -179,3 +185,26 @@ def drafting(model: Path, address: str) -> subprocess.Popen[bytes]:
     caller ends it."""
     options = ["--listen", address, "--model", str(model), "--min-confidence", "0", "--num-alternatives", "0"]
     return subprocess.Popen([sys.executable, "-m", "outrider.draft", *options])
+
+
+@contextlib.contextmanager
+def scripted(draft: ScriptedDraft) -> Iterator[None]:
+    """A draft worker in a thread of this process."""
+    ready, over = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        server = create_server()
+        draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
+        async with serving_rpcs(server, "127.0.0.1:0", services=[]) as life:
+            draft.address = life.address
+            ready.set()
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(60)
+        yield
+    finally:
+        over.set()
+        thread.join()
