@@ -47,7 +47,10 @@ def load_drafter(
         adapter_of = lambda tenant: 0  # noqa: E731
     elif adapters:
         adapter_of = TenantAdapters(loaded, adapters).of
-    return ModelDrafter(loaded, model or ModelConfig(), _vocabulary(loaded, path, target), adapter_of)
+    drafter = ModelDrafter(loaded, model or ModelConfig(), _vocabulary(loaded, path, target), adapter_of)
+    if loaded.info.device != "cpu":
+        drafter.warm_up()
+    return drafter
 
 
 def _applies_adapters(config: EngineConfig) -> EngineConfig:

@@ -16,6 +16,7 @@ from outrider.drafters.sequence import DraftSequence
 from outrider.drafters.vocabulary import OwnVocabulary, Vocabulary
 from outrider.drafting.config import ModelConfig
 from outrider.engine import Engine, EngineSequence, Row
+from outrider.speculation.warm_up import warm_up_proposals
 from outrider.tree import DraftTree, common_len
 
 SOURCE = "model"
@@ -79,6 +80,10 @@ class ModelDrafter(Drafter):
 
     def check(self) -> None:
         self._engine.check()
+
+    def warm_up(self) -> None:
+        """As Engine.warm_up."""
+        warm_up_proposals(self._engine.try_step(1), self._vocabulary.propose, self._config.others_looked_at)
 
     @property
     def num_free_blocks(self) -> int:

@@ -6,6 +6,8 @@ are committed and which come next.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from outrider.engine.models.memory import held_bytes
 from outrider.engine.models.taps import Taps
 from outrider.engine.run.buckets import choose
 from outrider.engine_config import EngineConfig
+from outrider.speculation.warm_up import warm_up_verdicts
 
 if TYPE_CHECKING:
     from outrider.engine.run.graphs import GraphRunner
@@ -30,6 +33,11 @@ from pathlib import Path
 
 from outrider.engine.checkpoints.checkpoints import CheckpointError, weights_revision
 from outrider.engine.models.adapters import Adaptable, Adapter
+
+log = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = (1, 17, 33, 65)
+"""Each has another tile of products; the last one, which comes as a long prompt does, another one of attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,7 @@ class Engine:
         self._decoder = decoder
         self._cache = cache
         self._device = torch.device(config.device)
+        self._max_batch_tokens = config.max_batch_tokens
         self._attention = attention or SdpaAttention()
         self._graphs = graphs
         self._adapted: Adaptable | None = None
@@ -127,12 +136,33 @@ class Engine:
             self._synchronize()
 
     def check(self) -> None:
-        """Runs one token for itself. Raises what the model raises, whatever it is given."""
+        """Raises what the model raises, whatever it is given."""
+        self.try_step(1)
+
+    def try_step(self, count: int) -> Tensor:
+        """Runs so many tokens for themselves → their logits."""
         sequence = self.kv.open([])
         try:
-            self.forward([Row(sequence, [0], 1)])
+            return self.forward([Row(sequence, [0] * count, count)])
         finally:
             self.kv.discard(sequence)
+
+    def warm_up(self) -> None:
+        """Of a GPU, whose kernels are compiled when they are launched for the first time: launches them in each form,
+        so that none is compiled while it serves."""
+        started_s, held = time.monotonic(), self.info.num_blocks * self.info.block_size
+        most = min(self._max_batch_tokens, self.info.max_context_len, held)
+        for count in _WARM_UP_TOKENS:
+            logits = self.try_step(min(count, most))
+        with self._on_device():
+            warm_up_verdicts(logits)
+        log.info("launched what steps launch in %.1f s", time.monotonic() - started_s)
+
+    def record_taps(self, layers: tuple[int, ...]) -> None:
+        """Recorded steps that give the hidden states of these layers, which are otherwise recorded when they come."""
+        if self._graphs is not None:
+            with self._on_device():
+                self._graphs.capture_all(layers)
 
     def forward_with_hidden(self, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """As forward, also with the head's inputs, [logits wanted, width], from which distillation learns."""

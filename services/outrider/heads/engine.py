@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +35,10 @@ from outrider.heads.fused_gpu import GpuHead
 from outrider.heads.interface import DraftHead, HeadSettings
 from outrider.heads.layer import LayeredHead
 from outrider.heads.mtp import MtpHead
-from outrider.heads.recorded import ROWS, DraftedText, HeadChains, HeadGraphs
+from outrider.heads.recorded import OTHERS, ROWS, DraftedText, HeadChains, HeadGraphs
 from outrider.speculation import Proposal
+from outrider.speculation.proposals import propose_batched
+from outrider.speculation.warm_up import warm_up_proposals
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +50,17 @@ class HeadEngine(Engine):
     """Owned by one thread, as the engine of a model."""
 
     def __init__(
-        self, decoder: HeadDecoder, cache: KVCache, info: ModelInfo, config: EngineConfig, attention: Attention
+        self,
+        decoder: HeadDecoder,
+        cache: KVCache,
+        info: ModelInfo,
+        config: EngineConfig,
+        attention: Attention,
+        head: LayeredHead,
     ) -> None:
-        super().__init__(decoder, cache, info, config, attention=attention)
+        super().__init__(decoder, cache, info, config, head.token_map, attention=attention)
         self._head = decoder
+        self._width = head.settings.width
         self._chains: HeadChains | None = None
 
     @torch.inference_mode()
@@ -71,6 +81,18 @@ class HeadEngine(Engine):
         chains.record(recorder)
         self._graphs, self._chains = graphs, chains
         log.info("recorded the steps of the head in %.1f s", time.monotonic() - started_s)
+
+    def forward(self, rows: Sequence[Row]) -> Tensor:
+        """With features of zeros."""
+        count = sum(len(row.token_ids) for row in rows)
+        return self.forward_head(rows, torch.zeros(count, self._width, device=self._device))[0]
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        super().warm_up()
+        # Drafts that do not fit the recorded steps have their tokens chosen one by one.
+        with self._on_device():
+            warm_up_proposals(self.try_step(1), partial(propose_batched, token_map=self.token_map), OTHERS)
 
     @torch.inference_mode()
     def forward_head(self, rows: Sequence[Row], features: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,10 +164,12 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
         config.device,
         decoder.execution,
     )
-    engine = HeadEngine(decoder, cache, info, config, attention)
-    if device.type == "cuda" and config.cuda_graphs and isinstance(attention, TritonAttention):
-        with torch.cuda.device(device):
-            engine.record(head, GraphRecorder(device), blocks * config.block_size)
+    engine = HeadEngine(decoder, cache, info, config, attention, head)
+    if device.type == "cuda":
+        if config.cuda_graphs and isinstance(attention, TritonAttention):
+            with torch.cuda.device(device):
+                engine.record(head, GraphRecorder(device), blocks * config.block_size)
+        engine.warm_up()
     return engine
 
 

@@ -57,7 +57,10 @@ def assemble(
         eos_token_ids=eos_token_ids,
     )
     graphs = _graphs(decoder, attention, cache, width, info, config)
-    return Engine(decoder, cache, info, config, token_map, attention=attention, graphs=graphs)
+    engine = Engine(decoder, cache, info, config, token_map, attention=attention, graphs=graphs)
+    if torch.device(config.device).type == "cuda":
+        engine.warm_up()
+    return engine
 
 
 def kv_shape(settings: Any) -> tuple[int, int]:

@@ -20,11 +20,13 @@ _CHECKED_TOKENS = 48
 
 def head_drafts(engine: Engine, head: DraftHead, max_tokens: int = 5) -> HeadDrafts:
     """The source of drafts of a head that `tried_head` has loaded. Raises CheckpointError."""
+    engine.record_taps(head.taps or (HEAD_INPUT,))
     return HeadDrafts(head, max_tokens, engine_of(engine, head))
 
 
 def head_features(engine: Engine, head: DraftHead) -> HeadFeatures:
     """What sends a head on draft workers its features."""
+    engine.record_taps(head.taps or (HEAD_INPUT,))
     if engine.info.execution.startswith("native"):
         read_natively(head, cpu.load_kernels())
     return HeadFeatures(head.kind, head.taps, head.features)
