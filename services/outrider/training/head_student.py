@@ -58,7 +58,8 @@ def taps_of(kind: str, config: StudentConfig, target: Path) -> tuple[int, ...]:
     layers = _depth(target)
     if any(not 0 <= tap <= layers for tap in config.taps):
         raise ValueError(f"taps: {config.taps}, and the target has {layers} layers")
-    return config.taps or (KINDS[kind].taps(layers) if kind in KINDS else ())
+    own = KINDS[kind].default_taps if kind in KINDS else None
+    return config.taps or (() if own is None else own(layers))
 
 
 @dataclass(slots=True)
@@ -304,8 +305,8 @@ class LearnableHead:
     """A kind of head that `outrider distill` makes."""
 
     build: Callable[[Path, TargetParts, StudentConfig, Tensor | None, Path | None], Any]
-    taps: Callable[[int], tuple[int, ...]] = lambda layers: ()
-    """The layers that it reads of a target with so many, if no others are asked for; of none, what the target's
+    default_taps: Callable[[int], tuple[int, ...]] | None = None
+    """The layers that it reads of a target with so many, if no others are asked for; without, what the target's
     vocabulary head reads."""
     reads_layers: bool = False
     """Whether others may be asked for."""

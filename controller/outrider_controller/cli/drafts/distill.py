@@ -27,6 +27,7 @@ from outrider_controller.cli.output import columns, json_file_option, note, writ
 if TYPE_CHECKING:
     from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig, DistillReport
+    from outrider.training.head_student import LearnableHead
     from outrider.training.texts import AnsweredText, Message, Sampled
 
 
@@ -175,10 +176,11 @@ def _config(out: Path, given: SimpleNamespace) -> DistillConfig:
     from outrider.engine.checkpoints.fetching import directory
     from outrider.training.corpus import CorpusConfig
     from outrider.training.distill import DistillConfig
-    from outrider.training.head_student import taps_of_start
+    from outrider.training.head_student import KINDS, taps_of_start
 
-    _check_heeded(given.kind, given.start or given.student, given.layers, given.head_tokens)
-    if given.kind == "mtp" and given.start and not given.taps:
+    head = KINDS.get(given.kind)
+    _check_heeded(head, given.start or given.student, given.layers, given.head_tokens)
+    if head is not None and head.starts and given.start and not given.taps:
         given.taps = ",".join(map(str, taps_of_start(directory(given.start))))
     _check_origins((given.start, given.student), given.tenant)
     prompts, answers, cipher, work = _texts(out, given)
@@ -272,18 +274,22 @@ def _check_origins(starts: Sequence[str], tenant: str) -> None:
             raise ValueError(f"{start} is made of samples of {of}, and what begins as it would outlast their erasure")
 
 
-def _check_heeded(kind: str, begins_as: str, layers: str | None, head_tokens: int | None) -> None:
+def _check_heeded(head: LearnableHead | None, begins_as: str, layers: str | None, head_tokens: int | None) -> None:
     """Raises UsageError for an option of which the student would take no notice."""
     for option, value in (("--layers", layers), ("--head-tokens", head_tokens)):
         if value is not None and begins_as:
             raise click.UsageError(f"{option}: not with --start or --student, which have their own")
-    if layers is not None and kind not in ("model", "mtp"):
+    if layers is not None and head is not None and not head.starts:
         raise click.UsageError("--layers: only for kinds model and mtp")
 
 
 def _states(kind: str, taps: str) -> str:
     """Names the states that a corpus keeps beside the inputs of the target's vocabulary head."""
-    return f"-taps-{taps.replace(',', '-')}" if taps else "-eagle3" if kind == "eagle3" else ""
+    from outrider.training.head_student import KINDS
+
+    if taps:
+        return f"-taps-{taps.replace(',', '-')}"
+    return f"-{kind}" if kind in KINDS and KINDS[kind].default_taps is not None else ""
 
 
 def _work(target: str, states: str, texts: Path | None) -> Path:
