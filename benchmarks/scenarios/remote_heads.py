@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
 from outrider.heads.loading import load_head_of
-from outrider.rpc.v1 import sequence_pb2
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.head import head_drafts, head_features
 from outrider_controller.cli.output import json_file_option
@@ -29,7 +27,7 @@ from outrider_controller.cli.output import json_file_option
 from benchmarks.report import finish, show, table
 from benchmarks.support.feature_stream import sent_features
 from benchmarks.support.prompts import prompts_option, read_prompts
-from tests.unit.drafters.remote_pair import Change, Remote
+from tests.unit.drafters.remote_pair import Remote
 from tests.unit.target.harness import Bench, opening
 
 _LENGTH, _LONGEST = 64, 400
@@ -107,12 +105,10 @@ def _acceptance(pair: Pair, prompts: Sequence[Sequence[int]]) -> list[dict[str, 
         local.open(number, one)
     local.run()
     found = {"in the target": local}
-    in_8_bits = partial(_in_8_bits, pair.head().settings.width)
-    forms: dict[str, Change] = {"on a worker": lambda commit: [commit], "on a worker, 8 bits": in_8_bits}
-    for name, change in forms.items():
-        bench = pair.bench(head_features(pair.engine, pair.head()))
+    for name, bits in {"on a worker": 16, "on a worker, 8 bits": 8}.items():
+        bench = pair.bench(head_features(pair.engine, pair.head(), bits))
         drafter = HeadDrafter.load(pair.where, pair.model, EngineConfig(prefix_cache=False))
-        remote = Remote(bench, DraftWorker(drafter, len(what)), change=change)
+        remote = Remote(bench, DraftWorker(drafter, len(what)))
         for number, one in enumerate(what):
             remote.open(number, one)
         remote.run()
@@ -132,16 +128,6 @@ def _acceptance(pair: Pair, prompts: Sequence[Sequence[int]]) -> list[dict[str, 
             }
         )
     return rows
-
-
-def _in_8_bits(width: int, commit: sequence_pb2.Commit) -> list[sequence_pb2.Commit]:
-    """What would arrive in 8 bits a number, with one scale for each position."""
-    if commit.features:
-        rows = torch.frombuffer(bytearray(commit.features), dtype=torch.bfloat16).view(-1, width).float()
-        scales = rows.abs().amax(-1, keepdim=True).clamp(min=1e-6) / 448
-        rounded = ((rows / scales).to(torch.float8_e4m3fn).float() * scales).bfloat16()
-        commit.features = rounded.view(torch.uint8).numpy().tobytes()
-    return [commit]
 
 
 # -- a target's step

@@ -77,7 +77,9 @@ def _committed(
     if message.base_len + count > limits.max_context_len + _MAX_BEYOND:
         raise InvalidRequest("base_len", f"{message.base_len} is far beyond the context of {limits.max_context_len}")
     finished = message.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED
-    features = Features(message.features_start, message.features) if message.features else None
+    features, bits = None, message.feature_bits or 16
+    if message.features:
+        features = Features(message.features_start, message.features, bits)
     return events.DraftCommitted(key, message.base_len, tuple(message.token_ids), finished, now_s, features)
 
 

@@ -31,7 +31,9 @@ class Features:
 
     start: int
     rows: bytes
-    """bfloat16, little-endian."""
+    """As messages have them."""
+    bits: int = 16
+    """Of a number in them: 8 or 16."""
     first: bool = False
     """Whether a draft that has read nothing begins with these."""
 

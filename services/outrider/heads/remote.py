@@ -24,6 +24,7 @@ _MOST = 1e12
 _KNOWN = 512
 """Positions of a cached prefix whose features are sent: the last ones, which tell a head nearly all."""
 
+_EIGHT = torch.float8_e4m3fn
 _Rows = NDArray[np.uint8]
 """Of each position the bytes."""
 
@@ -51,13 +52,14 @@ class HeadFeatures(DraftSource):
     for_workers = True
 
     def __init__(
-        self, name: str, taps: tuple[int, ...], read: Callable[[Tensor], Tensor] = lambda states: states
+        self, name: str, taps: tuple[int, ...], read: Callable[[Tensor], Tensor] = lambda states: states, bits: int = 16
     ) -> None:
         """`read`: a head's features of the target's states, [batch, positions, …]; as they are from a target that has
-        computed them."""
+        computed them. `bits`: of a number that is sent."""
         self.name = name
         self.taps = taps
         self._read = read
+        self._bits = bits
         self._cache = FeatureCache()
         self._shown: dict[SequenceKey, _Shown] = {}
 
@@ -92,7 +94,7 @@ class HeadFeatures(DraftSource):
         if not due:
             return ()
         features = features_of(self._read, due).to("cpu", torch.bfloat16)
-        rows, found, end = _bytes_of(features), list[tuple[SequenceKey, Features]](), 0
+        rows, found, end = _bytes_of(features, self._bits), list[tuple[SequenceKey, Features]](), 0
         for one, its in zip(due, torch.split(features, [len(one.states) for one in due]), strict=True):
             begin, end = end, end + len(its)
             parts = self._show(self._shown[one.key], one.start, its, rows[begin:end])
@@ -108,10 +110,10 @@ class HeadFeatures(DraftSource):
         """The first ones come after those that are known: of a prefix that the target had cached, or that another draft
         was sent."""
         known = None if shown.begun else shown.writer.before(shown.tokens, start)
-        parts = [] if known is None else [*_parts(max(0, start - _KNOWN), _bytes_of(known[-_KNOWN:]))]
+        parts = [] if known is None else [*written(max(0, start - _KNOWN), known[-_KNOWN:], self._bits)]
         shown.writer.add(shown.tokens, start, features)
         known_len = max(0, shown.end - start)
-        parts += _parts(start + known_len, rows[known_len:])
+        parts += _parts(start + known_len, rows[known_len:], self._bits)
         if parts and not shown.begun:
             parts[0], shown.begun = replace(parts[0], first=True), True
         shown.end = max(shown.end, start + len(features))
@@ -123,26 +125,35 @@ def features_of(read: Callable[[Tensor], Tensor], step: Sequence[Seen]) -> Tenso
     return read(torch.cat([one.states for one in step])[None])[0]
 
 
-def written(start: int, features: Tensor) -> Iterator[Features]:
+def written(start: int, features: Tensor, bits: int = 16) -> Iterator[Features]:
     """features [positions, width], in parts that messages can hold."""
-    return _parts(start, _bytes_of(features.to(torch.bfloat16)))
+    return _parts(start, _bytes_of(features.to("cpu", torch.bfloat16), bits), bits)
 
 
-def _bytes_of(features: Tensor) -> _Rows:
-    return features.cpu().contiguous().view(torch.uint8).numpy()
+def _bytes_of(features: Tensor, bits: int) -> _Rows:
+    """features: bfloat16, on the host."""
+    if bits == 16:
+        return features.contiguous().view(torch.uint8).numpy()
+    scales = features.float().abs().amax(-1, keepdim=True).clamp(min=1e-30) / torch.finfo(_EIGHT).max
+    return torch.cat([scales.view(torch.uint8), (features / scales).to(_EIGHT).view(torch.uint8)], -1).numpy()
 
 
-def _parts(start: int, rows: _Rows) -> Iterator[Features]:
+def _parts(start: int, rows: _Rows, bits: int) -> Iterator[Features]:
     most = max(1, _MAX_BYTES // rows.shape[1])
     for at in range(0, len(rows), most):
-        yield Features(start + at, rows[at : at + most].tobytes())
+        yield Features(start + at, rows[at : at + most].tobytes(), bits)
 
 
 def read(features: Features, width: int) -> Tensor:
     """[positions, width]. Raises ValueError for bytes that are no whole vectors, and for numbers that no model has."""
-    if not features.rows or len(features.rows) % (2 * width):
-        raise ValueError(f"{len(features.rows)} bytes are no vectors of {width} numbers of 2 bytes")
-    rows = torch.frombuffer(bytearray(features.rows), dtype=torch.bfloat16).view(-1, width)
+    size = {8: 4 + width, 16: 2 * width}.get(features.bits)
+    if size is None or not features.rows or len(features.rows) % size:
+        raise ValueError(f"{len(features.rows)} bytes are no vectors of {width} numbers of {features.bits} bits")
+    rows = torch.frombuffer(bytearray(features.rows), dtype=torch.uint8).view(-1, size)
+    if features.bits == 8:
+        rows = rows[:, :4].contiguous().view(torch.float32) * rows[:, 4:].contiguous().view(_EIGHT).float()
+    else:
+        rows = rows.view(torch.bfloat16)
     # Not a number fails too.
     if not bool((rows.abs() < _MOST).all()):
         raise ValueError(f"a number is none, or not below {_MOST:g}")

@@ -46,6 +46,8 @@ class TargetConfig(WorkerConfig):
     remote_head: str = ""
     """Directory of a draft head for this model that draft workers run (`outrider draft --head`). The target sends them
     the hidden states that it reads, one vector per token."""
+    feature_bits: int = 16
+    """Bits of a number that a remote head is sent: 16 or 8. With 8, half as much is sent."""
     samples: str = ""
     """Directory for samples of tenants that consent to them (`samples` in the tenant's record). Empty: none is kept."""
     samples_bytes: int = MAX_BYTES
@@ -71,6 +73,8 @@ class TargetConfig(WorkerConfig):
             raise ValueError("head: needs engine outrider; with vllm give remote_head, and --head to draft workers")
         if self.head_tokens < 1:
             raise ValueError(f"head_tokens: must be at least 1, got {self.head_tokens}")
+        if self.feature_bits not in (8, 16):
+            raise ValueError(f"feature_bits: must be 8 or 16, got {self.feature_bits}")
         if self.head and self.remote_head:
             raise ValueError("remote_head: not together with head")
         if not (self.samples_bytes >= MIN_SAMPLES_BYTES and self.samples_days > 0):

@@ -139,7 +139,9 @@ def _head(config: TargetConfig, engine: Engine) -> list[DraftSource]:
     model = resolve(config.model)
     prompt = load_tokenizer(model).encode("Once upon a time", add_special_tokens=True)
     head = tried_head(engine, model, directory(name), prompt)
-    return [head_drafts(engine, head, config.head_tokens) if config.head else head_features(engine, head)]
+    if config.head:
+        return [head_drafts(engine, head, config.head_tokens)]
+    return [head_features(engine, head, config.feature_bits)]
 
 
 def _notes(model: ModelInfo) -> dict[str, str]:

@@ -47,9 +47,14 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def remote(
-    path: Path, head: DraftHead, sources: Sequence[DraftSource] = (), num_blocks: int = 256, **more: object
+    path: Path,
+    head: DraftHead,
+    sources: Sequence[DraftSource] = (),
+    num_blocks: int = 256,
+    bits: int = 16,
+    **more: object,
 ) -> Remote:
-    features = HeadFeatures(head.kind, head.taps, head.features)
+    features = HeadFeatures(head.kind, head.taps, head.features, bits)
     bench = Bench(path, sources=[features, *sources], row_price=lambda cost: 0.0, num_blocks=num_blocks)
     return Remote(bench, DraftWorker(HeadDrafter(head, 384, 512, 64, "cpu"), 40), **more)  # type: ignore[arg-type]
 
@@ -123,8 +128,9 @@ def test_texts_are_those_of_the_target_alone(
     bench = answered(made, wanted(count, params, ASKED)).bench
     assert bench.tokens == plain.tokens and len(bench.tokens) == count
     assert not made.errors and not bench.refused and not bench.worker.stats.num_source_failures
+    drafted = bench.worker.stats.of_source(kind).num_drafted
     # Of what comes late the end may still follow.
-    assert (bench.worker.stats.of_source(kind).num_drafted > 4 * count) is (how != "late")
+    assert drafted < 4 * count if how == "late" else drafted > count
     if how == "alone" or how == "wrong":
         alone(deep, wanted(count, params, OWN), [local])
         assert same(made, local) is (how == "alone")
@@ -243,6 +249,15 @@ def test_and_that_finds_a_token_map_that_is_off_by_one(deep: Path) -> None:
     right, wrong = (made(offset).bench.worker.stats.of_source("mtp") for offset in (0, 1))
     assert right.num_accepted > 20
     assert wrong.num_accepted < 0.3 * right.num_accepted
+
+
+def test_in_8_bits_half_as_much_is_sent_and_nearly_as_much_accepted(deep: Path) -> None:
+    whole, half = (
+        answered(remote(deep, knowing(deep, LAYERS), bits=bits), wanted(8, GREEDY, ASKED)) for bits in (16, 8)
+    )
+    assert half.bench.tokens == whole.bench.tokens and not half.errors
+    accepted = [made.bench.worker.stats.of_source("mtp").num_accepted for made in (whole, half)]
+    assert accepted[1] > 0.9 * accepted[0] > 40 and half.num_bytes < 0.55 * whole.num_bytes
 
 
 def test_a_remote_head_drafts_as_far_as_its_target_verifies(deep: Path) -> None:
@@ -429,6 +444,10 @@ def test_features_are_written_in_parts_that_cost_little_more_than_their_numbers_
     assert message.ByteSize() < 1.03 * 2 * 576
     found = torch.cat([read(part, 576) for part in parts])
     assert torch.equal(found, features.to(torch.bfloat16))
+    halved = list(written(7, features, 8))
+    assert sum(len(part.rows) for part in halved) == 1000 * 580
+    found = torch.cat([read(part, 576) for part in halved])
+    torch.testing.assert_close(found, features, rtol=2**-4, atol=2**-7)
 
 
 def _lie(commit: sequence.Commit, kind: str) -> None:
@@ -455,6 +474,8 @@ def _lie(commit: sequence.Commit, kind: str) -> None:
             commit.features_start = 2**32 - 1
         case "features of half a number":
             commit.features += b"x"
+        case "numbers of seven bits":
+            commit.feature_bits = 7
         case "features of positions to come":
             commit.features += bytes(width) * 900
 
@@ -470,6 +491,7 @@ LIES = {
     "beyond all models": "features",
     "a start at the end of the type": "base_len",
     "features of half a number": "features",
+    "numbers of seven bits": "features",
     "features of positions to come": "base_len",
 }
 

@@ -238,4 +238,5 @@ def commit_message(
     message = sequence_pb2.Commit(sequence_id=sequence_id, base_len=base_len, token_ids=token_ids)
     if features is not None:
         message.features, message.features_start = features.rows, features.start
+        message.feature_bits = features.bits if features.bits != 16 else 0
     return message

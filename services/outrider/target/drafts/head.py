@@ -24,12 +24,12 @@ def head_drafts(engine: Engine, head: DraftHead, max_tokens: int = 5) -> HeadDra
     return HeadDrafts(head, max_tokens, engine_of(engine, head))
 
 
-def head_features(engine: Engine, head: DraftHead) -> HeadFeatures:
-    """What sends a head on draft workers its features."""
+def head_features(engine: Engine, head: DraftHead, bits: int = 16) -> HeadFeatures:
+    """What sends a head on draft workers its features, with so many bits a number."""
     engine.record_taps(head.taps or (HEAD_INPUT,))
     if engine.info.execution.startswith("native"):
         read_natively(head, cpu.load_kernels())
-    return HeadFeatures(head.kind, head.taps, head.features)
+    return HeadFeatures(head.kind, head.taps, head.features, bits)
 
 
 def engine_of(engine: Engine, head: DraftHead, *, prefix_cache: bool = True) -> HeadEngine | None:

@@ -156,7 +156,7 @@ def _servicer(
     )
     sources, samples = make_sources(config.lookup_names), recorder_of(config.sample_store, info.model_revision)
     if config.remote_head:
-        sources = [*sources, HeadFeatures("head", ())]
+        sources = [*sources, HeadFeatures("head", (), bits=config.feature_bits)]
     engine = VllmEngine(core, end_soon)
     machine = TargetWorker(engine, limits, time.monotonic, sources, samples)
     registry.register(VllmMetrics(core.vllm_config, engine))
