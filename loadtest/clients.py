@@ -1,4 +1,4 @@
-"""Times one streamed answer over HTTP, public gRPC or vLLM's engine protocol. For Locust's greenlets."""
+"""Times one streamed answer over HTTP or public gRPC. For Locust's greenlets."""
 
 from __future__ import annotations
 

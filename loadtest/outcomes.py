@@ -32,7 +32,7 @@ class Outcome:
     verified_tokens: int = 0
     accepted_tokens: int = 0
     drafted_rounds: int = 0
-    """Rounds with drafted tokens. 0 over vLLM's protocol, which does not tell."""
+    """Rounds with drafted tokens."""
 
     @property
     def tpot_ms(self) -> float:
