@@ -8,13 +8,12 @@ processes and their lines of JSON, `plan` the requests and `figures` the answers
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import platform
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,8 @@ from benchmarks.peers.subjects import PeerFailed, Subject
 _MAX_ROUNDS = 1.5
 
 
-@contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """Holds the lock that all measurements on this machine take, if one was named."""
-    if lock is None:
-        yield
-        return
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def take_turns(measure: Measure, subjects: Sequence[Subject], rounds: int) -> dict[str, list[list[float]]]:
-    """Samples of the undisturbed rounds, by series."""
+    """Samples of the undisturbed rounds, by subject."""
     for subject in subjects:
         for request in measure.before:
             subject.ask(request)
@@ -51,7 +39,7 @@ def take_turns(measure: Measure, subjects: Sequence[Subject], rounds: int) -> di
         order = subjects if len(replies) % 2 == 0 else subjects[::-1]
         turn = {subject.name: subject.ask(measure.each) for subject in order}
         shares.append({name: reply.pop("core_share") for name, reply in turn.items()})
-        replies.append(figures.by_series(turn))
+        replies.append({name: reply["ms"] for name, reply in turn.items()})
     for subject in subjects:
         for request in measure.after:
             subject.ask(request)
@@ -64,8 +52,6 @@ def take_turns(measure: Measure, subjects: Sequence[Subject], rounds: int) -> di
 def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     """Runs everything → the content of --json."""
     model = resolve(options.model)
-    # The file holds the weights in the dtype in which they are run, and little else.
-    weight_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
     os.sched_setaffinity(0, {options.core})
     results: dict[str, dict[str, list[list[float]]]] = {}
     with ExitStack() as stack:
@@ -73,14 +59,10 @@ def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         for name in names:
             peer = install.PEERS[name]
             install.python_of(peer)
-            with alone(options.lock):
-                subjects.append(Subject(name, peer, model, [options.core]))
+            subjects.append(Subject(name, peer, model, [options.core]))
             stack.callback(subjects[-1].close)
-        for measure in plan(weight_bytes):
-            with alone(options.lock):
-                results[measure.name] = take_turns(
-                    measure, subjects[:1] if measure.only_ours else subjects, options.rounds
-                )
+        for measure in plan():
+            results[measure.name] = take_turns(measure, subjects, options.rounds)
         about = {subject.name: subject.about for subject in subjects}
     return {"at": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), **_machine(), "subjects": about, "ms": results}
 
@@ -110,7 +92,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name or checkpoint directory")
     parser.add_argument("--rounds", type=int, default=7, help="turns each subject has per measure")
     parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="that everyone is measured on")
-    parser.add_argument("--lock", type=Path, help="a file to lock while measuring, against others who do the same")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample and the verdicts here")
     options = parser.parse_args()
     options.peers = [name for name in options.peers.split(",") if name]
@@ -128,7 +109,7 @@ def main() -> int:
     except PeerFailed as failure:
         print(f"compare: {failure}", file=sys.stderr)
         return 1
-    batches = {measure.name: measure.batch for measure in plan(0) if measure.batch}
+    batches = {measure.name: measure.batch for measure in plan() if measure.batch}
     print(report(outcome, batches))
     goals = figures.verdict_rows(figures.verdicts(outcome["ms"]))
     write_json(options.json, "peers", {**outcome, "goals": goals})

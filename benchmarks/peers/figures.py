@@ -6,7 +6,6 @@ apart: memory bandwidth changes by the minute, and changes between rounds cancel
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,7 +13,7 @@ from statistics import median
 Rounds = Sequence[Sequence[float]]
 """Milliseconds, sample by sample, round by round."""
 Results = Mapping[str, Mapping[str, Rounds]]
-"""By measure, then by series: a subject, or one of several measurements of ours."""
+"""By measure, then by subject."""
 
 # A median ignores the few samples in which the core was taken away for a short time.
 ENOUGH_OF_THE_CORE = 0.9
@@ -58,15 +57,7 @@ def _against(peer: str, called: str) -> tuple[Goal, ...]:
 GOALS = (
     *_against("vllm", "vLLM"),
     *_against("vllm-compiled", "compiled vLLM"),
-    # What they cost is stated, and not bounded.
-    *(
-        Goal(f"{measure}: vLLM with our settings / without", measure, "vllm-outrider", "vllm", math.inf, True)
-        for measure in ("decode 1", "decode 16", "decode 32", "prefill 1000")
-    ),
     Goal("speed, batch 1: ours / transformers", "decode 1", "transformers", "ours", 1.9, False),
-    Goal("step / (weight bytes / read bandwidth)", "limit", "step", "read", 1.7, True),
-    Goal("verify 5 positions / decode 1", "verify 5", "many", "one", 1.15, True),
-    Goal("time to first token: prefix hit / miss", "prefix 1500", "hit", "miss", 0.10, True),
 )
 
 
@@ -81,16 +72,6 @@ def count_undisturbed(shares: Sequence[Mapping[str, float]]) -> int:
 
 def _clean(shares: Sequence[Mapping[str, float]]) -> list[int]:
     return [number for number, share in enumerate(shares) if min(share.values()) >= ENOUGH_OF_THE_CORE]
-
-
-def by_series(turn: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
-    """Replies by subject → samples by series: "ms" is the subject's own, "step_ms" is the series "step"."""
-    return {
-        name if key == "ms" else key.removesuffix("_ms"): list(samples)
-        for name, reply in turn.items()
-        for key, samples in reply.items()
-        if key.endswith("ms")
-    }
 
 
 def best(rounds: Rounds) -> float:

@@ -59,13 +59,6 @@ PEERS = {
     "transformers": Peer("peer_transformers"),
     "vllm": _EAGER_VLLM,
     "vllm-compiled": replace(_EAGER_VLLM, arguments=("compiled",)),
-    # vLLM with a target's scheduler, worker and proposer, and no drafts: what these cost alone.
-    "vllm-outrider": replace(
-        _EAGER_VLLM,
-        arguments=("eager", "outrider", "8"),
-        variables={**_VLLM_VARIABLES, **_OUR_PATH},
-        needs=_OUR_NEEDS,
-    ),
 }
 """For single steps, on one core."""
 

@@ -101,32 +101,26 @@ def speculative_config(kind: str, tokens: int, draft: str) -> dict[str, Any]:
     if kind == "ngram":
         lookup = {"prompt_lookup_max": 8, "prompt_lookup_min": 2}
         return {"method": "ngram", "num_speculative_tokens": tokens, **lookup}
-    if kind in _OUTRIDER:
+    if kind == "plugin":
         return {"method": "ngram_gpu", "num_speculative_tokens": tokens}
     return {"method": "draft_model", "model": draft, "num_speculative_tokens": tokens}
 
 
-_OUTRIDER = {"outrider": "outrider.vllm.scheduler.Scheduler", "plugin": "outrider.vllm.plugin.Scheduler"}
-"""The scheduler by kind: what a target sets, without drafts, shows what the settings alone cost."""
-
-
-def _ours(kind: str, tokens: int, draft: str) -> dict[str, Any]:
+def _plugin(tokens: int, draft: str) -> dict[str, Any]:
     """What our scheduler needs besides speculation."""
-    config = (
-        {"outrider": {"drafts": [draft], "lookups": ["ngram"], "max_draft_tokens": tokens}} if kind == "plugin" else {}
-    )
-    ours = {"scheduler_cls": _OUTRIDER[kind], "worker_cls": "outrider.vllm.worker.Worker"}
+    config = {"outrider": {"drafts": [draft], "lookups": ["ngram"], "max_draft_tokens": tokens}}
+    ours = {"scheduler_cls": "outrider.vllm.plugin.Scheduler", "worker_cls": "outrider.vllm.worker.Worker"}
     return {**ours, "additional_config": config}
 
 
 def load(path: str, mode: str, kind: str = "", tokens: str = "0", draft: str = "") -> tuple[Measures, dict[str, Any]]:
     """For `serve`. `mode` is eager or compiled; `kind` is ngram, draft, plugin (with a draft worker at the address
-    `draft`), outrider (the settings of a target, without drafts), or empty for no speculation.
+    `draft`), or empty for no speculation.
 
     vLLM sets its threads itself: one for each core it is bound to.
     """
     speculation = speculative_config(kind, int(tokens), draft) if kind else None
-    peer = Vllm(path, mode == "eager", speculation, **(_ours(kind, int(tokens), draft) if kind in _OUTRIDER else {}))
+    peer = Vllm(path, mode == "eager", speculation, **(_plugin(int(tokens), draft) if kind == "plugin" else {}))
     import torch
     import vllm
 

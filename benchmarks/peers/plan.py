@@ -24,7 +24,6 @@ class Measure:
     before: tuple[Request, ...] = ()
     """Requests before the first round: open sequences, warm up."""
     after: tuple[Request, ...] = ()
-    only_ours: bool = False
     batch: int | None = None
     """Tokens per sample, if tokens/s are wanted."""
 
@@ -35,16 +34,13 @@ def tokens(count: int, seed: int) -> list[int]:
     return [draw.randrange(_FIRST_ID, _END_ID) for _ in range(count)]
 
 
-def plan(weight_bytes: int) -> list[Measure]:
+def plan() -> list[Measure]:
     """All measures, in order."""
     return [
         decode(batch=1, steps=8),
         decode(batch=16, steps=6),
         decode(batch=32, steps=5),
         _prefill(1000),
-        limit(weight_bytes),
-        verify(5),
-        _prefix(1500),
     ]
 
 
@@ -59,21 +55,3 @@ def decode(batch: int, steps: int) -> Measure:
 def _prefill(count: int) -> Measure:
     each = {"do": "prefill", "prompt": tokens(count, 1)}
     return Measure(f"prefill {count}", each, (each,))
-
-
-def limit(weight_bytes: int, repeats: int = 12) -> Measure:
-    """A step, and reading as many bytes."""
-    each = {"do": "limit", "prompt": tokens(200, 1), "weight_bytes": weight_bytes, "repeats": repeats}
-    return Measure("limit", each, ({**each, "repeats": 2},), only_ours=True)
-
-
-def verify(positions: int, repeats: int = 12) -> Measure:
-    """Steps of one position and of several."""
-    each = {"do": "verify", "prompt": tokens(200, 1), "positions": positions, "repeats": repeats}
-    return Measure(f"verify {positions}", each, ({**each, "repeats": 2},), only_ours=True)
-
-
-def _prefix(count: int) -> Measure:
-    suffixes = [tokens(30, seed) for seed in (2, 3)]
-    each = {"do": "prefix", "shared": tokens(count, 1), "suffixes": suffixes}
-    return Measure(f"prefix {count}", each, only_ours=True)
