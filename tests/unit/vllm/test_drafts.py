@@ -9,7 +9,7 @@ from outrider.protocol.rounds import SourceTokens
 from outrider.sequence.speculation import Speculation
 from outrider.target.drafts.choice import StepRoom
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.by_source import places_of, tokens_by_source
+from outrider.target.requests.row import places_of, tokens_by_source
 from outrider.tree import DraftTree
 from outrider.vllm.drafts import ChainRow, DraftBook
 

@@ -18,11 +18,10 @@ from outrider.speculation import Grammar
 from outrider.target.drafts.calibration import Fit
 from outrider.target.drafts.drafts import Drafts
 from outrider.target.requests import events
-from outrider.target.requests.by_source import tokens_by_source, verified_nodes
 from outrider.target.requests.events import Event
 from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport, TargetStats
-from outrider.target.requests.row import StepRow
+from outrider.target.requests.row import StepRow, tokens_by_source, verified_nodes
 from outrider.target.samples import SampleRecorder
 from outrider.target.step.accounting import StepAccounting
 from outrider.target.step.port import EnginePort, S

@@ -29,10 +29,9 @@ from outrider.sequence.speculation import PLAIN, Speculation
 from outrider.target.drafts.calibration import Fit
 from outrider.target.drafts.drafts import Drafts
 from outrider.target.drafts.sequence import SequenceDrafts
-from outrider.target.requests.by_source import tokens_by_source
 from outrider.target.requests.events import Adjusted, Offered
 from outrider.target.requests.report import TargetReport
-from outrider.target.requests.row import StepRow
+from outrider.target.requests.row import StepRow, tokens_by_source
 from outrider.target.requests.times import Timer, Times
 from outrider.vllm.drafts import NOTHING, ChainRow, DraftBook
 from outrider.vllm.scheduler import StepFacts

@@ -12,9 +12,8 @@ from outrider.protocol.rounds import Round, SourceTokens
 from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.sequence.speculation import Speculation
 from outrider.target.metrics import TargetMetrics
-from outrider.target.requests.by_source import chances_of, places_of, tokens_by_source, verified_nodes
 from outrider.target.requests.report import TargetReport, TargetStats
-from outrider.target.requests.row import StepRow
+from outrider.target.requests.row import StepRow, chances_of, places_of, tokens_by_source, verified_nodes
 from outrider.target.requests.wire import response_of
 from outrider.tree import DraftTree
 from prometheus_client import CollectorRegistry
