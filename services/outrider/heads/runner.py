@@ -13,7 +13,7 @@ from outrider.heads.interface import ChainMemory, DraftHead
 from outrider.heads.recorded import OTHERS, DraftedText
 from outrider.heads.text import GrowingDraft, HeadText, Place
 from outrider.sequence.spec import SequenceSpec
-from outrider.speculation import propose
+from outrider.speculation import Proposal, propose
 from outrider.tree import DraftTree
 
 # Positions of a long text that are read at once; texts with fewer unread than _SHORT are read together.
@@ -115,18 +115,20 @@ class HeadRunner:
         return [draft.tree(self._head.kind) for draft in drafts]
 
     def _draft_at_once(self, texts: Sequence[HeadText], drafts: Sequence[GrowingDraft], counts: Sequence[int]) -> bool:
-        """On a GPU, whose steps go on after a draft has ended. Returns whether that could be."""
-        if self._engine is None or not texts:
+        """On a GPU, which goes on after a draft has ended. Returns whether that could be."""
+        if not texts:
             return False
-        found = self._engine.draft(
-            [
-                DraftedText(
-                    text.kv, text.spec.params, text.spec.mode, draft.base_len, draft.place.logits, draft.place.feature
-                )
-                for text, draft in zip(texts, drafts, strict=True)
-            ],
-            max(counts),
-        )
+        if self._engine is not None:
+            found = self._engine.draft(
+                [
+                    DraftedText(text.kv, text.spec.params, text.spec.mode, draft.base_len, place.logits, place.feature)
+                    for text, draft, place in zip(texts, drafts, [draft.place for draft in drafts], strict=True)
+                ],
+                max(counts),
+            )
+        else:
+            ahead = not self._head.recurrent and drafts[0].place.logits.is_cuda
+            found = self._ahead(texts, drafts) if ahead else None
         if found is None:
             return False
         for draft, count, proposals in zip(drafts, counts, found, strict=True):
@@ -134,6 +136,26 @@ class HeadRunner:
                 if self._may_grow(draft):
                     draft.add(proposal)
         return True
+
+    def _ahead(self, texts: Sequence[HeadText], drafts: Sequence[GrowingDraft]) -> list[list[Proposal]]:
+        """All that a head tells from where it is."""
+        rows = [draft.place.logits for draft in drafts]
+        of = [
+            (text, draft, number) for text, draft in zip(texts, drafts, strict=True) for number in range(len(rows[0]))
+        ]
+        found = self._proposals(torch.cat(rows), [(text, draft.base_len + number) for text, draft, number in of])
+        return [found[at : at + len(rows[0])] for at in range(0, len(found), len(rows[0]))]
+
+    def _proposals(self, logits: Tensor, of: Sequence[tuple[HeadText, int]]) -> list[Proposal]:
+        """of: each row's text, and the position of its token."""
+        return propose(
+            logits.float(),
+            [text.spec.params for text, _ in of],
+            [text.spec.mode for text, _ in of],
+            [position for _, position in of],
+            token_map=self._head.token_map,
+            num_others=OTHERS,
+        )
 
     def _affordable(self, texts: Sequence[HeadText], counts: Sequence[int]) -> list[int]:
         """A text for which the pool has no room drafts one token, which is not run."""
@@ -157,15 +179,7 @@ class HeadRunner:
             self._follow(further)
         at = (0 if self._head.recurrent else len(draft.chain) for _, draft in growing)
         rows = torch.stack([draft.place.logits[row] for row, (_, draft) in zip(at, growing, strict=True)])
-        token_map = self._head.token_map
-        proposals = propose(
-            rows.float(),
-            [text.spec.params for text, _ in growing],
-            [text.spec.mode for text, _ in growing],
-            [draft.base_len + len(draft.chain) for _, draft in growing],
-            token_map=token_map,
-            num_others=OTHERS,
-        )
+        proposals = self._proposals(rows, [(text, draft.base_len + len(draft.chain)) for text, draft in growing])
         for (_, draft), proposal in zip(growing, proposals, strict=True):
             draft.add(proposal)
 

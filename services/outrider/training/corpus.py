@@ -184,7 +184,7 @@ def _text(chat: ChatFormat, tokenizer: Any, sample: AnsweredText | Sampled, max_
 def _run(
     engine: Engine, texts: Iterator[Conversation], chat: ChatFormat, config: CorpusConfig, seed: int
 ) -> Iterator[Sample]:
-    noise = torch.Generator().manual_seed(seed)
+    noise = torch.Generator(engine.info.device).manual_seed(seed)
     writing: list[_Writing] = []
     while True:
         for text in itertools.islice(texts, config.concurrency - len(writing)):
@@ -219,8 +219,8 @@ def _step(
         del w.pending[:count]
     if not choosing:
         return
-    temperatures = torch.tensor([w.conversation.temperature for w in choosing])
-    for w, token_id in zip(choosing, _choose(logits.cpu().clone(), temperatures, chat.forbidden, noise), strict=True):
+    temperatures = torch.tensor([w.conversation.temperature for w in choosing], device=logits.device)
+    for w, token_id in zip(choosing, _choose(logits.clone(), temperatures, chat.forbidden, noise), strict=True):
         added = w.conversation.accept(token_id)
         w.pending = [] if w.conversation.finished else list(added)
 

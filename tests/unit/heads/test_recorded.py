@@ -9,10 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from outrider.engine import EngineConfig
+from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.engine.run.graphs import Recorded
+from outrider.heads import MedusaHead, TargetParts
 from outrider.heads.engine import head_engine
 from outrider.heads.layer import LayeredHead
 from outrider.heads.runner import HeadRunner
+from outrider.heads.text import GrowingDraft
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
@@ -101,3 +104,23 @@ def test_a_draft_of_recorded_steps_is_that_of_steps_one_by_one(
         assert now.token_ids == before.token_ids and now.parents == before.parents
         assert now.chances == pytest.approx(before.chances, rel=1e-3)
         assert [q.token_ids for q in now.q] == [q.token_ids for q in before.q]
+
+
+@torch.inference_mode()
+def test_what_a_head_tells_at_once_is_what_it_tells_token_by_token(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.tuning.HEAD_MIN_JOINT", 1e-9)
+    torch.manual_seed(0)
+    head = MedusaHead(TargetParts(read_embedding(tiny).float(), read_head(tiny).float(), 2), 3).eval()
+    its, texts = HeadRunner(head, None), []
+    for params, mode in WAYS["every mode"]:
+        tokens = [*range(5, 12)]
+        texts.append(its.open(SequenceSpec(tuple(tokens), params, mode, 32), tokens))
+        its.see(texts[-1], 0, torch.randn(6, 64))
+    its.read(texts)
+    want = its.draft(texts, [3, 3, 3])
+    found = its._ahead(texts, [GrowingDraft.of(text, 0.0) for text in texts])
+    for text, tree, proposals in zip(texts, want, found, strict=True):
+        draft = GrowingDraft.of(text, 0.0)
+        for proposal in proposals:
+            draft.add(proposal)
+        assert draft.tree(head.kind) == tree and len(tree.token_ids) > 2

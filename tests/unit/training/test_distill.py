@@ -156,7 +156,7 @@ class OneAnswerEngine:
     """Says the same token wherever it is asked, so that no text depends on how floats round."""
 
     def __init__(self, token_id: int, vocab_size: int = 384) -> None:
-        self.info = SimpleNamespace(max_context_len=10_000)
+        self.info = SimpleNamespace(max_context_len=10_000, device="cpu")
         self.kv = KVCacheManager(1, 1, prefix_cache=False)
         self._logits = torch.zeros(vocab_size)
         self._logits[token_id] = 1e4
