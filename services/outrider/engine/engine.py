@@ -99,6 +99,11 @@ class Engine:
         return 0 if bucket is None else bucket.tokens - num_tokens
 
     @property
+    def records(self) -> bool:
+        """Whether steps are recorded, on a GPU."""
+        return self._graphs is not None
+
+    @property
     def weight_bytes(self) -> int:
         """Memory of the model as it is run, including its tables."""
         return held_bytes(self._decoder)

@@ -66,11 +66,11 @@ def runner(head: LayeredHead, *, recorded: bool) -> HeadRunner:
 
 
 @torch.inference_mode()
-def drafted(its: HeadRunner, way: str, counts: list[int]) -> list[DraftTree]:
+def drafted(its: HeadRunner, way: str, counts: list[int], device: str = "cpu") -> list[DraftTree]:
     """Two proposals for each text. Between them all have been given three tokens more."""
     torch.manual_seed(1)
     ids = [torch.randint(3, 259, (length + 4,)).tolist() for length in LENGTHS]
-    features = [torch.randn(length + 3, 64) for length in LENGTHS]
+    features = [torch.randn(length + 3, 64).to(device) for length in LENGTHS]
     tokens, found = [own[: length + 1] for own, length in zip(ids, LENGTHS, strict=True)], []
     texts = []
     for number, own in enumerate(tokens):

@@ -40,6 +40,7 @@ def engine_of(engine: Engine, head: DraftHead, *, prefix_cache: bool = True) -> 
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         prefix_cache=prefix_cache,
+        cuda_graphs=engine.records,
         execution="auto" if info.execution.startswith("native") else "transformers",
     )
     return head_engine(head, config, info.max_context_len)
