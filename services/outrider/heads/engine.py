@@ -34,10 +34,10 @@ from outrider.engine.run.graphs import GraphRecorder, GraphShape
 from outrider.heads.fused_gpu import GpuHead
 from outrider.heads.interface import DraftHead, HeadSettings
 from outrider.heads.layer import LayeredHead
+from outrider.heads.medusa import MedusaHead
 from outrider.heads.mtp import MtpHead
 from outrider.heads.recorded import OTHERS, ROWS, DraftedText, HeadChains, HeadGraphs
-from outrider.speculation import Proposal
-from outrider.speculation.proposals import propose_batched
+from outrider.speculation import Proposal, propose
 from outrider.speculation.warm_up import warm_up_proposals
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class HeadEngine(Engine):
         super().warm_up()
         # Drafts that do not fit the recorded steps have their tokens chosen one by one.
         with self._on_device():
-            warm_up_proposals(self.try_step(1), partial(propose_batched, token_map=self.token_map), OTHERS)
+            _warm_up_choices(self.try_step(1), self.token_map)
 
     @torch.inference_mode()
     def forward_head(self, rows: Sequence[Row], features: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,9 +129,13 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
 
     Raises CheckpointError where a useful number of blocks does not fit into memory.
     """
+    device = torch.device(config.device)
+    if isinstance(head, MedusaHead) and device.type == "cuda":
+        rows: Any = head.lm_heads[0].weight
+        _warm_up_choices(torch.zeros(1, len(rows), device=rows.device), head.token_map)
     if not isinstance(head, LayeredHead):
         return None
-    device, settings = torch.device(config.device), head.settings
+    settings = head.settings
     shape = _llama(settings)
     native = not settings.gated and cpu.why_not_native(config, shape) is None
     dtype = torch.bfloat16 if native else head.norm.weight.dtype
@@ -171,6 +175,10 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
                 engine.record(head, GraphRecorder(device), blocks * config.block_size)
         engine.warm_up()
     return engine
+
+
+def _warm_up_choices(logits: Tensor, token_map: Tensor | None) -> None:
+    warm_up_proposals(logits, partial(propose, token_map=token_map), OTHERS)
 
 
 def read_natively(head: DraftHead, kernels: Kernels) -> None:

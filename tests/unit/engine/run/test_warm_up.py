@@ -120,7 +120,8 @@ def test_what_steps_of_a_target_launch_has_been_launched_at_the_start(
 def test_what_a_head_launches_has_been_launched_at_the_start(
     tiny: Path, launched: set[Any], kind: str, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.heads.runner.propose", propose_batched)
+    for module in ("engine", "runner"):
+        monkeypatch.setattr(f"outrider.heads.{module}.propose", propose_batched)
     head: Any = made(kind, tiny).bfloat16()
     config = EngineConfig(num_blocks=65, attention="triton", execution="transformers", prefix_cache=False)
     engine = head_engine(head, config, 512)
