@@ -82,22 +82,31 @@ def outputs(scheduler: Any, step: Any, rng: random.Random) -> Any:
     return ModelRunnerOutput(names, {name: at for at, name in enumerate(names)}, tokens)
 
 
-def step_ms(scheduler: Any, steps: int, before: Callable[[], None]) -> float:
-    """CPU ms of schedule and update, in the median step."""
-    rng, took = random.Random(2), []
-    pending = None
-    for _ in range(steps):
-        before()
+class Run:
+    """One scheduler, and what its steps take."""
+
+    def __init__(self, scheduler: Any, before: Callable[[], None] = lambda: None) -> None:
+        self.scheduler, self.before, self.rng = scheduler, before, random.Random(2)
+        self.pending: Any = None
+        self.took_ms: list[float] = []
+
+    def step(self) -> None:
+        """As with asynchronous scheduling: a step is scheduled while the one before it runs."""
+        self.before()
         began = time.process_time()
-        step = scheduler.schedule()
+        step = self.scheduler.schedule()
         took_s = time.process_time() - began
-        if pending is not None:
-            result = outputs(scheduler, pending, rng)
+        if self.pending is not None:
+            result = outputs(self.scheduler, self.pending, self.rng)
             began = time.process_time()
-            scheduler.update_from_output(pending, result)
-            took.append(took_s + time.process_time() - began)
-        pending = step
-    return 1e3 * statistics.median(took[len(took) // 4 :])
+            self.scheduler.update_from_output(self.pending, result)
+            self.took_ms.append(1e3 * (took_s + time.process_time() - began))
+        self.pending = step
+
+    @property
+    def ms(self) -> float:
+        """CPU ms of schedule and update, in the median step after the first quarter."""
+        return statistics.median(self.took_ms[len(self.took_ms) // 4 :])
 
 
 class Pool:
@@ -150,14 +159,21 @@ def arriving(scheduler: Any, pool: Pool, share: float) -> Callable[[], None]:
     return arrive
 
 
-def measured(model: Path, running: int, share: float | None, steps: int) -> float:
-    scheduler = make_scheduler(model, running, plugin=share is not None)
-    pool = Pool()
+def prepared(model: Path, running: int, share: float | None) -> Run:
+    """`share`: of the requests with drafts. None: vLLM alone."""
+    scheduler, pool = make_scheduler(model, running, plugin=share is not None), Pool()
     if share is not None:
         scheduler.feed._pool = pool
     add_requests(scheduler, running)
-    before = arriving(scheduler, pool, share) if share else lambda: None
-    return step_ms(scheduler, steps, before)
+    return Run(scheduler, arriving(scheduler, pool, share)) if share else Run(scheduler)
+
+
+def speculating(model: Path, running: int) -> Run:
+    """vLLM with as many drafted tokens, of its own n-grams."""
+    own = {"method": "ngram_gpu", "num_speculative_tokens": NUM_DRAFTED}
+    scheduler = make_scheduler(model, running, plugin=False, speculative_config=own)
+    add_requests(scheduler, running)
+    return Run(scheduler)
 
 
 def main() -> None:
@@ -170,10 +186,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         model = tiny_checkpoint(Path(directory) / "tiny", head_dim=32)
         for running in given.running:
-            alone = measured(model, running, None, given.steps)
-            found = {share: measured(model, running, share, given.steps) for share in SHARES}
-            said = ", ".join(f"drafts for {share:.0%} {ms:.2f} = {ms / alone:.2f} x" for share, ms in found.items())
-            print(f"{running} running, CPU ms a step: vLLM alone {alone:.2f}; with the plugin: {said}", flush=True)
+            runs = {"vLLM alone": prepared(model, running, None), "its own drafts": speculating(model, running)}
+            runs |= {f"plugin, drafts for {share:.0%}": prepared(model, running, share) for share in SHARES}
+            for _ in range(given.steps):
+                # In turns: whatever else the machine does slows all of them.
+                for run in runs.values():
+                    run.step()
+            alone = runs["vLLM alone"].ms
+            said = "; ".join(f"{name} {run.ms:.2f} = {run.ms / alone:.2f} x" for name, run in runs.items())
+            print(f"{running} running, CPU ms a step: {said}", flush=True)
 
 
 if __name__ == "__main__":
