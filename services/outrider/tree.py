@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from outrider.errors import InvalidRequest
 from outrider.options.sampling import DraftDistribution
@@ -43,6 +44,8 @@ class DraftTree:
     """Time that its source spent on it."""
     origins: tuple[DraftTree, ...] = field(default=(), compare=False, repr=False)
     """The tree that proposed each token, in a tree that was made of others; empty in one from a source."""
+    bins: Sequence[Any] | None = field(default=None, init=False, compare=False, repr=False)
+    """Of each token that of calibration, once it was asked for: steps look at a tree again and again."""
 
     def __post_init__(self) -> None:
         count = len(self.token_ids)
@@ -207,6 +210,7 @@ class DraftTree:
         made.source, made.matched, made.epoch = self.source, self.matched, self.epoch
         made.serial, made.seconds = self.serial, self.seconds
         made.origins = self.origins[first:last] if self.origins else (self,) * len(made.token_ids)
+        made.bins = self.bins and self.bins[first:last]
         return made
 
     def _below(self, root: int, count: int) -> DraftTree:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 from types import MappingProxyType
 from typing import Any
 
 from outrider.sequence.key import Finish
 from outrider.sequence.speculation import Speculation
-from outrider.target.drafts.calibration import Bin, Calibration, bin_at
+from outrider.target.drafts.calibration import Bin, Calibration, bin_at, bins_of
 from outrider.target.drafts.choice import DraftChoice, Pricing, StepRoom, take_drafts
 from outrider.target.drafts.sequence import SequenceDrafts
 from outrider.target.requests.row import StepRow
@@ -42,13 +44,13 @@ class ChainRow:
     num_ahead: int = 0
     """Tokens that a running step may commit: those of `token_ids` that come before the ones to verify."""
 
-    tree: DraftTree = field(default_factory=lambda: _NO_DRAFT)
-    """The chain, from `base_len` on."""
+    tree: DraftTree | None = None
+    """The chain, as it is buffered. It may begin before `base_len`."""
     count: int = 0
-    """Tokens that the step verifies."""
+    """Tokens that the step verifies, after those ahead."""
 
     first: int = 0
-    """Of the tree's tokens the first that was verified."""
+    """Of the chain's tokens the first that was verified."""
     num_drafted: int = 0
     """Tokens verified from there on: none if the step before has committed something else."""
     num_verified: int = 0
@@ -59,11 +61,14 @@ class ChainRow:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        return self.tree.token_ids
+        """From `base_len` on, with those ahead."""
+        assert self.tree is not None
+        first = self.base_len - self.tree.base_len
+        return self.tree.token_ids[first : first + self.num_ahead + self.count]
 
     @property
     def draft(self) -> DraftTree:
-        return self.tree.part(self.first, self.first + self.num_drafted)
+        return _NO_DRAFT if self.tree is None else self.tree.part(self.first, self.first + self.num_drafted)
 
     def fill(self, row: StepRow[Any], token_ids: Sequence[int], finish: Finish) -> None:
         """What the step commits."""
@@ -187,31 +192,46 @@ class DraftBook:
     ) -> list[ChainRow]:
         """The rows of which the next step verifies drafts. `own_sums`: what the drafts of the engine's own are worth,
         in whose place they would be."""
-        pricing, chosen = Pricing(self.row_price, self.calibration), list[tuple[ChainRow, DraftChoice]]()
+        price, owns, chosen = self.row_price, self.calibration.owns, list[ChainRow]()
         for row in decoding:
             if (found := self._open.get(row.request_id)) is None:
                 continue
             try:
-                choice = self._offered(found, row)
+                depth = row.num_ahead + min(row.room, found.cap)
+                tree = found.buffer.chain or best_path(found, self.calibration, depth, row.num_ahead)
+                if tree is None:
+                    continue
+                first = row.base_len - tree.base_len
+                chances = owns(tree, found.fit, first, first + depth)
+                values = [*accumulate(chances, mul, initial=found.speculation.weight)]
             except Exception:
                 self.forget(row.request_id)
                 continue
-            if choice is None or (own_sums and choice.value_at(pricing.price) <= own_sums.get(row.request_id, 0.0)):
-                continue
-            chosen.append((row, choice))
-        take_drafts([choice for _, choice in chosen], room, pricing)
-        for row, choice in chosen:
-            row.tree, row.count = choice.tree, len(choice.nodes) - row.num_ahead
-        return [row for row, _ in chosen if row.count]
+            # They never rise. Written so that NaN is worth nothing.
+            if not values[-1] >= price:
+                values = [value for value in values if value >= price]
+            row.tree, row.count = tree, len(values) - 1 - row.num_ahead
+            if row.count > 0:
+                if own_sums and sum(values[1 + row.num_ahead :]) <= own_sums.get(row.request_id, 0.0):
+                    continue
+                chosen.append(row)
+        if not room.holds([row.count for row in chosen]):
+            self._share(chosen, room)
+            chosen = [row for row in chosen if row.count]
+        return chosen
 
-    def _offered(self, found: SequenceDrafts, row: ChainRow) -> DraftChoice | None:
-        depth = row.num_ahead + min(row.room, found.cap)
-        tree = found.buffer.chain or best_path(found, self.calibration, depth, row.num_ahead)
-        if tree is None:
-            return None
-        first = row.base_len - tree.base_len
-        left = tree.part(first, first + depth) if first else tree.upto(depth)
-        return DraftChoice(left, found, self.calibration, row.num_ahead) if len(left) > row.num_ahead else None
+    def _share(self, chosen: Sequence[ChainRow], room: StepRoom) -> None:
+        """Leaves those of all rows' tokens that are worth most."""
+        choices = []
+        for row in chosen:
+            tree, found, first = row.tree, self._open[row.request_id], row.base_len
+            assert tree is not None
+            first -= tree.base_len
+            left = tree.part(first, first + row.num_ahead + row.count)
+            choices.append(DraftChoice(left, found, self.calibration, row.num_ahead))
+        take_drafts(choices, room, Pricing(0.0, self.calibration))
+        for row, choice in zip(chosen, choices, strict=True):
+            row.count = len(choice.nodes) - row.num_ahead
 
     def committed(
         self, request_id: str, token_ids: Sequence[int], row: ChainRow | None, num_drafted: int, *, finished: bool
@@ -220,31 +240,33 @@ class DraftBook:
         found = self._open.get(request_id)
         if found is None:
             return NOTHING
+        row = row or ChainRow()
         try:
-            return self._follow(found, token_ids, row or ChainRow(), num_drafted, finished)
+            if row.tree is not None:
+                self._verdict(found, row, tuple(token_ids), num_drafted, finished)
+            found.advance(token_ids, row.num_drafted)
+            row.num_dropped = found.buffer.take_num_dropped()
+            return row
         except Exception:
             self.forget(request_id)
             return NOTHING
 
-    def _follow(
-        self, found: SequenceDrafts, token_ids: Sequence[int], row: ChainRow, num_drafted: int, finished: bool
-    ) -> ChainRow:
-        if row.count:
-            base_len, before = row.base_len, len(found.tokens) - len(token_ids)
-            done = before - base_len
-            # Otherwise the rows were of no use: the step before has committed something else.
-            if done >= 0 and row.token_ids[:done] == tuple(found.tokens[base_len:before]):
-                drafted = row.token_ids[done : done + num_drafted]
-                accepted = common_len(token_ids, drafted)
-                verified = accepted + (accepted < len(drafted) and not (finished and accepted == len(token_ids)))
-                row.first, row.num_drafted = done, len(drafted)
-                row.num_verified, row.num_accepted = verified, accepted
-                if verified:
-                    self.calibration.verified(row.tree, row.first, verified, accepted, found.fit)
-        if found.buffer:
-            found.advance(token_ids, row.num_drafted)
-        row.num_dropped = found.buffer.take_num_dropped()
-        return row
+    def _verdict(
+        self, found: SequenceDrafts, row: ChainRow, fresh: tuple[int, ...], num_drafted: int, finished: bool
+    ) -> None:
+        """Fills in what came of the chain."""
+        tree = row.tree
+        assert tree is not None
+        ids, before = tree.token_ids, len(found.tokens) - len(fresh)
+        planned, done = row.base_len - tree.base_len, before - tree.base_len
+        if done < planned or ids[planned:done] != tuple(found.tokens[row.base_len : before]):
+            # The rows were of no use: the step before has committed something else.
+            return
+        row.first, row.num_drafted = done, min(num_drafted, len(ids) - done)
+        row.num_accepted = accepted = common_len(fresh, ids[done : done + row.num_drafted])
+        row.num_verified = accepted + (accepted < row.num_drafted and not (finished and accepted == len(fresh)))
+        if row.num_verified:
+            self.calibration.verified(bins_of(tree)[done : done + row.num_verified], accepted, found.fit)
 
     def stepped(self, *, rows: int, prompt_tokens: int, tokens: int, seconds: float) -> None:
         """One step of the engine: its rows that decode or verify, its prompt tokens, the tokens that it committed."""

@@ -6,7 +6,7 @@ It is the scheduler of a target, with a feed in the place of the target's servic
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,10 @@ class Scheduler(BaseScheduler):
     def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(*args, **kwargs)
         followed = self.feed.followed
-        names = [one.request_id for group in outputs.values() for one in group.outputs if one.request_id in followed]
-        if names or self._ended or self.book.forgotten or self.asks_time:
-            self._safely(lambda: self.feed.follow(self.step, self.verified, _cached(outputs), self._touched(names)))
+        found = [one for group in outputs.values() for one in group.outputs if one.request_id in followed]
+        if found or self._ended or self.book.forgotten or self.asks_time:
+            names, cached = [one.request_id for one in found], _cached(found) if self.asks_time else {}
+            self._safely(lambda: self.feed.follow(self.step, self.verified, cached, self._touched(names)))
         return outputs
 
     def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,10 +142,9 @@ class Scheduler(BaseScheduler):
         )
 
 
-def _cached(outputs: Any) -> dict[str, int]:
+def _cached(outputs: Iterable[Any]) -> dict[str, int]:
     """Prompt tokens from the prefix cache, of the requests whose prompt has ended."""
-    ended = [one for group in outputs.values() for one in group.outputs if one.prefill_stats is not None]
-    return {one.request_id: one.prefill_stats.num_cached_tokens for one in ended}
+    return {one.request_id: one.prefill_stats.num_cached_tokens for one in outputs if one.prefill_stats is not None}
 
 
 def _fingerprint(tokenizer: Path) -> str:

@@ -147,8 +147,7 @@ class Scheduler(BaseScheduler):
         self.features = getattr(model_runner_output, FEATURES, None)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         step = self._scheduled.popleft() if self._scheduled else _Scheduled(time.monotonic())
-        committed = [one for group in outputs.values() for one in group.outputs]
-        self._safely(lambda: self._follow(step, scheduler_output, committed, model_runner_output))
+        self._safely(lambda: self._follow(step, scheduler_output, outputs, model_runner_output))
         return outputs
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
@@ -182,8 +181,7 @@ class Scheduler(BaseScheduler):
             if row.num_ahead:
                 request.spec_token_ids = self._unknown[row.count]
             else:
-                drafted = list(row.token_ids[: row.count])
-                request.spec_token_ids = self.structured_output_manager.validate_tokens(request, drafted)
+                request.spec_token_ids = self.structured_output_manager.validate_tokens(request, [*row.token_ids])
             step.chains[row.request_id] = row
 
     def _cut_own(self) -> dict[str, float]:
@@ -218,25 +216,29 @@ class Scheduler(BaseScheduler):
         tokens = most - running - (int(most * _PREFILL_SHARE) if prompts else 0)
         return StepRoom(max(0, tokens), max(0, blocks - running), self.block_size)
 
-    def _follow(self, step: _Scheduled, scheduler_output: Any, outputs: Sequence[Any], ran: Any) -> None:
+    def _follow(self, step: _Scheduled, scheduler_output: Any, outputs: Mapping[int, Any], ran: Any) -> None:
         drafted = scheduler_output.scheduled_spec_decode_tokens
         # Steps overlap when they are scheduled asynchronously.
         now_s = time.monotonic()
         seconds, self._ended_s = now_s - max(step.began_s, self._ended_s), now_s
         counts, total = scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
         self.step = StepFacts(counts, drafted, seconds, total)
-        chains, held = step.chains, self._held
-        if drafted or held:
-            for output in outputs:
-                name, token_ids = output.request_id, output.new_token_ids
-                if (name in drafted or name in held) and token_ids:
-                    finished, ids, chain = output.finish_reason is not None, drafted.get(name, ()), chains.get(name)
-                    if self.drafter and ids and chain is None:
-                        num_drawn = len(ran.sampled_token_ids[ran.req_id_to_index[name]])
-                        chain = self.book.own_chain(name, self.drafter, ids, token_ids, num_drawn - 1)
-                    self.verified[name] = self.book.committed(name, token_ids, chain, len(ids), finished=finished)
-        rows, tokens = self.step.num_rows, sum([len(output.new_token_ids) for output in outputs])
+        if touched := self._held.keys() | drafted.keys():
+            for group in outputs.values():
+                for output in group.outputs:
+                    if output.request_id in touched and output.new_token_ids:
+                        self._commit(output, drafted.get(output.request_id, ()), step.chains, ran)
+        rows, tokens = self.step.num_rows, sum(map(len, ran.sampled_token_ids))
         self.book.stepped(rows=rows, prompt_tokens=total - rows, tokens=tokens, seconds=seconds)
+
+    def _commit(self, output: Any, drafted: Sequence[int], chains: Mapping[str, ChainRow], ran: Any) -> None:
+        """What one request commits. `drafted`: its part of the step."""
+        name, token_ids = output.request_id, output.new_token_ids
+        chain, finished = chains.get(name), output.finish_reason is not None
+        if self.drafter and drafted and chain is None:
+            num_drawn = len(ran.sampled_token_ids[ran.req_id_to_index[name]])
+            chain = self.book.own_chain(name, self.drafter, drafted, token_ids, num_drawn - 1)
+        self.verified[name] = self.book.committed(name, token_ids, chain, len(drafted), finished=finished)
 
 
 def _following(chain: tuple[int, Sequence[int]], tokens: Sequence[int], count: int) -> list[int]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -66,23 +67,19 @@ def bin_at(tree: DraftTree, node: int, depth: int) -> Bin:
     return bin_of(tree.origin(node).source, tree.chance(node), tree.matched_at(node, depth), drawn=bool(tree.q))
 
 
-def _varied(tree: DraftTree) -> bool:
-    """Whether its tokens differ in more than what their source says of them."""
-    if tree.matched or not tree.chances:
-        return True
-    first = tree.origin(0)
-    return bool(first.matched) or tree.origins.count(first) != len(tree.origins)
+def bins_of(tree: DraftTree) -> Sequence[Bin]:
+    """Of each node."""
+    if tree.bins is None:
+        varied = tree.matched or not tree.chances or any(o.matched or o.source != tree.source for o in tree.origins)
+        if varied:
+            tree.bins = [bin_at(tree, node, depth) for node, depth in enumerate(tree.depths())]
+        else:
+            bins = _by_interval(tree.source, bool(tree.q))
+            tree.bins = [bins[bisect_right(_EDGES, chance)] for chance in tree.chances]
+    return tree.bins
 
 
-def bins_of(tree: DraftTree, first: int = 0, last: int | None = None) -> list[Bin]:
-    """Of each node, or of those from `first` on, before `last`."""
-    if _varied(tree):
-        return [bin_at(tree, node, depth) for node, depth in enumerate(tree.depths())][first:last]
-    bins = _by_interval(tree.origin(0).source, bool(tree.q))
-    return [bins[bisect_right(_EDGES, chance)] for chance in tree.chances[first:last]]
-
-
-# A step asks for those of each drafted token, and a new one takes longer than looking it up.
+# A new one takes longer than looking it up.
 @lru_cache(4 * _MAX_SOURCES)
 def _by_interval(source: str, drawn: bool) -> Sequence[Bin]:
     return [Bin(source, drawn, number) for number in range(len(_MIDDLES))]
@@ -110,17 +107,21 @@ class _Share:
         mean = self.mean(step)
         return mean + bonus * (1 - mean)
 
-    def add(self, accepted: bool, step: int) -> float:
-        """Returns the mean before."""
-        was_accepted, was_verified = self.accepted, self.verified
-        if step != self.at_step:
-            kept = tuning.KEEP_STEP ** (step - self.at_step)
-            was_accepted, was_verified, self.at_step = kept * was_accepted, kept * was_verified, step
-        self.accepted = tuning.KEEP * was_accepted + accepted
-        self.verified = tuning.KEEP * was_verified + 1
+    def add(self, accepted: int, verified: int, step: int) -> None:
+        """So many tokens of one step, as if those accepted were spread evenly."""
+        kept, counted = _decay(verified)
+        kept *= tuning.KEEP_STEP ** (step - self.at_step)
+        self.accepted = kept * self.accepted + counted * accepted / verified
+        self.verified = kept * self.verified + counted
+        self.at_step = step
         if self.source is not None:
-            self.source.add(accepted, step)
-        return (was_accepted + tuning.PRIOR * self.prior) / (was_verified + tuning.PRIOR)
+            self.source.add(accepted, verified, step)
+
+
+def _decay(verified: int) -> tuple[float, float]:
+    """What is left of a count after so many verdicts, and what they count for together."""
+    kept = tuning.KEEP**verified
+    return kept, (1 - kept) / (1 - tuning.KEEP)
 
 
 @dataclass(slots=True)
@@ -155,21 +156,35 @@ class Fit:
             self.usual.committed(accepted, expected)
 
 
-@dataclass(slots=True)
+class _Estimates(dict[Bin, float]):
+    """Of an average text, since the last verdicts: a step asks for the same few bins for each drafted token."""
+
+    def __init__(self, made: Callable[[Bin], float]) -> None:
+        super().__init__()
+        self._made = made
+
+    def __missing__(self, each: Bin) -> float:
+        found = self[each] = self._made(each)
+        return found
+
+
 class Calibration:
     """The table of one worker."""
 
-    _shares: dict[Bin, _Share] = field(default_factory=dict)
-    _sources: dict[tuple[str, bool], _Share] = field(default_factory=dict)
-    """All bins of a source together."""
-    _step: int = 0
-    _best: tuple[int, float] = (-1, 1.0)
-    """(step, chance of the likeliest bin at that step)."""
-    _tenants: dict[str, Fit] = field(default_factory=dict)
-    _chances: dict[tuple[Bin, bool], tuple[float, float]] = field(default_factory=dict)
-    """`own` and `usual` of an average text, since the last verdict: a plan asks for the same few bins again and
-    again."""
-    _tables: dict[tuple[str, bool], list[float]] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._shares: dict[Bin, _Share] = {}
+        self._sources: dict[tuple[str, bool], _Share] = {}
+        """All bins of a source together."""
+        self._step = 0
+        self._best = -1, 1.0
+        """(step, chance of the likeliest bin at that step)."""
+        self._tenants: dict[str, Fit] = {}
+        self._chances = _Estimates(lambda each: self._share(each).optimistic(self._step))
+        self._means = _Estimates(lambda each: self._share(each).mean(self._step))
+        self._verified: list[Bin] = []
+        """Of the verdicts that are not in the table yet: a step's come into it together."""
+        self._accepted: list[Bin] = []
+        """Those of them that were right."""
 
     def fit(self, tenant: str) -> Fit:
         """For a new text."""
@@ -178,74 +193,63 @@ class Calibration:
         return Fit(self._tenants.setdefault(tenant, Fit(keep=tuning.KEEP)))
 
     def stepped(self) -> None:
+        self._settle()
         self._step += 1
         self._forget()
 
     def _forget(self) -> None:
         self._chances.clear()
-        self._tables.clear()
+        self._means.clear()
+
+    def _share(self, each: Bin) -> _Share:
+        return self._shares.get(each) or _Share(each.prior)
 
     def own(self, each: Bin, fit: Fit, *, explore: bool = True) -> float:
         """The chance that a token is accepted if all before it are. `explore`: whether one that was hardly ever
         verified gets a better one."""
-        return fit.corrected([self._of_average(each, explore)[0]])[0]
+        self._settle()
+        return fit.corrected([(self._chances if explore else self._means)[each]])[0]
 
     def usual(self, each: Bin, fit: Fit, *, explore: bool = True) -> float:
         """As `own`, on which a decision about the token itself may rest: a drawn token gets the mean of its source,
         because whether it is verified must not depend on which token it is."""
-        return fit.corrected([self._of_average(each, explore)[1]])[0]
-
-    def owns(self, chain: DraftTree, fit: Fit) -> list[float]:
-        """`own` of each node."""
-        if _varied(chain):
-            found = [self._of_average(each, explore=True)[0] for each in bins_of(chain)]
-        else:
-            table = self._table(chain.origin(0).source, bool(chain.q))
-            found = [table[bisect_right(_EDGES, chance)] for chance in chain.chances]
-        return fit.corrected(found)
-
-    def _table(self, source: str, drawn: bool) -> list[float]:
-        """`own` of an average text, by the number of the interval."""
-        if (found := self._tables.get((source, drawn))) is None:
-            bins = _by_interval(source, drawn)
-            found = self._tables[source, drawn] = [self._of_average(each, explore=True)[0] for each in bins]
-        return found
-
-    def _of_average(self, each: Bin, explore: bool) -> tuple[float, float]:
-        if (found := self._chances.get((each, explore))) is None:
-            share = self._shares.get(each) or _Share(each.prior)
-            own = share.optimistic(self._step) if explore else share.mean(self._step)
-            usual = self._of_source(each) if each.drawn and not each.matched else own
-            found = self._chances[each, explore] = own, usual
-        return found
+        if not each.drawn or each.matched:
+            return self.own(each, fit, explore=explore)
+        self._settle()
+        return fit.corrected([self._of_source(each)])[0]
 
     def _of_source(self, each: Bin) -> float:
         """The estimate for the token's source, whatever the token's own probability."""
         return (self._sources.get((each.source, each.drawn)) or _Share()).optimistic(self._step)
 
+    def owns(self, chain: DraftTree, fit: Fit, first: int = 0, last: int | None = None) -> list[float]:
+        """`own` of each node, or of those from `first` on, before `last`."""
+        self._settle()
+        return fit.corrected([*map(self._chances.__getitem__, bins_of(chain)[first:last])])
+
     def best(self, fit: Fit) -> float:
         """The chance of the likeliest first token that a draft worker could still propose for a text."""
         if self._best[0] != self._step:
+            self._settle()
             known = (share.optimistic(self._step) for each, share in self._shares.items() if not each.matched)
             self._best = self._step, max(known, default=1.0)
         return fit.corrected([self._best[1]])[0]
 
-    def observe(self, verified: Sequence[tuple[Bin, bool]], fit: Fit) -> None:
-        """One commit: the tokens that were verified, and whether each was accepted."""
-        expected, right = 0.0, 0
-        self._forget()
-        for each, accepted in verified:
-            expected += (self._shares.get(each) or self._new(each)).add(accepted, self._step)
-            right += accepted
-        fit.committed(right, expected)
+    def verified(self, bins: Sequence[Bin], num_accepted: int, fit: Fit) -> None:
+        """One commit: the tokens that were verified, first those that were accepted."""
+        self._verified += bins
+        self._accepted += bins[:num_accepted]
+        fit.committed(num_accepted, sum(map(self._means.__getitem__, bins)))
 
-    def verified(self, chain: DraftTree, first: int, count: int, num_accepted: int, fit: Fit) -> None:
-        """One commit, in which so many tokens of a chain were verified from `first` on."""
-        expected = 0.0
+    def _settle(self) -> None:
+        if not self._verified:
+            return
+        verified, accepted = Counter(self._verified), Counter(self._accepted)
+        for each, count in verified.items():
+            (self._shares.get(each) or self._new(each)).add(accepted[each], count, self._step)
+        self._verified.clear()
+        self._accepted.clear()
         self._forget()
-        for node, each in enumerate(bins_of(chain, first, first + count)):
-            expected += (self._shares.get(each) or self._new(each)).add(node < num_accepted, self._step)
-        fit.committed(num_accepted, expected)
 
     def _new(self, each: Bin) -> _Share:
         """Kept, unless there are too many sources."""

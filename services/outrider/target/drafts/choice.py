@@ -35,10 +35,10 @@ class StepRoom:
         slots = self.blocks * self.block_size + -start % self.block_size
         return max(0, min(wanted, self.tokens - keep_tokens, slots))
 
-    def holds(self, counts: Sequence[int], keep_tokens: int) -> bool:
-        """Whether so many tokens of each of some rows fit, wherever they start."""
-        blocks = sum(blocks_for(count, self.block_size) for count in counts)
-        return sum(counts) <= self.tokens - keep_tokens and blocks <= self.blocks
+    def holds(self, counts: Sequence[int], keep_tokens: int = 0) -> bool:
+        """Whether so many tokens of each of some rows fit in any case, wherever they start."""
+        num_tokens = sum(counts)
+        return num_tokens <= self.tokens - keep_tokens and num_tokens // self.block_size + len(counts) <= self.blocks
 
     def take(self, start: int, count: int) -> None:
         self.tokens -= count
@@ -124,10 +124,6 @@ class DraftChoice:
             values.append(min(values[parent + 1], weight * joint[parent + 1] * usual))
             joint.append(joint[parent + 1] * own)
         return values
-
-    def value_at(self, price: float) -> float:
-        """Of those that are worth their rows, all together."""
-        return sum(value for value in self.values[1 + self.num_ahead :] if value >= price)
 
     def take_paying(self, price: float) -> int:
         """Takes the tokens of a chain that are worth their rows, where there is room for all. Returns how many."""

@@ -66,7 +66,8 @@ class SequenceDrafts:
     def advance(self, token_ids: Sequence[int], num_in_step: int) -> None:
         """Follows a commit, in which so many drafted positions were verified."""
         self.buffer.advance(token_ids, num_in_step)
-        self.cut_impossible()
+        if self.num_possible is not None:
+            self.cut_impossible()
 
     def cut_offered(self) -> None:
         """As `cut_impossible`, where a draft worker's tokens may go."""

@@ -24,9 +24,9 @@ class StepAccounting:
 
     def verified(self, row: StepRow[Any], fit: Fit, verified: Sequence[int]) -> None:
         """What verification says of a row's drafted tokens. `verified`: the nodes that it looked at."""
-        draft, stats = row.draft, self.stats
-        bins = bins_of(draft)
-        self.calibration.observe([(bins[node], node in row.accepted) for node in verified], fit)
+        draft, stats, bins = row.draft, self.stats, bins_of(row.draft)
+        nodes = [*row.accepted, *(node for node in verified if node not in row.accepted)] if draft.parents else verified
+        self.calibration.verified([bins[node] for node in nodes], len(row.accepted), fit)
         if draft.parents:
             stats.num_branch_tokens += len(draft) - draft.depth
             stats.num_branch_tokens_accepted += len(set(row.accepted) - set(draft.main()))

@@ -12,7 +12,7 @@ from outrider.target.drafts.calibration import Bin, Calibration, Fit, bin_of
 def judged(calibration: Calibration, each: Bin, share: float, *, times: int, fit: Fit | None = None) -> Fit:
     chance, fit = random.Random(1), fit or Fit()
     for _ in range(times):
-        calibration.observe([(each, chance.random() < share)], fit)
+        calibration.verified([each], chance.random() < share, fit)
     return fit
 
 
@@ -73,7 +73,7 @@ def test_a_text_that_its_draft_cannot_guess_is_not_believed_within_sixty_tokens_
     # Others are believed as before, or nearly.
     assert calibration.own(sure, Fit()) > 0.6
     for _ in range(120):
-        calibration.observe([], fit)
+        calibration.verified([], 0, fit)
     assert calibration.own(sure, fit) > 0.5
 
 
@@ -113,7 +113,7 @@ def test_a_tenant_whose_drafts_were_useless_is_tried_again_when_it_has_decoded_p
     fit = judged(calibration, sure, 0.0, times=60, fit=calibration.fit("tenant"))
     before = calibration.own(sure, calibration.fit("tenant"))
     for _ in range(600):
-        calibration.observe([], fit)
+        calibration.verified([], 0, fit)
     assert before < 0.3
     assert calibration.own(sure, calibration.fit("tenant")) > 0.5
 
@@ -138,7 +138,7 @@ def test_what_is_no_longer_judged_comes_back_to_what_is_said_of_it() -> None:
 def test_a_draft_that_invents_sources_fills_no_table() -> None:
     calibration = Calibration()
     for number in range(1000):
-        calibration.observe([(bin_of(f"part {number}", 0.5), True)], Fit())
+        calibration.verified([bin_of(f"part {number}", 0.5)], 1, Fit())
     assert len(calibration._shares) < 50
 
 

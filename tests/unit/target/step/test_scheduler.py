@@ -266,7 +266,7 @@ def proven() -> Calibration:
             each = Bin("model", drawn, number)
             for count in range(1000):
                 accepted = int((count + 1) * each.prior) > int(count * each.prior)
-                calibration.observe([(each, accepted)], Fit())
+                calibration.verified([each], accepted, Fit())
     return calibration
 
 
