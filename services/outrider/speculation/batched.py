@@ -35,7 +35,6 @@ def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> None:
         columns.add(asked=np.array(asked))
     sent = columns.send(logits.device)
     unprocessed = logits[sent["asked"]] if asked else None
-    changes.apply(logits, sent)
     chosen = choose(logits, sent)
     results = [chosen.flatten()]
     if unprocessed is not None:

@@ -1,209 +1,171 @@
-"""What logits processors change in a step, for all rows at once: laid out on the host, applied where the logits are.
+"""What logits processors change in the rows of a step: biases, penalties, masks, bans, in this order.
 
-Each change is that of `logits.py`, at the entries that it names, in the same order: biases, penalties, allowed tokens,
-grammars, bans.
+On a CPU numpy does it, one candidate after another. For a GPU it is laid out in columns; `survey_kernel` applies them,
+with equal results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.errors import InvalidRequest, OutriderError, without_frames
 from outrider.speculation.candidates import Candidate
 from outrider.speculation.columns import Columns
-from outrider.speculation.logits import LogitsProcessor, RowRefused
-from outrider.tree import DraftTree
+from outrider.speculation.logits import Bias, LogitsProcessor, RowRefused, Seen
+
+_NO_IDS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 
 @dataclass(slots=True)
-class _Spread:
-    """Entries of rows, where all rows of one candidate have the same tokens. Sent once, spread over the rows there."""
+class _Change:
+    """Of the rows of one candidate. The default changes nothing."""
 
-    name: str
-    spans: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Of each candidate: its first row, its number of rows, its number of entries, and where these begin among those
-    that are sent."""
-    parts: list[tuple[NDArray[Any], ...]] = field(default_factory=list)
-    num_sent: int = 0
-    total: int = 0
-    """Entries of all rows."""
+    num_rows: int
+    bias: Bias = (_NO_IDS, _NO_NUMBERS)
+    seen: Seen = (_NO_IDS, _NO_NUMBERS, np.zeros(0, np.bool_))
+    """Also those that are only drafted."""
+    penalties: tuple[float, float, float] = (1.0, 0.0, 0.0)
+    drafted: list[list[int]] = field(default_factory=list)
+    """Of each row: the places among `seen` of the drafted tokens before it."""
+    masks: list[bytes | None] = field(default_factory=list)
+    """Of each row, up to one that is refused."""
+    banned: list[list[int]] = field(default_factory=list)
+    refused: RowRefused | None = None
 
-    def add(self, rows: range, *columns: NDArray[Any]) -> None:
-        """`columns`: the tokens, and a number for each of them in each further one."""
-        length = len(columns[0])
-        self.spans.append((rows.start, len(rows), length, self.num_sent))
-        self.parts.append(columns)
-        self.num_sent += length
-        self.total += length * len(rows)
+    @classmethod
+    def of(cls, candidate: Candidate) -> _Change:
+        change, processor = cls(candidate.num_rows), candidate.processor
+        if processor is None:
+            return change
+        if processor.bias is not None:
+            change.bias = processor.bias
+        if processor.seen is not None:
+            change._count(processor, candidate)
+        if processor.restricts:
+            change._restrict(processor, candidate)
+        return change
 
-    def lay_out(self, columns: Columns) -> None:
-        if not self.spans:
-            return
-        spans = np.array(self.spans).T
-        counts = spans[1]
-        starts, _, lengths, firsts = np.repeat(spans, counts, axis=1)
-        place = np.arange(len(starts)) - np.repeat(np.cumsum(counts) - counts, counts)
-        # Added to an entry's number among those of all rows, it gives its place among those that are sent.
-        shift = firsts - (np.cumsum(lengths) - lengths)
-        columns.add(**{f"{self.name}.rows": np.stack([starts + place, lengths, shift])})
-        for number, column in enumerate(zip(*self.parts, strict=True)):
-            columns.add(**{f"{self.name}.{number}": np.concatenate(column)})
+    def _count(self, processor: LogitsProcessor, candidate: Candidate) -> None:
+        """Committed and drafted occurrences are counted together: two subtractions would round differently."""
+        seen = processor.seen
+        assert seen is not None
+        new = [token_id for token_id in dict.fromkeys(candidate.draft.token_ids) if token_id not in seen.at]
+        at = seen.at | {token_id: place for place, token_id in enumerate(new, start=len(seen.at))} if new else seen.at
+        self.seen, self.penalties = seen.with_new(new), processor.penalties
+        self.drafted = [[at[token_id] for token_id in prefix] for prefix in candidate.prefixes()]
 
-    def spread(self, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Of each entry: the number of its row among `rows`, its row of logits, and its columns."""
-        rows, lengths, shift = sent[f"{self.name}.rows"]
-        which = torch.repeat_interleave(lengths, output_size=self.total)
-        at = torch.arange(self.total, device=rows.device) + shift[which]
-        found = [sent[f"{self.name}.{number}"][at] for number in range(len(self.parts[0]))]
-        return which, rows[which], found
+    def _restrict(self, processor: LogitsProcessor, candidate: Candidate) -> None:
+        for row, prefix in enumerate(candidate.prefixes()):
+            try:
+                mask = processor.mask(prefix)
+                if mask is not None and mask.count(0) == len(mask):
+                    raise InvalidRequest("logits.grammar", "allows no token of this model after the text so far")
+            except OutriderError as error:
+                self.refused = RowRefused(row, without_frames(error))
+                return
+            self.masks.append(mask)
+            self.banned.append(processor.banned(prefix))
+
+    def apply(self, values: NDArray[np.float32]) -> None:
+        """values [num_rows, vocab]"""
+        ids, added = self.bias
+        values[:, ids] += added
+        if len(self.seen[0]):
+            self._penalise(values)
+        for row, mask in zip(values, self.masks, strict=False):
+            if mask is not None:
+                allowed = np.unpackbits(np.frombuffer(mask, np.uint8), count=len(row), bitorder="little")
+                row[allowed == 0] = -np.inf
+        for row, banned in zip(values, self.banned, strict=False):
+            if banned:
+                held = row[banned]
+                row[banned] = -np.inf
+                # What is allowed takes precedence over bans, so that a token can still be chosen.
+                if row.max() == -np.inf:
+                    row[banned] = held
+
+    def _penalise(self, values: NDArray[np.float32]) -> None:
+        ids, committed, prompted = self.seen
+        counts = np.tile(committed, (self.num_rows, 1))
+        for row, places in zip(counts, self.drafted, strict=True):
+            np.add.at(row, places, 1)
+        repetition, frequency, presence = np.array(self.penalties, np.float32)
+        value, seen = values[:, ids], counts > 0
+        repeated = np.where(value > 0, value / repetition, value * repetition)
+        value = np.where(seen | prompted, repeated, value)
+        values[:, ids] = value - (counts * frequency + seen * presence)
 
 
 class Changes:
     """Those of one step."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self.refused: dict[int, RowRefused] = {}
+        some = any(candidate.processor is not None for candidate in candidates)
+        self._each = [_Change.of(candidate) for candidate in candidates] if some else []
+        self.refused = {number: each.refused for number, each in enumerate(self._each) if each.refused is not None}
         """By number of the candidate. Of its rows only those before the refused one are changed as they should be."""
-        self._biases, self._counts, self._kept = _Spread("biases"), _Spread("counts"), _Spread("kept")
-        self._penalties: list[tuple[float, float, float]] = []
-        """Of each candidate with counts."""
-        self._drafted: list[int] = []
-        """Entries of counts, one for each time that a drafted token comes before the row."""
-        self._masks: list[tuple[int, bytes]] = []
-        self._banned: list[tuple[int, int, int]] = []
-        """(number of the row among those with bans, row, token)"""
-        self._rows_with_bans: list[int] = []
+
+    def apply(self, logits: Tensor) -> None:
+        """Changes float32 logits [rows, vocab] in place, on a CPU."""
         start = 0
-        for number, candidate in enumerate(candidates):
-            if candidate.processor is not None:
-                self._add(number, start, candidate, candidate.processor)
-            start += candidate.num_rows
-
-    def _add(self, number: int, start: int, candidate: Candidate, processor: LogitsProcessor) -> None:
-        rows = range(start, start + candidate.num_rows)
-        if processor.bias is not None:
-            self._biases.add(rows, *processor.bias)
-        if processor.seen is not None:
-            self._count(rows, processor, candidate.draft)
-        if processor.allowed_ids is not None:
-            self._kept.add(rows, processor.allowed_ids)
-        if not processor.restricts:
-            return
-        for place, (row, prefix) in enumerate(zip(rows, candidate.prefixes(), strict=True)):
-            try:
-                mask = processor.mask(prefix)
-            except OutriderError as error:
-                self.refused[number] = RowRefused(place, without_frames(error))
-                return
-            if mask is not None:
-                if mask.count(0) == len(mask):
-                    nothing = InvalidRequest("logits.grammar", "allows no token of this model after the text so far")
-                    self.refused[number] = RowRefused(place, nothing)
-                    return
-                self._masks.append((row, mask))
-            if banned := processor.banned(prefix):
-                self._banned += [(len(self._rows_with_bans), row, token_id) for token_id in banned]
-                self._rows_with_bans.append(row)
-
-    def _count(self, rows: range, processor: LogitsProcessor, draft: DraftTree) -> None:
-        """Committed and drafted occurrences are counted together: two subtractions would round differently."""
-        seen, entry = processor.seen, self._counts.total
-        assert seen is not None
-        new = [token_id for token_id in dict.fromkeys(draft.token_ids) if token_id not in seen.at]
-        at = seen.at | {token_id: place for place, token_id in enumerate(new, start=len(seen.at))} if new else seen.at
-        places, length = [at[token_id] for token_id in draft.token_ids], len(at)
-        self._drafted += [entry + row * length + places[node] for row, node in _drafted_before(draft)]
-        self._counts.add(rows, *seen.with_new(new))
-        self._penalties.append(processor.penalties)
+        for each in self._each:
+            each.apply(logits[start : start + each.num_rows].numpy())
+            start += each.num_rows
 
     def lay_out(self, columns: Columns) -> None:
-        for spread in (self._biases, self._counts, self._kept):
-            spread.lay_out(columns)
-        if self._penalties:
-            num_rows = [count for _, count, _, _ in self._counts.spans]
-            penalties = np.repeat(np.array(self._penalties, dtype=np.float32), num_rows, axis=0).T
-            columns.add(penalties=penalties, drafted=np.array(self._drafted, int))
-        if self._masks:
-            columns.add(
-                masked=np.array([row for row, _ in self._masks]),
-                masks=np.array([np.frombuffer(mask, dtype=np.uint8) for _, mask in self._masks]),
-            )
-        if self._banned:
-            columns.add(banned=np.array(self._banned).T, bans=np.array(self._rows_with_bans))
-
-    def apply(self, logits: Tensor, sent: Mapping[str, Tensor]) -> None:
-        """Changes logits [rows, vocab] in place."""
-        if not any((self._biases.spans, self._counts.spans, self._kept.spans, self._masks, self._banned)):
+        """As `survey_kernel` has them."""
+        each = self._each
+        if not each:
             return
-        # An engine's logits may be inference tensors, which can only be changed in this mode.
-        with torch.inference_mode():
-            if self._biases.spans:
-                _, rows, (ids, values) = self._biases.spread(sent)
-                logits[rows, ids] += values
-            if self._counts.spans:
-                self._penalise(logits, sent)
-            if self._kept.spans:
-                _, rows, (ids,) = self._kept.spread(sent)
-                held = logits[rows, ids]
-                logits.index_fill_(0, sent["kept.rows"][0], -torch.inf)
-                logits[rows, ids] = held
-            if self._masks:
-                forbidden = ~_unpacked(sent["masks"], logits.shape[1])
-                logits[sent["masked"]] = logits[sent["masked"]].masked_fill_(forbidden, -torch.inf)
-            if self._banned:
-                _ban(logits, sent["bans"], *sent["banned"])
-
-    def _penalise(self, logits: Tensor, sent: Mapping[str, Tensor]) -> None:
-        which, rows, (ids, counts, prompted) = self._counts.spread(sent)
-        drafted = sent["drafted"]
-        counts.index_add_(0, drafted, torch.ones_like(drafted, dtype=counts.dtype))
-        repetition, frequency, presence = sent["penalties"][:, which]
-        value, seen = logits[rows, ids], counts > 0
-        repeated = torch.where(value > 0, value / repetition, value * repetition)
-        value = torch.where(seen | prompted, repeated, value)
-        logits[rows, ids] = value - (counts * frequency + seen * presence)
+        counts = [change.num_rows for change in each]
+        shared = np.array([(len(change.bias[0]), len(change.seen[0])) for change in each]).T
+        drafted = [places for change in each for places in _filled(change.drafted, change.num_rows, [])]
+        banned = [ids for change in each for ids in _filled(change.banned, change.num_rows, [])]
+        masks = [mask for change in each for mask in _filled(change.masks, change.num_rows, None)]
+        numbers, table = _joined(masks)
+        own = np.array([[len(places) for places in drafted], [len(ids) for ids in banned]])
+        of_rows: list[Any] = [_firsts(shared).repeat(counts, 1), shared.repeat(counts, 1), _firsts(own), own, [numbers]]
+        columns.add(
+            changes=np.concatenate(of_rows),
+            penalties=np.array([change.penalties for change in each], np.float32).repeat(counts, 0).T,
+            biased=np.concatenate([change.bias[0] for change in each]),
+            biases=np.concatenate([change.bias[1] for change in each]),
+            seen=np.concatenate([change.seen[0] for change in each]),
+            counts=np.concatenate([change.seen[1] for change in each]),
+            prompted=np.concatenate([change.seen[2] for change in each]).view(np.uint8),
+            drafted=np.array([*chain.from_iterable(drafted)], np.int64),
+            banned=np.array([*chain.from_iterable(banned)], np.int64),
+            masks=table,
+        )
 
 
-def _drafted_before(draft: DraftTree) -> Sequence[tuple[int, int]]:
-    """(row, node) for each drafted token before each row."""
-    if draft.parents:
-        return [(node + 1, before) for node in range(len(draft)) for before in draft.path(node)]
-    return _drafted_before_in_chain(len(draft))
+def _filled(found: list[Any], num_rows: int, empty: object) -> list[Any]:
+    return found + [empty] * (num_rows - len(found))
 
 
-@lru_cache(256)
-def _drafted_before_in_chain(length: int) -> Sequence[tuple[int, int]]:
-    return [(row, node) for row in range(1, length + 1) for node in range(row)]
+def _firsts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each begins among all."""
+    return np.cumsum(lengths, axis=1) - lengths
+
+
+def _joined(masks: Sequence[bytes | None]) -> tuple[list[int], NDArray[np.uint8]]:
+    """The number of each row's mask, -1 for none; and each mask once, [masks, bytes]."""
+    once = {id(mask): mask for mask in masks if mask is not None}
+    numbers = {key: number for number, key in enumerate(once)}
+    longest = max(map(len, once.values()), default=0)
+    table = np.frombuffer(b"".join(mask.ljust(longest, b"\0") for mask in once.values()), np.uint8)
+    return [numbers.get(id(mask), -1) for mask in masks], table.reshape(len(once), longest)
 
 
 def process(logits: Tensor, candidates: Sequence[Candidate]) -> dict[int, RowRefused]:
     """Changes logits in place. Returns the refusals."""
-    changes, columns = Changes(candidates), Columns()
-    changes.lay_out(columns)
-    changes.apply(logits, columns.send(logits.device))
+    changes = Changes(candidates)
+    changes.apply(logits)
     return changes.refused
-
-
-def _unpacked(masks: Tensor, width: int) -> Tensor:
-    """bool [rows, width] of uint8 [rows, bytes]: the lowest bit comes first. What they do not cover is 0."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=masks.device)
-    bits = ((masks[:, :, None] >> shifts) & 1).bool().flatten(1)[:, :width]
-    return torch.nn.functional.pad(bits, (0, width - bits.shape[1]))
-
-
-def _ban(logits: Tensor, with_bans: Tensor, which: Tensor, rows: Tensor, ids: Tensor) -> None:
-    """Bans these tokens, unless none would be left in a row: masks then take precedence over bans, and a token can
-    still be chosen."""
-    held = logits[rows, ids]
-    # Not the number itself: to a GPU that is one more copy, and a wait.
-    logits[rows, ids] = torch.full_like(held, -torch.inf)
-    dead = logits[with_bans].amax(-1) == -torch.inf
-    logits[rows, ids] = torch.where(dead[which], held, -torch.inf)

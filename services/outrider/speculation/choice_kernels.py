@@ -1,9 +1,10 @@
 """Triton kernels that choose the token which follows each row of logits. Imported only where Triton is.
 
-`survey_kernel` finds the greatest logit of each block of the vocabulary, `choose_kernel` joins them and samples, one
-program a row. Top-k and top-p are floors of the logits, found by bisection: nothing is sorted. Logits are compared as
-integers in the same order (`_ordered`), which are exact; masses are summed in float32, and a choice that depends on
-more than that can tell is marked. Only tokens whose score in float32 may win are scored in float64.
+`survey_kernel` changes the logits as requests ask, and finds the greatest of each block of the vocabulary;
+`choose_kernel` joins them and samples, one program a row. Top-k and top-p are floors of the logits, found by bisection:
+nothing is sorted. Logits are compared as integers in the same order (`_ordered`), which are exact; masses are summed in
+float32, and a choice that depends on more than that can tell is marked. Only tokens whose score in float32 may win are
+scored in float64.
 """
 
 from __future__ import annotations
@@ -41,21 +42,139 @@ def _number(ordered):
     return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["stride", "width"])
-def survey_kernel(logits, peaks, places, stride, width, BLOCK: tl.constexpr):
+_CHANGES = [
+    "changes",
+    "penalties",
+    "biased",
+    "biases",
+    "seen",
+    "counts",
+    "prompted",
+    "drafted",
+    "banned",
+    "masks",
+]
+
+
+@triton.jit(do_not_specialize=["stride", "width", "mask_bytes"], do_not_specialize_on_alignment=_CHANGES)
+def survey_kernel(
+    logits,
+    peaks,
+    places,
+    changes,
+    penalties,
+    biased,
+    biases,
+    seen,
+    counts,
+    prompted,
+    drafted,
+    banned,
+    masks,
+    stride,
+    width,
+    mask_bytes,
+    BLOCK: tl.constexpr,
+    CHANGED: tl.constexpr,
+):
     """Of each block of a row its greatest logit, NaN where one is no number or +inf, and the first token that has it.
 
     Grid: [rows, blocks of the width]. peaks, places: [rows, blocks].
+
+    CHANGED: after the row's changes, which are made in place, in float32. changes [9, rows] says where a row's entries
+    begin, and how many there are: in order biases, seen tokens (begins), biases, seen tokens (counts), drafted and
+    banned ones (begins), drafted and banned ones (counts); and the number of its mask, or -1. penalties [3, rows]:
+    repetition, frequency, presence. biased, seen and banned are tokens, drafted are places among those that are seen.
+    masks [masks, mask_bytes] has a bit for each token. The rule is that of `changes.py`.
     """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * stride + at, mask=at < width, other=float("-inf")).to(tl.float32)
+    values, at = logits + row * stride, block * BLOCK + tl.arange(0, BLOCK)
+    if CHANGED:
+        of_row, rows = changes + row, tl.num_programs(0)
+        first, count = tl.load(of_row), tl.load(of_row + 2 * rows)
+        _add_biases(values, block, biased + first, biases + first, count, BLOCK)
+        # Other threads wrote what is read from here on.
+        tl.debug_barrier()
+        first, count = tl.load(of_row + rows), tl.load(of_row + 3 * rows)
+        own, num_own = drafted + tl.load(of_row + 4 * rows), tl.load(of_row + 6 * rows)
+        _penalise(
+            values, block, penalties + row, rows, seen + first, counts + first, prompted + first, count, own, num_own,
+            BLOCK,
+        )  # fmt: skip
+        tl.debug_barrier()
+        mask, own, num_own = tl.load(of_row + 8 * rows), banned + tl.load(of_row + 5 * rows), tl.load(of_row + 7 * rows)
+        bits = masks + mask * mask_bytes
+        closed = _closed(values, block, bits, tl.where(mask < 0, -1, mask_bytes), own, num_own, width, BLOCK)
+        tl.store(values + at, float("-inf"), mask=closed & (at < width))
+        tl.debug_barrier()
+    x = tl.load(values + at, mask=at < width, other=float("-inf")).to(tl.float32)
     broken = tl.max(((x != x) | (x == float("inf"))).to(tl.int32), axis=0)
     peak = tl.max(x, axis=0)
-    first = tl.min(tl.where(x == peak, at, width), axis=0)
+    first_at = tl.min(tl.where(x == peak, at, width), axis=0)
     to = row * tl.num_programs(1) + block
     tl.store(peaks + to, tl.where(broken > 0, float("nan"), peak))
-    tl.store(places + to, first)
+    tl.store(places + to, first_at)
+
+
+@triton.jit
+def _here(tokens, start, count, block, BLOCK: tl.constexpr):
+    """From `start` on: the numbers of some entries, their tokens, and which of these are in the block."""
+    entry = start + tl.arange(0, BLOCK)
+    token = tl.load(tokens + entry, mask=entry < count, other=-1)
+    return entry, token, (token >= block * BLOCK) & (token < (block + 1) * BLOCK)
+
+
+@triton.jit
+def _add_biases(values, block, tokens, biases, count, BLOCK: tl.constexpr):
+    for start in range(0, count, BLOCK):
+        entry, token, here = _here(tokens, start, count, block, BLOCK)
+        x = tl.load(values + token, mask=here, other=0.0).to(tl.float32) + tl.load(biases + entry, mask=here, other=0.0)
+        tl.store(values + token, x.to(values.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _penalise(values, block, penalties, rows, tokens, counts, prompted, num_seen, drafted, num_drafted,
+              BLOCK: tl.constexpr):  # fmt: skip
+    """Products and quotients are of float64, rounded once: they are those of float32, and none is joined with a sum."""
+    repetition, frequency = tl.load(penalties).to(tl.float64), tl.load(penalties + rows).to(tl.float64)
+    presence = tl.load(penalties + 2 * rows)
+    for start in range(0, num_seen, BLOCK):
+        entry, token, here = _here(tokens, start, num_seen, block, BLOCK)
+        count = tl.load(counts + entry, mask=here, other=0.0)
+        for number in range(num_drafted):
+            count += (entry == tl.load(drafted + number)).to(tl.float32)
+        x = tl.load(values + token, mask=here, other=0.0).to(tl.float32)
+        wide = x.to(tl.float64)
+        repeated = tl.where(x > 0, wide / repetition, wide * repetition).to(tl.float32)
+        x = tl.where((count > 0) | (tl.load(prompted + entry, mask=here, other=0) != 0), repeated, x)
+        x -= (count.to(tl.float64) * frequency).to(tl.float32) + tl.where(count > 0, presence, 0.0)
+        tl.store(values + token, x.to(values.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def _closed(values, block, bits, num_bytes, banned, num_banned, width, BLOCK: tl.constexpr):
+    """Which tokens of a block may not be chosen. What the mask allows takes precedence over bans: where they leave
+    nothing of the whole row, they do not count. num_bytes: of the mask, -1 for none."""
+    masked, hit, left = _forbidden(values, block, bits, num_bytes, banned, num_banned, width, BLOCK)
+    if num_banned > 0:
+        other = 0 * block
+        while (left == 0) & (other * BLOCK < width):
+            _masked, _hit, left = _forbidden(values, other, bits, num_bytes, banned, num_banned, width, BLOCK)
+            other += 1
+    return masked | (hit.to(tl.int32) * left > 0)
+
+
+@triton.jit
+def _forbidden(values, block, bits, num_bytes, banned, num_banned, width, BLOCK: tl.constexpr):
+    """Which tokens of a block the mask forbids, which are banned, and whether any is left."""
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    byte = tl.load(bits + at // 8, mask=at // 8 < num_bytes, other=0).to(tl.int32)
+    masked = ((byte >> (at % 8)) & 1) < (num_bytes >= 0).to(tl.int32)
+    hit = at < 0
+    for number in range(num_banned):
+        hit = hit | (at == tl.load(banned + number))
+    x = tl.load(values + at, mask=(at < width) & (masked == 0) & (hit == 0), other=float("-inf")).to(tl.float32)
+    return masked, hit, tl.max((x > float("-inf")).to(tl.int32), axis=0)
 
 
 @triton.jit

@@ -21,6 +21,18 @@ from outrider.speculation.sampling import Support, support
 SURE, UNSURE, NOT_FINITE = 0, 1, 2
 """What a kernel says of its choice: UNSURE where float32 does not tell."""
 _BLOCK = 2048
+_CHANGES = (
+    "changes",
+    "penalties",
+    "biased",
+    "biases",
+    "seen",
+    "counts",
+    "prompted",
+    "drafted",
+    "banned",
+    "masks",
+)
 
 
 def choose_row(candidate: Candidate, row: int, logits: Tensor) -> int:
@@ -60,7 +72,8 @@ def recover(p: Support, q: DraftDistribution, noise: Tensor) -> int:
 
 
 def choose(logits: Tensor, sent: Mapping[str, Tensor]) -> Tensor:
-    """int64 [rows, 2]: the token of each row, and what `choose_kernel` says of it. sent: as `Sampled` lays it out."""
+    """int64 [rows, 2]: the token of each row, and what `choose_kernel` says of it. sent: as `Sampled` and `Changes` lay
+    it out. Changes logits in place."""
     found = logits.new_empty(len(logits), 2, dtype=torch.int64)
     _launch("choose_kernel", logits, sent, found, RATIO="quotas" in sent)
     return found
@@ -80,7 +93,19 @@ def _launch(kernel: str, logits: Tensor, sent: Mapping[str, Tensor], *more: Tens
     blocks = -(-width // _BLOCK)
     peaks = logits.new_empty(rows, blocks, dtype=torch.float32)
     places = logits.new_empty(rows, blocks, dtype=torch.int32)
-    kernels.survey_kernel[(rows, blocks)](logits, peaks, places, logits.stride(0), width, BLOCK=_BLOCK, num_warps=8)
+    changed = "changes" in sent
+    kernels.survey_kernel[(rows, blocks)](
+        logits,
+        peaks,
+        places,
+        *(sent[name] if changed else places for name in _CHANGES),
+        logits.stride(0),
+        width,
+        sent["masks"].shape[1] if changed else 0,
+        BLOCK=_BLOCK,
+        CHANGED=changed,
+        num_warps=8,
+    )
     reals = sent.get("reals", peaks)
     getattr(kernels, kernel)[(rows,)](
         logits,

@@ -52,6 +52,12 @@ class RowRefused(Exception):
         self.error = error
 
 
+Bias = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Tokens, and what is added to their logits."""
+Seen = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]
+"""Tokens, how often the output has each, and whether the prompt has it."""
+
+
 class SeenTokens:
     """How often the output has each token, and which tokens the prompt has, where that is penalised."""
 
@@ -71,8 +77,8 @@ class SeenTokens:
         for token_id in token_ids:
             self._counts[self.at[token_id]] += 1
 
-    def with_new(self, new: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.bool_]]:
-        """Tokens, counts, and whether the prompt has them; with those of `new`, not seen so far."""
+    def with_new(self, new: Sequence[int]) -> Seen:
+        """With those of `new`, not seen so far."""
         if not new:
             return self.ids, self._counts, self._prompted
         return (
@@ -104,17 +110,15 @@ class LogitsProcessor:
         """None where nothing is penalised."""
         if options.penalises:
             self.seen = SeenTokens(prompt if options.repetition_penalty != 1.0 else (), output)
-        self.bias: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
-        """Tokens and what is added to their logits."""
+        self.bias: Bias | None = None
         if options.logit_bias:
             ids, values = zip(*options.logit_bias, strict=True)
             self.bias = np.array(ids, dtype=np.int64), np.array(values, dtype=np.float32)
-        self.allowed_ids = np.array(options.allowed_token_ids, dtype=np.int64) if options.allowed_token_ids else None
-        """All others are masked; None: no limit."""
+        self._allowed = _bits(options.allowed_token_ids) if options.allowed_token_ids else None
         self._always_banned = [word[0] for word in options.bad_words if len(word) == 1]
         self._runs = _by_token_before_last(options.bad_words)
         bans = self._always_banned or self._runs or (self._stops and options.min_tokens)
-        self.restricts = grammar is not None or bool(bans)
+        self.restricts = grammar is not None or self._allowed is not None or bool(bans)
         """Whether `mask` or `banned` may find anything."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -137,9 +141,9 @@ class LogitsProcessor:
         return len(token_ids) if self._grammar is None else self._grammar.num_allowed(token_ids)
 
     def mask(self, prefix: Sequence[int]) -> bytes | None:
-        """What the grammar allows after the committed tokens and `prefix`, as Grammar.allowed. Raises as that
+        """What is allowed after the committed tokens and `prefix`, as Grammar.allowed; None: all. Raises as that
         does."""
-        return None if self._grammar is None else self._grammar.allowed(prefix)
+        return self._allowed if self._grammar is None else self._grammar.allowed(prefix)
 
     def banned(self, prefix: Sequence[int]) -> list[int]:
         """Tokens that may not come next, given the tokens before."""
@@ -154,6 +158,13 @@ class LogitsProcessor:
             return []
         tail = (*self._output[-MAX_BAD_WORD_TOKENS:], *prefix)
         return [last for before, last in runs if tail[-len(before) :] == before]
+
+
+def _bits(token_ids: Sequence[int]) -> bytes:
+    """A mask that allows these."""
+    allowed = np.zeros(max(token_ids) + 1, np.uint8)
+    allowed[list(token_ids)] = 1
+    return np.packbits(allowed, bitorder="little").tobytes()
 
 
 def _by_token_before_last(words: Sequence[tuple[int, ...]]) -> dict[int, list[tuple[tuple[int, ...], int]]]:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from outrider.options.logits import LogitsOptions
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
 from outrider.speculation.batched import verify_batched
 from outrider.speculation.candidates import Candidate
+from outrider.speculation.logits import LogitsProcessor
 from outrider.speculation.proposals import Proposal
 from outrider.tree import DraftTree
 
@@ -24,8 +26,10 @@ _DRAFT = DraftTree(1, (0,), q=(DraftDistribution((0,), (Q_TOTAL,)),))
 def warm_up_verdicts(logits: Tensor) -> None:
     """logits [rows, vocabulary]: what they are does not matter."""
     zeros = torch.zeros(2, logits.shape[1], dtype=logits.dtype, device=logits.device)
+    changed = LogitsProcessor(LogitsOptions(presence_penalty=1.0), [0])
     for params, mode in _FORMS:
-        verify_batched(zeros, [Candidate(params, mode, _DRAFT)])
+        for processor in (None, changed):
+            verify_batched(zeros, [Candidate(params, mode, _DRAFT, processor)])
 
 
 def warm_up_proposals(logits: Tensor, propose: Callable[..., Sequence[Proposal]], num_others: int) -> None:

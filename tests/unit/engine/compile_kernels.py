@@ -5,7 +5,7 @@
 The launches are the engine's own: its code runs on tensors without data, with a recorder in the place of Triton's
 launcher. What each arrives with is compiled for each card. Prints one line of JSON for each: registers, spilt bytes,
 shared memory, and how many blocks a multiprocessor holds. `--write` keeps these as the bounds of later compiles. With
-`--kept FILE` what is in the file is not compiled again, unless the kernel, Triton or this script has changed.
+`--kept FILE` what is in the file is not compiled again, unless the kernel, Triton or how it is compiled has changed.
 
 Run in a process of its own: kernels are either interpreted or compiled, as the environment says when they are imported.
 """
@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,9 @@ from outrider.engine.attention import KVCache, paged_kernels
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS
 from outrider.engine.attention.paged import NUM_SPLITS, Shape, TritonBatch
 from outrider.engine.models import fused_gpu, llama_kernels
-from outrider.speculation import choice_kernels, choosing
+from outrider.speculation import Candidate, LogitsOptions, LogitsProcessor, choice_kernels, choosing
+from outrider.speculation.changes import Changes
+from outrider.speculation.columns import Columns
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -45,6 +48,7 @@ DTYPES = {
     torch.float64: "*fp64",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.uint8: "*u8",
 }
 BLOCK_SIZE = 16
 REGISTERS = 65536
@@ -157,10 +161,15 @@ def _sample(kernels: Any) -> None:
     choosing._kernels = lambda: kernels
     rows, reals, integers = torch.zeros(32, dtype=torch.int64), torch.zeros(4, 32).double(), torch.zeros(3, 32).long()
     columns = {"numbers": rows, "reals": reals, "integers": integers}
+    changes = Columns()
+    Changes([Candidate(processor=LogitsProcessor(LogitsOptions(presence_penalty=1.0), [0]))]).lay_out(changes)
+    with torch.device("cpu"):
+        changed = changes.send(torch.device("cpu"))
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.zeros(32, 128256, dtype=dtype)
         choosing.choose(logits, {})
         choosing.choose(logits, columns)
+        choosing.choose(logits, changed)
         choosing.guess(logits, {}, None, 3)
         choosing.guess(logits, columns, rows, 3)
     choosing.choose(torch.zeros(32, 128256), {**columns, "quotas": torch.zeros(32, 2, 64, dtype=torch.int64)})
@@ -255,8 +264,8 @@ def lines(tasks: Sequence[Task], kept: Path) -> Iterator[dict[str, Any]]:
 
 def _key(task: Task) -> str:
     """Changes with all that a line depends on."""
-    script = Path(__file__).read_text()
-    return hashlib.sha256(repr((script, triton.__version__, _kernel(task[0]).cache_key, task)).encode()).hexdigest()
+    made_by = getsource(compiled), CARDS, triton.__version__
+    return hashlib.sha256(repr((made_by, _kernel(task[0]).cache_key, task)).encode()).hexdigest()
 
 
 def main() -> None:

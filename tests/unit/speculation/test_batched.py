@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from outrider.speculation import (
     Candidate,
     DraftDistribution,
+    LogitsOptions,
+    LogitsProcessor,
     NotFinite,
     SamplingParams,
     VerificationMode,
@@ -26,6 +28,8 @@ from outrider.speculation import (
     choosing,
     propose,
 )
+from outrider.speculation.changes import Changes
+from outrider.speculation.columns import Columns
 from outrider.speculation.noise import Purpose, gumbel_keys, gumbel_of
 from outrider.speculation.proposals import propose_batched, quantize
 from outrider.speculation.sampling import support
@@ -296,6 +300,30 @@ def test_noise_in_float32_is_close_enough_to_tell_which_tokens_may_win() -> None
     )
     noise_kernel[(64,)](keys, out, SIZE=4096)
     assert float((out - gumbel_of(keys, torch.arange(1 << 18))).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("banned", [(5,), tuple(range(3)), tuple(range(3, 2500, 50))])
+def test_kernels_change_logits_to_the_bit_as_the_cpu_does_in_every_block(banned: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    text = torch.randint(WIDE, (2400,), generator=generator).tolist()
+    bias = tuple((token, token / 100 - 9) for token in range(0, WIDE, 3))
+    every = LogitsOptions(1.1, -0.7, 1.3, bias[:1000], bad_words=tuple((token,) for token in banned))
+    asked = [every, replace(every, allowed_token_ids=(0, 1, 2, 2700)), LogitsOptions(allowed_token_ids=(0, 1, 2))]
+    asked[2] = replace(asked[2], bad_words=every.bad_words)
+    drafts = [(text[0], 7, 7), (7, 8, 9), ()]
+    batch = [
+        Candidate(
+            GREEDY, VerificationMode.GREEDY, DraftTree(9, draft), LogitsProcessor(options, text[:1500], text[900:])
+        )
+        for options, draft in zip(asked, drafts, strict=True)
+    ]
+    logits = torch.randn(10, WIDE, generator=generator) * 5
+    wanted, columns = logits.clone(), Columns()
+    changes = Changes([*batch, Candidate(draft=DraftTree(3))])
+    changes.apply(wanted)
+    changes.lay_out(columns)
+    choosing.choose(logits, columns.send(logits.device))
+    assert torch.equal(logits, wanted)
 
 
 def test_a_point_mass_is_judged_by_ratio_too() -> None:
