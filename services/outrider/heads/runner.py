@@ -158,9 +158,12 @@ class HeadRunner:
         )
 
     def _affordable(self, texts: Sequence[HeadText], counts: Sequence[int]) -> list[int]:
-        """A text for which the pool has no room drafts one token, which is not run."""
+        """A text for which the pool has no room drafts one token, which is not run. None is run beyond the context,
+        where the tables of positions end."""
         found, free = [], self._num_free
         for text, count in zip(texts, counts, strict=True):
+            if self._engine is not None:
+                count = min(count, 1 + self._engine.info.max_context_len - text.kv.cached_len)
             needed = self._blocks(text, count - 1)
             found.append(count if needed <= free else 1)
             free -= needed if needed <= free else 0

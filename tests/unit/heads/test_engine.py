@@ -20,6 +20,7 @@ from outrider.heads.eagle import EagleVariant
 from outrider.heads.engine import HeadEngine, head_engine, read_natively, torch_engine
 from outrider.heads.interface import ChainMemory
 from outrider.heads.layer import LayeredHead
+from outrider.heads.runner import HeadRunner
 from outrider.heads.tensors import settings_of
 from outrider.sequence.speculation import Speculation
 from torch import Tensor, nn
@@ -177,6 +178,26 @@ def test_a_head_holds_no_more_than_its_pool_and_gives_all_of_it_back(tiny: Path,
     assert bench.tokens == plain.tokens
     assert bench.worker.stats.num_draft_tokens > 0 and not bench.worker.stats.num_source_failures
     assert engine.kv.num_free_blocks == num_blocks == engine.info.num_blocks
+
+
+def test_no_draft_reads_a_position_beyond_the_context(tiny: Path) -> None:
+    head = made("mtp", tiny)
+    engine = head_engine(head, EngineConfig(execution="transformers", num_blocks=8), 64)
+    assert engine is not None and engine.kv.num_free_blocks == 8
+    positions, forward, tokens = list[int](), engine._decoder.forward, [5] * 63
+
+    def noted(ids: Tensor, at: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        positions.extend(at.tolist())
+        return forward(ids, at, *rest)
+
+    engine._decoder.forward = noted  # type: ignore[method-assign]
+    runner = HeadRunner(head, engine)
+    text = runner.open(opening(tokens), tokens)
+    with torch.inference_mode():
+        runner.see(text, 0, torch.randn(62, 64))
+        runner.read([text])
+        [tree] = runner.draft([text], [5], [1e-12])
+    assert tree.depth == 3 and max(positions) == 63
 
 
 def test_a_head_does_not_read_a_prefix_again(tiny: Path) -> None:
