@@ -14,7 +14,7 @@ import pytest
 import torch
 from outrider.drafting.lookup import NAMES
 from outrider.drafting.source import DraftSource, Features, Seen, make_sources
-from outrider.engine import CheckpointError, EngineConfig, Row
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.fetching import directory, resolve
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
@@ -152,6 +152,33 @@ def test_a_head_is_shown_the_state_of_every_committed_position(deep: Path, kind:
         _, states = engine.forward_tapped([row], source.taps or (HEAD_INPUT,))
         shown = torch.stack([source.seen[number, position] for position in range(len(tokens) - 1)])
         torch.testing.assert_close(shown, states[:-1], rtol=1e-3, atol=1e-3)
+
+
+class OneBuffer(Engine):
+    """Its states are where those of the next step will be, as a recorded step's are. It fails at the token 3."""
+
+    _last = torch.zeros(0)
+
+    def forward_tapped(self, rows: Sequence[Row], layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if any(3 in row.token_ids for row in rows):
+            raise RuntimeError("device-side assert")
+        self._last.fill_(torch.nan)
+        logits, self._last = super().forward_tapped(rows, layers)
+        return logits, self._last
+
+
+def test_a_step_that_is_run_in_parts_shows_the_states_of_each_part(tiny: Path) -> None:
+    def one_buffer(engine: Engine) -> Engine:
+        engine.__class__ = OneBuffer
+        return engine
+
+    source = Recording(random_head("mtp", tiny))
+    bench = Bench(tiny, wrap=one_buffer, sources=[source])
+    for number, prompt in enumerate(([5, 6, 7], [8, 9], [5, 3])):
+        bench.open(number, opening(prompt))
+    bench.step()
+    assert bench.worker.stats.num_step_failures == 1
+    assert len(source.seen) == 3 + 2 and all(bool(state.isfinite().all()) for state in source.seen.values())
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "coupled"])
