@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, DraftDistribution, SamplingParams, VerificationMode
 from outrider.speculation.batched import Guesses, guess_batched
+from outrider.speculation.choosing import can_choose
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.sampling import Support, support
 
@@ -39,9 +40,11 @@ def propose(
     token_map [width], ascending: the token id of each logit, if the logits do not cover the vocabulary.
     """
     if logits.is_cuda:
-        # Kernels are launched on the current GPU, which may be another.
-        with torch.cuda.device(logits.device):
-            return propose_batched(logits, params, modes, positions, token_map, num_others)
+        if can_choose():
+            # Kernels are launched on the current GPU, which may be another.
+            with torch.cuda.device(logits.device):
+                return propose_batched(logits, params, modes, positions, token_map, num_others)
+        logits, token_map = logits.cpu(), None if token_map is None else token_map.cpu()
     # Only greedy rows need it, but one batched operation costs less than selecting them.
     best = logits.softmax(-1).topk(min(1 + num_others, logits.shape[-1]))
     confidence = best.values.tolist()

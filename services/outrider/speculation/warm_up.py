@@ -11,6 +11,7 @@ from outrider.options.logits import LogitsOptions
 from outrider.options.sampling import Q_TOTAL, DraftDistribution, SamplingParams, VerificationMode
 from outrider.speculation.batched import verify_batched
 from outrider.speculation.candidates import Candidate
+from outrider.speculation.choosing import can_choose
 from outrider.speculation.logits import LogitsProcessor
 from outrider.speculation.proposals import Proposal
 from outrider.tree import DraftTree
@@ -24,7 +25,9 @@ _DRAFT = DraftTree(1, (0,), q=(DraftDistribution((0,), (Q_TOTAL,)),))
 
 
 def warm_up_verdicts(logits: Tensor) -> None:
-    """logits [rows, vocabulary]: what they are does not matter."""
+    """logits [rows, vocabulary]: what they are does not matter. Without the kernels there is nothing to launch."""
+    if not can_choose():
+        return
     zeros = torch.zeros(2, logits.shape[1], dtype=logits.dtype, device=logits.device)
     changed = LogitsProcessor(LogitsOptions(presence_penalty=1.0), [0])
     for params, mode in _FORMS:
@@ -34,6 +37,8 @@ def warm_up_verdicts(logits: Tensor) -> None:
 
 def warm_up_proposals(logits: Tensor, propose: Callable[..., Sequence[Proposal]], num_others: int) -> None:
     """As warm_up_verdicts. `propose`: as a draft's vocabulary does."""
+    if not can_choose():
+        return
     zeros = torch.zeros_like(logits[:1])
     for params, mode in _FORMS:
         propose(zeros, [params], [mode], [1], num_others=num_others)

@@ -19,6 +19,7 @@ from outrider.speculation import (
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.proposals import quantize
 from outrider.speculation.sampling import support
+from outrider.speculation.warm_up import warm_up_proposals, warm_up_verdicts
 from outrider.tree import DraftTree
 from torch import Tensor
 
@@ -249,3 +250,19 @@ def test_gumbel_noise_is_gumbel_and_uncorrelated_along_positions_and_seeds() -> 
     assert stats.kstest(along.flatten().numpy(), "gumbel_r").pvalue > 1e-3
     correlation = torch.corrcoef(torch.stack([along[:-1].flatten(), along[1:].flatten()]))[0, 1]
     assert abs(float(correlation)) < 4 / math.sqrt(1999 * 64)
+
+
+def test_without_our_kernels_a_gpu_is_warmed_up_and_its_rows_are_chosen_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> None:
+        raise ImportError("triton")
+
+    logits = torch.stack([model([number]) for number in range(2)])
+    params, modes = [GREEDY, SAMPLED], [VerificationMode.GREEDY, VerificationMode.COUPLED]
+    wanted = propose(logits, params, modes, [3, 3])
+    monkeypatch.setattr("outrider.speculation.choosing._kernels", missing)
+    monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
+    warm_up_verdicts(logits)
+    warm_up_proposals(logits, propose, 2)
+    assert propose(logits, params, modes, [3, 3]) == wanted
