@@ -41,7 +41,8 @@ _VOCABULARY, _BLOCK, _CONTEXT, _ROWS = 512, 16, 64, 4
 _HEAD_TOKENS = 4
 _PRODUCTS = {"mm", "addmm", "bmm", "linear"}
 _ATTENTION = {"attend_kernel", "reduce_kernel"}
-_NOTHING = {"empty", "empty_strided", "new_empty", "empty_like", "detach", "_unsafe_view", "lift_fresh", "resolve_conj"}
+_UNWRITTEN = {"empty", "empty_strided", "new_empty", "empty_like"}
+_NOTHING = _UNWRITTEN | {"detach", "_unsafe_view", "lift_fresh", "resolve_conj"}
 _CONFIG = EngineConfig(num_blocks=64, attention="triton", execution="transformers", prefix_cache=False)
 
 
@@ -84,7 +85,9 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         if not func.is_view and name not in _NOTHING:
             self._counts[name] += 1
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        # Nothing may write it: a kernel that is not run leaves it as it is.
+        return found.zero_() if name in _UNWRITTEN else found
 
 
 class _Copies(TorchFunctionMode):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -20,7 +22,16 @@ def test_views_are_no_launches_and_copies_are_counted_by_direction() -> None:
     assert (counts.products, counts.others, counts.copies) == (1, 1, (2, 1))
 
 
+@pytest.fixture
+def dirty() -> Iterator[None]:
+    """Memory that nothing wrote is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("dirty")
 def test_a_step_is_counted_layer_by_layer() -> None:
     from benchmarks.support.launches import SHAPES, counts_of
 
