@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outrider.engine import Engine, EngineConfig, ModelInfo, OutOfBlocks, Row
+from outrider.engine import CheckpointError, Engine, EngineConfig, ModelInfo, OutOfBlocks, Row
 from outrider.engine.attention import Attention, Batch, KVCache, Shape, make_attention
 from outrider.engine.attention.paged import TritonAttention
 from outrider.engine.backends import cpu
@@ -65,7 +65,7 @@ class HeadEngine(Engine):
 
     @torch.inference_mode()
     def record(self, head: LayeredHead, recorder: GraphRecorder, scratch_slot: int) -> None:
-        """From now on its steps on a GPU are recorded ones."""
+        """From now on its steps on a GPU are recorded ones. Raises CheckpointError where they cannot be."""
         attention, info = self._attention, self.info
         assert isinstance(attention, TritonAttention)
         started_s = time.monotonic()
@@ -76,9 +76,14 @@ class HeadEngine(Engine):
         weight = head.norm.weight
         features = torch.zeros(_READ_TOKENS, head.settings.width, dtype=weight.dtype, device=weight.device)
         graphs = HeadGraphs(self._head, attention, self._cache, shape, features, recorder)
-        graphs.capture_all((HEAD_INPUT,))
         chains = HeadChains(self._head, attention, self._cache, shape, features, head.token_map)
-        chains.record(recorder)
+        try:
+            graphs.capture_all((HEAD_INPUT,))
+            chains.record(recorder)
+        except RuntimeError as error:
+            # As of a model: see there.
+            message = f"this head's steps cannot be recorded, turn it off: {error}"
+            raise CheckpointError("cuda_graphs", message) from error
         self._graphs, self._chains = graphs, chains
         log.info("recorded the steps of the head in %.1f s", time.monotonic() - started_s)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from outrider.engine import EngineConfig
+from outrider.engine import CheckpointError, EngineConfig
 from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.engine.run.graphs import Recorded
 from outrider.heads import MedusaHead, TargetParts
@@ -23,7 +23,7 @@ from outrider.speculation.proposals import propose_batched
 from outrider.tree import DraftTree
 
 from tests.unit.engine.run.test_graphs import Unrecorded
-from tests.unit.heads.test_engine import KINDS, LENGTHS, made
+from tests.unit.heads.test_engine import KINDS, LENGTHS, Read, made
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -51,7 +51,7 @@ class Lazy(Unrecorded):
         return SimpleNamespace(replay=run)
 
 
-def runner(head: LayeredHead, *, recorded: bool) -> HeadRunner:
+def runner(head: LayeredHead, recorder: Unrecorded | None = None) -> HeadRunner:
     config = EngineConfig(
         dtype="float32", attention="triton", execution="transformers", num_blocks=BLOCKS + 1, prefix_cache=False
     )
@@ -60,8 +60,8 @@ def runner(head: LayeredHead, *, recorded: bool) -> HeadRunner:
     # The last block is the scratch block here.
     engine.kv._pool.allocate(BLOCKS + 1)
     engine.kv._pool.release(list(range(BLOCKS)))
-    if recorded:
-        engine.record(head, Lazy(), BLOCKS * config.block_size)
+    if recorder is not None:
+        engine.record(head, recorder, BLOCKS * config.block_size)
     return HeadRunner(head, engine)
 
 
@@ -97,13 +97,32 @@ def test_a_draft_of_recorded_steps_is_that_of_steps_one_by_one(
     monkeypatch.setattr("outrider.tuning.HEAD_MIN_JOINT", 1e-9)
     monkeypatch.setattr("outrider.heads.runner.propose", propose_batched)
     counts = [3, 1, 2]
-    want = drafted(runner(made(kind, tiny), recorded=False), way, counts)
-    found = drafted(runner(made(kind, tiny), recorded=True), way, counts)
+    want = drafted(runner(made(kind, tiny)), way, counts)
+    found = drafted(runner(made(kind, tiny), Lazy()), way, counts)
     assert any(len(tree.token_ids) > 2 for tree in want)
     for now, before in zip(found, want, strict=True):
         assert now.token_ids == before.token_ids and now.parents == before.parents
         assert now.chances == pytest.approx(before.chances, rel=1e-3)
         assert [q.token_ids for q in now.q] == [q.token_ids for q in before.q]
+
+
+def test_a_head_whose_steps_cannot_be_recorded_says_which_option_to_turn_off(tiny: Path) -> None:
+    class Synchronising(Unrecorded):
+        def record(self, run: Callable[[], None]) -> Recorded:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(CheckpointError, match=r"cuda_graphs: .* turn it off: operation not permitted"):
+        runner(made("mtp", tiny), recorder=Synchronising())
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "eagle3" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
+def test_the_kernels_of_a_gpu_say_of_each_text_what_the_head_says_alone(tiny: Path, kind: str) -> None:
+    head, texts = made(kind, tiny), Read.some()
+    wanted, engine = torch.stack(texts.alone(head)), runner(head)._engine
+    assert engine is not None
+    torch.testing.assert_close(torch.stack(texts.on(engine)), wanted, rtol=1e-3, atol=1e-4)
 
 
 @torch.inference_mode()
