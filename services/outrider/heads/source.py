@@ -59,7 +59,8 @@ class HeadDrafts(DraftSource):
             if known is not None:
                 self._runner.see(text, text.seen, known[text.seen :])
             self._writers[key].add(text.tokens, one.start, features)
-            self._runner.see(text, one.start, features)
+            # Until it may have drafts nothing reads them: a view would keep the whole step's.
+            self._runner.see(text, one.start, features if self._counts[key] else features.clone())
             self._fall_due(key, text)
         return ()
 

@@ -154,6 +154,18 @@ def test_a_head_is_shown_the_state_of_every_committed_position(deep: Path, kind:
         torch.testing.assert_close(shown, states[:-1], rtol=1e-3, atol=1e-3)
 
 
+def test_a_sequence_that_may_have_no_draft_keeps_no_states_of_others(tiny: Path) -> None:
+    source = HeadDrafts(random_head("mtp", tiny))
+    bench = Bench(tiny, sources=[source])
+    what = [opening(p, max_new_tokens=40, speculation=ALONE if n else Speculation()) for n, p in enumerate(prompts(6))]
+    keys = [bench.open(number, one) for number, one in enumerate(what)]
+    for _ in range(12):
+        bench.step()
+    waiting = source._texts[keys[0]].waiting
+    held = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in waiting}
+    assert len(waiting) > 8 and sum(held.values()) == sum(one.nbytes for one in waiting)
+
+
 class OneBuffer(Engine):
     """Its states are where those of the next step will be, as a recorded step's are. It fails at the token 3."""
 
