@@ -42,10 +42,14 @@ def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> None:
     numbers = (torch.cat(results) if asked else results[0]).cpu()
     count = chosen.numel()
     own, states = numbers[:count].view(-1, 2).T.tolist()
+    table = numbers[count:]
     if NOT_FINITE in states:
         raise NotFinite("logits")
     if UNSURE in states:
         _choose_again(logits, candidates, own, states)
+        if unprocessed is not None:
+            tokens = torch.tensor([own[row] for row in asked], device=logits.device)
+            table = logprob_table(unprocessed, tokens).cpu()
     start = 0
     for candidate in candidates:
         rows = own[start : start + candidate.num_rows]
@@ -57,7 +61,7 @@ def verify_batched(logits: Tensor, candidates: Sequence[Candidate]) -> None:
     for number, at in changes.refused.items():
         candidates[number].cut_before(at.row, at.error)
     if asked:
-        add_logprobs(candidates, numbers[count:].view(len(asked), -1))
+        add_logprobs(candidates, table.view(len(asked), -1))
 
 
 def _choose_again(logits: Tensor, candidates: Sequence[Candidate], own: list[int], states: Sequence[int]) -> None:

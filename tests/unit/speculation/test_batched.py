@@ -326,6 +326,17 @@ def test_kernels_change_logits_to_the_bit_as_the_cpu_does_in_every_block(banned:
     assert torch.equal(logits, wanted)
 
 
+def test_log_probabilities_are_those_of_a_token_that_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    params = SamplingParams(temperature=0.8, seed=3)
+    batch = [Candidate(params, VerificationMode.COUPLED, DraftTree(9, (1, 2)), num_top=2)]
+    logits = logits_of(3, 5)
+    want = verify(logits.clone(), batch)
+    unsure = torch.tensor([[0, choosing.UNSURE]] * 3)
+    monkeypatch.setattr(batched, "choose", lambda logits, sent: unsure)
+    found = verify_batched(logits.clone(), batch)
+    assert found == want and found[0].token_ids[0] != 0
+
+
 def test_a_point_mass_is_judged_by_ratio_too() -> None:
     logits = logits_of(2, 3)
     best = int(logits[0].argmax())
