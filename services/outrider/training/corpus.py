@@ -6,7 +6,9 @@ The hidden state is kept, not the logits: 576 numbers instead of 49,152, and the
 from __future__ import annotations
 
 import itertools
+import math
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +44,8 @@ class CorpusConfig:
     tokens: int = 1_000_000
     concurrency: int = 64
     """Conversations written at once."""
+    seconds: float = 0.0
+    """Ends the writing, with what is there; 0: no such end."""
     max_len: int = 1024
     """Tokens of one conversation, prompt and answers."""
     answer_tokens: int = 256
@@ -100,7 +104,7 @@ def write_corpus(
     done, num_texts = stored_tokens(directory, cipher), count_samples(directory, cipher)
     if done >= config.tokens:
         return
-    number = len(list_shards(directory))
+    number, until_s = len(list_shards(directory)), time.monotonic() + (config.seconds or math.inf)
     batch: list[Sample] = []
     try:
         written = (sample for shard in list_shards(directory) for sample in read_corpus(shard, cipher))
@@ -112,7 +116,7 @@ def write_corpus(
             if size >= min(_SHARD_TOKENS, config.tokens - done):
                 save_shard(batch, directory, number, cipher)
                 done, num_texts, number, batch = done + size, num_texts + len(batch), number + 1, []
-            if done >= config.tokens:
+            if done >= config.tokens or time.monotonic() > until_s:
                 return
     finally:
         if batch:

@@ -36,6 +36,9 @@ _RATE_OF_A_START = {"model": 0.3, "mtp": 0.5, "adapter": 5.0}
 # An adapter has few weights, and what it learns from is little: more steps teach it more than surer ones.
 _BATCH_OF_A_START = {"model": 2048, "mtp": 2048, "adapter": 512}
 
+# The most that are quick: a step of 512 tokens has room for a prompt beside them.
+_AT_ONCE_ON_A_GPU = 256
+
 Progress = Callable[[str, int, int, str], None]
 """Called with (stage, done, total, note)."""
 
@@ -104,6 +107,11 @@ class DistillReport:
     corpus_tokens: int
     seconds: float
     bytes: int
+
+
+def conversations_at_once(device: str) -> int:
+    """By a torch device."""
+    return _AT_ONCE_ON_A_GPU if torch.device(device).type == "cuda" else CorpusConfig().concurrency
 
 
 def run(config: DistillConfig, progress: Progress) -> DistillReport:

@@ -46,6 +46,8 @@ class Learner(Protocol):
 class LoopConfig:
     train_tokens: int = 5_000_000
     """Tokens to train on; a token counts once in every pass over the corpus."""
+    seconds: float = 0.0
+    """Ends the training earlier, at the rate at which it would have ended; 0: no such end."""
     batch_tokens: int = 4096
     learning_rate: float = 1.2e-3
     warmup_steps: int = 60
@@ -71,6 +73,7 @@ class Training:
     ) -> None:
         """`same`: what must be equal for an earlier checkpoint to be gone on from; any JSON."""
         self.steps = self.learned = 0
+        self._began_s = time.monotonic()
         self._learner = learner
         self._config = config
         groups = [
@@ -83,11 +86,13 @@ class Training:
         self._go_on()
 
     def run(self, corpus: Corpus, progress: Progress) -> None:
-        """Until train_tokens are learned. What is learned when something ends it, Ctrl-C included, is kept."""
+        """Until train_tokens are learned, or the time is over. What is learned when something ends it, Ctrl-C included,
+        is kept."""
         total, saved_s = self._config.train_tokens, time.monotonic()
+        self._began_s = saved_s
         batches = self._batches(corpus)
         try:
-            while self.learned < total:
+            while self._share_done() < 1:
                 batch = next(batches)
                 scores = self._step(batch)
                 self.steps += 1
@@ -109,9 +114,8 @@ class Training:
         return total
 
     def _step(self, batch: list[Sample]) -> Scores:
-        share_done = self.learned / self._config.train_tokens
         warmup = min(1.0, (self.steps + 1) / self._config.warmup)
-        decay = 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * share_done))
+        decay = 0.04 + 0.96 * 0.5 * (1 + math.cos(math.pi * min(1.0, self._share_done())))
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate * warmup * decay
         self._learner.module.train()
@@ -120,6 +124,12 @@ class Training:
         self._optimizer.step()
         self._optimizer.zero_grad()
         return scores
+
+    def _share_done(self) -> float:
+        """Of the tokens, or of the time."""
+        by_tokens = self.learned / self._config.train_tokens
+        seconds = self._config.seconds
+        return max(by_tokens, (time.monotonic() - self._began_s) / seconds) if seconds else by_tokens
 
     def _batches(self, corpus: Corpus) -> Iterator[list[Sample]]:
         """Endless batches of about batch_tokens, each of samples of similar length, in random order."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from outrider.training import loop
 from outrider.training.loop import Learner, LoopConfig, Training
 from outrider.training.shards import Corpus, Sample
 from outrider.training.student import Scores
@@ -49,3 +52,16 @@ def test_a_training_of_any_length_learns_at_its_rate(tmp_path: Path, steps: int)
     assert len(learner.seen) == steps
     assert 0.7 * config.learning_rate < max(moved) < 1.1 * config.learning_rate
     assert math.isclose(min(moved), min(moved[0], moved[-1])), "it begins and ends slowly"
+
+
+def test_a_training_that_has_a_time_ends_with_it_as_slowly_as_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = itertools.count(step=0.25)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    config = LoopConfig(train_tokens=10**9, batch_tokens=TOKENS, learning_rate=1e-2, seconds=100, warmup_steps=4)
+    learner = Slope()
+    Training(learner, config, tmp_path / "kept", "").run(cast(Corpus, Few()), lambda *_: None)
+    moved = [before - after for before, after in zip(learner.seen, learner.seen[1:], strict=False)]
+    assert 100 < len(learner.seen) < 400
+    assert moved[-1] < 0.06 * config.learning_rate < 0.9 * config.learning_rate < max(moved)

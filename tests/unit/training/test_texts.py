@@ -84,6 +84,11 @@ def test_states_are_kept_where_the_next_step_overwrites_them(
         assert torch.equal(now.token_ids, want.token_ids) and torch.equal(now.hidden, want.hidden)
 
 
+def test_writing_that_has_a_time_ends_with_it_and_keeps_what_is_there(engine: Engine, tmp_path: Path) -> None:
+    config = CorpusConfig(tokens=10**9, concurrency=2, max_len=64, seconds=0.01)
+    assert 0 < len(corpus(engine, tmp_path / "corpus", config)) < 20
+
+
 def test_a_second_run_goes_on_with_the_prompts_that_are_left(engine: Engine, tmp_path: Path) -> None:
     file = lines(tmp_path / "prompts.jsonl", *({"prompt": f"Question {n}"} for n in range(6)))
     prompts = tuple(read_prompts(file))

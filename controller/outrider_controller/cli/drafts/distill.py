@@ -65,6 +65,13 @@ _DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
     metavar="N",
     help="Tokens to learn from, all passes counted.",
 )
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    default=None,
+    metavar="N",
+    help="Writing ends after half of them, learning after the other half; then the draft is measured.",
+)
 @click.option("--layers", default=None, metavar="I,J,..", help="The target's layers to start from; -1 is its last.")
 @click.option(
     "--taps",
@@ -175,7 +182,7 @@ def _config(out: Path, given: SimpleNamespace) -> DistillConfig:
     """Of the command's options. Raises UsageError, ValueError."""
     from outrider.engine.checkpoints.fetching import directory
     from outrider.training.corpus import CorpusConfig
-    from outrider.training.distill import DistillConfig
+    from outrider.training.distill import DistillConfig, conversations_at_once
     from outrider.training.head_student import KINDS, taps_of_start
 
     head = KINDS.get(given.kind)
@@ -201,10 +208,14 @@ def _config(out: Path, given: SimpleNamespace) -> DistillConfig:
         corpus=CorpusConfig(prompts=tuple(prompts), samples=tuple(answers), seed=given.seed),
     )
     training, corpus, student = config.training, config.corpus, config.student
+    half_s = 30 * (given.minutes or 0.0)
+    at_once = conversations_at_once(given.device)
     return replace(
         config,
-        training=replace(training, seed=given.seed, train_tokens=given.train_tokens or training.train_tokens),
-        corpus=replace(corpus, tokens=given.corpus_tokens or corpus.tokens),
+        training=replace(
+            training, seed=given.seed, train_tokens=given.train_tokens or training.train_tokens, seconds=half_s
+        ),
+        corpus=replace(corpus, tokens=given.corpus_tokens or corpus.tokens, concurrency=at_once, seconds=half_s),
         student=replace(
             student,
             layers=student.layers if given.layers is None else _numbers("--layers", given.layers),

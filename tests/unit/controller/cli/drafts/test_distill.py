@@ -157,3 +157,23 @@ def test_the_end_shows_both_temperatures_of_the_new_draft_beside_the_one_in_use(
     _, new, *rest = [line.split() for line in measured(config, report).splitlines()]
     assert new == [str(tmp_path / "new"), "0.7", "0.6"]
     assert (["shipped", "0.5", "0.4"] in rest) is bool(in_use) and ["train", "tokens", "9"] in rest
+
+
+def test_a_gpu_writes_more_conversations_at_once_and_minutes_are_halved(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[DistillConfig]()
+
+    def take(config: DistillConfig, progress: object) -> DistillReport:
+        asked.append(config)
+        raise CheckpointError("enough", "")
+
+    monkeypatch.setattr("outrider.training.distill.run", take)
+    command = ["distill", str(tmp_path / "draft"), "--target-model", str(tiny), "--work-dir", str(tmp_path / "work")]
+    for more in (["--device", "cuda:1", "--minutes", "3"], []):
+        assert run([*command, *more]) != ExitCode.OK
+    on_gpu, on_cpu = asked
+    assert on_gpu.corpus.concurrency > on_cpu.corpus.concurrency
+    assert on_gpu.corpus.seconds == on_gpu.training.seconds == 90
+    assert on_cpu.corpus.seconds == on_cpu.training.seconds == 0
+    assert run([*command, "--minutes", "0"]) == ExitCode.USAGE
