@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo prometheus proto-baseline test test-all test-aarch64 vllm test-vllm chart-check loadtest gpu-day docs linkcheck lint proto clean
+.PHONY: demo prometheus proto-baseline test test-all test-aarch64 vllm test-vllm chart-check loadtest gpu-pack gpu-day docs linkcheck lint proto clean
 
 # torch first, by an exact pin: a plain "torch" pulls gigabytes of CUDA onto a machine without a GPU. TORCH_INDEX: the URL
 # of another package index for it, such as that of its builds for CPUs.
@@ -103,8 +103,12 @@ chart-check: proto build/checkov/bin/checkov
 loadtest: proto
 	$(BIN)/python -m loadtest --up $(ARGS)
 
+# What the machine of gpu-day lacks if it has no network, in pieces: .gpu. ARGS: --vllm, --prompts FILE, --learn FILE.
+gpu-pack: proto
+	$(BIN)/python -m benchmarks.gpu_pack $(ARGS)
+
 # All that only a GPU can show, in one report: build/gpu-day/report.md. Ends with an error where there is none. Installs
-# nothing: without $(VENV) it takes the PYTHON that has torch, Triton and transformers.
+# nothing: without $(VENV) it takes the PYTHON that has torch, Triton and transformers, and what .gpu has besides.
 HOURS ?= 0.2
 gpu-day:
 	PYTHONPATH=services:controller $(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu_day --hours $(HOURS) $(ARGS)

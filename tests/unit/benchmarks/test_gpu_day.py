@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import resource
+import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from outrider_controller.cli.drafts.distill import distill
 
 from benchmarks import gpu_day
-from benchmarks.gpu_day import Step, figures, report, run, steps
+from benchmarks.gpu_day import Outcome, Step, figures, pack_draft, report, run, steps
+from benchmarks.scenarios.latency import latency
 
 
 def python(code: str) -> Step:
@@ -61,6 +67,80 @@ def test_a_step_that_needs_what_is_not_installed_says_what(tmp_path: Path, monke
     assert not lacking["batch-invariant products beside torch's"]
 
 
+def test_the_table_has_what_was_measured_and_why_the_rest_was_not(tmp_path: Path) -> None:
+    recorded = {
+        "batch-invariant": {"steps": [{"context": 512, "rows": 8, "positions": 5, "step_ms": 6.4812}]},
+        "stack-head": {"conditions": [{"mean_over_categories": {"auto": {"request_speedup": 1.28}}}]},
+        "distil": {
+            "acceptance": 0.61,
+            "acceptance_in_use": None,
+            "corpus_tokens": 9,
+            "train_tokens": 8,
+            "seconds": 7.0,
+        },
+    }
+    for name, content in recorded.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    outcomes = [Outcome(name, "passed", figures=name) for name in recorded]
+    outcomes += [Outcome("tests/gpu", "passed"), Outcome("vLLM", "not run: no vllm here", figures="vllm-alone")]
+    heading, _, *rows = (line.strip("| ").split(" | ") for line in figures(tmp_path, outcomes).splitlines())
+    cells = [dict(zip(heading, row, strict=False)) for row in rows]
+    assert [row["from"] for row in cells] == [*recorded, "vllm-alone"]
+    assert cells[0]["step_ms"] == "6.48" and cells[1]["request_speedup"] == "1.28" and cells[2]["acceptance"] == "0.61"
+    assert {name: cell for name, cell in cells[3].items() if cell.strip(" |")} == {
+        "from": "vllm-alone",
+        "not here": "not run: no vllm here",
+    }
+
+
+def test_what_was_packed_is_found_after_what_is_there_by_this_process_and_those_that_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {name: tmp_path / name for name in ("site", "files")}
+    (place["site"] / "generated").mkdir(parents=True)
+    (place["site"] / "packed_for_a_test.py").write_text("")
+    (place["site"] / "click.py").write_text("raise ImportError('not this one')")
+    (place["site"] / "generated/new_pb2.py").write_text("new")
+    (place["site"] / "generated/old_pb2.py").write_text("new")
+    (code := tmp_path / "code").mkdir()
+    (code / "old_pb2.py").write_text("old")
+    monkeypatch.setattr(gpu_day, "GENERATED", code)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    assert gpu_day.use(place) == place["files"]
+    assert os.environ["OUTRIDER_CACHE"] == str(place["files"] / "cache")
+    assert gpu_day.find_spec("packed_for_a_test") is not None
+    subprocess.run([sys.executable, "-c", "import packed_for_a_test"], check=True, env=dict(os.environ))
+    assert "packed" not in str(gpu_day.find_spec("click")) and str(tmp_path) not in str(gpu_day.find_spec("click"))
+    assert [(code / f"{name}_pb2.py").read_text() for name in ("old", "new")] == ["old", "new"]
+
+
+def test_a_distilled_head_comes_back_as_one_file_and_none_without(tmp_path: Path) -> None:
+    assert pack_draft(tmp_path) == ""
+    (tmp_path / "distil").mkdir()
+    (tmp_path / "distil/recipe.json").write_text("{}")
+    assert str(tmp_path / "distil.tgz") in pack_draft(tmp_path)
+
+
+def test_the_commands_of_a_stack_and_of_distilling_take_their_options(tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text("")
+    commands = {step.figures: [*step.command(180)[1:]] for step in steps(tmp_path, tmp_path)}
+    for name, program, command in (
+        ("distil", ["-m", "outrider_controller.cli", "distill"], distill),
+        ("stack-head", ["-m", "benchmarks", "latency"], latency),
+        ("stack-worker", ["-m", "benchmarks", "latency"], latency),
+    ):
+        assert commands[name][:3] == program
+        assert command.make_context(program[-1], commands[name][3:]).params["json_file"] == tmp_path / f"{name}.json"
+
+
+def test_the_card_learns_from_prompts_that_were_packed(tmp_path: Path) -> None:
+    command = {step.name: step.command(180) for step in steps(tmp_path, tmp_path)}["distil"]
+    assert "--prompts" not in command and command[command.index("--minutes") + 1] == "2.00"
+    (tmp_path / "learn.jsonl").write_text("")
+    assert str(tmp_path / "learn.jsonl") in {s.name: s.command(180) for s in steps(tmp_path, tmp_path)}["distil"]
+
+
 @pytest.mark.slow
 def test_the_step_program_runs_on_little_memory_and_its_figures_are_one_table(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
@@ -70,7 +150,7 @@ def test_the_step_program_runs_on_little_memory_and_its_figures_are_one_table(tm
     [found] = run([step], 1.0, lambda line: None)
     assert found.verdict == "passed"
     assert "| 64 | 1 | true / false |" in found.output
-    heading, _, *rows = figures(tmp_path).splitlines()
+    heading, _, *rows = figures(tmp_path, [replace(found, figures="tiny")]).splitlines()
     assert "| from |" in heading and len(rows) == 4
     # Importing torch and transformers takes most of it.
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss <= max(before, 1 << 20)
