@@ -71,7 +71,7 @@ class Worker(BaseWorker):
         _follow(runner.req_states, [(0, 0, ())])
         # Its warm-up verifies drafts if the runner has a drafter. A divided one would send what nobody receives.
         if runner.pp_handler is None:
-            runner.num_speculative_steps = runner.req_states.num_speculative_steps
+            runner.num_speculative_steps = runner.req_states.draft_tokens.shape[1]
 
         def update_requests(scheduler_output: Any) -> None:
             update(scheduler_output)
@@ -99,6 +99,9 @@ def use_drafts(runner: Any) -> None:
         # For its n-grams vLLM keeps all token ids on the GPU: here they lie where they do without speculation.
         shape = states.max_num_reqs, states.max_model_len
         states.all_token_ids = StagedWriteTensor(shape, torch.int32, states.device, uva_instead_of_gpu=True)
+        # Else it empties the drafts of each new request.
+        states.num_speculative_steps = 0
+    longest = 1 + states.draft_tokens.shape[1]
     update, initialize, adapters = (
         runner.update_requests,
         runner.initialize_kv_cache,
@@ -118,7 +121,7 @@ def use_drafts(runner: Any) -> None:
         update(scheduler_output)
         drafted = scheduler_output.scheduled_spec_decode_tokens
         # vLLM orders a batch by it, and expands batches with drafts.
-        runner.decode_query_len = 1 + (runner.req_states.num_speculative_steps if drafted else 0)
+        runner.decode_query_len = longest if drafted else 1
         if chains := getattr(scheduler_output, CHAINS, None):
             try:
                 follow_chains(runner.req_states, chains)
@@ -127,7 +130,7 @@ def use_drafts(runner: Any) -> None:
                 log.exception("a step's drafts are lost")
 
     def initialize_kv_cache(*args: Any, **kwargs: Any) -> None:
-        runner.decode_query_len = 1 + runner.req_states.num_speculative_steps
+        runner.decode_query_len = longest
         initialize(*args, **kwargs)
         runner.cudagraph_manager = DraftGraphs.of(runner)
 
@@ -206,15 +209,16 @@ def follow_chains(states: Any, chains: Mapping[str, tuple[int, Sequence[int]]]) 
 def _follow(states: Any, chains: Sequence[tuple[int, int, Sequence[int]]]) -> None:
     # A running step commits as many drafts as this one verifies, and its own token. Always as wide: the kernel is
     # compiled once.
-    width = 2 * states.num_speculative_steps + 1
+    tokens, drafted = states.all_token_ids.gpu, states.draft_tokens
+    count = drafted.shape[1]
+    width = 2 * count + 1
     rows = []
     for place, base, token_ids in chains:
         found = token_ids[:width]
         rows.append([place, base, len(found), *found, *([0] * (width - len(found)))])
     table = async_tensor_h2d(rows, dtype=torch.int32, device=states.device)
-    tokens, drafted = states.all_token_ids.gpu, states.draft_tokens
     follow_kernel[(len(rows),)](
         *(drafted, drafted.stride(0), table, table.stride(0), tokens, tokens.stride(0), states.total_len.gpu),
-        COUNT=states.num_speculative_steps,
+        COUNT=count,
         num_warps=1,
     )
