@@ -85,11 +85,11 @@ class Shape:
     def launch(self, least_rows: int, dtype: torch.dtype) -> dict[str, int]:
         """How many warps run a tile, and how many of its loads are under way at a time.
 
-        Four warps spill the registers of a large tile and of one in float32, and a third load those of a small one of
-        small heads. In float32 a second load does not fit the shared memory of small cards.
+        Four warps spill the registers of a large tile, and of large heads in float32; a third load those of a small
+        tile of small heads. In float32 a second load does not fit the shared memory of small cards.
         """
         if dtype == torch.float32:
-            return {"num_warps": 8, "num_stages": 1}
+            return {"num_warps": 4 if self.head_padded <= 64 else 8, "num_stages": 1}
         if least_rows == _TILE_ROWS_LARGE:
             return {"num_warps": 8, "num_stages": 3}
         return {"num_warps": 4, "num_stages": 2 if self.head_padded <= 64 else 3}

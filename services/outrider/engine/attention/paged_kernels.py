@@ -92,6 +92,32 @@ def _on_path(position, own, path):
     return place
 
 
+@triton.jit
+def _look_along_paths(best, total, acc, q, keys, values, position, limit, limits, own, masks, real, scale, table,
+                      SHARE: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
+                      WIDEN: tl.constexpr):  # fmt: skip
+    """_look at the tile of keys that has a tree's nodes, once for each path that ends among the queries. `masks`: where
+    each query's path is."""
+    m = tl.arange(0, q.shape[0])
+    paths = tl.load(masks, mask=real, other=0)
+    before = tl.load(masks - 1, mask=real & (m >= SHARE), other=0)
+    begins = ((paths & before) != before) & (m % SHARE == 0)
+    number = tl.cumsum(begins.to(tl.int32), axis=0)
+    for path in range(tl.max(number, axis=0) + 1):
+        # The last token's has the bits of all before it.
+        place = _on_path(position, own, tl.max(tl.where(number == path, paths, 0), axis=0))
+        if q.dtype == tl.float32:
+            # The same in fewer registers. The other dtypes have enough, and would spill some.
+            limited = tl.where(number == path, limits, 0)
+            seen, there = _seen(position, limited, WINDOW), position < tl.max(limited, axis=0)
+        else:
+            seen, there = _seen(position, limits, WINDOW) & (number == path)[:, None], position < limit
+        best, total, acc = _look(
+            best, total, acc, q, keys, values, place, there, seen, scale, table, HEAD_DIM, BLOCK_SIZE, WIDEN
+        )
+    return best, total, acc
+
+
 @triton.jit(
     do_not_specialize_on_alignment=[
         "tile_start",
@@ -156,8 +182,9 @@ def attend_kernel(
         head = kv_head * SHARE + m % SHARE
         real = m < count * SHARE
         limits = tl.load(visible + token, mask=real, other=0)
-        if HEAD_PADDED <= 64:
-            # Many such tiles share a multiprocessor, with no registers to spare for positions in 64 bits.
+        if HEAD_PADDED <= 64 or query.dtype.element_ty == tl.float32:
+            # Many small tiles share a multiprocessor, and three products of tf32 need a tile of queries twice: there
+            # are no registers to spare for positions in 64 bits.
             limits = limits.to(tl.int32)
         limit = tl.max(limits, axis=0)
         if split * TILE_KEYS < limit:
@@ -188,18 +215,10 @@ def attend_kernel(
                 # A tree's nodes are in fewer tiles than there are splits.
                 position = begin + tl.cdiv(tl.maximum(end - begin, 0), step) * step + tl.arange(0, TILE_KEYS)
                 if tl.min(position, axis=0) < limit:
-                    masks = tl.load(own_mask + token, mask=real, other=0)
-                    before = tl.load(own_mask + token - 1, mask=real & (m >= SHARE), other=0)
-                    begins = ((masks & before) != before) & (m % SHARE == 0)
-                    number = tl.cumsum(begins.to(tl.int32), axis=0)
-                    for path in range(tl.max(number, axis=0) + 1):
-                        # The last token's has the bits of all before it.
-                        place = _on_path(position, own, tl.max(tl.where(number == path, masks, 0), axis=0))
-                        seen = _seen(position, limits, WINDOW) & (number == path)[:, None]
-                        best, total, acc = _look(
-                            best, total, acc, q, keys, values, place, position < limit, seen, scale, table,
-                            HEAD_DIM, BLOCK_SIZE, WIDEN,
-                        )  # fmt: skip
+                    best, total, acc = _look_along_paths(
+                        best, total, acc, q, keys, values, position, limit, limits, own, own_mask + token, real, scale,
+                        table, SHARE, HEAD_DIM, BLOCK_SIZE, WINDOW, WIDEN,
+                    )  # fmt: skip
             if NUM_SPLITS == 1:
                 to = token[:, None] * (HEADS * HEAD_DIM) + head[:, None] * HEAD_DIM + d[None, :]
                 # Rows of the tile without a query have no keys.
