@@ -33,7 +33,15 @@ _TESTING = ("pytest<10", "pytest-asyncio<2", "pytest-timeout<3", "pytest-xdist<4
 _PLATFORMS = ("2_5", "2_12", "2_17", "2_24", "2_27", "2_28", "2_31", "2_34", "2_35", "2_39")
 _VLLM = "vllm==0.32.0"
 # Of its wheel: what a dense model in bfloat16 on Hopper does without, most of its size.
-_LEFT_OUT = r"_vllm_fa2_C|_moe_C|/vllm-rs|deep_gemm/(_C|include)|_deepselect_C|_flashmla|_flashkda|_qutlass_C|cutlass/"
+_LEFT_OUT = (
+    "_vllm_fa2_C|_moe_C|/vllm-rs|deep_gemm/(_C|include)|_deepselect_C|_flashmla|_flashkda|_qutlass_C|fmha_sm100/cutlass"
+)
+
+# Of what it requires: other builds of torch, and kernels and decoders of which such a model needs none.
+_NOT_NEEDED = (
+    "torch|nvidia-|flashinfer-|opencv-|tilelang|quack-|tokenspeed-|humming-"
+    "|fastsafetensors|instanttensor|pynvvideocodec"
+)
 
 Pip = Callable[..., None]
 
@@ -105,7 +113,9 @@ def site(to: Path, roots: Sequence[str], have: set[str], python: str, pins: Path
     while level := {
         name: f"{each.name}{each.specifier}"
         for each in reversed(wanted)
-        if (name := canonicalize_name(each.name)) not in have | found and _applies(each, environment)
+        if (name := canonicalize_name(each.name)) not in have | found
+        and not re.match(_NOT_NEEDED, name)
+        and _applies(each, environment)
     }:
         pip("download", *target, "--dest", str(wheels), *(["-c", str(pins)] if pins else []), *level.values())
         found |= level.keys()

@@ -93,6 +93,23 @@ def test_the_table_has_what_was_measured_and_why_the_rest_was_not(tmp_path: Path
     }
 
 
+def test_a_day_on_a_gpu_ends_with_one_table_and_tells_by_its_exit_that_something_did_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What an earlier day measured is in no table of this one."""
+    write = f"import json; json.dump({{'steps': [{{'step_ms': 5.5}}]}}, open({str(tmp_path / 'ours.json')!r}, 'w'))"
+    ours = replace(python(write), name="ours", figures="ours")
+    missing = replace(python("exit()"), name="vLLM", figures="vllm-alone", why_not=lambda: "no vllm here")
+    (tmp_path / "vllm-alone.json").write_text(json.dumps({"steps": [{"step_ms": 4.7}]}))
+    monkeypatch.setattr(gpu_day, "no_gpu", lambda: "")
+    monkeypatch.setattr(gpu_day, "_machine", lambda: "a card")
+    monkeypatch.setattr(gpu_day, "steps", lambda out, files: [ours, missing])
+    assert gpu_day.main(["--out", str(tmp_path), "--pack", str(tmp_path / "none")]) == 1
+    table = capsys.readouterr().out.partition("## Figures")[2]
+    assert "| ours | 5.5 |" in table and "| vllm-alone |  | not run: no vllm here |" in table and "4.7" not in table
+    assert (tmp_path / "report.md").read_text().endswith(table.rstrip("\n") + "\n\n\n")
+
+
 def test_what_was_packed_is_found_after_what_is_there_by_this_process_and_those_that_it_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

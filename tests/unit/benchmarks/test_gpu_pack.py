@@ -28,7 +28,9 @@ def test_a_site_has_what_is_required_and_lacking_there_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (wheels := tmp_path / "wheels").mkdir()
-    wheel(wheels, "first", "shared/first.py", "second[more]>=1", "torch", 'newer; python_version >= "3.12"')
+    wheel(
+        wheels, "first", "shared/first.py", "second[more]>=1", "torch", "torchvision", 'newer; python_version >= "3.12"'
+    )
     wheel(wheels, "second", "shared/second.py", "third", 'optional; extra == "more"', 'old; python_version < "3.12"')
     wheel(wheels, "third", "third.py", "first")
     wheel(wheels, "newer", "newer.py")
