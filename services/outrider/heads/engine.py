@@ -208,7 +208,7 @@ def _whole_blocks(context: int, config: EngineConfig) -> int:
 def _num_blocks(settings: HeadSettings, config: EngineConfig, context: int, dtype: torch.dtype) -> int:
     block = 2 * settings.layers * settings.kv_heads * settings.head_dim * dtype.itemsize * config.block_size
     free, kind = available_bytes(config.device), torch.device(config.device).type
-    # Logits, and those that a recorded step makes before they are where the next ones are too.
+    # Logits, and those that torch makes in a recorded step before they are where the next ones are too.
     working = 0 if kind == "cpu" else 8 * (_READ_TOKENS + ROWS[-1]) * settings.rotary.vocab_size
     need = Need(
         "the head", 0, dtype.itemsize, str(dtype), block, -(-context // config.block_size), working_bytes=working

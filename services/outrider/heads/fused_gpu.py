@@ -63,7 +63,7 @@ class GpuHead(GpuLlama):
         following = normed if self._passes_normed else last
         if taps is not None:
             taps.found[HEAD_INPUT] = following
-        return multiply(normed, self._head, dtype=torch.float32), following
+        return self._logits(normed, batch), following
 
     def _residual(self, features: Tensor) -> Tensor:
         """What the first layer of an EAGLE-3 head adds to."""

@@ -121,7 +121,8 @@ class HeadChains:
         self._decoder.features = self.features[:rows]
         tokens, places = self.tokens[:rows], self.places[:rows]
         logits, following = self._decoder.forward(tokens, batch.views["positions"], places, batch)
-        self.logits[:rows].copy_(logits)
+        if logits is not batch.views["logits"]:
+            batch.views["logits"].copy_(logits)
         self.features[:rows].copy_(following)
 
 
@@ -141,7 +142,8 @@ class _Steps:
         self._device = torch.zeros(total, dtype=torch.int64, device=device)
         self._current = torch.zeros(self._size, dtype=torch.int64, device=device)
         views = {name: self._current[at] for name, at in self._slices.items()} | {
-            "blocks": self._device[self._blocks :]
+            "blocks": self._device[self._blocks :],
+            "logits": chains.logits[:rows],
         }
         self._batch = chains.attention.batch(views, chains.cache, (rows,), workspace=chains.workspace)
         of_guess = 3 + 2 * self.num_others

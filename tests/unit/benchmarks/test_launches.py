@@ -41,6 +41,8 @@ def test_a_step_is_counted_layer_by_layer() -> None:
         (4 * layers + 1, 2 * layers)
     }
     assert all(found.copies[1] == 1 for name, found in counts.items() if "head" not in name)
+    # The logits are written where they are read.
+    assert counts["decode"]["copy_"] == 0
     # One tells its steps where they write, one comes before them: where the texts are read.
     assert counts["head, 4 tokens"].copies == (2, 1)
     assert counts["5, sampled, penalties"] == counts["5, sampled"]

@@ -106,7 +106,14 @@ class GpuLlama:
             taps.take(len(self._layers), residual)
             taps.take(HEAD_INPUT, self._multiply.norm(residual, self._norm))
         x = self._multiply.norm(residual[rows], self._norm)
-        return self._multiply(x, self._head, dtype=torch.float32), x
+        return self._logits(x, batch), x
+
+    def _logits(self, x: Tensor, batch: TritonBatch) -> Tensor:
+        """Of a recorded step where the runner wants them."""
+        out = batch.views.get("logits")
+        if out is None:
+            out = x.new_empty(len(x), len(self._head.weight), dtype=torch.float32)
+        return self._multiply(x, self._head, out=out)
 
     def pass_layer(self, number: int, residual: Tensor, qkv: Tensor, positions: Tensor, batch: TritonBatch) -> None:
         """Adds what a layer adds. qkv: what its attention makes of its inputs."""

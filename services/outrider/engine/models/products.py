@@ -59,19 +59,21 @@ class Products:
         *,
         gate: bool = False,
         add_to: Tensor | None = None,
-        dtype: torch.dtype | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """[rows, width] in the dtype, or x's. gate: silu of its first half times its second. add_to: returned with the
-        product added."""
+        """[rows, width]. gate: silu of its first half times its second. add_to: returned with the product added. out:
+        of any dtype, returned with the product, which is rounded to x's."""
         if self.invariant:
-            width = by.weight.shape[0] // (1 + gate)
-            out = x.new_empty(x.shape[0], width, dtype=dtype) if add_to is None else add_to
+            if out is None:
+                out = x.new_empty(x.shape[0], by.weight.shape[0] // (1 + gate)) if add_to is None else add_to
             return self._launch(x, by, out, gate=gate, add=add_to is not None)
         found = F.linear(x if by.norm is None else self.norm(x, by.norm), by.weight, by.bias)
         if gate:
             opened, up = found.chunk(2, dim=-1)
             found = F.silu(opened) * up
-        return found.to(dtype or x.dtype) if add_to is None else add_to.add_(found)
+        if add_to is not None:
+            return add_to.add_(found)
+        return found if out is None else out.copy_(found)
 
     def _launch(self, x: Tensor, by: Product, out: Tensor, *, gate: bool, add: bool) -> Tensor:
         rows, width = out.shape

@@ -197,8 +197,9 @@ class GraphRunner:
         return graph
 
     def batch(self, bucket: Bucket) -> TritonBatch:
-        """The bucket's attention, over the fixed inputs."""
+        """The bucket's attention, over the fixed inputs, and the place of its logits."""
         views, tiles = self._inputs.views(bucket), self._inputs.tiles(bucket)
+        views["logits"] = self._logits[: bucket.tokens]
         return self._attention.batch(views, self._cache, (tiles,), workspace=self._workspace)
 
     def decode(self, bucket: Bucket, batch: TritonBatch, layers: Layers) -> None:
@@ -206,7 +207,8 @@ class GraphRunner:
         views = batch.views
         taps = Taps(layers, views["tapped"]) if layers else None
         logits, _ = self._decoder.forward(views["token_ids"], views["positions"], views["wanted"], batch, taps)
-        self._logits[: bucket.tokens].copy_(logits)
+        if logits is not views["logits"]:
+            views["logits"].copy_(logits)
         if taps is not None:
             states = taps.joined()
             if layers not in self._states:
