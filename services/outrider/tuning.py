@@ -18,9 +18,9 @@ FIRST_BEAT_S = 0.05
 # What a draft worker or a head proposes
 MIN_CHANCE = 0.02  # Of an alternative: below, it is not worth its bytes on any target. No lower price of a row is sent.
 HEAD_MIN_JOINT = 0.25  # Chance of a head's whole draft, below which it ends, unless its target has said one.
-# Steps to wait for each that a draft saves. One that is not waited for comes a little late each time, and its work is
-# lost: where gain and wait are about equal that is worse than waiting, and worse than no draft.
-PATIENCE = 1.5
+# Of the time that a draft's accepted tokens save, the share that its answer may take if a step is to wait for it: one
+# that is not waited for is verified a step later, and saves about half as much.
+WORTH_A_WAIT = 0.5
 
 # The chance that a drafted token is accepted
 # Verdicts that what is known before counts for: the draft's own probability, or the factor of a new text's tenant.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from outrider.errors import InvalidRequest
 from outrider.limits import MAX_WAIT_US, MAX_WEIGHT
-from outrider.tuning import MIN_CHANCE, PATIENCE
+from outrider.tuning import MIN_CHANCE, WORTH_A_WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +66,12 @@ def price_moved(sent: float, price: float) -> bool:
 
 
 def worthwhile_wait_us(*, cap_us: int, accepted_per_step: float, step_us: float, turnaround_us: float) -> int:
-    """Longest useful wait in µs: one step per token expected to be accepted, times PATIENCE, at most `cap_us`.
+    """Longest useful wait in µs: one step per token expected to be accepted, at most `cap_us`.
 
-    0, no wait, for a draft that takes longer, and while a duration is unknown (0): the wait could be long, and a round
-    without it measures both durations.
+    0, no wait, for a draft that takes more than WORTH_A_WAIT of these steps, and while a duration is unknown (0): the
+    wait could be long, and a round without it measures both durations.
     """
-    if step_us <= 0 or turnaround_us <= 0:
+    saved_us = accepted_per_step * step_us
+    if not 0 < turnaround_us <= min(cap_us, WORTH_A_WAIT * saved_us):
         return 0
-    worth_us = min(float(cap_us), PATIENCE * accepted_per_step * step_us)
-    return int(worth_us) if turnaround_us <= worth_us else 0
+    return int(min(cap_us, saved_us))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from outrider.protocol.rounds import Round
 from outrider.sequence.speculation import PLAIN, Speculation, worthwhile_wait_us
@@ -72,11 +73,7 @@ class _Times:
 
     step_us: float = 0.0
     turnaround_us: int = 0
-    """From a commit to the draft that answers it: the shortest of the last few.
-
-    A draft that the target does not wait for is still busy with the previous commit, and answers in up to twice its
-    time. By that measure the target would never wait for it again.
-    """
+    """From a commit to the draft that answers it: the median of the last few. Some answers are on their way before."""
     answers_us: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     """The last few turnarounds of this draft for this request."""
 
@@ -217,7 +214,7 @@ class SpeculationController:
         times, record, rounds = self.times, self.record, int(seen.rounds)
         times.stepped(self._seen_step_us / rounds, rounds)
         if times.answers_us:
-            times.turnaround_us = record.turnaround_us = min(times.answers_us)
+            times.turnaround_us = record.turnaround_us = median_low(times.answers_us)
         self._rounds += rounds
         self._begun = self._begun or seen.late < rounds
         # Until a proposal of it was verified it may still prefill, but for BEGINNING rounds at most.
