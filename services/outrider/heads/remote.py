@@ -23,6 +23,8 @@ _MOST = 1e12
 """Above all that a model computes, and its square below all that a head cannot."""
 _KNOWN = 512
 """Positions of a cached prefix whose features are sent: the last ones, which tell a head nearly all."""
+_MAX_HELD = 128
+"""Steps whose states a sequence keeps while no draft is wanted: a model's memory has no room for those of a long text."""
 
 _EIGHT = torch.float8_e4m3fn
 _Rows = NDArray[np.uint8]
@@ -43,7 +45,7 @@ class _Shown:
     end: int = 0
     """Of the positions that were sent. An engine that made room runs earlier ones again."""
     held: list[Seen] = field(default_factory=list)
-    """What was committed while no draft was wanted."""
+    """What was committed while no draft was wanted; too much of it is forgotten, and the head begins there anew."""
 
 
 class HeadFeatures(DraftSource):
@@ -88,6 +90,9 @@ class HeadFeatures(DraftSource):
             if shown.wanted:
                 due += [*shown.held, one]
                 shown.held.clear()
+            elif len(shown.held) == _MAX_HELD:
+                shown.held.clear()
+                shown.begun = False
             elif shown.begun:
                 # A view would keep the whole step's states.
                 shown.held.append(one._replace(states=one.states.clone()))

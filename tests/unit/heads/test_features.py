@@ -1,4 +1,6 @@
-"""What a head keeps of cached prefixes: found whole or not at all, under its salt, and within a bound."""
+"""What a head keeps of cached prefixes: found whole or not at all, under its salt, and within a bound; and of texts whose
+drafts are off.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ import random
 
 import pytest
 import torch
+from outrider.drafting.source import Seen
 from outrider.heads.features import BLOCK, FeatureCache, FeatureWriter
+from outrider.heads.remote import HeadFeatures
+from outrider.options.sampling import SamplingParams, VerificationMode
+from outrider.sequence.key import SequenceKey
+from outrider.sequence.spec import SequenceSpec
+from outrider.sequence.speculation import PLAIN, Speculation
 
 WIDTH = 4
 
@@ -75,3 +83,26 @@ def test_memory_is_bounded_and_what_is_used_stays() -> None:
     known(texts[2], 2 * BLOCK, cache=cache)
     assert cache.num_bytes == 4 * block and cache.find(texts[0], b"", 2 * BLOCK) is not None
     assert cache.find(texts[1], b"", 2 * BLOCK) is None
+
+
+def test_a_text_whose_drafts_stay_off_keeps_few_states_and_its_head_begins_anew_where_they_are_on_again() -> None:
+    tokens, key, on = list(range(400)), SequenceKey(0, 1), Speculation(4)
+    spec = SequenceSpec((0,), SamplingParams(temperature=0.0), VerificationMode.GREEDY, speculation=on)
+    features = HeadFeatures("mtp", ())
+
+    def seen(at: int) -> list[tuple[int, int, bool]]:
+        found = features.see([Seen(key, at, torch.full((1, WIDTH), float(at)))])
+        return [(its.start, len(its.rows) // (2 * WIDTH), its.first) for _, its in found]
+
+    features.open(key, spec, tokens)
+    assert seen(0) == [(0, 1, True)]
+    features.limit(key, PLAIN)
+    assert [seen(at) for at in range(1, 21)] == [[]] * 20
+    features.limit(key, on)
+    assert [start for start, _, _ in seen(21)] == list(range(1, 22)), "what was held comes without a gap"
+    features.limit(key, PLAIN)
+    assert [seen(at) for at in range(22, 322)] == [[]] * 300
+    assert not features._shown[key].held
+    features.limit(key, on)
+    assert seen(322) == [(322, 1, True)]
+    assert seen(323) == [(323, 1, False)]
