@@ -24,7 +24,7 @@ _MOST = 1e12
 _KNOWN = 512
 """Positions of a cached prefix whose features are sent: the last ones, which tell a head nearly all."""
 _MAX_HELD = 128
-"""Steps whose states a sequence keeps while no draft is wanted: a model's memory has no room for those of a long text."""
+"""Steps whose states a sequence keeps while no draft is wanted: a GPU has no room for those of long texts."""
 
 _EIGHT = torch.float8_e4m3fn
 _Rows = NDArray[np.uint8]

@@ -1,6 +1,4 @@
-"""What a head keeps of cached prefixes: found whole or not at all, under its salt, and within a bound; and of texts whose
-drafts are off.
-"""
+"""What a head keeps: of cached prefixes, whole or not at all, by salt, within a bound; of texts without drafts."""
 
 from __future__ import annotations
 
