@@ -81,8 +81,8 @@ class DraftSource:
     def limit(self, key: SequenceKey, limits: Speculation) -> None:
         """From now on these limits hold."""
 
-    def paired(self, key: SequenceKey) -> None:
-        """A draft worker that reads features has it now, and has read none of it."""
+    def paired(self, key: SequenceKey, bits: int) -> None:
+        """A draft worker has it now that reads features, of at least so many bits a number, and has read none of it."""
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         """The sequence has ended here."""

@@ -40,6 +40,8 @@ class _Shown:
     tokens: Sequence[int]
     """Prompt and committed output."""
     writer: FeatureWriter
+    bits: int
+    """Of a number: what the target is to send, or what the draft worker reads if that is more."""
     begun: bool = False
     """Whether a draft has features of it: those that follow must leave no gap."""
     end: int = 0
@@ -67,16 +69,16 @@ class HeadFeatures(DraftSource):
 
     def open(self, key: SequenceKey, spec: SequenceSpec, tokens: Sequence[int]) -> None:
         writer = FeatureWriter(self._cache, spec.salt)
-        self._shown[key] = _Shown(spec.speculation.max_draft_tokens > 0, tokens, writer)
+        self._shown[key] = _Shown(spec.speculation.max_draft_tokens > 0, tokens, writer, self._bits)
 
     def limit(self, key: SequenceKey, limits: Speculation) -> None:
         if (shown := self._shown.get(key)) is not None:
             shown.wanted = limits.max_draft_tokens > 0
 
-    def paired(self, key: SequenceKey) -> None:
+    def paired(self, key: SequenceKey, bits: int) -> None:
         """What is known comes again, with the next step's."""
         if (shown := self._shown.get(key)) is not None:
-            shown.begun, shown.end = False, 0
+            shown.begun, shown.end, shown.bits = False, 0, max(bits, self._bits)
 
     def close(self, key: SequenceKey, reason: CloseReason) -> None:
         self._shown.pop(key, None)
@@ -99,10 +101,11 @@ class HeadFeatures(DraftSource):
         if not due:
             return ()
         features = features_of(self._read, due).to("cpu", torch.bfloat16)
-        rows, found, end = _bytes_of(features, self._bits), list[tuple[SequenceKey, Features]](), 0
+        rows = {bits: _bytes_of(features, bits) for bits in {self._shown[one.key].bits for one in due}}
+        found, end = list[tuple[SequenceKey, Features]](), 0
         for one, its in zip(due, torch.split(features, [len(one.states) for one in due]), strict=True):
-            begin, end = end, end + len(its)
-            parts = self._show(self._shown[one.key], one.start, its, rows[begin:end])
+            shown, begin, end = self._shown[one.key], end, end + len(its)
+            parts = self._show(shown, one.start, its, rows[shown.bits][begin:end])
             found += [(one.key, part) for part in parts]
         return found
 
@@ -115,10 +118,10 @@ class HeadFeatures(DraftSource):
         """The first ones come after those that are known: of a prefix that the target had cached, or that another draft
         was sent."""
         known = None if shown.begun else shown.writer.before(shown.tokens, start)
-        parts = [] if known is None else [*written(max(0, start - _KNOWN), known[-_KNOWN:], self._bits)]
+        parts = [] if known is None else [*written(max(0, start - _KNOWN), known[-_KNOWN:], shown.bits)]
         shown.writer.add(shown.tokens, start, features)
         known_len = max(0, shown.end - start)
-        parts += _parts(start + known_len, rows[known_len:], self._bits)
+        parts += _parts(start + known_len, rows[known_len:], shown.bits)
         if parts and not shown.begun:
             parts[0], shown.begun = replace(parts[0], first=True), True
         shown.end = max(shown.end, start + len(features))

@@ -174,6 +174,7 @@ def describe(
         device=model.device,
         dtype=model.dtype,
         features=weights_revision(directory(head), every=True) if head else "",
+        feature_bits=8 if head else 0,
         **more,
     )
 

@@ -40,6 +40,8 @@ class Remote:
     """Of a row, as the target says it; 0: it does not."""
     dies_at: int = 1 << 30
     """The step at which its process is killed."""
+    reads_bits: int = 8
+    """Fewest of a number of features, as the worker says them."""
     lag: int = 0
     """Steps that pass before it hears of one."""
     told: list[TargetReport] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Remote:
         self.validators[number] = DraftValidator(what, vocabulary, 4)
         committed = self.bench.tokens[key(number)][len(what.prompt) :]
         message = opening_for_draft(what, number, committed, what.speculation.for_draft(self.price))
-        self.bench.apply(Paired(key(number)))
+        self.bench.apply(Paired(key(number), self.reads_bits))
         self._hear(draft_pb2.DraftRequest(opens=[message]))
         self._work()
 

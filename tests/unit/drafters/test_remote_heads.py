@@ -260,6 +260,32 @@ def test_in_8_bits_half_as_much_is_sent_and_nearly_as_much_accepted(deep: Path) 
     assert accepted[1] > 0.9 * accepted[0] > 40 and half.num_bytes < 0.55 * whole.num_bytes
 
 
+def test_a_draft_worker_of_an_earlier_release_is_sent_16_bits_beside_one_that_reads_8(deep: Path) -> None:
+    bits: dict[int, set[int]] = {0: set(), 1: set()}
+
+    def unknown(commit: sequence.Commit) -> list[sequence.Commit]:
+        if commit.features:
+            bits[commit.sequence_id].add(commit.feature_bits)
+        commit.ClearField("feature_bits")
+        return [commit]
+
+    head = knowing(deep, LAYERS)
+    made = remote(deep, head, bits=8, reads_bits=16, change=unknown)
+    newer = remote(deep, head)
+    newer.bench = made.bench
+    one, other = wanted(2, GREEDY, ASKED)
+    made.open(0, one)
+    newer.open(1, other)
+    while made.bench.worker.load.num_sequences:
+        made.bench.step()
+        for each in (made, newer):
+            each._follow()
+        for each in (made, newer):
+            each._work()
+    assert not made.errors and not newer.errors
+    assert bits == {0: {0}, 1: {8}} and made.bench.worker.stats.of_source("mtp").num_accepted > 5
+
+
 def test_a_remote_head_drafts_as_far_as_its_target_verifies(deep: Path) -> None:
     """Above all one whose steps run ahead: they pass the first tokens of a draft before it comes."""
 

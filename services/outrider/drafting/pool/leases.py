@@ -29,20 +29,18 @@ class DraftLeases:
     read: ReadLeases
     clock: Callable[[], float]
     """Monotonic seconds."""
-    _addresses: dict[str, str] = field(default_factory=dict)
-    _features: dict[str, str] = field(default_factory=dict)
+    _records: dict[str, LeaseRecord] = field(default_factory=dict)
     _read_s: float = -math.inf
 
     def hold(self, worker_id: str, address: str) -> bool:
         """Whether the worker is known to hold a lease at this address. False when the last reading is too old."""
-        return self.clock() - self._read_s < _FRESH_S and self._addresses.get(worker_id) == address
+        found = self.find(worker_id)
+        return self.clock() - self._read_s < _FRESH_S and found is not None and found.address == address
 
-    def features_of(self, worker_id: str) -> str:
-        """Which features the worker asks for, as its lease says."""
-        return self._features.get(worker_id, "")
+    def find(self, worker_id: str) -> LeaseRecord | None:
+        """As it was read last."""
+        return self._records.get(worker_id)
 
     async def look(self) -> None:
-        records = list(await self.read())
-        self._addresses = {record.info.worker_id: record.address for record in records}
-        self._features = {record.info.worker_id: record.info.features for record in records}
+        self._records = {record.info.worker_id: record for record in await self.read()}
         self._read_s = self.clock()

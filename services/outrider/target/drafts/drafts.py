@@ -80,8 +80,9 @@ class Drafts:
             found.adjust(speculation, self._deepen(speculation))
             self._tell(lambda source: source.limit(key, _limits(source, found.deep)))
 
-    def paired(self, key: SequenceKey) -> None:
-        self._tell(lambda source: source.paired(key))
+    def paired(self, key: SequenceKey, bits: int) -> None:
+        """As DraftSource."""
+        self._tell(lambda source: source.paired(key, bits))
 
     def close(self, key: SequenceKey) -> None:
         if self._open.pop(key, None) is not None and self._sources:

@@ -166,22 +166,29 @@ class PoolDrafts:
 
     def _pair(self, key: SequenceKey, draft: DraftAssignment) -> None:
         found = self._open[key]
-        limits = self._limits(found.speculation)
+        limits, bits = self._limits(found.speculation), self._bits_for(draft.worker_id)
         committed = found.tokens[len(found.spec.prompt) : found.committed_len]
         try:
             link = self.links.get(draft)
             found.pooled = PooledSequence.open(
                 *(link, draft.sequence_id, key, found.spec, committed, limits),
                 *(self._vocabulary, self._now_us()),
-                reads_features=bool(self._features) and self._leases.features_of(draft.worker_id) == self._features,
+                reads_features=bits > 0,
             )
-            if found.pooled.reads_features:
-                self._post([Paired(key)])
+            if bits:
+                self._post([Paired(key, bits)])
         except OutriderError as problem:
             self._tell_lost(key, draft.sequence_id, problem)
         except ValueError as error:
             # A token id that no message can hold: not every target checks them.
             self._tell_lost(key, draft.sequence_id, InvalidRequest("opening", str(error)))
+
+    def _bits_for(self, worker_id: str) -> int:
+        """The fewest of a number of features that the worker reads; 0 for one that reads none of this target's."""
+        record = self._leases.find(worker_id)
+        if record is None or not self._features or record.info.features != self._features:
+            return 0
+        return record.info.feature_bits or 16
 
     def _unpair(self, found: _Open, reason: CloseReason) -> None:
         pooled, found.pooled = found.pooled, None

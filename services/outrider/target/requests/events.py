@@ -48,6 +48,8 @@ class Paired:
     """A draft worker that reads features has been sent the sequence."""
 
     key: SequenceKey
+    bits: int = 16
+    """The fewest of a number that it reads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ class TargetWorker(Generic[S]):
                 if self._find(event.key) is not None:
                     self._drafts.limit(event.key, event.speculation)
             case events.Paired():
-                self._drafts.paired(event.key)
+                self._drafts.paired(event.key, event.bits)
             case events.Erased():
                 self._erase(event)
             case Closed():

@@ -83,6 +83,7 @@ class World:
     answers: list[tuple[int, target_pb2.VerifyResponse]] = field(default_factory=list)
     leased: dict[str, str] = field(default_factory=lambda: {"d1": ADDRESS})
     asks: str = ""
+    reads_bits: int = 0
     """The features that drafts ask for; the target computes those of `abc`."""
     num_reads: int = 0
     tokens: dict[SequenceKey, list[int]] = field(default_factory=dict)
@@ -100,7 +101,8 @@ class World:
     async def read_leases(self) -> list[LeaseRecord]:
         self.num_reads += 1
         await asyncio.sleep(0.01)
-        infos = {name: worker_pb2.WorkerInfo(worker_id=name, features=self.asks) for name in self.leased}
+        reads: dict[str, Any] = {"features": self.asks, "feature_bits": self.reads_bits}
+        infos = {name: worker_pb2.WorkerInfo(worker_id=name, **reads) for name in self.leased}
         return [LeaseRecord(infos[name], worker_pb2.WorkerLoad(), at, 1) for name, at in self.leased.items()]
 
     def apply(self, message: target_pb2.VerifyRequest) -> None:
@@ -509,11 +511,14 @@ async def test_what_a_draft_spent_is_told_with_the_next_commit_and_what_comes_la
 async def test_a_draft_that_asks_for_them_is_sent_features_and_no_other(world: World) -> None:
     """And none of a step that ran before the draft was paired."""
     late, *shown = [Features(2, b"\x05\x06"), Features(0, b"\x01\x02", first=True), Features(3, b"\x03\x04")]
-    for asks in ("", "other", "abc"):
-        world.asks, world.draft.requests = asks, []
+    for asks, bits in (("", 8), ("other", 8), ("abc", 8), ("abc", 0)):
+        world.asks, world.reads_bits, world.draft.requests = asks, bits, []
+        world.events.clear()
         await asyncio.sleep(6)
         await world.paired()
-        assert (Paired(KEY) in world.events) is (asks == "abc")
+        # One of an earlier release says nothing of bits.
+        paired = [event for event in world.events if isinstance(event, Paired)]
+        assert paired == ([Paired(KEY, bits or 16)] if asks == "abc" else [])
         world.drafts.take_report(TargetReport(features=[(KEY, 4, each) for each in (late, *shown)]))
         await world.follow(committed(4, [9]))
         sent = [(c.base_len, list(c.token_ids), c.features_start, c.features) for c in world.draft.commits]
