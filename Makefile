@@ -83,8 +83,8 @@ test-vllm: vllm $(VLLM_NEXT)/.ready
 	set -e; for file in $(or $(TESTS),tests/vllm/test_*.py); do $(VLLM)/bin/python -m pytest $$file $(ARGS); done
 	set -e; for file in $(if $(TESTS),,tests/vllm/test_second_runner.py tests/vllm/test_target.py); do PYTHONPATH=$(VLLM_NEXT)/site $(VLLM)/bin/python -m pytest $$file $(ARGS); done
 
-# Debian's Prometheus with promtool, unpacked and not installed: tests of alerts, dashboards and metrics that need it are
-# skipped where the PATH has none.
+# Debian's Prometheus with promtool, unpacked and not installed: tests of alerts, dashboards and metrics that need it find
+# it here, and are skipped where there is none.
 build/prometheus/usr/bin/promtool:
 	mkdir -p build/prometheus
 	cd build/prometheus && (apt-get download -qq prometheus || (apt-get update -qq && apt-get download -qq prometheus)) && dpkg -x prometheus_*.deb .

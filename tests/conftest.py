@@ -50,6 +50,8 @@ for name in ("OUTRIDER_UP_HTTP_PORT", "OUTRIDER_UP_GRPC_PORT", "OUTRIDER_UP_CONT
     os.environ[name] = "0"
 
 HERE = Path(__file__).parent
+# Where `make prometheus` unpacks promtool and Prometheus.
+os.environ["PATH"] = f"{HERE.parent / 'build/prometheus/usr/bin'}:{os.environ['PATH']}"
 
 
 # Until the tests begin, everything that is made stays: the collector would look through it again and again for nothing.
