@@ -23,15 +23,15 @@ else:
 @pytest.fixture(scope="session")
 def tiny_vllm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny checkpoint, with heads of a size that vLLM's attention for CPUs has."""
-    from outrider.testing.tiny import tiny_checkpoint
+    from tests.vllm.models import checkpoint
 
-    return tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", head_dim=32)
+    return checkpoint("tiny", tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture(scope="session")
 def tiny_served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With room for a text that does not end while somebody acts. In Triton's interpreter each row of a step costs time
     with the vocabulary's size, so servers run this one."""
-    from outrider.testing.tiny import tiny_checkpoint
+    from tests.vllm.models import checkpoint
 
-    return tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", head_dim=32, max_context_len=1024)
+    return checkpoint("tiny", tmp_path_factory.mktemp("models"), max_context_len=1024)

@@ -1,7 +1,8 @@
 """python -m tests.vllm.second_runner PLAN [TEXTS]: how many texts with drafts from outside are those of vLLM alone.
 
-PLAN is JSON with the fields of `Plan`. With TEXTS it is run again and again, synchronously and asynchronously, with
-many KV blocks and with few, until so many texts have been compared.
+PLAN is JSON with the fields of `Plan`; its model is `tiny`, a directory, or one that Outrider knows by name. With TEXTS
+it is run again and again, synchronously and asynchronously, with many KV blocks and with few, until so many texts have
+been compared. Printed are how many differ, and how many there are of each kind of drafts and of requests.
 
 Groups of requests with options drawn at random are answered by vLLM as it is, in a process of its own without anything
 of this package, and then in another with drafts that are right, right with a chance of 0.7, wrong, late, or none, and
@@ -12,6 +13,7 @@ probabilities. vLLM draws the seeds of requests without one: it draws the same f
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -70,6 +72,8 @@ class Plan:
     small: bool = False
     grammars: bool = True
     most_requests: int = 16
+    most_tokens: int = 30
+    """Of one text. A large vocabulary takes seconds a token in Triton's interpreter."""
     kinds: Sequence[str] = KINDS
     speculative: Case = field(default_factory=lambda: {"method": "ngram_gpu"})
     """What vLLM is told of its drafter. With another method than this, the kind `own` has its drafts."""
@@ -99,12 +103,13 @@ def _group(plan: Plan, rng: random.Random, vocab_size: int) -> list[Case]:
 
 def _request(plan: Plan, rng: random.Random, vocab_size: int, shared: list[int]) -> Case:
     some = lambda count: rng.sample(range(3, vocab_size), count)  # noqa: E731
-    own = [rng.randrange(3, 259) for _ in range(14 if plan.small else rng.choice((1, 3, 14, 33, 70)))]
+    length = 44 - plan.most_tokens if plan.small else rng.choice((1, 3, 14, 33, 70))
+    own = [rng.randrange(3, 259) for _ in range(length)]
     prompt = shared[: rng.choice((32, 33, 64))] if rng.random() < 0.25 and not plan.small else own
     options: dict[str, Any] = {
         "temperature": rng.choice((0, 0, 0.3, 0.8, 1, 1.5)),
         "seed": rng.choice((rng.randrange(1 << 31), -rng.randrange(1 << 62), 0)),
-        "max_tokens": 30 if plan.small else rng.choice((1, 2, 8, 20, 30)),
+        "max_tokens": plan.most_tokens if plan.small else min(rng.choice((1, 2, 8, 20, 30)), plan.most_tokens),
         "ignore_eos": plan.small or rng.random() < 0.5,
     }
     searched: dict[str, Callable[[], Any]] = {
@@ -134,6 +139,17 @@ def _request(plan: Plan, rng: random.Random, vocab_size: int, shared: list[int])
     if plan.grammars and rng.random() < 0.15 and "allowed_token_ids" not in options:
         options["json"] = True
     return {"prompt": prompt, "options": options}
+
+
+def forms(group: Sequence[Case]) -> Counter[str]:
+    """Its texts by what is asked for."""
+    found = Counter[str]()
+    for options in (one["options"] for one in group):
+        drawn = "unseeded" if options["seed"] is None else "seeded"
+        names = ["greedy" if not options["temperature"] else drawn, f"{len(group)} at once"]
+        count = options.get("n", 1)
+        found.update(dict.fromkeys([*names, *(["under a grammar"] if "json" in options else [])], count))
+    return found
 
 
 def made(options: dict[str, Any]) -> Any:
@@ -359,6 +375,7 @@ def _run(plan: Plan, path: Path, *, drafts: bool) -> None:
         result = {"found": found, "faults": scheduler.num_faults, "preemptions": scheduler.num_preemptions}
         result |= {"ran": sum(map(len, alone)), "differs": [sorted(ours - alone), sorted(alone - ours)]}
         result["miscounted"] = source.miscounted
+        result["forms"] = sum(map(forms, groups), Counter[str]())
         path.write_text(json.dumps(result))
 
 
@@ -381,20 +398,30 @@ def main() -> None:
         drafts = given.pop("drafts")
         _run(Plan(**given), Path(sys.argv[3]), drafts=drafts)
         return
-    plan, wanted = Plan(**json.loads(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 1
-    total, number = Counter[str](), 0
-    while total["texts"] < wanted:
-        form = {"seed": plan.seed + number, "asynchronous": number % 2 == 1, "small": number % 4 == 3}
-        result = compare(replace(plan, **form) if len(sys.argv) > 2 else plan)
-        number += 1
-        wrong = [one for _, _, said, *_ in result["found"] for one in said]
-        total["differ"] += len(wrong)
-        for kind, count, _, drafted, accepted, _ in result["found"]:
-            total.update({"texts": count, kind: count, "drafted": drafted, "accepted": accepted})
-        total.update({name: result[name] for name in ("faults", "preemptions")})
-        total["miscounted"] += len(result["miscounted"])
-        total["half steps that differ without drafts"] += sum(map(len, result["differs"]))
-        print(*wrong[:5], *result["miscounted"], dict(total), sep="\n", flush=True)
+    from tests.vllm.models import checkpoint
+
+    plan, wanted = Plan(**json.loads(sys.argv[1])), int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    total = Counter[str]()
+    with tempfile.TemporaryDirectory() as directory:
+        plan = replace(plan, model=str(checkpoint(plan.model, Path(directory))))
+        for number in itertools.count():
+            varied = {"seed": plan.seed + number, "asynchronous": number % 2 == 1, "small": number % 4 == 3}
+            _count(replace(plan, **varied) if wanted else plan, total)
+            if total["texts"] >= wanted:
+                return
+
+
+def _count(plan: Plan, total: Counter[str]) -> None:
+    result = compare(plan)
+    wrong = [one for _, _, said, *_ in result["found"] for one in said]
+    total["differ"] += len(wrong)
+    for kind, count, _, drafted, accepted, _ in result["found"]:
+        total.update({"texts": count, kind: count, "drafted": drafted, "accepted": accepted})
+    total.update({name: count * len(plan.kinds) for name, count in result["forms"].items()})
+    total.update({name: result[name] for name in ("faults", "preemptions")})
+    total["miscounted"] += len(result["miscounted"])
+    total["half steps that differ without drafts"] += sum(map(len, result["differs"]))
+    print(*wrong[:5], *result["miscounted"], dict(total), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from pathlib import Path
 import click
 import httpx
 from outrider.rpc.v1 import sequence_pb2 as sp
-from outrider.testing.tiny import tiny_checkpoint
 
 from tests.integration.target.test_server import ScriptedDraft
+from tests.vllm.models import checkpoint
 from tests.vllm.test_texts import PROMPTS
 from tests.vllm.vllm_alone import FIRST_SEED, TEMPERATURE, TOP_P
 from tests.vllm.vllm_serve import Server, plugin, scripted, serving
@@ -84,7 +84,7 @@ def main() -> None:
     nothing: Texts = [[] for _ in PROMPTS]
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        model = tiny_checkpoint(Path(directory) / "tiny", head_dim=32, max_context_len=1024)
+        model = checkpoint("tiny", Path(directory), max_context_len=1024)
         with serving(model) as server:
             alone = answers(server, nothing)
         draft = KnowingDraft(alone)

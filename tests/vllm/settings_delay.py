@@ -15,12 +15,11 @@ import time
 from pathlib import Path
 
 import click
-from outrider.engine import resolve
 from outrider.rpc.v1 import control_pb2, tenants_pb2
-from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.cli.clusters.control import call_control
 
 from tests.vllm.cluster import Cluster, answering, clustered
+from tests.vllm.models import checkpoint
 from tests.vllm.vllm_serve import Server, plugin, serving, until
 
 ON, OFF = tenants_pb2.SPECULATION_SETTING_ON, tenants_pb2.SPECULATION_SETTING_OFF
@@ -54,8 +53,7 @@ def until_plain(server: Server, cluster: Cluster) -> tuple[float, float]:
 def main(trials: int, model: str, own: bool) -> None:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        tiny = model == "tiny"
-        path = tiny_checkpoint(directory / model, head_dim=32, max_context_len=1024) if tiny else resolve(model)
+        path = checkpoint(model, directory, max_context_len=1024)
         cluster = stack.enter_context(clustered(directory, None if own else path))
         config = {"routers": [cluster.router_address], "row_price": 0, "tenant_header": "x-tenant"}
         with serving(path, *plugin(path if own else None, **config)) as server, answering(server, _TENANT):
