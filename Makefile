@@ -78,10 +78,8 @@ $(VLLM_NEXT)/.ready: $(VLLM)/.ready
 
 vllm: proto $(VLLM)/.ready
 
-# Each file in a process of its own: a process has one vLLM engine. What only the runner decides, with both releases.
 test-vllm: vllm $(VLLM_NEXT)/.ready
-	set -e; for file in $(or $(TESTS),tests/vllm/test_*.py); do $(VLLM)/bin/python -m pytest $$file $(ARGS); done
-	set -e; for file in $(if $(TESTS),,tests/vllm/test_second_runner.py tests/vllm/test_target.py); do PYTHONPATH=$(VLLM_NEXT)/site $(VLLM)/bin/python -m pytest $$file $(ARGS); done
+	$(VLLM)/bin/python -m tests.vllm $(TESTS) -- $(ARGS)
 
 # Debian's Prometheus with promtool, unpacked and not installed: tests of alerts, dashboards and metrics that need it find
 # it here, and are skipped where there is none.

@@ -29,7 +29,7 @@ PARTS = {
     "chart": "make chart-check",
 }
 """Each with its command, as one types it."""
-_HOURS = 3.0
+_HOURS = 6.0
 """For one part, at most."""
 _HEAD = """# Each night
 
@@ -39,7 +39,8 @@ _HEAD = """# Each night
 |---|---|---|---|---|---|---|
 """
 _NEVER = ("not run yet", *[""] * 4)
-_COUNTS = re.compile(r"\d+ (?:failed|passed)[\w, ]*(?= in )")
+_COUNTS = re.compile(r"(?:\d\.\d+: )?\d+ (?:failed|passed)[\w,;:. ]*(?= in )")
+"""Of pytest, or of several releases one after the other."""
 
 Rows = Mapping[str, tuple[str, ...]]
 """Part → what the page has of its last run."""
