@@ -1,8 +1,8 @@
 """python -m tests.vllm [FILE ...] [-- ARGUMENTS OF PYTEST]: the tests here, with each release of vLLM.
 
 In vLLM's environment; `make test-vllm`. Each file runs in a process of its own, for a process has one vLLM engine. One
-that fails does not keep others from running. Prints of each file how many tests passed, failed and were skipped, and its
-seconds; of each release their sums.
+that fails does not keep others from running. Prints of each file how many tests passed, failed and were skipped, and
+its seconds; of each release their sums.
 """
 
 from __future__ import annotations
