@@ -1,7 +1,7 @@
 """Heads: small modules that draft from the target's hidden states.
 
 Here: the protocol (`interface`), the decoder layers that two kinds share (`layer`), one file for each kind (`mtp`,
-`eagle`, `medusa`), the field's checkpoint formats (`loading`), and how they run on an engine of their own (`engine`; on
+`eagle`, `medusa`), the field's checkpoint formats (`loading`), and how they run on an engine of their own (`engine`, `decoders`; on
 GPUs `fused_gpu` and `recorded`).
 Not here: the engine of the target, whose states come in as tensors. Begin with `interface`.
 """

@@ -16,8 +16,9 @@ from outrider.engine.checkpoints.checkpoints import read_config
 from outrider.engine.checkpoints.quantization import Int8Linear
 from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.heads import Eagle3Head, HeadDrafts, MtpHead, TargetParts
+from outrider.heads.decoders import read_natively
 from outrider.heads.eagle import EagleVariant
-from outrider.heads.engine import HeadEngine, head_engine, read_natively, torch_engine
+from outrider.heads.engine import HeadEngine, head_engine, torch_engine
 from outrider.heads.interface import ChainMemory
 from outrider.heads.layer import LayeredHead
 from outrider.heads.runner import HeadRunner

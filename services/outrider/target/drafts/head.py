@@ -11,7 +11,8 @@ from outrider.engine.backends import cpu
 from outrider.engine.models.taps import HEAD_INPUT
 from outrider.heads import Eagle3Head, HeadDrafts, HeadError, HeadFeatures
 from outrider.heads.check import choose_taps, self_check
-from outrider.heads.engine import HeadEngine, head_engine, read_natively
+from outrider.heads.decoders import read_natively
+from outrider.heads.engine import HeadEngine, head_engine
 from outrider.heads.interface import DraftHead
 from outrider.heads.loading import load_head_of
 
