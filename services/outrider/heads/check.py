@@ -26,7 +26,8 @@ def guess_logits(head: DraftHead, token_ids: Tensor, states: Tensor) -> Tensor:
     positions = torch.arange(count, device=states.device)[None]
     features = head.features(states[None, :count])
     _, hidden = head.forward(token_ids[None, 1:], features, positions, ChainMemory())
-    logits = head.logits(hidden)
+    # Of a head that fills in blocks the first masks alone.
+    logits = head.logits(hidden[:1])
     return (logits if head.recurrent else logits[0])[0].float()
 
 

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from outrider.engine.attention import Batch
+from outrider.engine.attention.paged import TritonBatch
+from outrider.engine.attention.sdpa import SdpaBatch
 from outrider.engine.backends import cpu
 from outrider.engine.backends.cpu.build import Kernels
 from outrider.engine.checkpoints.quantization import Int8Linear, quantize
 from outrider.engine.models.taps import HEAD_INPUT, Taps
+from outrider.heads.dflash import DFlashHead
 from outrider.heads.interface import DraftHead, HeadSettings
 from outrider.heads.layer import LayeredHead
 from outrider.heads.mtp import MtpHead
@@ -49,6 +52,28 @@ class TorchHead:
         if taps is not None:
             taps.found[HEAD_INPUT] = following
         return self._head.logits(hidden[0, rows]).float(), following
+
+
+class BlockHead:
+    """In torch a head that fills in blocks: tokens with features are read, and others are blocks."""
+
+    execution = "torch"
+
+    def __init__(self, head: DFlashHead) -> None:
+        self.features = torch.empty(0)
+        self._head = head
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor, batch: Batch, taps: Taps | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Of what is read no logits."""
+        assert isinstance(batch, SdpaBatch | TritonBatch)
+        if not len(self.features):
+            hidden = self._head.fill_in(token_ids[None], positions[None], PagedMemory(batch))[0, rows]
+            return self._head.logits(hidden).float(), hidden
+        for layer, (key, value) in enumerate(self._head.context(self.features[None], positions[None])):
+            batch.store(key[0].transpose(0, 1), value[0].transpose(0, 1), layer)
+        return self.features.new_empty(len(rows), 0), self.features[rows]
 
 
 class NativeHead:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.engine import CheckpointError, Engine, EngineConfig, ModelInfo, OutOfBlocks, Row
+from outrider.engine import CheckpointError, Engine, EngineConfig, EngineSequence, ModelInfo, OutOfBlocks, Row
 from outrider.engine.attention import Attention, KVCache, Shape, make_attention
 from outrider.engine.attention.paged import TritonAttention
 from outrider.engine.backends import cpu
@@ -27,7 +27,8 @@ from outrider.engine.models.memory import Need, available_bytes, kv_blocks
 from outrider.engine.models.taps import HEAD_INPUT
 from outrider.engine.run.buckets import make_buckets
 from outrider.engine.run.graphs import GraphRecorder, GraphShape
-from outrider.heads.decoders import AsLlama, NativeHead, TorchHead, llama_config
+from outrider.heads.decoders import AsLlama, BlockHead, NativeHead, TorchHead, llama_config
+from outrider.heads.dflash import BlockShape, DFlashHead
 from outrider.heads.fused_gpu import GpuHead
 from outrider.heads.interface import DraftHead, HeadSettings
 from outrider.heads.layer import LayeredHead
@@ -124,6 +125,60 @@ class HeadEngine(Engine):
             return [found for part in parts for found in self._chains.draft(part, count)]
 
 
+class BlockEngine(HeadEngine):
+    """Of a head that fills in whole blocks. Its steps are not recorded."""
+
+    def __init__(self, block: BlockShape, *of_head: Any) -> None:
+        super().__init__(*of_head)
+        self._block = block
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        for count in (1, _READ_TOKENS):
+            self.try_step(min(count, self.info.num_blocks * self.info.block_size))
+        sequence = self.kv.open([])
+        with self._on_device():
+            _warm_up_choices(self._fill_in([sequence], [0])[:1], self.token_map)
+        self.kv.discard(sequence)
+
+    @torch.inference_mode()
+    def draft(self, texts: Sequence[DraftedText], count: int) -> list[list[Proposal]]:
+        """Nothing for a text whose block has no room, in the pool or in the context."""
+        found: list[list[Proposal]] = [[] for _ in texts]
+        numbers, count = self._with_room(texts), min(count, self._block.size - 1)
+        if not numbers or not count:
+            return found
+        logits = self._fill_in([texts[number].kv for number in numbers], [texts[number].last for number in numbers])
+        each = [(texts[number], place) for number in numbers for place in range(count)]
+        proposals = propose(
+            logits.view(len(numbers), -1, logits.shape[1])[:, :count].flatten(0, 1),
+            [text.params for text, _ in each],
+            [text.mode for text, _ in each],
+            [text.position + place for text, place in each],
+            token_map=self.token_map,
+            num_others=OTHERS,
+        )
+        for place, number in enumerate(numbers):
+            found[number] = proposals[place * count : (place + 1) * count]
+        return found
+
+    def _with_room(self, texts: Sequence[DraftedText]) -> list[int]:
+        found, free, size = [], self.kv.num_free_blocks, self._block.size
+        for number, text in enumerate(texts):
+            needed = self.kv.blocks_needed(text.kv, size)
+            if needed <= free and text.kv.cached_len + size <= self.info.max_context_len:
+                found.append(number)
+                free -= needed
+        return found
+
+    def _fill_in(self, sequences: Sequence[EngineSequence], known: Sequence[int]) -> Tensor:
+        """A block after each of these tokens → the logits of all masks."""
+        blocks = self._block.of(known)
+        rows = [Row(kv, ids, len(ids) - 1, both_ways=True) for kv, ids in zip(sequences, blocks, strict=True)]
+        self._head.features = torch.empty(0)
+        return self.forward_with_hidden(rows)[0]
+
+
 def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngine | None:
     """Takes the head over: its layers are packed for the kernels where those run. None for a head without layers.
     config.num_blocks: at most.
@@ -138,7 +193,7 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
         return None
     settings = head.settings
     shape = llama_config(settings)
-    native = not settings.gated and cpu.why_not_native(config, shape) is None
+    native = not isinstance(head, DFlashHead) and not settings.gated and cpu.why_not_native(config, shape) is None
     dtype = torch.bfloat16 if native else head.norm.weight.dtype
     blocks = _num_blocks(settings, config, context, dtype)
     cache = KVCache.allocate(
@@ -159,7 +214,12 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
         sizes = Shape(settings.heads, settings.kv_heads, settings.head_dim, config.block_size)
         attention = make_attention(config.attention, sizes, device)
         fused = isinstance(attention, TritonAttention) and not settings.gated and can_fuse_on_gpu(AsLlama(head, shape))
-        decoder = GpuHead(head, AsLlama(head, shape), _whole_blocks(context, config)) if fused else TorchHead(head)
+        if isinstance(head, DFlashHead):
+            decoder = BlockHead(head)
+        elif fused:
+            decoder = GpuHead(head, AsLlama(head, shape), _whole_blocks(context, config))
+        else:
+            decoder = TorchHead(head)
     info = ModelInfo(
         head.embed_tokens.num_embeddings,
         context,
@@ -169,9 +229,10 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
         config.device,
         decoder.execution,
     )
-    engine = HeadEngine(decoder, cache, info, config, attention, head)
+    parts = (decoder, cache, info, config, attention, head)
+    engine = BlockEngine(head.block, *parts) if isinstance(head, DFlashHead) else HeadEngine(*parts)
     if device.type == "cuda":
-        if config.cuda_graphs and isinstance(attention, TritonAttention):
+        if config.cuda_graphs and isinstance(attention, TritonAttention) and not isinstance(engine, BlockEngine):
             with torch.cuda.device(device):
                 engine.record(head, GraphRecorder(device), blocks * config.block_size)
         engine.warm_up()

@@ -74,11 +74,16 @@ class ChainMemory:
     values: dict[int, Tensor] = field(default_factory=dict)
     """layer → [batch, kv heads, tokens, head_dim]"""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def remember(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns all that it has."""
         if layer in self.keys:
             key = torch.cat([self.keys[layer], key], 2)
             value = torch.cat([self.values[layer], value], 2)
         self.keys[layer], self.values[layer] = key, value
+        return key, value
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = self.remember(layer, key, value)
         new, all_of_them = query.shape[2], key.shape[2]
         mask = torch.ones(new, all_of_them, dtype=torch.bool, device=query.device).tril(all_of_them - new)
         return torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True)

@@ -68,16 +68,21 @@ class HeadAttention(nn.Module):
         gate = None
         if s.gated:
             query, gate = query.chunk(2, -1)
-        key = self.k_proj(x).view(batch, tokens, s.kv_heads, s.head_dim)
-        value = self.v_proj(x).view(batch, tokens, s.kv_heads, s.head_dim).transpose(1, 2)
-        if s.qk_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = (rotate(each.transpose(1, 2), *rotary).to(value.dtype) for each in (query, key))
+        key, value = self.keys_and_values(x, rotary)
+        query = self.q_norm(query) if s.qk_norm else query
+        query = rotate(query.transpose(1, 2), *rotary).to(value.dtype)
         out = memory.attend(layer, query, key, value).transpose(1, 2)
         if gate is not None:
             out = out * torch.sigmoid(gate)
         read: Tensor = self.o_proj(out.reshape(batch, tokens, -1))
         return read
+
+    def keys_and_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """[batch, kv heads, tokens, head_dim]"""
+        s, shape = self._settings, (*x.shape[:2], -1, self._settings.head_dim)
+        key, value = self.k_proj(x).view(shape), self.v_proj(x).view(shape).transpose(1, 2)
+        key = self.k_norm(key) if s.qk_norm else key
+        return rotate(key.transpose(1, 2), *rotary).to(value.dtype), value
 
 
 class HeadMLP(nn.Module):

@@ -73,6 +73,8 @@ class DraftedText:
     """[1, logits width]"""
     feature: Tensor
     """[1, width]"""
+    last: int
+    """The token before the draft."""
 
 
 class HeadChains:

@@ -120,10 +120,7 @@ class HeadRunner:
             return False
         if self._engine is not None:
             found = self._engine.draft(
-                [
-                    DraftedText(text.kv, text.spec.params, text.spec.mode, draft.base_len, place.logits, place.feature)
-                    for text, draft, place in zip(texts, drafts, [draft.place for draft in drafts], strict=True)
-                ],
+                [_drafted(text, draft) for text, draft in zip(texts, drafts, strict=True)],
                 max(counts),
             )
         else:
@@ -212,3 +209,10 @@ class HeadRunner:
         out, hidden = self._head.forward(tokens, features, torch.zeros_like(tokens), ChainMemory())
         logits = self._head.logits(hidden)[None] if self._head.recurrent else self._head.logits(hidden)
         return [Place(out[row], logits[:, row, -1]) for row in range(len(ids))]
+
+
+def _drafted(text: HeadText, draft: GrowingDraft) -> DraftedText:
+    spec, place = text.spec, draft.place
+    return DraftedText(
+        text.kv, spec.params, spec.mode, draft.base_len, place.logits, place.feature, text.tokens[draft.base_len - 1]
+    )

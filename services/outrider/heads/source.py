@@ -26,14 +26,15 @@ from outrider.tree import DraftTree
 
 
 class HeadDrafts(DraftSource):
-    """Is also shown the target's states. Its name is the head's kind: eagle3, medusa or mtp."""
+    """Is also shown the target's states. Its name is the head's kind, such as mtp."""
 
     def __init__(self, head: DraftHead, max_tokens: int = 5, engine: HeadEngine | None = None) -> None:
         """`max_tokens`: of a proposal; each is one more pass of the head. `engine`: the head's; not given: torch."""
         self.name = head.kind
         self.taps = head.taps
         self._head = head
-        self._max_tokens = max_tokens
+        # What a head says at once costs no further pass.
+        self._max_tokens = max(max_tokens, head.lookahead)
         self._runner = HeadRunner(head, engine or torch_engine(head))
         self._cache = FeatureCache()
         self._writers: dict[SequenceKey, FeatureWriter] = {}

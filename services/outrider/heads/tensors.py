@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,22 @@ def settings_of(config: Mapping[str, Any], path: Path, layers: int | None = None
         raise HeadError(f"{path}/config.json", f"{type(error).__name__}: {error}") from None
 
 
+def counted_settings(path: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> HeadSettings:
+    """What tensors show is counted: many a config.json has the numbers of the target."""
+    if (activation := config.get("hidden_act", "silu")) != "silu":
+        raise HeadError(f"{path}/config.json", f"hidden_act {activation}: only silu is served in heads")
+    attention = "layers.0.self_attn."
+    if (queries := tensors.get(f"{attention}q_proj.weight")) is not None and config.get("num_attention_heads"):
+        config = {**config, "head_dim": len(queries) // int(config["num_attention_heads"])}
+    layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    return replace(
+        settings_of(config, path, layers=len(layers)),
+        bias=f"{attention}q_proj.bias" in tensors,
+        qk_norm=f"{attention}q_norm.weight" in tensors,
+        gated=False,
+    )
+
+
 def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int) -> LlamaConfig:
     names = ("rope_parameters", "rope_scaling", "rope_theta", "max_position_embeddings")
     stated = {name: config[name] for name in names if config.get(name) is not None}
@@ -111,3 +128,17 @@ def _rotary(config: Mapping[str, Any], width: int, heads: int, head_dim: int) ->
         config.get("partial_rotary_factor") or (stated.get("rope_parameters") or {}).get("partial_rotary_factor", 1)
     )
     return LlamaConfig(hidden_size=width, num_attention_heads=heads, head_dim=round(head_dim * share), **stated)
+
+
+def token_map_of(d2t: Tensor | None, t2d: Tensor | None, vocab: int) -> Tensor | None:
+    """d2t is the distance from each of the head's ids to the target's; t2d marks the target's ids that it has."""
+    if d2t is None:
+        return None
+    ids = d2t.long() + torch.arange(len(d2t))
+    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab):
+        raise HeadError("d2t", f"names tokens outside the target's vocabulary of {vocab}")
+    if bool((ids.diff() <= 0).any()):
+        raise HeadError("d2t", "its tokens are not in ascending order")
+    if t2d is not None and not torch.equal(t2d.nonzero()[:, 0], ids):
+        raise HeadError("d2t", "names other tokens than t2d")
+    return ids

@@ -39,10 +39,10 @@ class TargetConfig(WorkerConfig):
     predicts. suffix: in earlier answers under the same cache salt, which it remembers in at most 64 MB until the
     process ends; off by default. Empty: nowhere."""
     head: str = ""
-    """Directory of a draft head for this model: a published EAGLE-3, MTP or Medusa head, or one that `outrider distill
-    --kind` made. It drafts in this process, between steps."""
+    """Directory of a draft head for this model: a published EAGLE-3, MTP, Medusa or DFlash head, or one that `outrider
+    distill --kind` made. It drafts in this process, between steps."""
     head_tokens: int = 5
-    """Most tokens that `head` drafts in one step; each is one more pass of it."""
+    """Most tokens that `head` drafts in one step, where each is one more pass of it."""
     remote_head: str = ""
     """Directory of a draft head for this model that draft workers run (`outrider draft --head`). The target sends them
     the hidden states that it reads, one vector per token."""

@@ -108,7 +108,7 @@ def moved(commit: sequence.Commit) -> list[sequence.Commit]:
     "how", ["alone", *(pytest.param(how, marks=pytest.mark.slow) for how in ("merged", "killed", "late", "wrong"))]
 )
 @pytest.mark.parametrize(
-    "kind", ["mtp", pytest.param("eagle3", marks=pytest.mark.slow), pytest.param("medusa", marks=pytest.mark.slow)]
+    "kind", ["mtp", *(pytest.param(each, marks=pytest.mark.slow) for each in ("eagle3", "medusa", "dflash"))]
 )
 def test_texts_are_those_of_the_target_alone(
     deep: Path, kind: str, how: str, params: SamplingParams, count: int, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +136,7 @@ def test_texts_are_those_of_the_target_alone(
         assert same(made, local) is (how == "alone")
 
 
-@one_sampling_each("kind", {"eagle3": GREEDY, "medusa": SAMPLED, "knowing": GREEDY})
+@one_sampling_each("kind", {"eagle3": GREEDY, "medusa": SAMPLED, "dflash": SAMPLED, "knowing": GREEDY})
 def test_a_remote_head_proposes_and_is_accepted_as_one_beside_the_target(
     deep: Path, kind: str, params: SamplingParams
 ) -> None:
@@ -211,7 +211,7 @@ def widest_gap(path: Path, head: DraftHead, made: Sequence[Remote]) -> float:
     [pytest.param(how, marks=pytest.mark.slow if how in ("alone", "after prefix hits") else []) for how in DISTURBED],
 )
 @pytest.mark.parametrize(
-    "kind", ["eagle3", pytest.param("mtp", marks=pytest.mark.slow), pytest.param("medusa", marks=pytest.mark.slow)]
+    "kind", ["eagle3", *(pytest.param(each, marks=pytest.mark.slow) for each in ("mtp", "medusa", "dflash"))]
 )
 def test_proposals_are_those_of_the_head_beside_transformers_on_the_whole_text(
     deep: Path, kind: str, how: str, monkeypatch: pytest.MonkeyPatch

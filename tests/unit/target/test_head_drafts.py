@@ -21,7 +21,8 @@ from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.taps import HEAD_INPUT
-from outrider.heads import Eagle3Head, HeadDrafts, MedusaHead, MtpHead, TargetParts
+from outrider.heads import DFlashHead, Eagle3Head, HeadDrafts, MedusaHead, MtpHead, TargetParts
+from outrider.heads.dflash import BlockShape
 from outrider.heads.eagle import EagleVariant
 from outrider.heads.engine import torch_engine
 from outrider.heads.interface import DraftHead
@@ -77,8 +78,11 @@ def random_head(kind: str, path: Path) -> DraftHead:
         "mtp of layers": lambda: MtpHead(replace(settings, layers=2), parts, early=1, taps=(3, 5)),
         "eagle3": lambda: Eagle3Head(settings, variant, parts),
         "medusa": lambda: MedusaHead(parts, 3),
+        "dflash": lambda: DFlashHead(replace(settings, qk_norm=True), parts, (2, 3, 5), BlockShape(6, 300)),
     }
     head: Any = made[kind]()
+    if kind == "dflash":
+        head.lm_head.weight = torch.nn.Parameter(parts.head)
     return head.eval().requires_grad_(False)  # type: ignore[no-any-return]
 
 
@@ -109,7 +113,15 @@ def plain_tokens(path: Path, params: SamplingParams) -> dict[SequenceKey, list[i
 
 @pytest.mark.parametrize("merged", [pytest.param(False, marks=pytest.mark.slow), True], ids=["alone", "merged"])
 @one_sampling_each(
-    "kind", {"mtp": SAMPLED, "mtp of layers": GREEDY, "eagle3": SAMPLED, "medusa": GREEDY, "knowing": SAMPLED}
+    "kind",
+    {
+        "mtp": SAMPLED,
+        "mtp of layers": GREEDY,
+        "eagle3": SAMPLED,
+        "medusa": GREEDY,
+        "dflash": SAMPLED,
+        "knowing": SAMPLED,
+    },
 )
 def test_texts_are_those_of_the_target_alone(deep: Path, kind: str, merged: bool, params: SamplingParams) -> None:
     plain = plain_tokens(deep, params)

@@ -90,19 +90,21 @@ class _Rows(NamedTuple):
     kv_lens: Integers
     nodes: Integers
     """Of a tree that branches."""
+    sighted: Integers
+    """kv_len, where its tokens see those after them too; 0 elsewhere."""
     blocks: Integers
     """Where those of each begin; at last where those of all end."""
     all_blocks: array[int]
 
     @classmethod
     def of(cls, rows: Sequence[Row], first_block: int) -> _Rows:
-        columns = [(row.start, row.num_tokens, row.kv_len, len(row.tree)) for row in rows]
-        starts, counts, kv_lens, nodes = np.array(columns).T
+        columns = [(row.start, row.num_tokens, row.kv_len, len(row.tree), row.kv_len * row.both_ways) for row in rows]
+        starts, counts, kv_lens, nodes, sighted = np.array(columns).T
         blocks = np.cumsum([first_block, *(len(row.blocks) for row in rows)])
         all_blocks = array("q")
         for row in rows:
             all_blocks.extend(row.blocks)
-        return cls(starts, counts, kv_lens, nodes, blocks, all_blocks)
+        return cls(starts, counts, kv_lens, nodes, sighted, blocks, all_blocks)
 
     def fill_tokens(self, views: dict[str, Integers], block_size: int, *, split: bool) -> None:
         row, place = _places(self.counts)
@@ -112,9 +114,9 @@ class _Rows(NamedTuple):
         blocks = views["blocks"][self.blocks[row] + at // block_size]
         views["positions"][tokens] = at
         views["slots"][tokens] = blocks * block_size + at % block_size
-        views["visible"][tokens] = at + 1
+        views["visible"][tokens] = visible = np.maximum(at + 1, self.sighted[row])
         if split:
-            views["split"][tokens] = at + 1
+            views["split"][tokens] = visible
 
     def fill_tiles(self, views: dict[str, Integers], tile_queries: int, tile: int) -> int:
         """Returns the number of the next tile."""

@@ -43,7 +43,7 @@ class _Group:
     itself has written: a masked key still enters the sum, times 0, and other slots may hold NaN."""
     kv_len: int
     positions: Tensor
-    """[sequences, queries] of the queries; padding ones attend where the last real one does."""
+    """[sequences, queries] up to which queries see; padding ones attend where the last real one does."""
     keep: Tensor | None
     """Indices of the real rows among the padded ones; None when all are real."""
 
@@ -95,7 +95,8 @@ def _slots(chains: list[Chain], kv_len: int, device: torch.device) -> Tensor | s
 
 
 def _positions(chains: list[Chain], queries: int, device: torch.device) -> Tensor:
-    first = torch.tensor([chain.cached_len for chain in chains], device=device)
+    firsts = [chain.kv_len - 1 if chain.row.both_ways else chain.cached_len for chain in chains]
+    first = torch.tensor(firsts, device=device)
     last = torch.tensor([chain.kv_len - 1 for chain in chains], device=device)
     return torch.minimum(first[:, None] + torch.arange(queries, device=device), last[:, None])
 
@@ -131,9 +132,8 @@ class SdpaBatch:
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, layer: int, scale: float) -> Tensor:
+        self.store(key, value, layer)
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        keys.index_copy_(1, self._write_slots, key.transpose(0, 1))
-        values.index_copy_(1, self._write_slots, value.transpose(0, 1))
         window = self._windows[layer] if self._windows else None
         if len(self._groups) == 1 and isinstance(self._groups[0].rows, slice):
             return self._attend_group(0, query, keys, values, scale, window)
@@ -145,6 +145,10 @@ class SdpaBatch:
             else:
                 output[group.rows[group.keep]] = result[group.keep]
         return output
+
+    def store(self, key: Tensor, value: Tensor, layer: int) -> None:
+        for cached, new in ((self._cache.keys[layer], key), (self._cache.values[layer], value)):
+            cached.index_copy_(1, self._write_slots, new.transpose(0, 1))
 
     def _attend_group(
         self, number: int, query: Tensor, keys: Tensor, values: Tensor, scale: float, window: int | None

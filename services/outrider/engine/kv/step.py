@@ -54,6 +54,8 @@ class Row:
     They are dropped after the step unless KVCacheManager.keep takes them. Without, all tokens are a chain and stay."""
     num_tapped: int = field(default=0, kw_only=True)
     """Hidden states are returned for this many of the last tokens, by Engine.forward_tapped."""
+    both_ways: bool = field(default=False, kw_only=True)
+    """Its tokens, which are a chain, also see those that come after them."""
     num_chain_tokens: int = field(init=False)
     """Tokens before the drafted tree."""
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from outrider.heads.eagle import Eagle3Head, EagleVariant, default_taps
 from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register
-from outrider.heads.interface import HeadError, HeadSettings, TargetParts
-from outrider.heads.tensors import fill, read_tensors, settings_of, tensor_names
+from outrider.heads.interface import HeadError, TargetParts
+from outrider.heads.tensors import counted_settings, fill, read_tensors, settings_of, tensor_names, token_map_of
 
 _EAGLE_LAYER = re.compile(r"(midlayer|layers|additional_layers)\.(?:(\d+)\.)?")
 
@@ -46,29 +44,13 @@ def _eagle_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _eagle_settings(path: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> HeadSettings:
-    """What tensors show is counted: many a config.json has the numbers of the target."""
-    if (activation := config.get("hidden_act", "silu")) != "silu":
-        raise HeadError(f"{path}/config.json", f"hidden_act {activation}: only silu is served in heads")
-    attention = "layers.0.self_attn."
-    if (queries := tensors.get(f"{attention}q_proj.weight")) is not None and config.get("num_attention_heads"):
-        config = {**config, "head_dim": len(queries) // int(config["num_attention_heads"])}
-    layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
-    return replace(
-        settings_of(config, path, layers=len(layers)),
-        bias=f"{attention}q_proj.bias" in tensors,
-        qk_norm=f"{attention}q_norm.weight" in tensors,
-        gated=False,
-    )
-
-
 def _load_eagle(path: Path, config: dict[str, Any], target: TargetParts) -> Eagle3Head:
     tensors = _eagle_tensors(path)
     vocab = len(target.embedding)
-    token_map = _token_map(tensors.pop("d2t", None), tensors.pop("t2d", None), vocab)
+    token_map = token_map_of(tensors.pop("d2t", None), tensors.pop("t2d", None), vocab)
     inner = config.get("eagle_config") or {}
     taps = inner.get("eagle_aux_hidden_state_layer_ids") or config.get("eagle_aux_hidden_state_layer_ids")
-    settings = _eagle_settings(path, config, tensors)
+    settings = counted_settings(path, config, tensors)
     variant = EagleVariant(
         taps=tuple(taps or default_taps(target.layers)),
         target_width=int(config.get("target_hidden_size") or target.width),
@@ -99,20 +81,6 @@ def _check_eagle(path: Path, variant: EagleVariant, width: int, target: TargetPa
         raise HeadError("embed_tokens.weight", f"missing, and the target's has the width {target.width}, not {width}")
     if any(not 0 <= tap <= target.layers for tap in variant.taps):
         raise HeadError(file, f"eagle_aux_hidden_state_layer_ids {variant.taps}: the target has {target.layers} layers")
-
-
-def _token_map(d2t: Tensor | None, t2d: Tensor | None, vocab: int) -> Tensor | None:
-    """d2t is the distance from each of the head's ids to the target's; t2d marks the target's ids that it has."""
-    if d2t is None:
-        return None
-    ids = d2t.long() + torch.arange(len(d2t))
-    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab):
-        raise HeadError("d2t", f"names tokens outside the target's vocabulary of {vocab}")
-    if bool((ids.diff() <= 0).any()):
-        raise HeadError("d2t", "its tokens are not in ascending order")
-    if t2d is not None and not torch.equal(t2d.nonzero()[:, 0], ids):
-        raise HeadError("d2t", "names other tokens than t2d")
-    return ids
 
 
 def _build(ours: OurHead, target: TargetParts) -> Eagle3Head:
