@@ -20,8 +20,8 @@ class DraftConfig(WorkerConfig):
     """The target, by name or path, if its tokenizer differs from that of `model`. Only tokens with the same text in
     both are proposed. Only the target's tokenizer and config.json are read."""
     head: str = ""
-    """Directory of a draft head of `model`: EAGLE-3, MTP, Medusa or DFlash. It drafts for targets that name the same head
-    in `remote_head`. Of `model` only the embedding and the output layer are read."""
+    """Directory of a draft head of `model`: EAGLE-3, MTP, Medusa or DFlash. It drafts for targets that name the same
+    head in `remote_head`. Of `model` only the embedding and the output layer are read."""
     adapters: str = ""
     """Directory of a low-rank adapter of `model` in peft's format, or of one for each tenant, in a directory with the
     tenant's name. An adapter drafts for its tenant only; without one a request drafts with the model alone."""
