@@ -135,7 +135,7 @@ class BlockEngine(HeadEngine):
     @torch.inference_mode()
     def warm_up(self) -> None:
         for count in (1, _READ_TOKENS):
-            self.try_step(min(count, self.info.num_blocks * self.info.block_size))
+            self.try_step(min(count, self.info.max_context_len, self.info.num_blocks * self.info.block_size))
         sequence = self.kv.open([])
         with self._on_device():
             _warm_up_choices(self._fill_in([sequence], [0])[:1], self.token_map)

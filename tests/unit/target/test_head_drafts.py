@@ -31,13 +31,14 @@ from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.drafts.head import head_drafts, tried_head
+from outrider.target.drafts.head import head_drafts, head_features, tried_head
 from outrider.testing.tiny import tiny_checkpoint
 from outrider.training.head_student import HeadLearner
 from outrider.training.student import StudentConfig
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tests.unit.heads.dflash_formula import Formula
 from tests.unit.target.harness import (
     FLOAT32,
     GREEDY,
@@ -295,6 +296,29 @@ def test_a_head_is_loaded_beside_its_model_and_warned_of_when_it_knows_nothing(
     save_file({"blocks.0.layers.0.weight": torch.randn(64, 32)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"head: blocks\.0\.layers\.0\.weight: has the shape \[64, 32\]"):
         tried_head(engine, deep, tmp_path, [5, 6, 7])
+
+
+@pytest.mark.parametrize("arithmetic", [FLOAT32, EngineConfig()], ids=["float32", "as served"])
+def test_a_dflash_head_as_published_drafts_whole_blocks_beside_its_target(
+    deep: Path, tmp_path: Path, arithmetic: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the features that the target sends are those that the head here reads, but for 8 bits of our kernels."""
+    monkeypatch.setattr("outrider.tuning.HEAD_MIN_JOINT", 0.0)
+    torch.manual_seed(3)
+    path = Formula.random(read_embedding(deep).float(), read_head(deep).float()).write(tmp_path / "head")
+    engine = load_engine(deep, replace(arithmetic, num_blocks=64))
+    here, there = (tried_head(engine, deep, path, [5, 6, 7]) for _ in range(2))
+    source, sent = head_drafts(engine, here, 2), head_features(engine, there)
+    what = [replace(one, max_new_tokens=12) for one in wanted(GREEDY, Speculation(max_own_draft_tokens=32))[:3]]
+    plain = answered(deep, [replace(one, speculation=Speculation()) for one in what], (), arithmetic=arithmetic)
+    bench = answered(deep, what, [source], arithmetic=arithmetic)
+    assert bench.tokens == plain.tokens and not bench.worker.stats.num_source_failures
+    # Five tokens are of one pass, so that `max_tokens`, of passes, does not bound them.
+    stats = bench.worker.stats
+    assert 2 * stats.num_steps < stats.num_draft_tokens
+    states = torch.randn(1, 9, 3 * 64)
+    exact, found = here.features(states), sent._read(states)
+    assert (found - exact).abs().max() <= (0.02 * exact.abs().max() if arithmetic != FLOAT32 else 0)
 
 
 @pytest.mark.slow
