@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from outrider.draft import events as draft_events
 from outrider.draft.events import DraftReport, Proposed
-from outrider.draft.worker import DraftWorker
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
 from outrider.engine import ModelInfo
@@ -26,19 +25,14 @@ from outrider.rpc.v1 import sequence_pb2, worker_pb2
 from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation, price_moved
-from outrider.sim.clock import VirtualLoop, run_virtually
 from outrider.sim.engine import Guess, KnownEngine, Says, StepSeconds
-from outrider.sim.worker import Processor, VirtualSteps, Wire
+from outrider.sim.stack import RowPrice, VirtualDraft, fail, run_until, simulate, target_worker
+from outrider.sim.worker import Processor, VirtualSteps
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered
-from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
-from outrider.target.step.own_engine import OwnEngine
-from outrider.target.step.scheduler import Batching
-from outrider.target.step.worker import TargetWorker
 from outrider.worker.events import Closed, Opened, SequenceKey
-from outrider.worker.step_cost import StepCost
 
 from outrider_controller.autoscaler.evidence import own_drafts_of
 from outrider_controller.autoscaler.plan import PLAN_EVERY_S, TargetState
@@ -53,7 +47,7 @@ from outrider_controller.whatif.texts import Text, Texts, draft_says, target_say
 _MODEL = "target"
 _DRAFT = worker_pb2.WorkerInfo(model="draft", model_revision="replayed", draft_kind="model")
 _GREEDY = SamplingParams(temperature=0.0)
-_BLOCK_SIZE, _NUM_BLOCKS, _MAX_CONTEXT = 16, 1 << 17, 1 << 15
+_BLOCK_SIZE, _NUM_BLOCKS, _MAX_CONTEXT, _MAX_SEQUENCES = 16, 1 << 17, 1 << 15, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +118,7 @@ class _Stream:
     request: Request
     controller: SpeculationController
     spec: SequenceSpec
-    draft: _Draft | None
+    draft: VirtualDraft | None
     committed_s: float = -1.0
     """The last commit; negative before the first."""
     asked: dict[int, float] = field(default_factory=dict)
@@ -135,29 +129,10 @@ class _Stream:
     rounds: int = 0
 
 
-class _Draft:
-    """A draft worker, and the ways to it and back."""
-
-    def __init__(self, worker: DraftWorker, processor: Processor, one_way_s: float, answer: Callable[[Any], None]):
-        self.steps = VirtualSteps(worker, self._reported, processor)
-        self._one_way_s = one_way_s
-        self._to, self._back = Wire(lambda event: self.steps.post([event])), Wire(answer)
-
-    def tell(self, made: Callable[[float], Any]) -> None:
-        """Sends an event, which is made with the time of its arrival."""
-        self._to.send(made(asyncio.get_running_loop().time() + self._one_way_s), self._one_way_s)
-
-    def _reported(self, report: DraftReport) -> None:
-        for failed in report.failures:
-            raise failed.error
-        for proposed in report.proposals:
-            self._back.send(proposed, self._one_way_s)
-
-
 class VirtualStack:
     _loop: asyncio.AbstractEventLoop
     _target: VirtualSteps
-    _drafts: list[_Draft]
+    _drafts: list[VirtualDraft]
 
     def __init__(self, texts: Texts, setup: Setup, seed: int = 0) -> None:
         self._texts, self._setup = texts, setup
@@ -172,10 +147,7 @@ class VirtualStack:
         """`settle_s`: of the time that is not counted, before it."""
         # Each tensor is tiny: more threads would only wait for one another.
         torch.set_num_threads(1)
-        loop = VirtualLoop()
-        run_virtually(self._run(seconds, settle_s), loop)
-        if loop.unhandled:
-            raise RuntimeError(loop.unhandled[0])
+        simulate(self._run(seconds, settle_s))
         self._ran.seconds = seconds
         return self._ran
 
@@ -187,13 +159,13 @@ class VirtualStack:
             # Not all at once: their prompts would be read in one step, again and again.
             self._loop.call_later(0.01 * number, self._begin)
         self._loop.call_later(PLAN_EVERY_S, self._plan)
-        async with asyncio.TaskGroup() as group:
-            working = [group.create_task(each.run()) for each in (self._target, *(one.steps for one in self._drafts))]
-            await asyncio.sleep(settle_s)
-            self._measuring = True
-            await asyncio.sleep(seconds)
-            for task in working:
-                task.cancel()
+        await run_until(self._counted(seconds, settle_s), [self._target, *(draft.steps for draft in self._drafts)])
+
+    async def _counted(self, seconds: float, settle_s: float) -> None:
+        await asyncio.sleep(settle_s)
+        self._measuring = True
+        await asyncio.sleep(seconds)
+        self._measuring = False
 
     def _numbers(self, chance: random.Random) -> Iterator[int]:
         while True:
@@ -209,17 +181,17 @@ class VirtualStack:
         engine = KnownEngine(
             info, self._says(target_says), setup.times.target, processor, num_free=setup.times.num_free
         )
-        limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, 4096)
-        price: Callable[[StepCost], float] = (lambda cost: cost.price) if setup.priced else (lambda cost: 0.0)
-        batching = Batching(info.block_size, setup.max_batch_tokens)
-        worker = TargetWorker(OwnEngine(engine, batching, price), limits, processor.clock, setup.sources(self._texts))
-        return VirtualSteps(worker, self._committed, processor)
+        price: RowPrice = (lambda cost: cost.price) if setup.priced else (lambda cost: 0.0)
+        sources, most = setup.sources(self._texts), setup.max_batch_tokens
+        worker = target_worker(engine, _MAX_SEQUENCES, processor.clock, sources, max_batch_tokens=most, row_price=price)
+        return VirtualSteps(worker, self._committed, processor, fail)
 
-    def _draft(self) -> _Draft:
+    def _draft(self) -> VirtualDraft:
         processor, times = Processor(self._loop.time), self._setup.times
         engine = KnownEngine(self._info, self._says(draft_says), times.draft, processor)
-        worker = DraftWorker(ModelDrafter(engine, self._setup.drafting), 4096, processor.clock)
-        return _Draft(worker, processor, times.one_way_s, self._proposed)
+        drafter = ModelDrafter(engine, self._setup.drafting)
+        answers: Callable[[DraftReport], Sequence[Proposed]] = lambda report: report.proposals  # noqa: E731
+        return VirtualDraft(drafter, _MAX_SEQUENCES, processor, lambda: times.one_way_s, answers, self._proposed)
 
     @property
     def _info(self) -> ModelInfo:
@@ -267,14 +239,14 @@ class VirtualStack:
             max_draft_tokens=self._setup.cap,
         )
 
-    def _least_loaded(self) -> _Draft | None:
+    def _least_loaded(self) -> VirtualDraft | None:
         serving = [stream.draft for stream in self._streams.values()]
         return min(self._drafts, key=lambda draft: sum(each is draft for each in serving), default=None)
 
-    def _tell(self, stream: _Stream, made: Callable[[float], Any]) -> None:
-        """Sends an event to the stream's draft."""
+    def _tell(self, stream: _Stream, made: Callable[[float], draft_events.Event]) -> None:
+        """Sends an event to the stream's draft, which is made with the time of its arrival."""
         if stream.draft is not None:
-            stream.draft.tell(made)
+            stream.draft.tell(lambda at_s: [made(at_s)])
 
     # -- what workers report
 

@@ -21,18 +21,13 @@ from outrider.engine import Engine
 from outrider.sequence.key import Finish, SequenceKey
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
+from outrider.sim.stack import RowPrice, limits_of, target_worker
 from outrider.speculation import SamplingParams, VerificationMode
-from outrider.target.requests.limits import Limits
 from outrider.target.requests.row import StepRow
-from outrider.target.step.own_engine import OwnEngine
-from outrider.target.step.scheduler import Batching
-from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
 from outrider.worker.events import Closed, Opened
-from outrider.worker.step_cost import StepCost
 
 _STREAM = 1
-_MAX_BATCH_TOKENS = 512
 
 
 @dataclass(slots=True)
@@ -65,23 +60,20 @@ class Pair:
         *,
         max_sequences: int = 32,
         max_draft_tokens: int = 4,
-        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
+        row_price: RowPrice = lambda cost: cost.price,
         lookups: Sequence[str] = NAMES,
         sources: Sequence[DraftSource] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_draft_tokens`: of a proposal of the drafter. `row_price`: as OwnEngine's. `lookups`: names of sources
         besides the drafter; `sources`: further ones."""
-        info = target.info
-        limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
-        batching = Batching(info.block_size, _MAX_BATCH_TOKENS)
-        self._limits = limits
-        self._stops = frozenset(info.eos_token_ids)
+        self._limits = limits_of(target.info, max_sequences)
+        self._stops = frozenset(target.info.eos_token_ids)
         known = [*make_sources(lookups), *sources]
         if drafter is not None:
             known.append(DrafterSource(DraftWorker(drafter, max_sequences), max_draft_tokens))
         self._clock = clock
-        self._target = TargetWorker(OwnEngine(target, batching, row_price), limits, clock, known)
+        self._target = target_worker(target, max_sequences, clock, known, row_price=row_price)
         self._ids = itertools.count()
 
     def answer(
