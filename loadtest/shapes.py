@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from loadtest.outcomes import Outcome, Slo, goodput
 
@@ -20,6 +20,7 @@ class Steady:
 
     num_users: int
     seconds: float
+    kind: Literal["steady"] = "steady"
 
     def __post_init__(self) -> None:
         _positive(num_users=self.num_users, seconds=self.seconds)
@@ -35,6 +36,7 @@ class Ramp:
     from_users: int
     to_users: int
     seconds: float
+    kind: Literal["ramp"] = "ramp"
 
     def __post_init__(self) -> None:
         _positive(from_users=self.from_users, to_users=self.to_users, seconds=self.seconds)
@@ -54,6 +56,7 @@ class Burst:
     every_s: float
     burst_s: float
     seconds: float
+    kind: Literal["burst"] = "burst"
 
     def __post_init__(self) -> None:
         _positive(num_users=self.num_users, burst_users=self.burst_users, seconds=self.seconds)
@@ -76,6 +79,7 @@ class Threshold:
     step_s: float
     max_users: int
     min_goodput: float = 0.9
+    kind: Literal["threshold"] = "threshold"
     held: int = field(default=0, init=False)
     _level: int = field(default=0, init=False)
     _since_s: float = field(default=0.0, init=False)
@@ -97,9 +101,6 @@ class Threshold:
         self.held, self._since_s = self._level, elapsed_s
         self._level += self.step_users
         return self._level if self._level <= self.max_users else None
-
-
-SHAPES: dict[str, type[Shape]] = {"steady": Steady, "ramp": Ramp, "burst": Burst, "threshold": Threshold}
 
 
 def _positive(**values: float) -> None:

@@ -44,11 +44,11 @@ def test_with_faults_a_stack_has_two_of_each_unless_told(tmp_path: Path, added: 
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("steady", "wavy", "shape.kind"),
+        ("steady", "wavy", "shape: Input tag 'wavy'"),
         ("num_users: 2", "num_users: 0", "num_users"),
-        ("seconds: 3", "minutes: 3", "shape.minutes"),
-        (", seconds: 3", "", "shape.seconds: is missing"),
-        ("ttft_ms: 100", "ttft: 100", "slo.ttft"),
+        ("seconds: 3", "minutes: 3", "shape.steady.minutes"),
+        (", seconds: 3", "", "shape.steady.seconds: Field required"),
+        ("ttft_ms: 100", "ttft: 100", "slo.ttft:"),
         ("ttft_ms: 100", "ttft_ms: -1", "ttft_ms"),
         ("ttft_ms: 100", "ttft_ms: [1]", "slo"),
         ("grpc", "smtp", "protocol"),
@@ -56,12 +56,12 @@ def test_with_faults_a_stack_has_two_of_each_unless_told(tmp_path: Path, added: 
         ("protocol: grpc", "body: [1]", "body"),
         ("grpc", "grpc, body: {n: 1}", "body"),
         ("[0, 1]", "[2, 1]", "wait_s"),
-        ("name: a", "nome: a", "tenants[0].nome"),
+        ("name: a", "nome: a", "tenants.0.nome"),
         ("tenants: [{name: a, protocol: grpc, wait_s: [0, 1]}]", "", "tenants"),
         ("slo:", "faults: {every_s: 0}\nslo:", "every_s"),
         ("slo:", "faults: {every_s: 5, roles: [queen]}\nslo:", "roles"),
         ("slo:", "min_goodput: 2\nslo:", "min_goodput"),
-        ("slo:", "stack: {targets: 0}\nslo:", "stack: targets"),
+        ("slo:", "stack: {targets: 0}\nslo:", "stack.targets"),
     ],
 )
 def test_what_a_profile_may_not_say_is_refused_by_name(tmp_path: Path, old: str, new: str, named: str) -> None:
