@@ -31,13 +31,7 @@ _COMMANDS = {
     "scale": (f"{_SCENARIOS}.scale", "scale", "Thousands of prompts, on and off, in one process: equal texts?"),
     "router": (f"{_SCENARIOS}.router", "router", "What does the router cost, and what does it add?"),
     "overload": (f"{_SCENARIOS}.overload", "overload", "What do clients see when more comes than fits?"),
-    "grammars": (
-        f"{_SCENARIOS}.grammars",
-        "grammars",
-        "What does a tenant notice of another that sends hostile grammars?",
-    ),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
-    "adapters": (f"{_SCENARIOS}.adapters", "adapters", "What do 100 adapters cost a draft worker, and 16 in a batch?"),
     "remote-heads": (
         f"{_SCENARIOS}.remote_heads",
         "remote_heads",

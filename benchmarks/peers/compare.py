@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from outrider.engine import resolve
+from outrider.hardware import hardware
 from outrider_controller.cli.output import columns, write_json
 
 from benchmarks.peers import figures, install
@@ -64,13 +63,7 @@ def run(names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
         for measure in plan():
             results[measure.name] = take_turns(measure, subjects, options.rounds)
         about = {subject.name: subject.about for subject in subjects}
-    return {"at": time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime()), **_machine(), "subjects": about, "ms": results}
-
-
-def _machine() -> dict[str, str]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return {"cpu": cpu, "system": platform.platform()}
+    return {**hardware(), "subjects": about, "ms": results}
 
 
 def report(outcome: Mapping[str, Any], batches: Mapping[str, int]) -> str:
@@ -81,18 +74,18 @@ def report(outcome: Mapping[str, Any], batches: Mapping[str, int]) -> str:
         for name, what in outcome["subjects"].items()
     ]
     measured = columns(["measure", "of", "min ms", "median ms", "tokens/s"], figures.figure_rows(results, batches))
-    goals = columns(["goal", "ratio", "of minima", "bound", "met"], figures.verdict_rows(figures.verdicts(results)))
-    return "\n".join([f"{outcome['cpu']}, one core, {outcome['at']}", *about, "", measured, "", goals])
+    ratios = columns(["measure", "of", "times ours", "of minima"], figures.ratio_rows(results))
+    return "\n".join([f"{outcome['cpu']}, one core, {outcome['at']}", *about, "", measured, "", ratios])
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    known = [name for name in install.PEERS if name != "ours"]
+    known = [name for name in install.PEERS if name != figures.OURS]
     parser.add_argument("--peers", default="transformers,vllm", help=f"of {', '.join(known)} (default: %(default)s)")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="name or checkpoint directory")
     parser.add_argument("--rounds", type=int, default=7, help="turns each subject has per measure")
     parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="that everyone is measured on")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample and the verdicts here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every sample here")
     options = parser.parse_args()
     options.peers = [name for name in options.peers.split(",") if name]
     if unknown := set(options.peers) - set(known):
@@ -105,14 +98,13 @@ def _options() -> argparse.Namespace:
 def main() -> int:
     options = _options()
     try:
-        outcome = run(["ours", *options.peers], options)
+        outcome = run([figures.OURS, *options.peers], options)
     except PeerFailed as failure:
         print(f"compare: {failure}", file=sys.stderr)
         return 1
     batches = {measure.name: measure.batch for measure in plan() if measure.batch}
     print(report(outcome, batches))
-    goals = figures.verdict_rows(figures.verdicts(outcome["ms"]))
-    write_json(options.json, "peers", {**outcome, "goals": goals})
+    write_json(options.json, "peers", outcome)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Figures from samples: summaries, ratios within rounds, goals, tables. Pure.
+"""Figures from samples: summaries, ratios within rounds, tables. Pure.
 
 A ratio is the median, over the rounds, of ratios of medians within a round, where the subjects took turns seconds
 apart: memory bandwidth changes by the minute, and changes between rounds cancel out.
@@ -7,9 +7,9 @@ apart: memory bandwidth changes by the minute, and changes between rounds cancel
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 
+OURS = "ours"
 Rounds = Sequence[Sequence[float]]
 """Milliseconds, sample by sample, round by round."""
 Results = Mapping[str, Mapping[str, Rounds]]
@@ -17,48 +17,6 @@ Results = Mapping[str, Mapping[str, Rounds]]
 
 # A median ignores the few samples in which the core was taken away for a short time.
 ENOUGH_OF_THE_CORE = 0.9
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """An upper or lower bound on the ratio of two series of a measure."""
-
-    text: str
-    measure: str
-    above: str
-    below: str
-    bound: float
-    at_most: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A goal, measured."""
-
-    goal: Goal
-    value: float
-    of_minima: float
-    """The same ratio of the best samples."""
-
-    @property
-    def met(self) -> bool:
-        return self.value <= self.goal.bound if self.goal.at_most else self.value >= self.goal.bound
-
-
-def _against(peer: str, called: str) -> tuple[Goal, ...]:
-    return (
-        Goal(f"step, batch 1: ours / {called}", "decode 1", "ours", peer, 0.95, True),
-        Goal(f"tokens/s, batch 16: ours / {called}", "decode 16", peer, "ours", 1.0, False),
-        Goal(f"tokens/s, batch 32: ours / {called}", "decode 32", peer, "ours", 1.0, False),
-        Goal(f"speed of prefill: ours / {called}", "prefill 1000", peer, "ours", 1.0, False),
-    )
-
-
-GOALS = (
-    *_against("vllm", "vLLM"),
-    *_against("vllm-compiled", "compiled vLLM"),
-    Goal("speed, batch 1: ours / transformers", "decode 1", "transformers", "ours", 1.9, False),
-)
 
 
 def undisturbed(shares: Sequence[Mapping[str, float]]) -> list[int]:
@@ -88,17 +46,6 @@ def ratio(above: Rounds, below: Rounds) -> float:
     return median(median(a) / median(b) for a, b in zip(above, below, strict=True))
 
 
-def verdicts(results: Results, goals: Sequence[Goal] = GOALS) -> list[Verdict]:
-    """Verdicts on the goals whose series were measured."""
-    found: list[Verdict] = []
-    for goal in goals:
-        series = results.get(goal.measure, {})
-        if goal.above in series and goal.below in series:
-            above, below = series[goal.above], series[goal.below]
-            found.append(Verdict(goal, ratio(above, below), best(above) / best(below)))
-    return found
-
-
 def figure_rows(results: Results, batches: Mapping[str, int]) -> list[list[str]]:
     """Measure, series, minimum and median in ms; tokens/s at the median where a step gives `batches` tokens."""
     rows: list[list[str]] = []
@@ -109,15 +56,11 @@ def figure_rows(results: Results, batches: Mapping[str, int]) -> list[list[str]]
     return rows
 
 
-def verdict_rows(found: Sequence[Verdict]) -> list[list[str]]:
-    """Goal, value, value of minima, bound, whether it is met."""
+def ratio_rows(results: Results) -> list[list[str]]:
+    """Measure, peer, how many times as long as ours it takes: the ratio, and that of the best samples."""
     return [
-        [
-            v.goal.text,
-            f"{v.value:.3f}",
-            f"{v.of_minima:.3f}",
-            f"{'<=' if v.goal.at_most else '>='} {v.goal.bound:.2f}",
-            "yes" if v.met else "NO",
-        ]
-        for v in found
+        [measure, name, f"{ratio(rounds, series[OURS]):.3f}", f"{best(rounds) / best(series[OURS]):.3f}"]
+        for measure, series in results.items()
+        for name, rounds in series.items()
+        if name != OURS
     ]

@@ -89,19 +89,15 @@ def _turns(name: str, rows: int, steps: int) -> Iterator[float]:
 
 def _worker(rows: int) -> TargetWorker[Any]:
     import torch
-    from outrider.target.requests.limits import Limits
-    from outrider.target.step.own_engine import OwnEngine
-    from outrider.target.step.scheduler import Batching
-    from outrider.target.step.worker import TargetWorker
+    from outrider.sim.stack import limits_of, target_worker
 
     from benchmarks.support.null_engine import null_engine
 
     torch.set_num_threads(1)
-    batching = Batching(_BLOCK, max_batch_tokens=rows * 8)
-    engine = null_engine(rows, _PROMPT + _OUTPUT + _BLOCK, batching.max_batch_tokens)
-    info = engine.info
-    limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences=rows)
-    return TargetWorker(OwnEngine(engine, batching, lambda cost: 0.0), limits, time.monotonic)
+    most, free = 8 * rows, lambda cost: 0.0
+    engine = null_engine(rows, _PROMPT + _OUTPUT + _BLOCK, most)
+    limits = limits_of(engine.info, rows)
+    return target_worker(engine, limits, time.monotonic, max_batch_tokens=most, row_price=free)
 
 
 def _opening(name: str, number: int) -> SequenceSpec:

@@ -25,7 +25,7 @@ from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
 from outrider_controller.cli.up.stack_options import run_async
 
 from benchmarks import report
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 _START_TIMEOUT_S = 120.0
 _STOP_GRACE_S = 10.0

@@ -1,8 +1,7 @@
 """A real draft worker, changed: python -m benchmarks.support.changed_draft CHANGE OPTIONS, which are outrider.draft's.
 
 It uses the protocol like any other. `wrong` proposes a neighbour of each token that a good draft would propose;
-`stalls` delays one round in eight, at random, by 200 ms; `errs` replaces one token in ten. All cost as much as a good
-draft.
+`stalls` delays one round in eight, at random, by 200 ms. Both cost as much as a good draft.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from outrider.tree import DraftTree
 
 STALL_S = 0.2
 STALL_CHANCE = 1 / 8
-ERROR_CHANCE = 0.105
-"""Lowers the acceptance of the shipped draft by 0.05."""
 
 
 class BadDrafter(Drafter):
@@ -79,29 +76,9 @@ def stalling(drafted: DraftTree) -> DraftTree:
     return drafted
 
 
-def erring(vocab_size: int) -> Callable[[DraftTree], DraftTree]:
-    """Replaces some tokens where they are not sampled, but none by one that the draft has too."""
-    chance = random.Random(1)
-
-    def other(token_id: int, known: Sequence[int]) -> int:
-        wrong = (token_id + 1) % vocab_size
-        return token_id if wrong in known or chance.random() >= ERROR_CHANCE else wrong
-
-    def spoil(tree: DraftTree) -> DraftTree:
-        known = tree.token_ids
-        return tree if tree.q else replace(tree, token_ids=tuple(other(one, known) for one in known))
-
-    return spoil
-
-
 def _wrong(config: DraftConfig, path: Path) -> Drafter:
     drafter = load(config, path)
     return BadDrafter(drafter, wrong(drafter.info.vocab_size))
-
-
-def _errs(config: DraftConfig, path: Path) -> Drafter:
-    drafter = load(config, path)
-    return BadDrafter(drafter, erring(drafter.info.vocab_size))
 
 
 def _stalls(config: DraftConfig, path: Path) -> Drafter:
@@ -110,7 +87,6 @@ def _stalls(config: DraftConfig, path: Path) -> Drafter:
 
 CHANGES: dict[str, Callable[[DraftConfig, Path], Drafter]] = {
     "wrong": _wrong,
-    "errs": _errs,
     "stalls": _stalls,
 }
 

@@ -109,16 +109,3 @@ def percentile_ms(seconds: Sequence[float], place: float) -> float | None:
     if not seconds:
         return None
     return round(1e3 * sorted(seconds)[math.ceil(place * len(seconds)) - 1], 1)
-
-
-def p99_ratio(below: Sequence[float], above: Sequence[float], draws: int = 1000) -> tuple[float, float, float]:
-    """Ratio of the 99th percentiles, between the bounds of its 90 % bootstrap interval."""
-    draw = random.Random(0)
-    drawn = sorted(
-        _p99(draw.choices(above, k=len(above))) / _p99(draw.choices(below, k=len(below))) for _ in range(draws)
-    )
-    return drawn[draws // 20], _p99(above) / _p99(below), drawn[-draws // 20]
-
-
-def _p99(seconds: Sequence[float]) -> float:
-    return percentile_ms(seconds, 0.99) or 0.0

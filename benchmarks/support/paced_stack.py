@@ -13,7 +13,7 @@ import psutil
 from outrider_controller.cli.up.ports import Ports
 from outrider_controller.cli.up.process import ManagedProcess, ProcessSpec
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 _START_TIMEOUT_S = 60.0
 _STOP_GRACE_S = 5.0

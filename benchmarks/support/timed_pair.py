@@ -83,7 +83,7 @@ async def _answer(pair: TimedPair, opening: sequence_pb2.OpenSequence) -> tuple[
         verifying.post([Offered(key, validator.tree(one), loop.time()) for one in response.drafts])
 
     target = target_worker(
-        *(engine, _MAX_SEQUENCES, on_target.clock, pair.sources),
+        *(engine, limits, on_target.clock, pair.sources),
         max_batch_tokens=pair.max_batch_tokens,
         row_price=pair.row_price,
     )

@@ -20,8 +20,8 @@ import pytest
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.target.grammars.tokenizer import read_tokenizer
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
+from tests.redis_server import EmbeddedServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

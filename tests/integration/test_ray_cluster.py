@@ -24,9 +24,9 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import router_pb2, router_pb2_grpc, sequence_pb2
 from outrider.rpc.v1 import worker_pb2 as worker
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeTarget, continuation, serving_target
 from tests.ports import free_port
+from tests.redis_server import EmbeddedServer
 from tests.route_call import RouteCall
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -38,8 +38,8 @@ from outrider_controller.control.server import running_control
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.process import running_router
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.certificates import Cluster
+from tests.redis_server import EmbeddedServer
 
 _ENGINE = EngineConfig(dtype="float32", num_blocks=256)
 

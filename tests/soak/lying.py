@@ -29,8 +29,8 @@ from outrider_controller.control.server import running_control
 from outrider_controller.router.config import FailoverConfig, RouterConfig
 from outrider_controller.router.process import running_router
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.scripted_router import until
+from tests.redis_server import EmbeddedServer
 from tests.route_call import RouteCall
 from tests.soak.mutations import directed, mutated
 from tests.soak.rpc_services import ENGINE, MODEL

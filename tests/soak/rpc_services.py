@@ -45,7 +45,7 @@ from outrider_controller.control.server import running_control
 from outrider_controller.router.config import FailoverConfig, RouterConfig
 from outrider_controller.router.process import running_router
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 from tests.unit.target.test_head_drafts import random_head
 
 MODEL = "tiny"

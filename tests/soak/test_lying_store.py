@@ -13,7 +13,7 @@ from outrider.testing.tiny import tiny_checkpoint
 from outrider_controller.cli.up.stack import Stack
 from outrider_controller.cli.up.stack_config import StackConfig
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 from tests.soak.lying_store import lying_store
 
 _LIE_S = 15.0

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 from tests.vllm.processes import free_address
 from tests.vllm.vllm_serve import LONG, REPETITIVE, Server, until
 

@@ -19,12 +19,12 @@ from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import router_pb2, tenants_pb2
 from outrider.rpc.v1 import sequence_pb2 as sp
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.bills import billed, spent
 from tests.integration.gateway.test_tools import ASKED, CLOCK, WEATHER
 from tests.integration.router.conftest import Fleet, fleet, metadata_url
 from tests.integration.router.test_traces import check_adds_up, ended_trace
 from tests.integration.target.test_server import until
+from tests.redis_server import EmbeddedServer
 from tests.vllm.test_fleet import engine, gateway, stack
 
 __all__ = ["engine", "fleet", "gateway", "metadata_url", "stack"]

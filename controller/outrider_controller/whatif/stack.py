@@ -10,11 +10,12 @@ import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
 from outrider.draft import events as draft_events
-from outrider.draft.events import DraftReport, Proposed
+from outrider.draft.events import Proposed
 from outrider.drafters import ModelConfig, ModelDrafter
 from outrider.drafting.source import DraftSource
 from outrider.engine import ModelInfo
@@ -26,7 +27,7 @@ from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation, price_moved
 from outrider.sim.engine import Guess, KnownEngine, Says, StepSeconds
-from outrider.sim.stack import RowPrice, VirtualDraft, fail, run_until, simulate, target_worker
+from outrider.sim.stack import VirtualDraft, fail, limits_of, run_until, simulate, target_worker
 from outrider.sim.worker import Processor, VirtualSteps
 from outrider.speculation import SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Offered
@@ -181,17 +182,19 @@ class VirtualStack:
         engine = KnownEngine(
             info, self._says(target_says), setup.times.target, processor, num_free=setup.times.num_free
         )
-        price: RowPrice = (lambda cost: cost.price) if setup.priced else (lambda cost: 0.0)
-        sources, most = setup.sources(self._texts), setup.max_batch_tokens
-        worker = target_worker(engine, _MAX_SEQUENCES, processor.clock, sources, max_batch_tokens=most, row_price=price)
+        worker = target_worker(
+            *(engine, limits_of(info, _MAX_SEQUENCES), processor.clock, setup.sources(self._texts)),
+            max_batch_tokens=setup.max_batch_tokens,
+            row_price=lambda cost: cost.price if setup.priced else 0.0,
+        )
         return VirtualSteps(worker, self._committed, processor, fail)
 
     def _draft(self) -> VirtualDraft:
         processor, times = Processor(self._loop.time), self._setup.times
         engine = KnownEngine(self._info, self._says(draft_says), times.draft, processor)
         drafter = ModelDrafter(engine, self._setup.drafting)
-        answers: Callable[[DraftReport], Sequence[Proposed]] = lambda report: report.proposals  # noqa: E731
-        return VirtualDraft(drafter, _MAX_SEQUENCES, processor, lambda: times.one_way_s, answers, self._proposed)
+        answers, one_way_s = attrgetter("proposals"), times.one_way_s
+        return VirtualDraft(drafter, _MAX_SEQUENCES, processor, lambda: one_way_s, answers, self._proposed)
 
     @property
     def _info(self) -> ModelInfo:

@@ -73,7 +73,7 @@ class Pair:
         if drafter is not None:
             known.append(DrafterSource(DraftWorker(drafter, max_sequences), max_draft_tokens))
         self._clock = clock
-        self._target = target_worker(target, max_sequences, clock, known, row_price=row_price)
+        self._target = target_worker(target, self._limits, clock, known, row_price=row_price)
         self._ids = itertools.count()
 
     def answer(

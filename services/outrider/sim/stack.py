@@ -30,7 +30,7 @@ def limits_of(info: ModelInfo, max_sequences: int) -> Limits:
 
 def target_worker(
     engine: Engine,
-    max_sequences: int,
+    limits: Limits,
     clock: Callable[[], float],
     sources: Sequence[DraftSource] = (),
     *,
@@ -39,7 +39,7 @@ def target_worker(
 ) -> TargetWorker[Any]:
     """`sources`: those of the target's own process."""
     own = OwnEngine(engine, Batching(engine.info.block_size, max_batch_tokens), row_price)
-    return TargetWorker(own, limits_of(engine.info, max_sequences), clock, sources)
+    return TargetWorker(own, limits, clock, sources)
 
 
 class VirtualDraft:

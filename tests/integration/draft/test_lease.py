@@ -10,7 +10,7 @@ from outrider.metadata import MetadataStore
 from outrider.prefix import block_hashes
 from outrider.rpc.v1 import draft_pb2, worker_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 from .conftest import Serve, until
 from .test_service import opening, read

@@ -24,11 +24,11 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import control_pb2, generation_pb2, generation_pb2_grpc, router_pb2, worker_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway import scripted_router
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, Script, ScriptedRouter, round_of, routing, saying
 from tests.ports import free_port
+from tests.redis_server import EmbeddedServer
 
 TEXT = "Once, and once only: äöü — every token arrives."
 REQUEST = generation_pb2.GenerateRequest(

@@ -27,9 +27,9 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.status import from_rpc_error
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, sequence_pb2, tenants_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, saying, until
+from tests.redis_server import EmbeddedServer
 
 INFER, METRICS = tenants_pb2.KEY_SCOPE_INFER, tenants_pb2.KEY_SCOPE_METRICS
 # Key → (HTTP status, gRPC code, reason), as docs/operations.md has it.

@@ -20,9 +20,9 @@ from outrider.rpc.v1 import control_pb2, control_pb2_grpc, generation_pb2, gener
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import control_process
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, routing, saying
+from tests.redis_server import EmbeddedServer
 
 OPEN, NO_KEY, UNKNOWN = 200, 401, 503
 

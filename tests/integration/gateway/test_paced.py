@@ -20,9 +20,9 @@ from outrider.metadata import MetadataStore
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tenants_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, round_of, routing, saying
+from tests.redis_server import EmbeddedServer
 
 TEXT = "What comes at an even beat tells nothing of how it was guessed."
 CHAT = "/v1/chat/completions"

@@ -19,9 +19,9 @@ from outrider.rpc.access.roles import bearer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2, tenants_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.conftest import OpenGateway
 from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, echoing, routing, saying
+from tests.redis_server import EmbeddedServer
 
 TOKENS_PER_MINUTE = 6000
 PROMPT = list(range(30, 60))

@@ -14,7 +14,7 @@ from outrider.metadata import MetadataStore
 from outrider.protocol.identity import SPOKEN
 from outrider.rpc.v1 import worker_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 # What an answer says is tested on machines too busy to give it in 50 ms as well. Tests of the bound set their own.
 PATIENT_S = 2.0

@@ -14,7 +14,7 @@ from outrider.rpc.v1 import worker_pb2
 from outrider_controller.cli.up.ports import Ports
 
 from benchmarks.support.delay_proxy import DelayProxy, set_round_trip
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 TARGET, ROUTER = worker_pb2.WORKER_ROLE_TARGET, worker_pb2.WORKER_ROLE_ROUTER
 HASHES = [bytes([i]) * 16 for i in range(4)]

@@ -15,12 +15,12 @@ from outrider.metadata.connection.embedded import ServerCommand
 from outrider.metadata.tenants.ledger import TenantUsage
 from outrider.rpc.v1 import tenants_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 PARENT = """
 import sys, time
 from pathlib import Path
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 server = EmbeddedServer.start(Path(sys.argv[1]))
 print(server.pid, flush=True)
 time.sleep(60)
@@ -46,7 +46,7 @@ def test_stopping_leaves_neither_process_nor_socket(tmp_path: Path) -> None:
 
 
 def test_a_hung_server_is_stopped_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.support.redis_server._STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("tests.redis_server._STOP_TIMEOUT_S", 0.2)
     server = EmbeddedServer.start(tmp_path)
     psutil.Process(server.pid).suspend()
     server.stop()

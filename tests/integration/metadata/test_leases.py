@@ -12,7 +12,7 @@ import redis
 from outrider.metadata import MetadataStore
 from outrider.rpc.v1 import control_pb2, worker_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 DRAFT, TARGET = worker_pb2.WORKER_ROLE_DRAFT, worker_pb2.WORKER_ROLE_TARGET
 

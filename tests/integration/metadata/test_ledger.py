@@ -8,7 +8,7 @@ from outrider.errors import Unavailable
 from outrider.metadata import MetadataStore
 from outrider.metadata.tenants.ledger import KEPT_HOURS, LedgerEntry, SourceSums, TenantUsage
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 
 async def test_a_write_that_is_done_again_changes_nothing(store: MetadataStore) -> None:

@@ -17,7 +17,7 @@ from outrider.metadata.tenants.ledger import TenantUsage
 from outrider.metadata.tenants.quota import QuotaRequest
 from outrider.rpc.v1 import control_pb2, drafts_pb2, policy_pb2, tenants_pb2, worker_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 from tests.soak.lying_store import KINDS, LyingStore, lying_store
 
 TARGET = worker_pb2.WORKER_ROLE_TARGET

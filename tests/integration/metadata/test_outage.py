@@ -16,7 +16,7 @@ from outrider.metadata import MetadataStore
 from outrider.metadata.connection.timeouts import BACKGROUND_TIMEOUT_S
 from outrider.rpc.v1 import worker_pb2
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 TARGET = worker_pb2.WORKER_ROLE_TARGET
 HASHES = [bytes([i]) * 16 for i in range(4)]

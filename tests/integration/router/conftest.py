@@ -44,8 +44,8 @@ from outrider_controller.router.config import (
 )
 from outrider_controller.router.process import RunningRouter, running_router
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeDraft, FakeTarget, serving_draft, serving_target
+from tests.redis_server import EmbeddedServer
 from tests.route_call import RouteCall
 
 T = TypeVar("T")

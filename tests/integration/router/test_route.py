@@ -18,9 +18,9 @@ from outrider.rpc.v1 import router_pb2 as router
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider_controller.router.config import AdmissionConfig, FailoverConfig
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.fakes import FakeDraft, FakeTarget, continuation, next_token
 from tests.integration.router.conftest import Fleet
+from tests.redis_server import EmbeddedServer
 
 
 async def refusal_of(fleet: Fleet, request: Any, **options: Any) -> Any:

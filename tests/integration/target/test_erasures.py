@@ -28,9 +28,9 @@ from outrider_controller.cli.exits import CommandError, ExitCode
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.scripted_router import until
 from tests.integration.target.test_server import Router, open_sequence, running_target
+from tests.redis_server import EmbeddedServer
 
 SECRET = ClusterSecret(b"0123456789abcdef")
 OPERATOR = bearer(SECRET.token(Role.OPERATOR))

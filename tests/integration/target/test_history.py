@@ -17,8 +17,8 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.target.test_server import Router, open_sequence, running_target
+from tests.redis_server import EmbeddedServer
 
 PROMPT = list(range(10, 50))
 OWN = sp.Speculation(max_own_draft_tokens=4)

@@ -19,8 +19,8 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc
 from outrider.target.service import TargetServicer
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.target.test_server import Router, open_sequence, running_target, target
+from tests.redis_server import EmbeddedServer
 
 METHOD = "/outrider.rpc.v1.TargetService/Verify"
 HONEST = range(1, 9)

@@ -26,9 +26,9 @@ from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 from transformers import AutoModelForCausalLM
 
-from benchmarks.support.redis_server import EmbeddedServer
 from tests.integration.gateway.scripted_router import until
 from tests.integration.target.test_server import Router, open_sequence, running_target
+from tests.redis_server import EmbeddedServer
 
 OWN = sp.Speculation(max_own_draft_tokens=4)
 PROMPT = [371, 288, 301, 377, 290, 333, 312, 299, 371, 288, 301, 377, 290]

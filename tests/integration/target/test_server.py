@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +27,16 @@ from outrider.rpc.channel import create_channel
 from outrider.rpc.server import create_server, serving
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.rpc.v1 import sequence_pb2 as sp
+from outrider.sim.stack import limits_of, target_worker
 from outrider.speculation import Grammar
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.process import load, serve
-from outrider.target.requests.limits import Limits
 from outrider.target.service import TargetServicer
-from outrider.target.step.own_engine import OwnEngine
-from outrider.target.step.scheduler import Batching
-from outrider.target.step.worker import TargetWorker
 from outrider.testing.tiny import tiny_tokenizer
 from outrider.worker.process import RunningWorker
 
-from benchmarks.support.redis_server import EmbeddedServer
+from tests.redis_server import EmbeddedServer
 
 NUM_BLOCKS = 160
 GREEDY = sp.Sampling(temperature=0, top_p=1)
@@ -354,8 +352,8 @@ async def test_a_grammar_that_is_compiled_stops_no_other_sequence(tiny: Path) ->
     )
     engine, info = load(config)
     compiler = SlowCompiler(tiny, info.vocab_size, engine.info.eos_token_ids)
-    limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, grammars=compiler)
-    worker = TargetWorker(OwnEngine(engine, Batching(info.block_size, 40)), limits, time.monotonic)
+    limits = replace(limits_of(engine.info, 64), grammars=compiler)
+    worker = target_worker(engine, limits, time.monotonic, max_batch_tokens=40)
     async with TargetServicer(worker, info, limits) as servicer:
         server = create_server()
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
@@ -385,8 +383,8 @@ async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: 
         max_sequences=4,
     )
     engine, info = load(config)
-    limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences=4)
-    worker = TargetWorker(OwnEngine(engine, Batching(info.block_size, 40)), limits, time.monotonic)
+    limits = limits_of(engine.info, 4)
+    worker = target_worker(engine, limits, time.monotonic, max_batch_tokens=40)
     async with TargetServicer(worker, info, limits, max_silence_s=0.0) as servicer:
         server = create_server()
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)

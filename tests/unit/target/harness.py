@@ -15,17 +15,13 @@ from outrider.engine.loading.loader import load_engine
 from outrider.sequence.key import Finish
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
+from outrider.sim.stack import RowPrice, limits_of, target_worker
 from outrider.speculation import Grammar, SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Compiled, Event, Offered
-from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
-from outrider.target.step.own_engine import OwnEngine
-from outrider.target.step.scheduler import Batching
-from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
 from outrider.worker.events import Closed, Failed, Opened, PeerStreamEnded, SequenceKey
-from outrider.worker.step_cost import StepCost
 
 GREEDY = SamplingParams(temperature=0.0)
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
@@ -103,7 +99,7 @@ class Bench:
         max_sequences: int = 40,
         prefix_cache: bool = True,
         wrap: Callable[[Engine], Engine] = lambda engine: engine,
-        row_price: Callable[[StepCost], float] = lambda cost: cost.price,
+        row_price: RowPrice = lambda cost: cost.price,
         sources: Sequence[DraftSource] = (),
         arithmetic: EngineConfig = FLOAT32,
     ) -> None:
@@ -111,11 +107,13 @@ class Bench:
             arithmetic, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, prefix_cache=prefix_cache
         )
         self.engine = wrap(load_engine(checkpoint, config))
-        info = self.engine.info
-        self.limits = Limits(info.vocab_size, info.max_context_len, info.block_size, info.num_blocks, max_sequences)
+        self.limits = limits_of(self.engine.info, max_sequences)
         self.now_s = 100.0
-        self.own = OwnEngine(self.engine, Batching(info.block_size, max_batch_tokens), row_price)
-        self.worker = TargetWorker(self.own, self.limits, lambda: self.now_s, sources)
+        self.worker = target_worker(
+            *(self.engine, self.limits, lambda: self.now_s, sources),
+            max_batch_tokens=max_batch_tokens,
+            row_price=row_price,
+        )
         self.answers: dict[SequenceKey, Answer] = {}
         self.tokens: dict[SequenceKey, list[int]] = {}
         self.refused: list[Failed] = []

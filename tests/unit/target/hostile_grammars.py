@@ -10,23 +10,33 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 from outrider.errors import OutriderError
-from outrider.gateway.tools.structured import Structured
+from outrider.gateway.tools.structured import Kind, Structured
 from outrider.target.grammars.grammar import GrammarCompiler
 
-from benchmarks.support.hostile_grammars import large
-
 EOS = 2
+NUM_LARGE = 200
 NUM_STEPS = 120
 SMALL = Structured("json_schema", {"type": "object", "properties": {"a": {"type": "integer"}}}, "x").to_grammar()
 
 
 def _hostile() -> Iterator[str]:
-    for kind, value in large():
+    for kind, value in _large():
         yield Structured(kind, value, "x").to_grammar()
+
+
+def _large() -> Iterator[tuple[Kind, Any]]:
+    """NUM_LARGE, with very many states, each of which a process may compile."""
+    for number in range(NUM_LARGE // 4):
+        yield "regex", rf"(.{{0,{200 + number}}}a){{2}}b"
+        yield "regex", rf"(\w{{1,{20 + number}}} ){{1,50}}[\p{{Greek}}\p{{Han}}]{{3,30}}"
+        fields = {f"{number}_{k}": {"type": "string", "pattern": f"^(.{{0,{20 + k}}}a){{2}}b$"} for k in range(100)}
+        yield "json_schema", {"type": "object", "properties": fields}
+        yield "grammar", f'start: e\ne: e e | "a" e | "({number}" e ")" | "b"'
 
 
 def walk(compiler: GrammarCompiler, grammar: str, tenant: str, chance: random.Random) -> object:

@@ -544,11 +544,11 @@ def learnt_price(checkpoint: Path, texts: dict[int, list[int]], what: SequenceSp
         bench.now_s += seconds
 
     bench = Bench(checkpoint, sources=[SlowSource(texts, spend, token_s)])
-    bench.own._engine = TimedEngine(bench.engine, spend)  # type: ignore[assignment]
+    bench.worker.engine._engine = TimedEngine(bench.engine, spend)  # type: ignore[attr-defined]
     bench.open(0, what)
     bench.run()
     assert bench.worker.stats.num_accepted_tokens > 20
-    return bench.own.row_price
+    return bench.worker.engine.row_price
 
 
 def test_a_row_costs_no_more_where_longer_drafts_take_longer_to_make(tiny: Path) -> None:
@@ -566,7 +566,7 @@ def test_what_sequences_took_of_the_steps_is_all_the_steps_time(tiny: Path) -> N
     def spend(seconds: float) -> None:
         bench.now_s += seconds
 
-    bench.own._engine = TimedEngine(bench.engine, spend)  # type: ignore[assignment]
+    bench.worker.engine._engine = TimedEngine(bench.engine, spend)  # type: ignore[attr-defined]
     began_s = bench.now_s
     for i, one in enumerate(what):
         bench.open(i, one)
