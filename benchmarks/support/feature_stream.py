@@ -30,7 +30,9 @@ from outrider_controller.cli.up.ports import Ports
 from benchmarks.support.delay_proxy import set_round_trip
 from tests.unit.target.harness import key, opening
 
-_SEQUENCES, _RATE, _ADDED_MS, _SECONDS = 256, 11_000, 5.0, 10.0
+RATE = 11_000
+"""Tokens a second."""
+_SEQUENCES, _ADDED_MS, _SECONDS = 256, 5.0, 10.0
 _PROMPT = 8
 
 
@@ -94,7 +96,7 @@ async def _send(others: tuple[int, int], to: int, width: int, counts: Any) -> tu
                 one.show(_PROMPT + at, Features(part.start, part.rows, first=at == 0))
             one.commit(_PROMPT + at, [7], 0)
         at, sent = at + 1, sent + _SEQUENCES
-        await asyncio.sleep(max(0.0, began_s + sent / _RATE - time.monotonic()))
+        await asyncio.sleep(max(0.0, began_s + sent / RATE - time.monotonic()))
     seconds, cpu_s = time.monotonic() - began_s, time.process_time() - cpu_s
     for _ in range(300):
         if ended or counts[0] >= sent:
