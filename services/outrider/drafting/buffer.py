@@ -22,8 +22,8 @@ class DraftBuffer:
 
     num_dropped: int = 0
     """Tokens of main guesses dropped since the last commit."""
-    declined_len: int = -1
-    """The committed length for which a draft last sent an empty proposal."""
+    answered_len: int = -1
+    """The last committed length that a draft worker has answered, with tokens or with none."""
     active: bool = False
     """Whether a draft has answered since drafting was allowed. Before, it may prefill a long prompt: do not wait."""
     _sent: dict[str, DraftTree] = field(default_factory=dict)
@@ -67,8 +67,8 @@ class DraftBuffer:
         """Buffers what fits of a draft worker's tree, at most `capacity` positions; the rest is dropped and counted."""
         # A message that comes after drafting was disallowed was sent before the draft knew.
         self.active |= capacity > 0
+        self.answered_len = max(self.answered_len, min(tree.base_len, len(committed)))
         if not tree.token_ids:
-            self.declined_len = max(self.declined_len, min(tree.base_len, len(committed)))
             return
         self._len = len(committed)
         held = self._sent.get(tree.source)
@@ -93,8 +93,8 @@ class DraftBuffer:
             self._merged = None
 
     def has_answer(self, committed_len: int) -> bool:
-        """Whether a draft worker has answered the last commit, with tokens or with none."""
-        return bool(self._sent) or self.declined_len >= committed_len
+        """Whether a draft worker has answered the last commit, or what it said before goes on after it."""
+        return bool(self._sent) or self.answered_len >= committed_len
 
     def advance(self, committed: Sequence[int], num_in_step: int) -> None:
         """Follows a commit of `committed`, in which the first `num_in_step` positions were verified.

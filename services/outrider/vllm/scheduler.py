@@ -31,6 +31,8 @@ own drafts go by the settings of each request, and the request's next step has t
 CHAINS = "outrider_chains"
 """Attribute of the scheduler's output: by request with drafts the position of its chain, and the tokens from there."""
 
+_PLAN_SHARE = 0.5
+"""Share of a running step that may pass before the next one is planned: the rest is for planning and preparing it."""
 _PREFILL_SHARE = 0.25
 """Share of a step that drafts leave to prompts while there are any."""
 
@@ -153,6 +155,11 @@ class Scheduler(BaseScheduler):
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
         self.num_preemptions += 1
         super()._preempt_request(*args, **kwargs)
+
+    @property
+    def plan_by_s(self) -> float:
+        """Until when the next step may be planned without holding up the device. 0 while no step runs."""
+        return self._ended_s + _PLAN_SHARE * self.book.cost.step_s if self._scheduled else 0.0
 
     @property
     def num_faults(self) -> int:

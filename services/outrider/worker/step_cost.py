@@ -67,6 +67,11 @@ class StepCost:
         self._covariance = kept * self._covariance + deviation * (seconds - self._seconds)
 
     @property
+    def step_s(self) -> float:
+        """Seconds of a mean step without prompts. 0 while unknown."""
+        return self._seconds
+
+    @property
     def row_share(self) -> float:
         """Time of one more row as a share of a mean step: the slope of the line, shrunk towards the prior."""
         rows = max(self._rows, 1.0)

@@ -18,7 +18,7 @@ from outrider.target.requests.events import Offered, Paired
 from outrider.target.requests.report import TargetReport
 from outrider.tree import DraftTree
 
-from tests.unit.target.harness import Bench, key
+from tests.unit.target.harness import WorkerBench, key
 
 Change = Callable[[sequence.Commit], list[sequence.Commit]]
 _STEPS = 400
@@ -28,7 +28,7 @@ _STEPS = 400
 class Remote:
     """A draft worker with a head, and what passes between it and a bench's target, as bytes."""
 
-    bench: Bench
+    bench: WorkerBench
     worker: DraftWorker
     stream: int = 1
     """The target's, at the draft worker."""

@@ -138,8 +138,8 @@ def test_with_speculation_off_drafts_are_dropped() -> None:
 
 
 def test_an_empty_draft_declines_the_position_it_names_and_no_later_one() -> None:
-    assert held(offered(4)).declined_len == 4
-    assert held(offered(400)).declined_len == len(TRUTH)
+    assert held(offered(4)).answered_len == 4
+    assert held(offered(400)).answered_len == len(TRUTH)
 
 
 def test_a_plain_token_that_equals_the_first_guess_keeps_the_rest() -> None:

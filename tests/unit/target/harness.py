@@ -18,8 +18,10 @@ from outrider.sequence.speculation import Speculation
 from outrider.sim.stack import RowPrice, limits_of, target_worker
 from outrider.speculation import Grammar, SamplingParams, VerificationMode
 from outrider.target.requests.events import Adjusted, Compiled, Event, Offered
+from outrider.target.requests.limits import Limits
 from outrider.target.requests.report import TargetReport
 from outrider.target.requests.row import StepRow
+from outrider.target.step.worker import TargetWorker
 from outrider.tree import DraftTree
 from outrider.worker.events import Closed, Failed, Opened, PeerStreamEnded, SequenceKey
 
@@ -87,33 +89,14 @@ class Answer:
         return self.commits[-1].finish if self.commits else Finish.NONE
 
 
-class Bench:
+class WorkerBench:
     """A worker, its clock, and what it said."""
 
-    def __init__(
-        self,
-        checkpoint: Path,
-        *,
-        num_blocks: int = 256,
-        max_batch_tokens: int = 64,
-        max_sequences: int = 40,
-        prefix_cache: bool = True,
-        wrap: Callable[[Engine], Engine] = lambda engine: engine,
-        row_price: RowPrice = lambda cost: cost.price,
-        sources: Sequence[DraftSource] = (),
-        arithmetic: EngineConfig = FLOAT32,
-    ) -> None:
-        config = replace(
-            arithmetic, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, prefix_cache=prefix_cache
-        )
-        self.engine = wrap(load_engine(checkpoint, config))
-        self.limits = limits_of(self.engine.info, max_sequences)
+    def __init__(self, limits: Limits, make: Callable[[Callable[[], float]], TargetWorker[Any]]) -> None:
+        """`make`: the worker, with this clock."""
+        self.limits = limits
         self.now_s = 100.0
-        self.worker = target_worker(
-            *(self.engine, self.limits, lambda: self.now_s, sources),
-            max_batch_tokens=max_batch_tokens,
-            row_price=row_price,
-        )
+        self.worker = make(lambda: self.now_s)
         self.answers: dict[SequenceKey, Answer] = {}
         self.tokens: dict[SequenceKey, list[int]] = {}
         self.refused: list[Failed] = []
@@ -170,6 +153,35 @@ class Bench:
         for failed in report.failures:
             self.answers.setdefault(failed.key, Answer()).errors.append(failed.error)
         self.refused.extend(report.refused_drafts)
+
+
+class Bench(WorkerBench):
+    """Of our own engine."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        *,
+        num_blocks: int = 256,
+        max_batch_tokens: int = 64,
+        max_sequences: int = 40,
+        prefix_cache: bool = True,
+        wrap: Callable[[Engine], Engine] = lambda engine: engine,
+        row_price: RowPrice = lambda cost: cost.price,
+        sources: Sequence[DraftSource] = (),
+        arithmetic: EngineConfig = FLOAT32,
+    ) -> None:
+        config = replace(
+            arithmetic, num_blocks=num_blocks, max_batch_tokens=max_batch_tokens, prefix_cache=prefix_cache
+        )
+        self.engine = wrap(load_engine(checkpoint, config))
+        limits = limits_of(self.engine.info, max_sequences)
+        super().__init__(
+            limits,
+            lambda clock: target_worker(
+                *(self.engine, limits, clock, sources), max_batch_tokens=max_batch_tokens, row_price=row_price
+            ),
+        )
 
 
 def prompts(count: int, *, longest: int = 60, seed: int = 3) -> list[list[int]]:

@@ -41,18 +41,24 @@ class SequenceDrafts:
 
     @property
     def answered(self) -> bool:
-        """Whether a draft worker has answered the last commit, with tokens or with none."""
+        """Whether there is something of a draft worker after the last commit, or it has answered with nothing."""
         return self.buffer.has_answer(len(self.tokens))
 
     @property
     def waits(self) -> bool:
-        """Whether a draft worker owes an answer to the last commit."""
+        """Whether a draft worker owes an answer to the last commit, and there is nothing of it."""
         return self.buffer.active and not self.answered
+
+    @property
+    def owed(self) -> bool:
+        """Whether a draft worker owes an answer to the last commit, and has answered one that is not long past."""
+        num_late = len(self.tokens) - self.buffer.answered_len
+        return self.buffer.active and 0 < num_late <= self.deep.max_draft_tokens
 
     def offer(self, tree: DraftTree) -> None:
         """Buffers what is useful of a draft worker's tree."""
         self.buffer.offer(tree, self.tokens, self.deep.max_draft_tokens)
-        self.cut_offered()
+        self.cut_impossible()
 
     def put(self, tree: DraftTree) -> None:
         """Buffers what is useful of a tree that was made in this process."""
@@ -68,14 +74,6 @@ class SequenceDrafts:
         self.buffer.advance(token_ids, num_in_step)
         if self.num_possible is not None:
             self.cut_impossible()
-
-    def cut_offered(self) -> None:
-        """As `cut_impossible`, where a draft worker's tokens may go."""
-        sent = self.num_possible and self.buffer.num_sent
-        self.cut_impossible()
-        if sent and not self.buffer.num_sent:
-            # It has answered, with tokens that the grammar forbids: there is nothing to wait for.
-            self.buffer.declined_len = len(self.tokens)
 
     def cut_impossible(self) -> None:
         """Drops drafted tokens that no grammar lets through, before they cost a row."""

@@ -115,7 +115,7 @@ class TargetSequence:
     def grammar_worked(self, seconds: float) -> None:
         """A thread has worked on its grammar: what the drafts may be is known better now."""
         self.grammar_s += seconds
-        self.drafts.cut_offered()
+        self.drafts.cut_impossible()
 
     def commit(self, token_ids: Sequence[int]) -> None:
         """Appends committed tokens."""

@@ -100,6 +100,9 @@ class VllmEngine:
         """Raises Unavailable when vLLM's engine has failed."""
         if not (self._scheduler.has_requests() or self._core.batch_queue):
             return EngineStep(wake_at_s=None)
+        # The device is busy: a draft that comes now is verified a step earlier.
+        if (until_s := self._scheduler.plan_by_s) > time.monotonic() and self._owed_drafts():
+            return EngineStep(wake_at_s=until_s)
         try:
             outputs, ran = self._core.step_fn()
             self._core.post_step(ran)
@@ -112,6 +115,9 @@ class VllmEngine:
         if ran:
             return EngineStep()
         return EngineStep(wake_at_s=time.monotonic() + _PAUSE_S if self._scheduler.has_requests() else None)
+
+    def _owed_drafts(self) -> bool:
+        return any(sequence.drafts.owed for sequence in self._running.values())
 
     # -- results of a step
 

@@ -1,0 +1,73 @@
+"""A target on vLLM with a made-up model: the next step is planned when the drafts that are on their way have come."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from outrider.target.requests.limits import Limits
+from outrider.target.step.worker import TargetWorker
+from outrider.vllm.front import WORKER
+from outrider.vllm.scheduler import METHOD
+from outrider.vllm.target.engine import SCHEDULER
+from outrider.vllm.target.machine import VllmEngine
+from outrider.worker.step_cost import StepCost
+
+from benchmarks.vllm_host import BLOCK, NUM_DRAFTED, make_scheduler
+from tests.unit.target.harness import WorkerBench, key, opening
+from tests.vllm.test_steps import VOCAB, Device, continued
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Core:
+    """Runs a scheduler as vLLM's core does whose steps overlap."""
+
+    request_block_hasher = None
+
+    def __init__(self, model: Path) -> None:
+        speculation = {"method": METHOD, "num_speculative_tokens": NUM_DRAFTED}
+        ours = {"scheduler_cls": SCHEDULER, "worker_cls": WORKER, "speculative_config": speculation}
+        self.scheduler = make_scheduler(model, 4, plugin=False, enable_prefix_caching=False, **ours)
+        self.scheduler.book._row_price = lambda cost: 0.0
+        self.scheduler.kv_event_publisher = SimpleNamespace(take=lambda: ((), ()))
+        self.device, self.batch_queue, self.num_steps = Device(), deque[tuple[Any, Any]](), 0
+        self.add_request = self.scheduler.add_request
+
+    def step_fn(self) -> tuple[Any, bool]:
+        step = self.scheduler.schedule()
+        self.num_steps += 1
+        self.batch_queue.append((step, self.device.run(step)))
+        if len(self.batch_queue) == 1:
+            return None, True
+        return self.scheduler.update_from_output(*self.batch_queue.popleft()), True
+
+    def post_step(self, ran: bool) -> None: ...
+
+    def abort_requests(self, names: list[str]) -> None: ...
+
+
+@pytest.mark.parametrize(("step_s", "least", "most"), [(0.0, 1.5, 3.5), (3600.0, 4.0, 5.0)], ids=["at once", "waits"])
+def test_a_step_that_is_planned_when_drafts_have_come_commits_more(
+    tiny_vllm: Path, monkeypatch: pytest.MonkeyPatch, step_s: float, least: float, most: float
+) -> None:
+    """`step_s`: what a step usually takes. A right draft comes while a step runs: before the next one is planned, or,
+    where nobody waits, after it."""
+    monkeypatch.setattr(StepCost, "step_s", step_s)
+    core, prompt, asked = Core(tiny_vllm), [1, 2, 3] * 4, 90
+    limits = Limits(VOCAB, 1000, BLOCK, 1000, 4)
+    bench = WorkerBench(limits, lambda clock: TargetWorker(VllmEngine(core), limits, clock))
+    bench.open(0, opening(prompt, max_new_tokens=asked))
+    tokens, told, coming = bench.tokens[key(0)], len(prompt), list[int]()
+    while bench.worker.load.num_sequences:
+        bench.step()
+        if coming:
+            bench.offer(0, told, coming)
+        coming = continued(tokens, 2 * NUM_DRAFTED + 1) if len(tokens) > told else []
+        told = len(tokens)
+        assert core.num_steps < 2 * asked
+    assert tokens == [*prompt, *continued(prompt, asked)] and not core.scheduler.num_faults
+    assert least < asked / core.num_steps < most
