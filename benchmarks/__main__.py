@@ -32,6 +32,7 @@ _COMMANDS = {
     "router": (f"{_SCENARIOS}.router", "router", "What does the router cost, and what does it add?"),
     "overload": (f"{_SCENARIOS}.overload", "overload", "What do clients see when more comes than fits?"),
     "kernels": (f"{_SCENARIOS}.kernels", "kernels", "What do a step and a prompt cost in each variant of the kernels?"),
+    "adapters": (f"{_SCENARIOS}.adapters", "adapters", "What do 100 adapters cost a draft worker, and 16 in a batch?"),
     "remote-heads": (
         f"{_SCENARIOS}.remote_heads",
         "remote_heads",
