@@ -11,6 +11,8 @@ from outrider.vllm.settings import check
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import EngineArgs
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
 PLUGIN = "outrider.vllm.plugin.Scheduler"
 NGRAM = {"method": "ngram_gpu", "num_speculative_tokens": 4}
 TENANTS: dict[str, Any] = {"tenants": {"gold": {"max_draft_tokens": 0}}}

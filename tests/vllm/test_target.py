@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vllm
 from outrider.errors import Code
 from outrider.gateway.tools.structured import Structured
 from outrider.rpc.v1 import sequence_pb2 as sp
@@ -244,7 +245,7 @@ def test_the_worker_says_what_it_is(engine: Loaded) -> None:
     info = engine.info
     assert (info.vocab_size, info.max_sequences, info.max_draft_tokens) == (384, 40, 8)
     assert info.max_context_len == 512
-    assert info.model_revision.partition("/")[2].startswith("vllm-0.32")
+    assert info.model_revision.partition("/")[2].startswith(f"vllm-{vllm.__version__.partition('+')[0]}")
 
 
 @pytest.mark.parametrize(
