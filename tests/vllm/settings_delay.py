@@ -22,6 +22,7 @@ from typing import Any
 import click
 from outrider.rpc.v1 import control_pb2, tenants_pb2
 from outrider_controller.cli.clusters.control import call_control
+from outrider_controller.cli.exits import CommandError
 
 from tests.vllm import step_log
 from tests.vllm.cluster import Cluster, answering, clustered
@@ -41,9 +42,19 @@ _PATIENCE_S = 30.0
 """The plan may find that no more than the cap pays."""
 
 
-def say(cluster: Cluster, tenant: str, word: str) -> None:
+def say(cluster: Cluster, tenant: str, word: str) -> float:
+    """When it was said. On a busy machine the control plane may ask to say it again."""
     request = control_pb2.SetSpeculationRequest(tenant=tenant, **WORDS[word])
-    asyncio.run(call_control(cluster.control_address, lambda stub: stub.SetSpeculation(request)))
+
+    def taken() -> float:
+        said_s = time.monotonic()
+        try:
+            asyncio.run(call_control(cluster.control_address, lambda stub: stub.SetSpeculation(request)))
+        except CommandError:
+            return 0.0
+        return said_s
+
+    return float(until(taken))
 
 
 def obeyed(found: list[Step], word: str) -> int | None:
@@ -59,8 +70,7 @@ def obeyed(found: list[Step], word: str) -> int | None:
 
 def delay(cluster: Cluster, path: Path, word: str) -> tuple[float, int] | None:
     """Seconds and steps from the word to the first step that obeys. None: the plan does not say more than the cap."""
-    said_s = time.monotonic()
-    say(cluster, _CHANGED, word)
+    said_s = say(cluster, _CHANGED, word)
 
     def settled() -> tuple[float, int] | bool | None:
         found = [one for one in steps(path) if one.tenant == _CHANGED and one.began_s > said_s]
