@@ -15,7 +15,8 @@ import openai
 import pytest
 from outrider.gateway.config import GatewayLimits
 from outrider.gateway.generation.logits import LogitsChoice
-from outrider.gateway.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, pieces, prompt_logprobs
+from outrider.gateway.http.json_bytes import pieces
+from outrider.gateway.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, prompt_logprobs
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.rpc.channel import create_channel
 from outrider.rpc.v1 import generation_pb2, generation_pb2_grpc, router_pb2

@@ -18,9 +18,9 @@ from outrider.gateway.generation.generation import Chunk
 from outrider.gateway.generation.pacing import FRAME_BYTES, Pacer
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
+from outrider.gateway.http.json_bytes import one_line, pieces
 from outrider.gateway.http.openai.bodies import usage
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
-from outrider.gateway.http.openai.logprobs import pieces
 from outrider.gateway.http.openai.schemas import GenerationBody, StreamOptions
 from outrider.gateway.http.openai.shapes import AnswerShape, ChatShape, Choice, CompletionShape, Json
 
@@ -43,8 +43,6 @@ _LOGPROB_BYTES = 192
 _PART_BYTES = 1 << 16
 OPEN_AFTER_S = 0.5
 """A refusal that takes less has its own status: the headers wait so long for the first event."""
-# Clients that split a stream by what Unicode takes for line ends break at these. JSON escapes all others.
-_LINE_ENDS = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
 
 
 class ClientLeft(Exception):
@@ -79,14 +77,6 @@ async def _disconnect(receive: Receive) -> None:
 
 OBFUSCATED_BYTES = 128
 """A chunk with obfuscation has a multiple of so many."""
-
-
-def one_line(data: Json) -> bytes:
-    """The data as JSON that every client takes for one line."""
-    line = b"".join(pieces(data))
-    for end, escaped in _LINE_ENDS.items():
-        line = line.replace(end, escaped)
-    return line
 
 
 def event(data: Json) -> bytes:

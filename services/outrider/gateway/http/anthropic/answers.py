@@ -14,8 +14,8 @@ from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.anthropic.request import MessagesRequest
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.items import Item, Items, ItemStep
+from outrider.gateway.http.json_bytes import one_line
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
-from outrider.gateway.http.sse import one_line
 from outrider.rpc.v1 import router_pb2
 
 Json = dict[str, Any]

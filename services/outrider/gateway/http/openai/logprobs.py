@@ -6,36 +6,20 @@ They are most of an answer: each is written as it comes, and the event loop goes
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic_core import to_json
-
+from outrider.gateway.http.json_bytes import Array, Json
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tokenizer.text import Detokeniser
 from outrider.rpc.v1.sequence_pb2 import TokenLogprobs
 
-Json = dict[str, Any]
 T = TypeVar("T")
 # JSON has no infinity. This is OpenAI's number for an impossible token.
 _LOWEST = -9999.0
 _TURN = 16
 """Tokens that are written before others get their turn: with twenty likeliest ones each, about a millisecond."""
-
-
-# No dataclass, which would be JSON by itself.
-class Array:
-    """A JSON array that is kept as it is sent."""
-
-    def __init__(self) -> None:
-        self.data = bytearray(b"[")
-
-    def add(self, value: object) -> None:
-        if len(self.data) > 1:
-            self.data += b","
-        self.data += to_json(value)
 
 
 @dataclass(slots=True)
@@ -141,18 +125,3 @@ class CompletionLogprobs:
 
 def _empty() -> dict[str, Array]:
     return {name: Array() for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}
-
-
-def pieces(data: Json) -> list[bytes | bytearray]:
-    """The data as JSON, with its arrays as they are."""
-    marker, arrays = uuid.uuid4().hex, list[Array]()
-
-    def place(array: Array) -> str:
-        arrays.append(array)
-        return marker
-
-    first, *others = to_json(data, fallback=place).split(f'"{marker}"'.encode())
-    found: list[bytes | bytearray] = [first]
-    for array, after in zip(arrays, others, strict=True):
-        found += [array.data, b"]" + after]
-    return found

@@ -14,9 +14,9 @@ from outrider.gateway.generation.message_reader import MessageReader
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.items import Item, Items, ItemStep
+from outrider.gateway.http.json_bytes import one_line
 from outrider.gateway.http.openai.choice_stats import ChoiceStats
 from outrider.gateway.http.openai.responses_request import Namespaces, ResponsesRequest
-from outrider.gateway.http.sse import one_line
 
 Json = dict[str, Any]
 

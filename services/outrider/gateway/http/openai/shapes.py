@@ -10,8 +10,9 @@ from outrider.gateway.generation.generation import Answer, Chunk
 from outrider.gateway.generation.message_reader import MessageReader, function_call, joined
 from outrider.gateway.generation.requests import TextPrompt
 from outrider.gateway.generation.stats import Usage
+from outrider.gateway.http.json_bytes import Array
 from outrider.gateway.http.openai.bodies import usage
-from outrider.gateway.http.openai.logprobs import Array, ChatLogprobs, CompletionLogprobs, prompt_logprobs
+from outrider.gateway.http.openai.logprobs import ChatLogprobs, CompletionLogprobs, prompt_logprobs
 from outrider.gateway.tokenizer.text import Detokeniser
 
 Json = dict[str, Any]
