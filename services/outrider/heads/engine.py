@@ -146,21 +146,26 @@ class BlockEngine(HeadEngine):
         """Nothing for a text whose block has no room, in the pool or in the context."""
         found: list[list[Proposal]] = [[] for _ in texts]
         numbers, count = self._with_room(texts), min(count, self._block.size - 1)
-        if not numbers or not count:
-            return found
-        logits = self._fill_in([texts[number].kv for number in numbers], [texts[number].last for number in numbers])
-        each = [(texts[number], place) for number in numbers for place in range(count)]
+        # So that logits take no more memory than those of recorded steps would.
+        most = max(1, _READ_TOKENS // self._block.size)
+        for at in range(0, len(numbers) if count else 0, most):
+            part = numbers[at : at + most]
+            for number, proposals in zip(part, self._propose([texts[n] for n in part], count), strict=True):
+                found[number] = proposals
+        return found
+
+    def _propose(self, texts: Sequence[DraftedText], count: int) -> list[list[Proposal]]:
+        logits = self._fill_in([text.kv for text in texts], [text.last for text in texts])
+        each = [(text, place) for text in texts for place in range(count)]
         proposals = propose(
-            logits.view(len(numbers), -1, logits.shape[1])[:, :count].flatten(0, 1),
+            logits.view(len(texts), -1, logits.shape[1])[:, :count].flatten(0, 1),
             [text.params for text, _ in each],
             [text.mode for text, _ in each],
             [text.position + place for text, place in each],
             token_map=self.token_map,
             num_others=OTHERS,
         )
-        for place, number in enumerate(numbers):
-            found[number] = proposals[place * count : (place + 1) * count]
-        return found
+        return [proposals[at : at + count] for at in range(0, len(each), count)]
 
     def _with_room(self, texts: Sequence[DraftedText]) -> list[int]:
         found, free, size = [], self.kv.num_free_blocks, self._block.size

@@ -148,6 +148,17 @@ def test_on_the_engine_texts_are_drafted_together_as_the_formula_has_each(
     assert engine.kv.num_free_blocks == 64
 
 
+def test_many_texts_are_filled_in_in_parts(tmp_path: Path, formula: Formula, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = load_head(formula.write(tmp_path / "head"), parts_of(formula), torch.float32)
+    runner, engine, opened, _ = run(head, CONFIG)
+    sizes, fill_in = list[int](), engine._fill_in
+    monkeypatch.setattr(engine, "_fill_in", lambda *which: sizes.append(len(which[0])) or fill_in(*which))
+    at_once = runner.draft(opened, [3] * 4, [1e-30] * 4)
+    monkeypatch.setattr("outrider.heads.engine._READ_TOKENS", 3 * BLOCK + 1)
+    in_parts = runner.draft(opened, [3] * 4, [1e-30] * 4)
+    assert [tree.token_ids for tree in in_parts] == [tree.token_ids for tree in at_once] and sizes == [4, 3, 1]
+
+
 def test_in_ratio_mode_each_token_is_drawn_from_its_own_place(tmp_path: Path, formula: Formula) -> None:
     head = load_head(formula.write(tmp_path / "head"), parts_of(formula), torch.float32)
     sampled = SamplingParams(temperature=1.5, seed=3)
