@@ -49,7 +49,8 @@ from tests.integration.router.test_plan import OFF, ON, control_plane
 
 PROMPT = [5, 6, 7]
 VOCAB_SIZE = 1000
-STEP_S = 0.002
+STEP_S = 0.01
+"""A request ends after 4,000 steps: until then a busy machine has done what a test waits for."""
 
 
 class Server(ServerDrafts):
