@@ -125,28 +125,27 @@ async def test_every_option_of_sampling_reaches_the_router(ask: Any) -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.25, 7)
 
 
-@pytest.mark.parametrize(
-    ("said", "cut", "fields", "reason", "stop"),
-    [
-        ("Fine.", False, {}, "end_turn", None),
-        ("Fine. END more", False, {"stop_sequences": ["Z", "END"]}, "stop_sequence", "END"),
-        (CALL, False, {"tools": [WEATHER]}, "tool_use", None),
-        ("Fine, thanks.", True, {"max_tokens": 4}, "max_tokens", None),
-        ("Fine, thanks.", True, {"max_tokens": 20_000}, "model_context_window_exceeded", None),
-    ],
-)
-async def test_the_reason_of_the_end_is_named(
-    ask: Any, said: str, cut: bool, fields: dict[str, Any], reason: str, stop: str | None
-) -> None:
+ENDS: list[tuple[str, bool, dict[str, Any], str, str | None]] = [
+    ("Fine.", False, {}, "end_turn", None),
+    ("Fine. END more", False, {"stop_sequences": ["Z", "END"]}, "stop_sequence", "END"),
+    (CALL, False, {"tools": [WEATHER]}, "tool_use", None),
+    ("Fine, thanks.", True, {"max_tokens": 4}, "max_tokens", None),
+    ("Fine, thanks.", True, {"max_tokens": 20_000}, "model_context_window_exceeded", None),
+]
+"""What is said, whether that is cut off, of which request; and the reason of the end, with its stop sequence."""
+
+
+async def test_the_reason_of_the_end_is_named(ask: Any) -> None:
     async with ask() as asking:
-        asking.says(said, cut=cut)
-        whole = await asking.create(**fields)
-        async with asking.client.messages.stream(
-            **{"model": MODEL, "max_tokens": 400, "messages": [HI], **fields}
-        ) as stream:
-            streamed = await stream.get_final_message()
-    for answer in (whole, streamed):
-        assert (answer.stop_reason, answer.stop_sequence) == (reason, stop)
+        for said, cut, fields, reason, stop in ENDS:
+            asking.says(said, cut=cut)
+            whole = await asking.create(**fields)
+            async with asking.client.messages.stream(
+                **{"model": MODEL, "max_tokens": 400, "messages": [HI], **fields}
+            ) as stream:
+                streamed = await stream.get_final_message()
+            for answer in (whole, streamed):
+                assert (answer.stop_reason, answer.stop_sequence) == (reason, stop), said
 
 
 # Streams
@@ -274,22 +273,20 @@ async def test_the_model_is_told_of_a_whole_conversation(ask: Any) -> None:
     assert answer.headers[IGNORED] == "cache_control"
 
 
-@pytest.mark.parametrize(
-    ("fields", "shown"),
-    [
+async def test_thinking_reaches_the_template(ask: Any) -> None:
+    asked: list[tuple[dict[str, Any], str]] = [
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "True "),
         ({"thinking": {"type": "disabled"}}, "False "),
         ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, " high"),
         ({}, " "),
-    ],
-)
-async def test_thinking_reaches_the_template(ask: Any, fields: dict[str, Any], shown: str) -> None:
+    ]
     template = "{{ messages[0].content }} {{ enable_thinking }} {{ reasoning_effort }}"
     async with ask(template=template) as asking:
-        answer = await asking.post(**fields)
-    assert answer.status_code == 200, answer.text
-    assert asking.prompt() == f"Hm? {shown}"
-    assert ("budget_tokens" in answer.headers.get(IGNORED, "")) is ("budget" in str(fields))
+        for fields, shown in asked:
+            answer = await asking.post(**fields)
+            assert answer.status_code == 200, answer.text
+            assert asking.prompt() == f"Hm? {shown}"
+            assert ("budget_tokens" in answer.headers.get(IGNORED, "")) is ("budget" in str(fields))
 
 
 # Tools
@@ -400,14 +397,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "named"), BAD)
-async def test_what_is_wrong_is_refused_by_name(ask: Any, fields: dict[str, Any], named: str) -> None:
+async def test_what_is_wrong_is_refused_by_name(ask: Any) -> None:
     async with ask() as asking:
-        answer = await asking.post(**fields)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()
-    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
-    assert error["error"]["message"].startswith(named), error
+        answers = [await asking.post(**fields) for fields, _ in BAD]
+    for answer, (_, named) in zip(answers, BAD, strict=True):
+        assert answer.status_code == 400, answer.text
+        error = answer.json()
+        assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+        assert error["error"]["message"].startswith(named), error
 
 
 async def test_errors_are_those_of_anthropics_client(ask: Any) -> None:
