@@ -24,6 +24,7 @@ def wheel(folder: Path, name: str, file: str, *requires: str) -> None:
         made.writestr(f"{about}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_a_site_has_what_is_required_and_lacking_there_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def test_guesses_are_corrected_as_far_as_is_asked() -> None:
     assert share_right(corrected(texts(0.8), 0.5)) == share_right(texts(0.8)), "none is made wrong"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 def test_a_plain_token_takes_a_step_and_the_host(pair) -> None:  # type: ignore[no-untyped-def]
     ran = VirtualStack(texts(0.5), PLAIN.setup(pair, 0.0, 1)).run(2.0, 0.5)

@@ -163,7 +163,7 @@ def same(made: Remote, local: Recording) -> bool:
 
 
 DISTURBED = ["alone", "after prefix hits", "preempted", "draft restarted", "target restarted"]
-_QUICK = ("alone", "target restarted")
+_QUICK = ("target restarted",)
 """In which a fault is planted in quick tests."""
 _AT = 6
 """The step after which one side is restarted."""
@@ -297,7 +297,7 @@ def test_a_remote_head_drafts_as_far_as_its_target_verifies(deep: Path) -> None:
     assert longest(0.0) < longest(1e-12) == 4
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+@pytest.mark.parametrize("kind", ["mtp", pytest.param("eagle3", marks=pytest.mark.slow)])
 def test_a_token_costs_at_most_twice_the_width_in_bytes(deep: Path, kind: str) -> None:
     made = answered(remote(deep, random_head(kind, deep)), wanted(8, GREEDY, ASKED))
     positions = sum(len(tokens) - 1 for tokens in made.bench.tokens.values())

@@ -14,8 +14,8 @@ OFFSET = (*("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-t
 """Families that number their positions from the padding token on."""
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", OFFSET)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", [OFFSET[0], *(pytest.param(each, marks=pytest.mark.slow) for each in OFFSET[1:])])
 def test_a_decoder_with_offset_positions_is_refused_by_name(family: str, dtype: str) -> None:
     found = verdict(family, base(family), dtype)
     assert found.kind == "refused"
