@@ -31,7 +31,7 @@ from tests.unit.drafters.remote_pair import Remote
 from tests.unit.target.harness import Bench, opening
 
 _LENGTH, _LONGEST = 64, 400
-_ASKED = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
+ASKED = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
 _STEPS, _STEP_TOKENS = 120, 512
 
 
@@ -52,7 +52,7 @@ def remote_heads(prompts_file: Path, target_model: str, head: str, count: int, j
     # What one way has read must not be there for the next.
     engine = load_engine(model, EngineConfig(num_blocks=2048, max_batch_tokens=_STEP_TOKENS, prefix_cache=False))
     pair = Pair(model, where, engine)
-    accepted = _acceptance(pair, _prompts(model, prompts_file, count))
+    accepted = _acceptance(pair, read_token_ids(model, prompts_file, count, _LONGEST))
     width: int = pair.head().settings.width
     wire = sent_features(width)
     steps = [_step(pair, number) for number in (1, 8)]
@@ -86,13 +86,14 @@ class Pair:
         )
 
 
-def _prompts(model: Path, file: Path, count: int) -> list[list[int]]:
+def read_token_ids(model: Path, file: Path, count: int, longest: int) -> list[list[int]]:
+    """Of prompts with at most so many tokens, as a chat has them."""
     tokenizer, found = load_tokenizer(model), list[list[int]]()
     for prompt in read_prompts(file):
         said = [{"role": "user", "content": prompt.text}]
         text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         ids = tokenizer.encode(text, add_special_tokens=False)
-        if len(ids) <= _LONGEST:
+        if len(ids) <= longest:
             found.append(list(ids))
     return found[:: max(1, len(found) // count)][:count]
 
@@ -102,7 +103,7 @@ def _prompts(model: Path, file: Path, count: int) -> list[list[int]]:
 
 def _acceptance(pair: Pair, prompts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
     """All prompts in one batch; each drafted token is verified."""
-    what = [opening(prompt, max_new_tokens=_LENGTH, speculation=_ASKED) for prompt in prompts]
+    what = [opening(prompt, max_new_tokens=_LENGTH, speculation=ASKED) for prompt in prompts]
     local = pair.bench(head_drafts(pair.engine, pair.head()))
     for number, one in enumerate(what):
         local.open(number, one)
@@ -142,7 +143,7 @@ def _step(pair: Pair, sequences: int) -> dict[str, Any]:
     for bench in benches:
         for number in range(sequences):
             prompt = [drawn.randrange(5, 4000) for _ in range(30)]
-            bench.open(number, opening(prompt, max_new_tokens=_STEPS + 30, speculation=_ASKED))
+            bench.open(number, opening(prompt, max_new_tokens=_STEPS + 30, speculation=ASKED))
     times: list[list[tuple[float, float]]] = [[], []]
     for turn in range(_STEPS):
         for bench, kept in zip(benches, times, strict=True):
