@@ -18,8 +18,9 @@ from vllm.v1.worker.gpu.async_utils import AsyncOutput, stream
 
 from outrider.heads.interface import DraftHead
 from outrider.heads.loading import load_head_of
-from outrider.vllm.front import FEATURES
 
+_SENT = "outrider_features"
+"""Attribute of the runner's output."""
 _READ = ("fc", "fc_norm", "input_norm")
 """What a head needs to compute features; the rest of it runs on draft workers."""
 
@@ -36,6 +37,11 @@ class StepFeatures:
     def of(self, request_id: str) -> tuple[int, Tensor]:
         first, begin, end = self.spans[request_id]
         return first, self.rows[begin:end]
+
+
+def sent_features(made: Any) -> StepFeatures | None:
+    """What came with a runner's output."""
+    return getattr(made, _SENT, None)
 
 
 def send_features(runner: Any, model: Path, directory: Path, *, sends: bool) -> None:
@@ -101,5 +107,5 @@ class _Output(AsyncModelRunnerOutput):
         begins, ends = self._starts, self._starts[1:]
         each = zip(made.req_ids, firsts.tolist(), begins, ends, rejected.tolist(), strict=False)
         spans = {name: (first, begin, end - dropped) for name, first, begin, end, dropped in each}
-        setattr(made, FEATURES, StepFeatures(spans, rows))
+        setattr(made, _SENT, StepFeatures(spans, rows))
         return made

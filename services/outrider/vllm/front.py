@@ -12,8 +12,6 @@ from typing import Any
 WORKER = "outrider.vllm.worker.Worker"
 HEAD = "outrider_remote_head"
 """Key in vLLM's additional_config, which is part of the key of its compiled models: the head's directory."""
-FEATURES = "outrider_features"
-"""Attribute of the runner's output: what the head reads of the step."""
 
 
 def permit() -> None:

@@ -23,7 +23,7 @@ from vllm.v1.outputs import DraftTokenIds
 from outrider.target.drafts.choice import StepRoom
 from outrider.vllm import versions
 from outrider.vllm.drafts import ChainRow, DraftBook
-from outrider.vllm.front import FEATURES, WORKER
+from outrider.vllm.front import WORKER
 
 METHOD = "ngram_gpu"
 """Of vLLM's speculation: it makes room for drafts in a step, and the worker has no drafter. With another method vLLM's
@@ -95,8 +95,8 @@ class Scheduler(BaseScheduler):
         self.book = DraftBook()
         self.verified: dict[str, ChainRow] = {}
         """What the last step did, by request that committed tokens in it."""
-        self.features: Any = None
-        """What heads on draft workers read, of the last step."""
+        self.ran: Any = None
+        """The runner's output of the last step."""
         self.num_preemptions = 0
         self.before_step: Callable[[], None] = lambda: None
         """Called before each step, to fill the book with what has arrived."""
@@ -146,7 +146,7 @@ class Scheduler(BaseScheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         self.verified.clear()
-        self.features = getattr(model_runner_output, FEATURES, None)
+        self.ran = model_runner_output
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         step = self._scheduled.popleft() if self._scheduled else _Scheduled(time.monotonic())
         self._safely(lambda: self._follow(step, scheduler_output, outputs, model_runner_output))

@@ -22,6 +22,7 @@ from outrider.target.requests.row import StepRow
 from outrider.target.requests.times import Timer
 from outrider.target.step.port import Capabilities, EngineRoom, EngineStep
 from outrider.vllm.drafts import NOTHING, ChainRow, DraftBook, beyond_a_step
+from outrider.vllm.features import sent_features
 from outrider.vllm.target.grammar import MaskedGrammar
 from outrider.vllm.target.opening import check_supported, request_of
 from outrider.vllm.target.sequence import FINISHES, VllmSequence
@@ -122,7 +123,7 @@ class VllmEngine:
     # -- results of a step
 
     def _rows(self, outputs: Mapping[int, Any]) -> list[StepRow[VllmSequence]]:
-        running, found, features = self._running, dict[str, Any](), self._scheduler.features
+        running, found, features = self._running, dict[str, Any](), sent_features(self._scheduler.ran)
         for group in outputs.values():
             self.scheduler_stats = group.scheduler_stats or self.scheduler_stats
             found |= {output.request_id: output for output in group.outputs if output.request_id in running}
