@@ -33,7 +33,7 @@ def launches(json_file: Path | None) -> int:
             "products": counts.products,
             "attention": counts.attention,
             "others": counts.others,
-            "others at first": _FIRST[name] if shape == "8b" else "",
+            "others at first": _FIRST.get(name, "") if shape == "8b" else "",
             "copies to the device": counts["to device"],
             "to the host": counts["to host"],
         }

@@ -151,17 +151,23 @@ def counts_of(shape: str) -> dict[str, Counts]:
         with counted() as model:
             step(positions)
         found[name] = Counts(model + _verdict(positions, params, options))
+    step = _model(shape, "fp8")
+    with counted() as model:
+        step(1)
+    found["decode, fp8"] = Counts(model + _verdict(1, _GREEDY, None))
     found[f"head, {_HEAD_TOKENS} tokens"] = _proposal(shape)
     return found
 
 
-def _model(shape: str) -> Callable[[int], None]:
+def _model(shape: str, quantization: str = "none") -> Callable[[int], None]:
     """Runs what the graph of a step of so many positions records, and sends its inputs."""
     layers, heads, kv_heads = SHAPES[shape]
     with torch.device("cpu"):
         model = LlamaForCausalLM(_llama(heads, kv_heads, layers)).bfloat16()
     model.set_attn_implementation(register_attention())
-    engine = assemble(model, replace(_CONFIG, execution="fused"), num_blocks=64, max_context_len=_CONTEXT)
+    execution = "fused" if quantization == "none" else "auto"
+    config = replace(_CONFIG, execution=execution, quantization=quantization)
+    engine = assemble(model, config, num_blocks=64, max_context_len=_CONTEXT)
     attention = engine._attention
     assert isinstance(attention, TritonAttention)
     graphs = GraphShape(make_buckets(_ROWS, 64), _VOCABULARY, _CONTEXT // _BLOCK, 0)

@@ -77,7 +77,7 @@ class EngineConfig:
             raise ValueError(f"attention: {self.attention!r} is not one of {', '.join(ATTENTIONS)}")
         if self.quantization not in QUANTIZATIONS:
             raise ValueError(f"quantization: {self.quantization!r} is not one of {', '.join(QUANTIZATIONS)}")
-        if self.quantization != "none" and self.execution == "fused":
+        if self.quantization != "none" and (self.execution, self.device) == ("fused", "cpu"):
             raise ValueError("execution: fused joins plain weights; with quantization it is native or transformers")
         for name in ("block_size", "max_batch_tokens", "graph_rows", "graph_min_tokens"):
             if getattr(self, name) < 1:

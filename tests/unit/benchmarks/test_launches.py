@@ -46,3 +46,4 @@ def test_a_step_is_counted_layer_by_layer() -> None:
     # One tells its steps where they write, one comes before them: where the texts are read.
     assert counts["head, 4 tokens"].copies == (2, 1)
     assert counts["5, sampled, penalties"] == counts["5, sampled"]
+    assert counts["decode, fp8"] == counts["decode"]

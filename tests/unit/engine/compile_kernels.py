@@ -31,6 +31,7 @@ import triton
 from outrider.engine.attention import KVCache, paged_kernels
 from outrider.engine.attention.layout import TILE_FIELDS, TOKEN_FIELDS
 from outrider.engine.attention.paged import NUM_SPLITS, Shape, TritonBatch
+from outrider.engine.checkpoints.quantization import quantize
 from outrider.engine.models import fused_gpu, llama_kernels
 from outrider.speculation import Candidate, LogitsOptions, LogitsProcessor, choice_kernels, choosing
 from outrider.speculation.changes import Changes
@@ -49,6 +50,8 @@ DTYPES = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 BLOCK_SIZE = 16
 REGISTERS = 65536
@@ -98,6 +101,10 @@ class Launch:
     constants: tuple[tuple[str, Any], ...]
     warps: int
     stages: int
+
+    def compiles_for(self, arch: int) -> bool:
+        """Cards before Ada read no fp8."""
+        return arch >= 89 or all("fp8" not in kind for _, kind, _ in self.arguments)
 
     @property
     def name(self) -> str:
@@ -153,6 +160,9 @@ def launches(models: Sequence[str], dtypes: Sequence[torch.dtype]) -> list[Launc
         for name in models:
             for dtype in dtypes:
                 _run(name, dtype, found)
+        # Weights of 8 bits change products only, which are the same for all models.
+        for method in ("int8", "fp8"):
+            _run("llama-8b", torch.bfloat16, found, method)
         _sample(Recorder(choice_kernels, found))
     return list(found)
 
@@ -175,7 +185,7 @@ def _sample(kernels: Any) -> None:
     choosing.choose(torch.zeros(32, 128256), {**columns, "quotas": torch.zeros(32, 2, 64, dtype=torch.int64)})
 
 
-def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
+def _run(name: str, dtype: torch.dtype, found: dict[Launch, None], method: str = "none") -> None:
     width, inner, heads, kv_heads, head_dim, *of_layers = MODELS[name]
     windows = of_layers or [None]
     # Qwen 3 norms each query and key.
@@ -189,7 +199,9 @@ def _run(name: str, dtype: torch.dtype, found: dict[Launch, None]) -> None:
         vocab_size=64,
     )
     paged, llama = Recorder(paged_kernels, found), Recorder(llama_kernels, found)
-    model = fused_gpu.GpuLlama(AutoModelForCausalLM.from_config(config, dtype=dtype), 64)
+    drawn = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    quantize(drawn, method)
+    model = fused_gpu.GpuLlama(drawn, 64)
     model._kernels, model._multiply = llama, replace(model._multiply, kernels=llama)
     shape = Shape(heads, kv_heads, head_dim, BLOCK_SIZE)
     cache = KVCache(*(torch.zeros(2, kv_heads, 64, head_dim, dtype=dtype) for _ in range(2)))
@@ -281,7 +293,8 @@ def main() -> None:
     found = [launch for launch in found if not options.kernels or launch.kernel in options.kernels]
     known = json.loads(BOUNDS.read_text()) if options.kernels else {}
     bounds = {name: cards for name, cards in known.items() if name.split()[0] not in options.kernels}
-    for line in lines([(launch, arch) for arch in options.archs for launch in found], options.kept):
+    tasks = [(launch, arch) for arch in options.archs for launch in found if launch.compiles_for(arch)]
+    for line in lines(tasks, options.kept):
         print(json.dumps(line), flush=True)
         bounds.setdefault(line["name"], {})[str(line["arch"])] = [line["registers"], line["blocks"], line["spilt"]]
     if options.write:

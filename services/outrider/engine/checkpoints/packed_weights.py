@@ -1,7 +1,8 @@
 """Quantized checkpoints of the field, AWQ, GPTQ and compressed-tensors, as plain weights. Reads files; makes no model.
 
-What a layer packs into several tensors becomes its `weight`, once, while the checkpoint is loaded. What our kernels for
-CPUs multiply stays as it is: rows of int8 with a scale each, and up to 4 bits in groups of a multiple of 32.
+What a layer packs into several tensors becomes its `weight`, once, while the checkpoint is loaded. What our kernels
+multiply stays as it is: rows of int8 with a scale each, on GPUs also of fp8, and on CPUs up to 4 bits in groups of a
+multiple of 32.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from torch import Tensor
 
 from outrider.checkpoint_files import weight_files
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.checkpoints.quantization import INT4_GROUP, Int4Linear, Int8Linear
+from outrider.engine.checkpoints.quantization import INT4_GROUP, Float8Linear, Int4Linear, Int8Linear
 
 log = logging.getLogger(__name__)
 
 Parts = Mapping[str, Tensor]
 """The tensors of one layer, by the end of their name."""
 
-Kept = Int8Linear | Int4Linear
+Kept = Int8Linear | Int4Linear | Float8Linear
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Of eight outputs in a word, where each lies: AutoAWQ's kernels interleave them."""
@@ -94,7 +95,7 @@ def read(path: Path, scheme: Mapping[str, Any], dtype: torch.dtype, *, keep: tup
         try:
             found = unpack(parts, scheme)
             state[f"{layer}.weight"] = (found.weight() if isinstance(found, _Levels) else found).to(dtype)
-            same = found.in_int4() if isinstance(found, _Levels) else _int8_rows(parts)
+            same = found.in_int4() if isinstance(found, _Levels) else _rows_of_8_bits(parts)
         except (KeyError, ValueError, RuntimeError, IndexError) as error:
             raise CheckpointError(str(path), f"{layer}: its packed weights do not fit one another: {error}") from error
         if "bias" in parts:
@@ -103,7 +104,7 @@ def read(path: Path, scheme: Mapping[str, Any], dtype: torch.dtype, *, keep: tup
             kept[layer] = same
     drop_mixed(kept, {name for name, _ in _layers_of(state) if name.endswith("_proj")})
     widened = f"widened to {str(dtype).removeprefix('torch.')}, and take the memory and time of plain weights"
-    names = {Int8Linear: "kept in int8", Int4Linear: "kept in int4"}
+    names = {Int8Linear: "kept in int8", Int4Linear: "kept in int4", Float8Linear: "kept in fp8"}
     kinds = sorted({names[type(layer)] for layer in kept.values()})
     log.info("weights in %s are %s", scheme["quant_method"], " and ".join(kinds) or widened)
     return Plain(state, kept)
@@ -131,12 +132,20 @@ _PACKED = {"qweight", "weight_packed", "weight_scale"}
 """Parts that only packed layers have."""
 
 
-def _int8_rows(parts: Parts) -> Int8Linear | None:
+def _rows_of_8_bits(parts: Parts) -> Int8Linear | Float8Linear | None:
     weight, scale = parts.get("weight"), parts.get("weight_scale")
-    if weight is None or scale is None or "weight_zero_point" in parts:
+    kind = None if weight is None else _OF_ROWS.get(weight.dtype)
+    if weight is None or kind is None or scale is None or "weight_zero_point" in parts:
         return None
-    rows = weight.dtype == torch.int8 and scale.numel() == len(weight)
-    return Int8Linear(weight, scale.view(-1)) if rows else None
+    # One scale is that of every row.
+    rows = scale.numel() in (1, len(weight))
+    return kind(weight, scale.view(-1).expand(len(weight)).clone()) if rows else None
+
+
+_OF_ROWS: dict[torch.dtype, type[Int8Linear | Float8Linear]] = {
+    torch.int8: Int8Linear,
+    torch.float8_e4m3fn: Float8Linear,
+}
 
 
 def _layers(path: Path) -> Iterator[tuple[str, Parts]]:

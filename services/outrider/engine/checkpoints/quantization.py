@@ -1,4 +1,4 @@
-"""Weight-only quantization of a loaded model's linear layers: int8, int4, fp8; by torchao on GPUs.
+"""Weight-only quantization of a loaded model's linear layers: int8, int4, fp8; int4 on GPUs by torchao.
 
 Norms, the embedding, the KV cache and activations keep the engine's dtype, but our native kernels round the activations
 that they multiply with int4 to 8 bits. A head that shares the embedding's weights
@@ -6,6 +6,7 @@ gets a quantized copy: a step reads the whole head, but only a few rows of the e
 
 On a CPU the products are those of our native kernels if they run, else torch's packed ones. Both sum a row in the same
 order whatever the other rows: a token's logits have the same bits in every shape of a step, as without quantization.
+On a GPU so do the fused products, which read 8 bits as they are.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from outrider.engine.checkpoints.checkpoints import CheckpointError
@@ -29,7 +31,8 @@ _FITTED_WEIGHTS = 1 << 18
 _MIN_SCALE = 2.0**-14
 # Far from those of weights that have both signs.
 _LARGEST_ZERO = 64
-# Compute capability of Ada, which with Hopper is the first to have fp8 products.
+_LARGEST_FP8 = 448.0
+# Compute capability of Ada, which with Hopper is the first to read fp8.
 _FIRST_WITH_FP8 = (8, 9)
 
 BYTES_PER_WEIGHT = {"int8": 1.0, "int4": 0.5 + 4 / INT4_GROUP, "fp8": 1.0}
@@ -47,7 +50,7 @@ def check(method: str, device: str) -> None:
         raise CheckpointError("quantization", "fp8 needs a GPU of compute capability 8.9 or more; on a CPU use int8")
     if method == "fp8" and torch.cuda.get_device_capability(kind) < _FIRST_WITH_FP8:
         raise CheckpointError("quantization", f"fp8 needs compute capability 8.9 or more, {device} has less; use int8")
-    if kind.type == "cpu":
+    if kind.type == "cpu" or method != "int4":
         return
     try:
         _torchao()
@@ -63,24 +66,17 @@ def quantize(model: nn.Module, method: str) -> None:
     """
     if method == "none":
         return
-    fits = _fits_int4 if method == "int4" else _is_linear
-    if next(model.parameters()).device.type == "cpu":
-        _replace_linears(model, Int4Linear if method == "int4" else Int8Linear, fits)
-        return
-    _torchao().quantize_(model, _config(method), filter_fn=fits)
-
-
-def _config(method: str) -> Any:
-    library = _torchao()
-    if method == "int8":
-        return library.Int8WeightOnlyConfig()
-    if method == "fp8":
-        return library.Float8WeightOnlyConfig()
-    return library.Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
+    if method != "int4":
+        _replace_linears(model, Int8Linear if method == "int8" else Float8Linear, _is_linear)
+    elif next(model.parameters()).device.type == "cpu":
+        _replace_linears(model, Int4Linear, _fits_int4)
+    else:
+        config = _torchao().Int4WeightOnlyConfig(group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d")
+        _torchao().quantize_(model, config, filter_fn=_fits_int4)
 
 
 class Int8Linear(nn.Module):
-    """y = x · (scale * q)ᵀ with q int8 and a scale for each row, on a CPU."""
+    """y = x · (scale * q)ᵀ with q int8 and a scale for each row."""
 
     rounds_inputs = False
     """Whether native kernels may round each x to 8 bits too: it halves the time, and is good enough for a draft."""
@@ -105,10 +101,45 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., columns] → [..., rows]"""
+        if x.device.type != "cpu":
+            return _widened(x, self.weight, self.scale, self.bias)
         flat = x.reshape(-1, x.shape[-1])
         out: Tensor = torch.ops.aten._weight_int8pack_mm(flat, self.weight, self.scale.to(x.dtype))
         out = out.view(*x.shape[:-1], self.weight.shape[0])
         return out if self.bias is None else out + self.bias
+
+
+class Float8Linear(nn.Module):
+    """y = x · (scale * q)ᵀ with q in e4m3 and a scale for each row, on a GPU."""
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> None:
+        """weight [rows, columns] float8_e4m3fn; scale [rows], kept in float32; bias [rows]."""
+        super().__init__()
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale.float())
+        self.bias = bias
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> Float8Linear:
+        """The quantized layer nearest to `linear`."""
+        weight = linear.weight.detach().float()
+        scale = (weight.abs().amax(1) / _LARGEST_FP8).clamp_min(1e-12)
+        # What is above the largest number by rounding would be none.
+        steps = (weight / scale[:, None]).clamp(-_LARGEST_FP8, _LARGEST_FP8)
+        return cls(steps.to(torch.float8_e4m3fn), scale, linear.bias)
+
+    weight: Tensor
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., columns] → [..., rows]"""
+        return _widened(x, self.weight, self.scale, self.bias)
+
+
+def _widened(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """By torch, which widens the weights for each product: where our kernels do not run the model."""
+    out = (F.linear(x, weight.to(x.dtype)).float() * scale).to(x.dtype)
+    return out if bias is None else out + bias
 
 
 def quantize_rows(
@@ -202,7 +233,7 @@ def _nearest(w: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
 
 
 def _replace_linears(
-    model: nn.Module, kind: type[Int8Linear | Int4Linear], fits: Callable[[nn.Module, str], bool]
+    model: nn.Module, kind: type[Int8Linear | Int4Linear | Float8Linear], fits: Callable[[nn.Module, str], bool]
 ) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -98,13 +98,13 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tu
     if cpu.runs_natively(config) and cpu.can_run_natively(model, config.block_size):
         kernels = cpu.load_kernels(config.native_variant)
         return cpu.NativeLlama(kernels, model, context, config.prefill_threads), cpu.NativeAttention(kernels)
-    quantized = any(isinstance(m, Int8Linear | Int4Linear) for m in model.modules())
-    if wanted == "auto" and (config.quantization != "none" or quantized):
-        # Fused execution joins and repacks plain weights.
-        wanted = "transformers"
     attention = _attention(model.config.get_text_config(), config)
     if wanted in ("auto", "fused") and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
         return GpuLlama(model, context, invariant=config.batch_invariant), attention
+    quantized = any(isinstance(m, Int8Linear | Int4Linear) for m in model.modules())
+    if wanted == "auto" and (config.quantization != "none" or quantized):
+        # Fused execution on a CPU joins and repacks plain weights.
+        wanted = "transformers"
     if wanted in ("auto", "fused") and can_fuse(model):
         return FusedLlama(model, context), attention
     if wanted in ("auto", "transformers"):

@@ -18,7 +18,7 @@ from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault, other
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import checkpoints, gguf_fours, packed_weights
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.checkpoints.quantization import BYTES_PER_WEIGHT, Int4Linear, Int8Linear
+from outrider.engine.checkpoints.quantization import BYTES_PER_WEIGHT, Float8Linear, Int4Linear, Int8Linear
 from outrider.engine.checkpoints.quantization import check as check_quantization
 from outrider.engine.engine import Engine
 from outrider.engine.loading.assembly import assemble, kv_shape, working_bytes
@@ -27,6 +27,7 @@ from outrider.engine.loading.draft_checkpoint import load_draft_model
 from outrider.engine.models.architectures import architecture_problem, model_problem, tensors_problem, text_part
 from outrider.engine.models.context import context_len
 from outrider.engine.models.decoder import register_attention
+from outrider.engine.models.families import why_no_relative
 from outrider.engine.models.fused import keep_to_vector_code
 from outrider.engine.models.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
 from outrider.engine.models.probe import attention_problem, on_meta
@@ -236,6 +237,10 @@ def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict
             del part.quantization_config
     dtype: torch.dtype = getattr(torch, config.dtype)
     keep: tuple[type[packed_weights.Kept], ...] = (Int8Linear,) if config.device == "cpu" else ()
+    relative = why_no_relative(settings.get_text_config()) is None
+    # Others are multiplied by torch, which would widen them for each product.
+    if config.device != "cpu" and config.dtype != "float32" and relative:
+        keep = (Int8Linear, Float8Linear)
     if cpu.why_not_native(config, settings.get_text_config()) is None:
         keep = (Int8Linear, Int4Linear)
     plain = packed_weights.read(path, stated, dtype, keep=keep)

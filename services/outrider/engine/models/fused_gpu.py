@@ -7,6 +7,7 @@ through transformers' own code (`decoder.py`), which is also recorded in graphs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from outrider.engine.attention import Batch
 from outrider.engine.attention.paged import TritonBatch
+from outrider.engine.checkpoints.quantization import Float8Linear, Int8Linear
 from outrider.engine.models.families import Family, why_no_relative
 from outrider.engine.models.families import Layer as Parts
 from outrider.engine.models.products import Product, Products
@@ -23,29 +25,35 @@ from outrider.engine.models.taps import HEAD_INPUT, Taps
 
 
 def can_fuse_on_gpu(model: Any) -> bool:
-    """Whether the model is a relative of Llama's of plain weights, without what the kernels do not do."""
+    """Whether the model is a relative of Llama's of plain weights or of 8 bits, without what the kernels do not do."""
     if why_no_relative(model.config) is not None:
         return False
     if any(parameter.dtype != model.dtype for parameter in model.parameters()):
         return False
     family = Family.of(model)
     scales = family.embedding_scale, family.residual_scale, family.logit_scale
-    if family.gelu or scales != (1.0, 1.0, 1.0) or type(family.head) is not nn.Linear:
+    if family.gelu or scales != (1.0, 1.0, 1.0) or not _multiplied([family.head], model.dtype):
         return False
     return all(_fits(layer, family) for layer in family.layers(1))
 
 
 def _fits(layer: Parts, family: Family) -> bool:
-    linears = (*layer.qkv, layer.output, *layer.gate_up, layer.down)
+    groups = layer.qkv, (layer.output,), layer.gate_up, (layer.down,)
     norms = layer.attention_norm, layer.mlp_norm
     return (
-        all(type(linear) is nn.Linear for linear in linears)
+        all(_multiplied(group, family.embedding.dtype) for group in groups)
         and layer.attention_post_norm is None
-        and all(norm is not None and norm.dtype == linears[0].weight.dtype for norm in norms)
+        and all(norm is not None and norm.dtype == family.embedding.dtype for norm in norms)
         and all(norm is None or len(norm) == family.head_dim for norm in (layer.query_norm, layer.key_norm))
         and layer.rotary is not None
         and 2 * layer.rotary[0].shape[1] == family.head_dim
     )
+
+
+def _multiplied(joined: Sequence[Any], dtype: torch.dtype) -> bool:
+    """Whether linear modules can be one product. Those of 8 bits are multiplied in 16."""
+    kind, *others = {type(linear) for linear in joined}
+    return not others and (kind is nn.Linear or (kind in (Int8Linear, Float8Linear) and dtype != torch.float32))
 
 
 @dataclass(frozen=True, slots=True)

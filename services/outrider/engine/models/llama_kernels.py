@@ -112,16 +112,22 @@ def _rows_of(x, norm, squares, row, rows, k, K, NORM: tl.constexpr):
 @triton.jit
 def _multiplied(weight, tile, sums, n, k, K, N, WIDEN: tl.constexpr):
     """sums [1, n, rows], with the products of these columns added."""
-    of = tl.load(weight + n.to(tl.int64)[:, None] * K + k[None, :], mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
+    at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
+    of = tl.load(at, mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)
     if WIDEN:
         return sums + tl.dot(of.to(tl.float32), tile.to(tl.float32), input_precision="ieee")[None]
-    return tl.dot(of[None], tile[None], sums)
+    # Numbers of 8 bits are widened, exactly, in registers: what comes from memory are bytes.
+    return tl.dot(of.to(tile.dtype)[None], tile[None], sums)
 
 
 @triton.jit
-def _finished(sums, scale, bias, n, N, BIAS: tl.constexpr, SHAPE: tl.constexpr, dtype: tl.constexpr):
-    """[n, rows], rounded."""
+def _finished(
+    sums, scale, scales, bias, n, N, SCALED: tl.constexpr, BIAS: tl.constexpr, SHAPE: tl.constexpr, dtype: tl.constexpr
+):
+    """[n, rows], rounded. scale: of each row of x; scales: of each of the weight."""
     found = tl.reshape(sums, SHAPE) * scale[None, :]
+    if SCALED:
+        found *= tl.load(scales + n, mask=n < N, other=0.0)[:, None]
     if BIAS:
         found += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     return found.to(dtype).to(tl.float32)
@@ -133,6 +139,7 @@ def product_kernel(
     x,
     norm,
     weight,
+    scales,
     bias,
     out,
     rows,
@@ -140,6 +147,7 @@ def product_kernel(
     K,
     N,
     NORM: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     GATE: tl.constexpr,
     ADD: tl.constexpr,
@@ -149,7 +157,8 @@ def product_kernel(
 ):
     """out [rows, N] = x [rows, K] times the transposed weight [N, K]. Grid: [tiles of ROWS, blocks of N].
 
-    NORM: of the RMS norm of x, which is scaled after the product. BIAS is added. GATE: weight [2 * N, K] has gate and
+    NORM: of the RMS norm of x, which is scaled after the product. SCALED: each row of the weight, in 8 bits, has its
+    scale, in float32. BIAS is added. GATE: weight [2 * N, K] has gate and
     up, and out = silu(gate) * up. ADD: to out.
 
     A row has the same bits in any number of rows and at any size of a tile: its sums are over K in order, by one
@@ -174,9 +183,9 @@ def product_kernel(
             total = tl.sum(tl.reshape(total, [2, total.shape[0] // 2, ROWS]), axis=0)
         scale = tl.rsqrt(tl.reshape(total, [ROWS]) / K + eps)
     dtype: tl.constexpr = x.dtype.element_ty
-    found = _finished(sums, scale, bias, n, N, BIAS, [BLOCK_N, ROWS], dtype)
+    found = _finished(sums, scale, scales, bias, n, N, SCALED, BIAS, [BLOCK_N, ROWS], dtype)
     if GATE:
-        up = _finished(above, scale, bias + N, n, N, BIAS, [BLOCK_N, ROWS], dtype)
+        up = _finished(above, scale, scales + N, bias + N, n, N, SCALED, BIAS, [BLOCK_N, ROWS], dtype)
         found = (found / (1.0 + tl.exp(-found))).to(dtype).to(tl.float32) * up
     to = out + row[None, :] * N + n[:, None]
     inside = (row < rows)[None, :] & (n < N)[:, None]

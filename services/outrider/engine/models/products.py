@@ -15,6 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _MAX_ROWS = 128
+_SHAPES = {16: (4, 8), 32: (4, 6), 64: (4, 4), _MAX_ROWS: (8, 3)}
+"""By rows of a tile: its warps, and the blocks of columns that it has on their way from memory."""
+# As many bytes on their way as of weights in 16 bits. More warps would each widen weights that others widen too.
+_SHAPES_8_BITS = {16: (2, 12), 32: (2, 9), 64: (4, 5), _MAX_ROWS: (8, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +28,22 @@ class Product:
     weight: Tensor
     bias: Tensor | None
     norm: Tensor | None
+    scales: Tensor | None = None
+    """float32 [outputs], of weights in 8 bits."""
 
     @classmethod
     def of(cls, *linears: Any, norm: Tensor | None = None) -> Product:
         """Frees the modules' weights where they are copied: the model may fill more than half the memory."""
         biased = [linear.bias.detach() for linear in linears if linear.bias is not None]
         bias = torch.cat(biased) if biased else None
+        scaled = [linear.scale.float() for linear in linears if hasattr(linear, "scale")]
+        scales = torch.cat(scaled) if scaled else None
         if len(linears) == 1:
-            return cls(linears[0].weight.detach(), bias, norm)
+            return cls(linears[0].weight.detach(), bias, norm, scales)
         joined = torch.cat([linear.weight.detach() for linear in linears])
         for linear in linears:
             linear.weight = None
-        return cls(joined, bias, norm)
+        return cls(joined, bias, norm, scales)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,7 @@ class Products:
     kernels: ModuleType
     eps: float
     invariant: bool
-    """Whether products are ours. Those of float32, which nobody serves, are torch's."""
+    """Whether products of plain weights are ours. Those of float32, which nobody serves, are torch's."""
 
     @classmethod
     def of(cls, eps: float, dtype: torch.dtype, *, invariant: bool) -> Products:
@@ -63,7 +71,7 @@ class Products:
     ) -> Tensor:
         """[rows, width]. gate: silu of its first half times its second. add_to: returned with the product added. out:
         of any dtype, returned with the product, which is rounded to x's."""
-        if self.invariant:
+        if self.invariant or by.scales is not None:
             if out is None:
                 out = x.new_empty(x.shape[0], by.weight.shape[0] // (1 + gate)) if add_to is None else add_to
             return self._launch(x, by, out, gate=gate, add=add_to is not None)
@@ -79,10 +87,12 @@ class Products:
         rows, width = out.shape
         tile = min(max(16, 1 << (rows - 1).bit_length()), _MAX_ROWS)
         block = min(max(32, tile), 64 if gate else _MAX_ROWS)
+        warps, stages = _SHAPES[tile] if by.scales is None else _SHAPES_8_BITS[tile]
         self.kernels.product_kernel[(-(-rows // tile), -(-width // block))](
             x,
             x if by.norm is None else by.norm,
             by.weight,
+            x if by.scales is None else by.scales,
             x if by.bias is None else by.bias,
             out,
             rows,
@@ -90,14 +100,15 @@ class Products:
             x.shape[1],
             width,
             NORM=by.norm is not None,
+            SCALED=by.scales is not None,
             BIAS=by.bias is not None,
             GATE=gate,
             ADD=add,
             WIDEN=x.device.type == "cpu",
             ROWS=tile,
             BLOCK_N=block,
-            num_warps=8 if tile == _MAX_ROWS else 4,
-            num_stages={16: 8, 32: 6, 64: 4, 128: 3}[tile],
+            num_warps=warps,
+            num_stages=stages,
         )
         return out
 

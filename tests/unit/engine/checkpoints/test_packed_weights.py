@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
+from outrider.engine.checkpoints import packed_weights
+from outrider.engine.checkpoints.quantization import Float8Linear, Int8Linear
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import count_linear
 from outrider.local import Speculator
@@ -172,6 +174,18 @@ def test_it_is_served_as_the_weights_that_its_format_means(
     config = (path / "config.json").read_text()
     assert ("kept in int8" in lines[0]) == ("int-quantized" in config and rows_of_int8(path))
     assert json.loads(config)["quantization_config"]["quant_method"] in lines[0]
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "fp8, one scale"])
+def test_rows_of_fp8_stay_as_they_are_for_kernels_that_read_them(scheme: str, by_scheme: ByScheme) -> None:
+    path, plain = by_scheme(scheme)
+    found = packed_weights.read(path, SCHEMES[scheme][1], torch.bfloat16, keep=(Int8Linear, Float8Linear))
+    tensors, want = load_file(path / "model.safetensors"), load_file(plain / "model.safetensors")
+    assert {f"{name}.weight" for name in found.kept} == {name for name in tensors if name.endswith("_proj.weight")}
+    for name, layer in found.kept.items():
+        assert isinstance(layer, Float8Linear)
+        assert torch.equal(layer.weight.view(torch.uint8), tensors[f"{name}.weight"].view(torch.uint8))
+        torch.testing.assert_close(layer.weight.float() * layer.scale[:, None], want[f"{name}.weight"].float())
 
 
 @pytest.mark.parametrize(

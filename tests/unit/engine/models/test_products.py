@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from outrider.engine.checkpoints.quantization import Float8Linear, Int8Linear
 from outrider.engine.models.products import Product, Products
-from torch import Tensor
+from torch import Tensor, nn
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -30,7 +31,24 @@ def drawn(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
 def product(width: int, out: int, dtype: torch.dtype, *, norm: bool, biased: bool) -> Product:
     weight = drawn(out, width, dtype=dtype, seed=1) / math.sqrt(width)
     bias = drawn(out, dtype=dtype, seed=2) if biased else None
-    return Product(weight, bias, 1 + drawn(width, dtype=dtype, seed=3) / 8 if norm else None)
+    return Product(weight, bias, normed(width, dtype) if norm else None)
+
+
+def normed(width: int, dtype: torch.dtype) -> Tensor:
+    return 1 + drawn(width, dtype=dtype, seed=3) / 8
+
+
+def product_of_8_bits(
+    kind: type[Float8Linear | Int8Linear], width: int, out: int, dtype: torch.dtype, *, norm: bool, biased: bool
+) -> Product:
+    linears = []
+    for rows in (out // 2, out - out // 2):
+        linear = nn.Linear(width, rows, bias=biased, dtype=dtype)
+        linear.weight = nn.Parameter(drawn(rows, width, dtype=dtype, seed=rows) / math.sqrt(width))
+        # Rows of another size: each has its own scale.
+        linear.weight.data[::3] *= 5
+        linears.append(kind.of(linear.requires_grad_(False)))
+    return Product.of(*linears, norm=normed(width, dtype) if norm else None)
 
 
 def exact(x: Tensor, by: Product, *, gate: bool, add_to: Tensor | None) -> Tensor:
@@ -38,7 +56,8 @@ def exact(x: Tensor, by: Product, *, gate: bool, add_to: Tensor | None) -> Tenso
     wide = x.double()
     if by.norm is not None:
         wide = F.rms_norm(wide, (x.shape[1],), by.norm.double(), EPS)
-    found = F.linear(wide, by.weight.double(), None if by.bias is None else by.bias.double())
+    weight = by.weight.double() if by.scales is None else by.weight.double() * by.scales.double()[:, None]
+    found = F.linear(wide, weight, None if by.bias is None else by.bias.double())
     if gate:
         opened, up = found.chunk(2, -1)
         found = F.silu(opened) * up
@@ -55,9 +74,26 @@ def test_a_row_has_the_same_bits_alone_and_in_any_batch_and_is_right(
     shape: tuple[int, int], kind: str, dtype: torch.dtype
 ) -> None:
     width, out = shape
+    by = product(width, 2 * out if "gate" in kind else out, dtype, norm="norm" in kind, biased="bias" in kind)
+    has_the_same_bits_alone_and_in_any_batch_and_is_right(by, out, kind, dtype)
+
+
+@pytest.mark.parametrize("weights", [Float8Linear, pytest.param(Int8Linear, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(("shape", "kind"), [((200, 42), kind) for kind in ("norm, bias", "norm, bias, gate", "add")])
+def test_so_has_one_by_weights_of_8_bits(
+    shape: tuple[int, int], kind: str, dtype: torch.dtype, weights: type[Float8Linear | Int8Linear]
+) -> None:
+    width, out = shape
+    wide = 2 * out if "gate" in kind else out
+    by = product_of_8_bits(weights, width, wide, dtype, norm="norm" in kind, biased="bias" in kind)
+    assert by.weight.element_size() == 1
+    has_the_same_bits_alone_and_in_any_batch_and_is_right(by, out, kind, dtype)
+
+
+def has_the_same_bits_alone_and_in_any_batch_and_is_right(by: Product, out: int, kind: str, dtype: torch.dtype) -> None:
+    width, gate, add = by.weight.shape[1], "gate" in kind, "add" in kind
     multiply = Products.of(EPS, dtype, invariant=True)
-    gate, add = "gate" in kind, "add" in kind
-    by = product(width, 2 * out if gate else out, dtype, norm="norm" in kind, biased="bias" in kind)
     # More than two tiles of the largest size would only repeat it.
     count = 130 if width < 500 else 33
     x, before = drawn(count, width, dtype=dtype, seed=4), drawn(count, out, dtype=dtype, seed=5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from outrider.drafters import load_drafter
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
-from outrider.engine.checkpoints.quantization import Int4Linear, Int8Linear, check, quantize
+from outrider.engine.checkpoints.quantization import Float8Linear, Int4Linear, Int8Linear, check, quantize
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import (
     DoesNotFit,
@@ -120,6 +120,20 @@ def test_int8_rows_are_within_half_a_step_of_their_weights() -> None:
     x = torch.randn(3, 2, 64)
     expected = x @ restored.T + linear.bias
     assert torch.allclose(quantized(x), expected, atol=1e-5)
+
+
+def test_fp8_rows_are_within_half_a_step_of_their_weights_and_none_is_beyond_the_largest_number() -> None:
+    linear = nn.Linear(64, 32, bias=True, dtype=torch.bfloat16).requires_grad_(False)
+    linear.weight[3], linear.weight[4, 5:] = 0, 0
+    quantized = Float8Linear.of(linear)
+    steps = linear.weight.double() / quantized.scale.double()[:, None]
+    # Three bits of mantissa; below the smallest normal number, 2 ** -6, steps are even.
+    allowed = (steps.abs() / 16).clamp_min(2.0**-10) * 1.0001
+    assert bool(((quantized.weight.double() - steps).abs() <= allowed).all())
+    assert bool((quantized.weight.float().abs().amax(1)[[0, 4, 31]] == 448).all())
+    x = torch.randn(3, 2, 64, dtype=torch.bfloat16)
+    expected = x.float() @ (quantized.weight.float() * quantized.scale[:, None]).T + linear.bias.float()
+    assert torch.allclose(quantized(x).float(), expected, atol=0.02)
 
 
 def restored(layer: Int4Linear) -> torch.Tensor:
