@@ -9,11 +9,12 @@ Step times are medians by the caller's clock, from the rows to the verdicts.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,17 +58,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures["matmuls"] = matmuls(model, device)
     if not options.no_peer:
         figures["transformers"] = transformers_step_ms(model, options)
-    figures["steps"] = [
-        {"batch_invariant": invariant, **row}
-        for invariant in options.batch_invariant
-        for context in options.contexts
-        for row in engine_steps(model_of(model), context, options, invariant=invariant == "true")
-    ]
+    figures["steps"] = []
+    for invariant, context in itertools.product(options.batch_invariant, options.contexts):
+        for row in engine_steps(model_of(model), context, options, invariant=invariant == "true"):
+            figures["steps"].append({"batch_invariant": invariant, **row})
+            # What has been measured is kept if the rest has no time.
+            keep(figures, options)
     figures |= summary(figures)
     report(figures)
+    keep(figures, options)
+    return 0
+
+
+def keep(figures: dict[str, Any], options: argparse.Namespace) -> None:
     if options.json:
         Path(options.json).write_text(json.dumps(figures, indent=2) + "\n")
-    return 0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -85,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=60, metavar="N", help="timed steps of each kind")
     add("--attention", default="auto", help="of the engine: auto, triton, sdpa")
     add("--execution", default="auto", help="of the engine: auto, fused, transformers")
+    add("--quantization", default="none", help="of the engine's weights: none, int8, fp8")
     add("--batch-invariant", nargs="+", default=["true"], choices=("true", "false"), help="of the engine, side by side")
     add("--no-graphs", action="store_true", help="launch every kernel")
     add("--min-tokens", type=int, default=16, metavar="N", help="recorded steps are multiples of this many tokens")
@@ -247,7 +253,7 @@ def model_of(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 def engine_steps(
     model: LlamaForCausalLM, context: int, options: argparse.Namespace, *, invariant: bool
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Times for each number of rows and of positions, with `context` cached tokens per row."""
     block_size, longest = 16, context + max(options.positions)
     config = EngineConfig(
@@ -256,6 +262,7 @@ def engine_steps(
         block_size=block_size,
         attention=options.attention,
         execution=options.execution,
+        quantization=options.quantization,
         cuda_graphs=not options.no_graphs,
         batch_invariant=invariant,
         graph_rows=max(options.rows),
@@ -265,15 +272,12 @@ def engine_steps(
     blocks = max(options.rows) * (-(-longest // block_size) + 1)
     started = time.perf_counter()
     engine = assemble(model, config, num_blocks=blocks, max_context_len=longest + block_size)
-    ready_s = time.perf_counter() - started
+    ready = {"assemble_s": time.perf_counter() - started}
     sequences = [prefilled(engine, context) for _ in range(max(options.rows))]
-    found = []
-    for rows in options.rows:
-        for positions in options.positions:
-            seconds = step_s(engine, sequences[:rows], positions, options)
-            found.append({"context": context, "rows": rows, "positions": positions, "step_ms": 1e3 * seconds})
-    found[0]["assemble_s"] = ready_s
-    return found
+    for rows, positions in itertools.product(options.rows, options.positions):
+        seconds = step_s(engine, sequences[:rows], positions, options)
+        yield {"context": context, "rows": rows, "positions": positions, "step_ms": 1e3 * seconds} | ready
+        ready = {}
 
 
 def prefilled(engine: Engine, context: int) -> EngineSequence:

@@ -4,8 +4,9 @@
 
 Looks for a GPU first: without one nothing runs. It needs no network and installs nothing: beside torch, Triton and
 transformers it uses what benchmarks.gpu_pack has packed, as far as that is there, and steps that need more say what is
-missing. One that fails keeps the end of its output, and none keeps the others from running. The last one, load on a
-stack, gets the time that the others leave. The report ends with one table of all figures, in which a step that has
+missing. One that fails keeps the end of its output, and none keeps the others from running: each is ended after its
+share of the time. The last one, load on a stack, gets what the others leave. The report is written after each step, so
+that it is there whenever the machine goes away, and ends with one table of all figures, in which a step that has
 measured nothing says why. Exit code 0 only if every step has run and succeeded.
 """
 
@@ -30,7 +31,7 @@ from benchmarks.gpu_pack import GENERATED, ROOT, unpack
 
 _TAIL = 4000
 _SHORTEST_S = 20.0
-_GRACE_S = 30.0
+_GRACE_S = 15.0
 """In which a stack closes."""
 _LOAD = """shape: {{kind: steady, num_users: 64, seconds: {seconds}}}
 slo: {{ttft_ms: 2000, tpot_ms: 200}}
@@ -109,6 +110,7 @@ def steps(out: Path, files: Path | None = None) -> list[Step]:
     return [
         Step("tests/gpu", lambda s: tests, 0.25, _lacks("pytest")),
         timed("batch-invariant products beside torch's", "batch-invariant", 0.3, lambda: "", bench, *_PRICE),
+        timed("weights in fp8", "fp8", 0.25, lambda: "", bench, *_FP8),
         timed("vLLM alone", "vllm-alone", 0.35, _lacks("vllm"), vllm),
         timed("vLLM with the plugin, without drafts", "vllm-plugin", 0.4, ours, vllm, "--plugin"),
         timed("SmolLM2 with a draft worker", "stack-worker", 0.25, whole_stack, *worker),
@@ -140,19 +142,20 @@ def _profile(out: Path, seconds: float) -> str:
 
 
 _BOTH = ["--positions", "1", "5", "--batch-invariant", "true", "false", "--no-peer"]
+_FP8 = ["--shape", "8b", "--rows", "1", "8", "32", "--contexts", "512", "--steps", "30", "--positions", "1", "5"]
+_FP8 += ["--quantization", "fp8", "--no-peer"]
 _PRICE = ["--shape", "8b", "--rows", "1", "8", "32", "64", "--contexts", "512", "--steps", "30", *_BOTH]
 
 
-def run(planned: Sequence[Step], hours: float, say: Callable[[str], None]) -> list[Outcome]:
-    """All steps, within the time."""
+def run(planned: Sequence[Step], hours: float, tell: Callable[[list[Outcome]], None]) -> list[Outcome]:
+    """All steps, within the time. Tells what there is after each."""
     until_s, found = time.monotonic() + 3600 * hours, list[Outcome]()
     for step in planned:
         left_s = until_s - time.monotonic()
         reason = step.why_not() or ("" if left_s > _SHORTEST_S else "no time was left")
         outcome = Outcome(step.name, f"not run: {reason}") if reason else _run(step, step.share * left_s)
-        outcome = replace(outcome, figures=step.figures)
-        say(f"{outcome.name}: {outcome.verdict} ({outcome.seconds:.0f} s)")
-        found.append(outcome)
+        found.append(replace(outcome, figures=step.figures))
+        tell(found)
     return found
 
 
@@ -251,12 +254,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for earlier in out.glob("*.json"):
         earlier.unlink()
     files = use(unpack(options.pack, ROOT / "build/gpu-pack"))
-    outcomes = run(steps(out, files), options.hours, lambda line: print(line, flush=True))
     path = out / "report.md"
-    table = f"\n## Figures\n\n{figures(out, outcomes)}\n\n{pack_draft(out)}\n"
-    path.write_text(report(outcomes, _machine()) + table)
-    print(f"{_machine()} Report: {path}\n{table}")
+
+    def tell(found: list[Outcome]) -> None:
+        last = found[-1]
+        print(f"{last.name}: {last.verdict} ({last.seconds:.0f} s)", flush=True)
+        path.write_text(report(found, _machine()) + _figures(out, found))
+
+    outcomes = run(steps(out, files), options.hours, tell)
+    print(f"{_machine()} Report: {path}\n{_figures(out, outcomes)}")
     return 0 if all(outcome.verdict == "passed" for outcome in outcomes) else 1
+
+
+def _figures(out: Path, outcomes: Sequence[Outcome]) -> str:
+    return f"\n## Figures\n\n{figures(out, outcomes)}\n\n{pack_draft(out)}\n"
 
 
 def use(packed: Mapping[str, Path]) -> Path | None:

@@ -40,6 +40,22 @@ def test_what_takes_too_long_is_ended_and_what_has_no_time_is_not_begun(monkeypa
     assert found[0].verdict.startswith("failed: not done after")
 
 
+def test_the_report_is_written_after_each_step_with_what_an_ended_one_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine may go away at any time."""
+    monkeypatch.setattr(gpu_day, "_SHORTEST_S", 0.0)
+    monkeypatch.setattr(gpu_day, "no_gpu", lambda: "")
+    monkeypatch.setattr(gpu_day, "_machine", lambda: "a card")
+    part = f"import json, time; json.dump({{'steps': [{{'step_ms': 5.5}}]}}, open({str(tmp_path / 'a.json')!r}, 'w'))"
+    slow = replace(python(f"{part}; print('half', flush=True); time.sleep(600)"), name="slow", figures="a", share=0.9)
+    seen = f"import shutil; shutil.copy({str(tmp_path / 'report.md')!r}, {str(tmp_path / 'then.md')!r})"
+    monkeypatch.setattr(gpu_day, "steps", lambda out, files: [slow, replace(python(seen), share=1.0)])
+    gpu_day.main(["--out", str(tmp_path), "--pack", str(tmp_path / "none"), "--hours", str(20 / 3600)])
+    then = (tmp_path / "then.md").read_text()
+    assert "| slow | failed: not done after" in then and "half" in then and "| a | 5.5 |" in then
+
+
 def test_what_a_step_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sanitizer's program would be on the GPU beside the next step."""
     monkeypatch.setattr(gpu_day, "_SHORTEST_S", 0.0)
