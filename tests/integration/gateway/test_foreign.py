@@ -195,9 +195,8 @@ async def test_the_answer_says_what_was_ignored(serve: Any) -> None:
     assert many.status_code == 400
 
 
-@pytest.mark.parametrize(
-    ("fields", "shown"),
-    [
+async def test_the_switches_of_reasoning_reach_the_template(serve: Any, tokenizer: ModelTokenizer) -> None:
+    switches: list[tuple[dict[str, Any], str]] = [
         ({"enable_thinking": False}, "False "),
         ({"thinking": {"type": "disabled"}}, "False "),
         ({"thinking": {"type": "enabled", "budget_tokens": 64}}, "True "),
@@ -205,14 +204,11 @@ async def test_the_answer_says_what_was_ignored(serve: Any) -> None:
         ({"think": "high"}, " high"),
         ({"reasoning": {"enabled": False}}, "False "),
         ({"reasoning": {"effort": "low", "enabled": True}}, "True low"),
-    ],
-)
-async def test_the_switches_of_reasoning_reach_the_template(
-    serve: Any, tokenizer: ModelTokenizer, fields: dict[str, Any], shown: str
-) -> None:
+    ]
     async with serve(template=SHOWS) as (client, router):
-        await answered(client, CHAT | fields, "/v1/chat/completions")
-    assert prompt_of(router.requests[0], tokenizer) == f"Hm? {shown}"
+        for fields, shown in switches:
+            await answered(client, CHAT | fields, "/v1/chat/completions")
+            assert prompt_of(router.requests[-1], tokenizer) == f"Hm? {shown}"
 
 
 async def test_a_budget_of_reasoning_is_not_kept_and_the_answer_says_so(serve: Any) -> None:

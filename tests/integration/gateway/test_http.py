@@ -521,26 +521,21 @@ def refusing(error: OutriderError, after: int = 0) -> Script:
     return script
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "kind", "code"),
-    [
+async def test_an_error_before_the_first_token_has_its_own_status(serve: Any, router: ScriptedRouter) -> None:
+    errors = [
         (Overloaded("full", retry_after_s=2.5), 429, "rate_limit_error", "rate_limit_exceeded"),
         (Unavailable("no target", reason="NO_TARGET"), 503, "service_unavailable", "no_target"),
         (DeadlineExceeded("late"), 504, "timeout_error", "deadline_exceeded"),
         (OutriderError("secret detail"), 500, "server_error", "internal"),
-    ],
-)
-async def test_an_error_before_the_first_token_has_its_own_status(
-    serve: Any, router: ScriptedRouter, error: OutriderError, status: int, kind: str, code: str
-) -> None:
-    router.script = refusing(error)
+    ]
     async with serve() as (gateway, _):
-        answers = [await post(gateway, {"model": MODEL, "prompt": "a", "stream": stream}) for stream in (False, True)]
-    for answer in answers:
-        assert answer.status_code == status
-        assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
-        assert "secret" not in answer.text
-        assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
+        for (error, status, kind, code), stream in itertools.product(errors, (False, True)):
+            router.script = refusing(error)
+            answer = await post(gateway, {"model": MODEL, "prompt": "a", "stream": stream})
+            assert answer.status_code == status
+            assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == (kind, code)
+            assert "secret" not in answer.text
+            assert answer.headers.get("retry-after") == ("3" if status == 429 else None)
 
 
 async def test_an_error_in_mid_stream_is_an_event_the_client_raises(serve: Any, router: ScriptedRouter) -> None:
