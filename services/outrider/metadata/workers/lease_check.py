@@ -33,6 +33,7 @@ MOST: Mapping[str, float] = {
     "max_draft_tokens": 1 << 16,
     "max_sequences": _SEQUENCES,
     "block_size": 1 << 16,
+    "feature_bits": 64,
     "num_blocks": _TOKENS,
     "device_memory_bytes": _BYTES,
     "num_running": _SEQUENCES,
