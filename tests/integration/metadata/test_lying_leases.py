@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -26,6 +26,8 @@ from outrider_controller.control.plan.leading import PlanLeader
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet
 from prometheus_client import CollectorRegistry
+
+from tests.redis_server import EmbeddedServer
 
 _ROLES = worker_pb2.WorkerRole
 DRAFT, TARGET, ROUTER = _ROLES.WORKER_ROLE_DRAFT, _ROLES.WORKER_ROLE_TARGET, _ROLES.WORKER_ROLE_ROUTER
@@ -118,6 +120,20 @@ _HARMLESS: dict[str, str] = {
     "a number too long to read": "1" * 4000,
 }
 """Recipes that are none: the worker has its place, and they are shown to nobody as a parent."""
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer.start(tmp_path_factory.mktemp("leases") / "r") as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared: EmbeddedServer) -> EmbeddedServer:
+    """Empty: no lie harms a server, so that one is enough for all of them."""
+    with redis.Redis.from_url(shared.url) as client:
+        client.flushall()
+    return shared
 
 
 async def looked_at(store: MetadataStore) -> tuple[PlanLeader, Fleet, list[dict[str, Any]]]:
