@@ -231,6 +231,8 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old:
     "url",
     [
         "http://h:1",
+        "nonsense",
+        "redis://user:hunter2@h:port",
         "redis+sentinel://h:1",
         "redis+sentinel://h:x/main",
         "redis+sentinel:///main",
@@ -243,7 +245,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, old:
 def test_a_url_that_is_none_is_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(ValueError, match="metadata URL") as caught:
         MetadataStore.connect(url)
-    assert url not in str(caught.value)
+    assert url not in str(caught.value) and "hunter2" not in str(caught.value)
 
 
 @contextmanager
