@@ -62,12 +62,12 @@ class VirtualDraft:
         self._loop = asyncio.get_running_loop()
         self._to, self._back = Wire(self._hear), Wire(receive)
 
-    def tell(self, heard: Callable[[float], Iterable[Event]]) -> None:
+    def tell(self, events_at: Callable[[float], Iterable[Event]]) -> None:
         """Sends what becomes events when it is heard, at that time."""
-        self._to.send(heard, self._delay_s())
+        self._to.send(events_at, self._delay_s())
 
-    def _hear(self, heard: Callable[[float], Iterable[Event]]) -> None:
-        self.steps.post(heard(self._loop.time()))
+    def _hear(self, events_at: Callable[[float], Iterable[Event]]) -> None:
+        self.steps.post(events_at(self._loop.time()))
 
     def _reported(self, report: DraftReport) -> None:
         for failed in report.failures:
