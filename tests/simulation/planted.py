@@ -16,7 +16,7 @@ from outrider.draft.worker import DraftWorker
 from outrider.drafting.buffer import DraftBuffer
 from outrider.engine.kv.blocks import BlockPool
 from outrider.engine.kv.kv_cache_manager import KVCacheManager
-from outrider.gateway.generation.generation import _Job
+from outrider.gateway.generation.answers import Answer
 from outrider.speculation import Candidate, verification
 from outrider.target.drafts.pool import PoolDrafts
 from outrider.target.requests import events, wire
@@ -243,7 +243,7 @@ _FAULTS: dict[Planted, tuple[Any, str, Callable[[Any], Any]]] = {
     Planted.DRAFT_SEQUENCE_KEPT: (PoolDrafts, "_unpair", _no_unpair),
     Planted.PREFIX_FORGOTTEN: (sequences, "opening_for_target", _no_prefix),
     Planted.COMMITTED_CHANGED: (wire, "spec_of", _other_committed),
-    Planted.RESUME_FORGOTTEN: (_Job, "route_request", _no_resume),
+    Planted.RESUME_FORGOTTEN: (Answer, "route_request", _no_resume),
     Planted.WAKE_LOST: (SequenceEvents, "next", _wake_once),
     Planted.POSITION_UNCHECKED: (RequestState, "apply", _any_position),
 }

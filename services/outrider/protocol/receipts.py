@@ -9,7 +9,7 @@ import json
 import struct
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -37,7 +37,7 @@ def receipt_of(
     request: router_pb2.RouteRequest,
     stop: Sequence[str],
     revisions: Sequence[tuple[str, int]],
-    draft_kinds: Sequence[str],
+    draft_kinds: Iterable[str],
 ) -> receipt_pb2.Receipt:
     """`request`: the one that would continue the answer after its end, with all of its tokens. `revisions`: each with
     the number of output tokens before its first.

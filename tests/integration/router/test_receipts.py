@@ -187,7 +187,7 @@ async def test_a_tenants_record_is_as_good_as_the_request(gateway: RunningGatewa
         tenant = tenants_pb2.Tenant(name="t", receipts=receipts)
         async with gateway.core.start([[asked]], default_max_tokens=4, tenant=tenant) as [answer]:
             chunks = [chunk async for chunk in answer.chunks]
-        assert bool(chunks[-1].receipt) is receipts
+        assert bool(chunks[-1].signed) is receipts
         assert (answer.options.seed is not None) is receipts
 
 

@@ -29,7 +29,7 @@ def test_the_standard_variables_decide(environ: dict[str, str], wanted: bool) ->
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import sys; import outrider.gateway.generation.spans, outrider_controller.router.process; "
+        "import sys; import outrider.gateway.generation.observer, outrider_controller.router.process; "
         "from outrider.telemetry.tracing import open_tracing; assert open_tracing('x', {}) is None; "
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )

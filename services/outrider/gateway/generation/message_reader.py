@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.gateway.generation.generation import Answer, Chunk
+from outrider.gateway.generation.answers import Answer, Chunk
 from outrider.gateway.generation.requests import ChatPrompt
 from outrider.gateway.tokenizer.model import ModelTokenizer
 from outrider.gateway.tools.parsers.formats import FORMATS

@@ -1,16 +1,11 @@
-"""The gateway's Prometheus metrics. Times are seconds on the process's monotonic clock."""
+"""The gateway's Prometheus metrics. `observer` adds to them what happens to a request."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from outrider.errors import OutriderError
-from outrider.gateway.generation.stats import AnswerFinish
 from outrider.telemetry.metrics import LabelCap
 
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
@@ -81,79 +76,3 @@ class GatewayMetrics:
 
     def failover(self, *, resumed: bool) -> None:
         self.failovers.labels("ongoing_request" if resumed else "new_request").inc()
-
-    @contextmanager
-    def request(self, started_s: float) -> Iterator[RequestObserver]:
-        """Wraps one request and counts its end once, whatever it is."""
-        observer = RequestObserver(self, started_s)
-        self.running.inc()
-        try:
-            yield observer
-        except OutriderError as error:
-            self.failed.labels((error.reason or error.code.name).lower()).inc()
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            if not observer.finished:
-                self.failed.labels("cancelled").inc()
-            raise
-        except Exception:
-            self.failed.labels("internal").inc()
-            raise
-        finally:
-            self.running.dec()
-            observer.opened()
-            if observer.model:
-                self.at_targets.labels(observer.model).dec()
-            if observer.num_tokens:
-                self.generation_tokens.labels(observer.model).observe(observer.num_tokens)
-
-
-@dataclass(slots=True)
-class RequestObserver:
-    metrics: GatewayMetrics
-    started_s: float
-    model: str = ""
-    """Set once the model is known to be served, so that invented names never become labels."""
-    num_tokens: int = 0
-    last_s: float | None = None
-    finished: bool = False
-    waiting: bool = False
-
-    def prepared(self, model: str, prompt_tokens: int) -> None:
-        self.model, self.waiting = model, True
-        self.metrics.waiting.labels(model).inc()
-        self.metrics.prompt_tokens.labels(model).observe(prompt_tokens)
-
-    def opened(self) -> None:
-        """To be called when a target has received the request, or the request has ended."""
-        if self.waiting:
-            self.waiting = False
-            self.metrics.waiting.labels(self.model).dec()
-            self.metrics.at_targets.labels(self.model).inc()
-
-    def chunk(self, num_tokens: int, finish: AnswerFinish | None, now_s: float) -> None:
-        """To be called before each delivery."""
-        if num_tokens:
-            self.opened()
-            self.num_tokens += num_tokens
-            if self.last_s is None:
-                self.metrics.ttft.labels(self.model).observe(now_s - self.started_s)
-            else:
-                self.metrics.itl.labels(self.model).observe(now_s - self.last_s)
-            self.last_s = now_s
-        if finish is not None:
-            self._finish(finish, now_s)
-
-    def _finish(self, finish: AnswerFinish, now_s: float) -> None:
-        self.finished = True
-        self.metrics.succeeded.labels(self.model, finish.reason).inc()
-        times = finish.summary
-        prefill_ms = max(0.0, times.time_to_first_token_ms - times.queue_time_ms)
-        self.metrics.queue_time.labels(self.model).observe(times.queue_time_ms / 1e3)
-        self.metrics.prefill_time.labels(self.model).observe(prefill_ms / 1e3)
-        self.metrics.decode_time.labels(self.model).observe(times.generation_time_ms / 1e3)
-        self.metrics.inference_time.labels(self.model).observe((prefill_ms + times.generation_time_ms) / 1e3)
-        self.metrics.cached_tokens.labels(self.model).observe(finish.usage.cached_tokens)
-        self.metrics.e2e.labels(self.model).observe(now_s - self.started_s)
-        if finish.usage.completion_tokens > 1:
-            self.metrics.tpot.labels(self.model).observe(finish.summary.mean_itl_ms / 1e3)

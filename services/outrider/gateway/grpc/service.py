@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import grpc
 
 from outrider.errors import InvalidRequest, NotSupported, OutriderError
-from outrider.gateway.generation.choices import Choices
-from outrider.gateway.generation.generation import Chunk, Generator
+from outrider.gateway.generation.answers import Choices, Chunk
+from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.logits import LogitsChoice
 from outrider.gateway.generation.pacing import FRAME_BYTES, Pacer
 from outrider.gateway.generation.requests import (
@@ -218,7 +218,7 @@ def _choice(answer: Chunk) -> generation_pb2.Choice:
         token_ids=answer.token_ids,
         finish_reason=reason,
         logprobs=answer.logprobs,
-        receipt=answer.receipt,
+        receipt=answer.finish.receipt if answer.finish else "",
     )
 
 

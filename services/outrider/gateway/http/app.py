@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from outrider.errors import InvalidRequest, OutriderError
 from outrider.gateway.config import GatewayLimits, HttpOptions, UnknownFields
-from outrider.gateway.generation.choices import Choices
-from outrider.gateway.generation.generation import Answer, Generator
+from outrider.gateway.generation.answers import Answer, Choices
+from outrider.gateway.generation.generation import Generator
 from outrider.gateway.generation.requests import Generation
 from outrider.gateway.http import sse
 from outrider.gateway.http.access import caller_of, guarded, ignored_header, sharing, tenant_of, with_headers

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Send
 
-from outrider.gateway.generation.choices import Choices
-from outrider.gateway.generation.generation import Chunk
+from outrider.gateway.generation.answers import Choices, Chunk
 from outrider.gateway.generation.pacing import FRAME_BYTES, Pacer
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError

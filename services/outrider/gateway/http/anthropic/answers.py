@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outrider.gateway.fields import from_json
-from outrider.gateway.generation.choices import Choices
-from outrider.gateway.generation.generation import Chunk
+from outrider.gateway.generation.answers import Choices, Chunk
 from outrider.gateway.generation.message_reader import MessageReader
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.anthropic.request import MessagesRequest
@@ -34,7 +33,8 @@ class MessagesWriter:
         for _ in items.add(joined.delta, MessageReader.of(choices.answers[0])):
             pass
         ended = _ended(joined, items, stats.usage, body) | {"usage": _usage(stats.usage)}
-        return _message(choices, [_block(item) for item in items.items]) | ended | _extras(joined, stats)
+        content = [_block(item) for item in items.items]
+        return _message(choices, content) | ended | stats.metrics | joined.signed
 
     async def events(self, choices: Choices, body: MessagesRequest) -> AsyncGenerator[bytes, None]:
         """Nothing is yielded before the first token or error."""
@@ -50,7 +50,7 @@ class MessagesWriter:
                 for data in _written(items.end()):
                     yield _event(data)
                 delta = _ended(chunk, items, stats.usage, body)
-                counted = {"usage": _usage(stats.usage)} | _extras(chunk, stats)
+                counted = {"usage": _usage(stats.usage)} | stats.metrics | chunk.signed
                 yield _event({"type": "message_delta", "delta": delta, **counted})
                 yield _event({"type": "message_stop"})
 
@@ -140,7 +140,3 @@ def _usage(counts: Usage) -> Json:
         "cache_read_input_tokens": counts.cached_tokens,
         "output_tokens": counts.completion_tokens,
     }
-
-
-def _extras(last: Chunk, stats: ChoiceStats) -> Json:
-    return stats.metrics | ({"receipt": last.receipt} if last.receipt else {})

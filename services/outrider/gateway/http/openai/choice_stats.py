@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.gateway.generation.choices import Choices
-from outrider.gateway.generation.generation import Chunk
+from outrider.gateway.generation.answers import Choices, Chunk
 from outrider.gateway.generation.stats import AnswerFinish, Usage
 from outrider.gateway.http.openai import bodies
 

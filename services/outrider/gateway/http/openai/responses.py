@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from outrider.gateway.generation.choices import Choices
-from outrider.gateway.generation.generation import Chunk
+from outrider.gateway.generation.answers import Choices, Chunk
 from outrider.gateway.generation.message_reader import MessageReader
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
@@ -177,7 +176,7 @@ def _response(
         "usage": counts and _usage(counts),
         "user": body.user,
         "metadata": body.metadata or {},
-    } | ({"receipt": last.receipt} if last is not None and last.receipt else {})
+    } | ({} if last is None else last.signed)
 
 
 def _counted(stats: ChoiceStats, reader: MessageReader) -> Usage:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from outrider.gateway.generation.generation import Answer, Chunk
+from outrider.gateway.generation.answers import Answer, Chunk
 from outrider.gateway.generation.message_reader import MessageReader, function_call, joined
 from outrider.gateway.generation.requests import TextPrompt
 from outrider.gateway.generation.stats import Usage
@@ -31,20 +31,16 @@ class Written:
     prompt_logprobs: Array | None = None
     legacy: bool = False
     """Whether a call is written in OpenAI's older form."""
-    receipt: str = ""
+    signed: Json = field(default_factory=dict)
+    """Further fields of the end."""
 
     @property
     def parts(self) -> list[Written]:
         """What a stream sends: the finish reason in a part of its own, as OpenAI has it. None without anything new."""
         adds = self.text or self.logprobs or self.reasoning or self.tool_calls
-        parts = [replace(self, finish_reason=None, receipt="")] if adds else []
-        end = Written(self.index, "", None, self.finish_reason, receipt=self.receipt)
+        parts = [replace(self, finish_reason=None, signed={})] if adds else []
+        end = Written(self.index, "", None, self.finish_reason, signed=self.signed)
         return [*parts, end] if self.finish_reason else parts
-
-    @property
-    def signed(self) -> Json:
-        """The receipt's field, if requested."""
-        return {"receipt": self.receipt} if self.receipt else {}
 
 
 @dataclass(slots=True)
@@ -147,7 +143,7 @@ class _CompletionChoice(Choice):
             text = (asked.text if isinstance(asked, TextPrompt) else _decoded(self.answer)) + text
         written = self._logprobs.take() if options.shows_logprobs else None
         reason = chunk.finish.reason if chunk.finish else None
-        return Written(self.index, text, written, reason, prompt_logprobs=self._of_prompt, receipt=chunk.receipt)
+        return Written(self.index, text, written, reason, prompt_logprobs=self._of_prompt, signed=chunk.signed)
 
 
 def _decoded(answer: Answer) -> str:
@@ -206,7 +202,7 @@ class _ChatChoice(Choice):
         calls = tuple(self._reader.call(each) for each in delta.calls)
         reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
         said = delta.content, written, reason, delta.reasoning, calls, self._of_prompt
-        return Written(self.index, *said, legacy=self._reader.legacy, receipt=chunk.receipt)
+        return Written(self.index, *said, legacy=self._reader.legacy, signed=chunk.signed)
 
 
 class ChatShape(AnswerShape):
