@@ -144,7 +144,7 @@ async def test_start_and_stop_of_samples_are_in_the_audit_trail(stack: Any) -> N
     audit = await control.ListAudit(control_pb2.ListAuditRequest(), metadata=operator)
     assert [(one.old.samples, one.new.samples) for one in audit.entries] == [(TEXT, 0), (0, TEXT)]
     wrong = tenants_pb2.Tenant(name="a", samples=7)  # type: ignore[arg-type]
-    with pytest.raises(Exception, match="7 is not a consent"):
+    with pytest.raises(Exception, match="samples: 7 is none of its values"):
         await control.PutTenants(control_pb2.PutTenantsRequest(tenants=[wrong]), metadata=operator)
 
 

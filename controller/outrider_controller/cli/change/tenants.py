@@ -14,7 +14,7 @@ from outrider.rpc.v1 import control_pb2, tenants_pb2, worker_pb2
 
 from outrider_controller.cli.asking import Nouns, confirm, seconds, yes_option
 from outrider_controller.cli.change.certificates import create_certificates, create_redis_users
-from outrider_controller.cli.change.tenants_file import PACINGS, SAMPLES, read_tenants
+from outrider_controller.cli.change.tenants_file import read_tenants, switches
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.drafts.versions import delete_drafts
 from outrider_controller.cli.exits import ExitCode
@@ -290,9 +290,7 @@ def tenant_row(tenant: tenants_pb2.Tenant) -> dict[str, Any]:
         "weight": round(tenant.weight, 4) or 1.0,
         "models": list(tenant.models),
         **{name: getattr(quota, name) if quota.HasField(name) else None for name in QUOTAS},  # type: ignore[arg-type]
-        "receipts": tenant.receipts,
-        "pacing": next(name for name, value in PACINGS.items() if value == tenant.pacing),
-        "samples": next(name for name, value in SAMPLES.items() if value == tenant.samples),
+        **switches(tenant),
         "version": tenant.version,
         "id": tenant.id,
     }

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message_factory import GetMessageClass
 from outrider.configuration import ConfigError, read_mapping
 from outrider.limits import MAX_TENANTS_AT_ONCE, MIN_WEIGHT
-from outrider.rpc.v1 import control_pb2, sequence_pb2, tenants_pb2
+from outrider.rpc.v1 import control_pb2, tenants_pb2
 
 from outrider_controller.cli.exits import CommandError, ExitCode
 
 MAX_FILE_BYTES = 16 << 20
-PACINGS = {"off": tenants_pb2.PACING_UNSPECIFIED, "constant": tenants_pb2.PACING_CONSTANT}
-SAMPLES = {
-    "off": sequence_pb2.SAMPLE_CONSENT_UNSPECIFIED,
-    "acceptance": sequence_pb2.SAMPLE_CONSENT_ACCEPTANCE,
-    "text": sequence_pb2.SAMPLE_CONSENT_TEXT,
-}
-_CHOICES: dict[str, Mapping[str, int]] = {"pacing": PACINGS, "samples": SAMPLES}
 # Those of the control plane and of its call.
 _NOT_IN_FILES = ("version", "dry_run")
 _WHOLE: tuple[Any, str] = (int, "a whole number")
@@ -47,6 +40,24 @@ def read_tenants(file: Path) -> list[tenants_pb2.Tenant]:
     except ConfigError as error:
         message = str(error) if str(file) in str(error) else f"{file}: {error}"
         raise CommandError(message, ExitCode.USAGE, reason="INVALID_FILE") from None
+
+
+def switches(tenant: tenants_pb2.Tenant) -> dict[str, bool | str]:
+    """The fields of a record that switch something, as a file has them."""
+    found: dict[str, bool | str] = {}
+    for field in tenant.DESCRIPTOR.fields:
+        value = getattr(tenant, field.name)
+        if field.cpp_type == Field.CPPTYPE_BOOL:
+            found[field.name] = value
+        elif field.enum_type is not None:
+            found[field.name] = next(name for name, known in _choices(field.enum_type).items() if known == value)
+    return found
+
+
+def _choices(enum: EnumDescriptor) -> dict[str, int]:
+    """Its values, by their names in files."""
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return {value.name.removeprefix(prefix).lower() if value.number else "off": value.number for value in enum.values}
 
 
 def _message(where: str, kind: Any, given: Any) -> Any:
@@ -81,7 +92,7 @@ def _one(where: str, field: Field, given: Any) -> Any:
         return _message(where, GetMessageClass(field.message_type), given)
     if field.enum_type is not None:
         # YAML 1.1 reads `off` as false.
-        choice, known = "off" if given is False else str(given), _CHOICES[field.name]
+        choice, known = "off" if given is False else str(given), _choices(field.enum_type)
         if choice not in known:
             raise ConfigError(f"{where}: {choice[:80]!r} is none of {', '.join(known)}")
         return known[choice]

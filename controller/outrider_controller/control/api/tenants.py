@@ -27,7 +27,6 @@ from outrider.metadata.events import EventKind
 from outrider.metadata.tenants.tenants import AuditEntry, TenantStore
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.v1 import control_pb2 as control
-from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import tenants_pb2 as tenants
 
 MAX_MODELS = 64
@@ -168,10 +167,12 @@ def _check_tenant(where: str, tenant: tenants.Tenant) -> None:
     for i, model in enumerate(tenant.models):
         if not 1 <= len(model) <= MAX_MODEL_CHARS or not model.isprintable():
             raise InvalidRequest(f"{where}.models[{i}]", f"{model[:80]!r} is not the name of a model")
-    if tenant.pacing not in tenants.Pacing.values():
-        raise InvalidRequest(f"{where}.pacing", f"{tenant.pacing} is not a pacing")
-    if tenant.samples not in sequence.SampleConsent.values():
-        raise InvalidRequest(f"{where}.samples", f"{tenant.samples} is not a consent")
+    for field in tenant.DESCRIPTOR.fields:
+        if (
+            field.enum_type is not None
+            and (value := getattr(tenant, field.name)) not in field.enum_type.values_by_number
+        ):
+            raise InvalidRequest(f"{where}.{field.name}", f"{value} is none of its values")
     _check_speculation(f"{where}.speculation", tenant.speculation)
     quota = tenant.quota
     _check_bound(where, quota, "requests_per_second", _MAX_PER_SECOND)
