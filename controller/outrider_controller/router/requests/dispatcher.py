@@ -23,6 +23,7 @@ from outrider.runtime.supervision import background
 from outrider_controller.router.admission.queue import AdmissionQueue
 from outrider_controller.router.config import RouterConfig
 from outrider_controller.router.fleet.fleet import Fleet, TargetLink, TargetListener
+from outrider_controller.router.fleet.placement import same_weights
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import TraceBatch, Traces, now_us
 from outrider_controller.router.observe.usage import UsageSums
@@ -30,7 +31,6 @@ from outrider_controller.router.request.checks import Request
 from outrider_controller.router.request.failover import Fault, Loss, fault_of, loss_of
 from outrider_controller.router.request.state import BadReply
 from outrider_controller.router.requests.assignment import Assigner, Directory, WorkerPicker
-from outrider_controller.router.requests.draining import hand_over
 from outrider_controller.router.requests.sequences import ActiveRequest, NewResponse, SequenceTable
 from outrider_controller.router.requests.settings import SettingsSender
 from outrider_controller.router.speculation.policy import Policy
@@ -198,13 +198,35 @@ class Dispatcher:
 
     def _fleet_changed(self) -> None:
         if self.fleet.loads.cordons:
-            hand_over(self.fleet, self.table, self._lose_target, time.time())
+            self._hand_over(time.time())
         self.admission.fleet_changed()
         if not self.picker.draft_has_room():
             return
         for active in self.table.requests:
             if active.lacks_draft:
                 active.events.wake()
+
+    def _hand_over(self, now_unix_s: float) -> None:
+        """Moves requests off workers that operators drain: off drafts at once, off targets when their time has come.
+
+        Each then looks for another worker itself. One that no other target could continue stays until it has finished.
+        """
+        for worker_id, cordon in self.fleet.loads.cordons.items():
+            if not cordon.hand_over_unix_ms:
+                continue
+            if (draft := self.fleet.drafts.get(worker_id)) is not None:
+                for sequence_id in tuple(draft.open_sequences):
+                    self.table.release_draft(self.table.by_draft[sequence_id], "draining")
+            if (
+                link := self.fleet.targets.get(worker_id)
+            ) is not None and now_unix_s * 1000 >= cordon.hand_over_unix_ms:
+                for sequence_id in tuple(link.open_sequences):
+                    if self._can_move(active := self.table.by_target[sequence_id]):
+                        self._lose_target(active, "an operator drains it", Fault.LEAVING)
+
+    def _can_move(self, active: ActiveRequest) -> bool:
+        others = self.fleet.live_targets(active.request.model)
+        return any(same_weights(other.info.model_revision, active.failover.revision) for other in others)
 
 
 def _send_phase(new_response: NewResponse, phase: router_pb2.RoutePhase.ValueType) -> None:

@@ -296,10 +296,14 @@ class SequenceTable:
         dropped.worker.open_sequences.discard(dropped.sequence_id)
         return dropped
 
-    def release_draft(self, active: ActiveRequest) -> None:
-        """The target closes the draft's sequence and decodes without a draft."""
-        if self.drop_draft(active) is not None and active.target is not None:
-            _set_draft(active.target, target_pb2.SetDraft(sequence_id=active.target.sequence_id))
+    def release_draft(self, active: ActiveRequest, why: str) -> None:
+        """The target closes the draft's sequence and decodes without a draft; the request looks for another."""
+        self.set_speculation(active, active.speculation.lost())
+        if (dropped := self.drop_draft(active)) is not None:
+            active.recorder.lost(dropped.worker.info, why, now_us())
+            if active.target is not None:
+                _set_draft(active.target, target_pb2.SetDraft(sequence_id=active.target.sequence_id))
+        active.events.wake()
 
 
 def ledger_of(request: Request, link: TargetLink) -> str:

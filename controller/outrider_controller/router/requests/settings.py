@@ -22,7 +22,6 @@ from outrider_controller.router.fleet.fleet import Fleet
 from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S
 from outrider_controller.router.observe.telemetry import RouterTelemetry
 from outrider_controller.router.observe.tracing import now_us
-from outrider_controller.router.requests.draining import release_draft
 from outrider_controller.router.requests.sequences import ActiveRequest, OpenDraft, SequenceTable
 from outrider_controller.router.speculation.policy import Policy
 
@@ -80,7 +79,7 @@ class SettingsSender:
         """The request leaves a candidate that its rollout gives it no more."""
         if active.draft is None or not (info := active.draft.worker.info).candidate or draft_version(info) == draft:
             return
-        release_draft(self._table, active, "rollout")
+        self._table.release_draft(active, "rollout")
 
     def target_states(self) -> dict[str, TargetState]:
         """What a plan needs to know of the fleet, by model."""
