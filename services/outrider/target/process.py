@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -43,6 +43,7 @@ from outrider.target.requests.limits import Limits
 from outrider.target.samples import obedient, recorder_of
 from outrider.target.service import TargetServicer
 from outrider.target.step.own_engine import OwnEngine
+from outrider.target.step.port import EnginePort
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker import process
@@ -159,7 +160,20 @@ def _servicer(
     publisher: PrefixPublisher,
     store: MetadataStore | None,
 ) -> AbstractAsyncContextManager[TargetServicer]:
-    limits = Limits(
+    grammars = GrammarCompiler(
+        resolve(config.model),
+        info.vocab_size,
+        engine.info.eos_token_ids,
+        most_bytes=config.grammar_bytes,
+        compile_cores=spare_cores,
+    )
+    own = OwnEngine(engine, Batching(info.block_size, config.engine.max_batch_tokens))
+    limits, heads, execution = limits_of(config, info, grammars), _head(config, engine), engine.info.execution
+    return servicer_of(config, info, own, limits, heads, registry, publisher, store, execution=execution)
+
+
+def limits_of(config: TargetConfig, info: worker_pb2.WorkerInfo, grammars: GrammarCompiler) -> Limits:
+    return Limits(
         vocab_size=info.vocab_size,
         max_context_len=info.max_context_len,
         block_size=info.block_size,
@@ -167,24 +181,33 @@ def _servicer(
         max_sequences=config.max_sequences,
         max_draft_tokens=config.max_draft_tokens,
         samples=bool(config.samples),
-        grammars=GrammarCompiler(
-            resolve(config.model),
-            info.vocab_size,
-            engine.info.eos_token_ids,
-            most_bytes=config.grammar_bytes,
-            compile_cores=spare_cores,
-        ),
+        grammars=grammars,
     )
-    batching = Batching(info.block_size, config.engine.max_batch_tokens)
-    sources: list[DraftSource] = [*_head(config, engine), *make_sources(config.lookup_names)]
+
+
+def servicer_of(
+    config: TargetConfig,
+    info: worker_pb2.WorkerInfo,
+    engine: EnginePort[Any],
+    limits: Limits,
+    heads: Sequence[DraftSource],
+    registry: CollectorRegistry,
+    publisher: PrefixPublisher,
+    store: MetadataStore | None,
+    *,
+    kind: type[TargetServicer] = TargetServicer,
+    execution: str = "",
+) -> AbstractAsyncContextManager[TargetServicer]:
+    """The service of a target on any engine. `execution`: as TargetMetrics."""
+    sources = [*heads, *make_sources(config.lookup_names)]
     samples = recorder_of(config.sample_store, info.model_revision)
-    worker = TargetWorker(OwnEngine(engine, batching), limits, time.monotonic, sources, samples)
-    servicer = TargetServicer(
+    worker = TargetWorker(engine, limits, time.monotonic, sources, samples)
+    servicer = kind(
         worker,
         info,
         limits,
         publisher.note,
-        TargetMetrics(registry, info, worker.stats, engine.info.execution),
+        TargetMetrics(registry, info, worker.stats, execution),
         connect=connect_to(Role.DRAFT, config.tls),
         tokenizer=read_tokenizer(resolve(config.model)),
         credential=credential(config.secret, Role.TARGET),

@@ -20,27 +20,19 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from outrider.checkpoint_files import end_tokens
-from outrider.drafting.pool import no_leases
-from outrider.drafting.source import make_sources
 from outrider.engine import ModelInfo, resolve, tokenizer_fingerprint, weights_revision
 from outrider.heads import HeadFeatures
 from outrider.metadata.store import MetadataStore
 from outrider.options.sampling import SamplingParams, VerificationMode
 from outrider.protocol.tokenizers import sha256_of
-from outrider.rpc.access.roles import Role, credential
-from outrider.rpc.channel import connect_to
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import sequence_pb2, target_pb2, target_pb2_grpc, worker_pb2
 from outrider.target.config import TargetConfig
 from outrider.target.grammars.grammar import GrammarCompiler
 from outrider.target.grammars.tokenizer import read_tokenizer
-from outrider.target.metrics import TargetMetrics
-from outrider.target.process import SERVICE
+from outrider.target.process import SERVICE, limits_of, servicer_of
 from outrider.target.requests.events import Event
-from outrider.target.requests.limits import Limits
-from outrider.target.samples import obedient, recorder_of
 from outrider.target.service import TargetServicer
-from outrider.target.step.worker import TargetWorker
 from outrider.telemetry.vllm_names import VLLM_NAMES
 from outrider.vllm import versions
 from outrider.vllm.target.engine import engine_args, info_of, make_core
@@ -141,37 +133,15 @@ def _servicer(
     store: MetadataStore | None,
 ) -> AbstractAsyncContextManager[TargetServicer]:
     path = resolve(config.model)
-    limits = Limits(
-        vocab_size=info.vocab_size,
-        max_context_len=info.max_context_len,
-        block_size=info.block_size,
-        # vLLM keeps one block for itself.
-        num_blocks=info.num_blocks - 1,
-        max_sequences=config.max_sequences,
-        max_draft_tokens=config.max_draft_tokens,
-        samples=bool(config.samples),
-        grammars=GrammarCompiler(
-            path, info.vocab_size, end_tokens(path), most_bytes=config.grammar_bytes, masks_on_threads=False
-        ),
+    grammars = GrammarCompiler(
+        path, info.vocab_size, end_tokens(path), most_bytes=config.grammar_bytes, masks_on_threads=False
     )
-    sources, samples = make_sources(config.lookup_names), recorder_of(config.sample_store, info.model_revision)
-    if config.remote_head:
-        sources = [*sources, HeadFeatures("head", (), bits=config.feature_bits)]
+    # vLLM keeps one block for itself.
+    limits = replace(limits_of(config, info, grammars), num_blocks=info.num_blocks - 1)
+    heads = [HeadFeatures("head", (), bits=config.feature_bits)] if config.remote_head else []
     engine = VllmEngine(core, end_soon)
-    machine = TargetWorker(engine, limits, time.monotonic, sources, samples)
     registry.register(VllmMetrics(core.vllm_config, engine))
-    servicer = VllmServicer(
-        machine,
-        info,
-        limits,
-        publisher.note,
-        TargetMetrics(registry, info, machine.stats),
-        connect=connect_to(Role.DRAFT, config.tls),
-        tokenizer=read_tokenizer(path),
-        credential=credential(config.secret, Role.TARGET),
-        read_leases=partial(store.workers, worker_pb2.WORKER_ROLE_DRAFT) if store is not None else no_leases,
-    )
-    return obedient(servicer, samples, store)
+    return servicer_of(config, info, engine, limits, heads, registry, publisher, store, kind=VllmServicer)
 
 
 _PREFIX = "vllm:"
