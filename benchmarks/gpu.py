@@ -104,19 +104,7 @@ def parser() -> argparse.ArgumentParser:
 
 def random_model(shape: str, dtype: str, device: torch.device) -> LlamaForCausalLM:
     """A model with random weights, made on the device."""
-    heads, kv_heads, head_dim = HEADS[shape]
-    config = LlamaConfig(
-        **SHAPES[shape],
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        dtype=dtype,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    config = llama_config(shape, dtype, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
@@ -124,6 +112,20 @@ def random_model(shape: str, dtype: str, device: torch.device) -> LlamaForCausal
             return LlamaForCausalLM(config).eval().requires_grad_(False)
     finally:
         torch.set_default_dtype(before)
+
+
+def llama_config(shape: str, dtype: str, **tokens: int | None) -> LlamaConfig:
+    heads, kv_heads, head_dim = HEADS[shape]
+    return LlamaConfig(
+        **SHAPES[shape],
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        dtype=dtype,
+        **tokens,
+    )
 
 
 def bytes_read_per_step(model: PreTrainedModel) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import HEADS, SHAPES
+from benchmarks.gpu import SHAPES, llama_config
 
 _SHORT = 8
 _PLUGIN = {
@@ -58,21 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def engine(model: Path, options: argparse.Namespace) -> Any:
-    from transformers import LlamaConfig
     from vllm import LLM
 
-    heads, kv_heads, head_dim = HEADS[options.shape]
-    config = LlamaConfig(
-        **SHAPES[options.shape],
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        dtype=options.dtype,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    config = llama_config(options.shape, options.dtype, bos_token_id=1, eos_token_id=2)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(model)
     return LLM(
