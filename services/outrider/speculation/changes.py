@@ -20,6 +20,19 @@ from outrider.speculation.candidates import Candidate
 from outrider.speculation.columns import Columns
 from outrider.speculation.logits import Bias, LogitsProcessor, RowRefused, Seen
 
+COLUMNS = (
+    "changes",
+    "penalties",
+    "biased",
+    "biases",
+    "seen",
+    "counts",
+    "prompted",
+    "drafted",
+    "banned",
+    "masks",
+)
+"""What is laid out, in the order in which `survey_kernel` takes it."""
 _NO_IDS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0, np.float32)
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from outrider.speculation.changes import COLUMNS
+
 SURE, UNSURE, NOT_FINITE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 # They start anywhere in one buffer. Without this, kernels for further alignments would be compiled while serving.
 _COLUMNS = ["numbers", "reals", "integers", "quotas"]
@@ -42,21 +44,7 @@ def _number(ordered):
     return (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
-_CHANGES = [
-    "changes",
-    "penalties",
-    "biased",
-    "biases",
-    "seen",
-    "counts",
-    "prompted",
-    "drafted",
-    "banned",
-    "masks",
-]
-
-
-@triton.jit(do_not_specialize=["stride", "width", "mask_bytes"], do_not_specialize_on_alignment=_CHANGES)
+@triton.jit(do_not_specialize=["stride", "width", "mask_bytes"], do_not_specialize_on_alignment=list(COLUMNS))
 def survey_kernel(
     logits,
     peaks,

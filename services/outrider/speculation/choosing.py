@@ -15,24 +15,13 @@ from torch import Tensor
 
 from outrider.options.sampling import Q_TOTAL, Q_WIDTH, DraftDistribution
 from outrider.speculation.candidates import Candidate
+from outrider.speculation.changes import COLUMNS
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.sampling import Support, support
 
 SURE, UNSURE, NOT_FINITE = 0, 1, 2
 """What a kernel says of its choice: UNSURE where float32 does not tell."""
 _BLOCK = 2048
-_CHANGES = (
-    "changes",
-    "penalties",
-    "biased",
-    "biases",
-    "seen",
-    "counts",
-    "prompted",
-    "drafted",
-    "banned",
-    "masks",
-)
 
 
 def choose_row(candidate: Candidate, row: int, logits: Tensor) -> int:
@@ -98,7 +87,7 @@ def _launch(kernel: str, logits: Tensor, sent: Mapping[str, Tensor], *more: Tens
         logits,
         peaks,
         places,
-        *(sent[name] if changed else places for name in _CHANGES),
+        *(sent[name] if changed else places for name in COLUMNS),
         logits.stride(0),
         width,
         sent["masks"].shape[1] if changed else 0,
