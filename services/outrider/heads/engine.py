@@ -33,7 +33,7 @@ from outrider.heads.fused_gpu import GpuHead
 from outrider.heads.interface import DraftHead, HeadSettings
 from outrider.heads.layer import LayeredHead
 from outrider.heads.medusa import MedusaHead
-from outrider.heads.recorded import OTHERS, ROWS, DraftedText, HeadChains, HeadGraphs
+from outrider.heads.recorded import OTHERS, ROWS, STEPS, DraftedText, HeadChains, HeadGraphs
 from outrider.speculation import Proposal, propose
 from outrider.speculation.warm_up import warm_up_proposals
 
@@ -82,7 +82,8 @@ class HeadEngine(Engine):
             message = f"this head's steps cannot be recorded, turn it off: {error}"
             raise CheckpointError("cuda_graphs", message) from error
         self._graphs, self._chains = graphs, chains
-        log.info("recorded the steps of the head in %.1f s", time.monotonic() - started_s)
+        # Longer drafts are launched step by step, which is slower.
+        log.info("recorded drafts of up to %d tokens in %.1f s", STEPS, time.monotonic() - started_s)
 
     def forward(self, rows: Sequence[Row]) -> Tensor:
         """With features of zeros."""
@@ -200,7 +201,7 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
     shape = llama_config(settings)
     native = not isinstance(head, DFlashHead) and not settings.gated and cpu.why_not_native(config, shape) is None
     dtype = torch.bfloat16 if native else head.norm.weight.dtype
-    blocks = _num_blocks(settings, config, context, dtype)
+    blocks = _num_blocks(settings, config, context, dtype, head.lm_head.out_features)
     cache = KVCache.allocate(
         layers=settings.layers,
         kv_heads=settings.kv_heads,
@@ -259,11 +260,13 @@ def _whole_blocks(context: int, config: EngineConfig) -> int:
     return -(-context // config.block_size) * config.block_size
 
 
-def _num_blocks(settings: HeadSettings, config: EngineConfig, context: int, dtype: torch.dtype) -> int:
+def _num_blocks(
+    settings: HeadSettings, config: EngineConfig, context: int, dtype: torch.dtype, logits_width: int
+) -> int:
     block = 2 * settings.layers * settings.kv_heads * settings.head_dim * dtype.itemsize * config.block_size
     free, kind = available_bytes(config.device), torch.device(config.device).type
     # Logits, and those that torch makes in a recorded step before they are where the next ones are too.
-    working = 0 if kind == "cpu" else 8 * (_READ_TOKENS + ROWS[-1]) * settings.rotary.vocab_size
+    working = 0 if kind == "cpu" else 8 * (_READ_TOKENS + ROWS[-1]) * logits_width
     need = Need(
         "the head", 0, dtype.itemsize, str(dtype), block, -(-context // config.block_size), working_bytes=working
     )

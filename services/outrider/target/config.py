@@ -42,7 +42,7 @@ class TargetConfig(WorkerConfig):
     """Directory of a draft head for this model: a published EAGLE-3, MTP, Medusa or DFlash head, or one that `outrider
     distill --kind` made. It drafts in this process, between steps."""
     head_tokens: int = 5
-    """Most tokens that `head` drafts in one step, where each is one more pass of it."""
+    """Most tokens that `head` drafts in one step, each by one more pass; on GPUs up to 8 are recorded."""
     remote_head: str = ""
     """Directory of a draft head for this model that draft workers run (`outrider draft --head`). The target sends them
     the hidden states that it reads, one vector per token."""
