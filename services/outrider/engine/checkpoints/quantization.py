@@ -32,6 +32,8 @@ _MIN_SCALE = 2.0**-14
 # Far from those of weights that have both signs.
 _LARGEST_ZERO = 64
 _LARGEST_FP8 = 448.0
+# In float32, beside a model that may fill the card: a vocabulary's head would take some GB.
+_ROWS_AT_ONCE = 8192
 # Compute capability of Ada, which with Hopper is the first to read fp8.
 _FIRST_WITH_FP8 = (8, 9)
 
@@ -93,7 +95,10 @@ class Int8Linear(nn.Module):
         """The quantized layer nearest to `linear`."""
         # The scale is rounded to the layer's dtype before it quantizes: torch's kernel takes scales in the activations'
         # dtype, and rounding a scale afterwards would shift a whole row.
-        weight, scale = quantize_rows(linear.weight.detach(), linear.weight.dtype)
+        parts = [
+            quantize_rows(rows, linear.weight.dtype) for rows in torch.split(linear.weight.detach(), _ROWS_AT_ONCE)
+        ]
+        weight, scale = (torch.cat(part) for part in zip(*parts, strict=True))
         return cls(weight, scale, linear.bias)
 
     weight: Tensor
@@ -122,11 +127,9 @@ class Float8Linear(nn.Module):
     @classmethod
     def of(cls, linear: nn.Linear) -> Float8Linear:
         """The quantized layer nearest to `linear`."""
-        weight = linear.weight.detach().float()
-        scale = (weight.abs().amax(1) / _LARGEST_FP8).clamp_min(1e-12)
-        # What is above the largest number by rounding would be none.
-        steps = (weight / scale[:, None]).clamp(-_LARGEST_FP8, _LARGEST_FP8)
-        return cls(steps.to(torch.float8_e4m3fn), scale, linear.bias)
+        parts = [_in_float8(rows.float()) for rows in torch.split(linear.weight.detach(), _ROWS_AT_ONCE)]
+        weight, scale = (torch.cat(part) for part in zip(*parts, strict=True))
+        return cls(weight.view(torch.float8_e4m3fn), scale, linear.bias)
 
     weight: Tensor
     scale: Tensor
@@ -134,6 +137,14 @@ class Float8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., columns] → [..., rows]"""
         return _widened(x, self.weight, self.scale, self.bias)
+
+
+def _in_float8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As bytes: not every torch joins fp8 on GPUs."""
+    scale = (weight.abs().amax(1) / _LARGEST_FP8).clamp_min(1e-12)
+    # What is above the largest number by rounding would be none.
+    steps = (weight / scale[:, None]).clamp(-_LARGEST_FP8, _LARGEST_FP8)
+    return steps.to(torch.float8_e4m3fn).view(torch.uint8), scale
 
 
 def _widened(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

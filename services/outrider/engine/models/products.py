@@ -40,7 +40,9 @@ class Product:
         scales = torch.cat(scaled) if scaled else None
         if len(linears) == 1:
             return cls(linears[0].weight.detach(), bias, norm, scales)
-        joined = torch.cat([linear.weight.detach() for linear in linears])
+        # As bytes: not every torch joins fp8 on GPUs.
+        dtype = linears[0].weight.dtype
+        joined = torch.cat([linear.weight.detach().view(torch.uint8) for linear in linears]).view(dtype)
         for linear in linears:
             linear.weight = None
         return cls(joined, bias, norm, scales)
