@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from outrider.drafting.source import Features
+from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.heads.interface import DraftHead
 from outrider.heads.loading import load_head_of
 from outrider.heads.remote import read
@@ -21,6 +22,7 @@ from outrider.training.student import StudentConfig
 from transformers import AutoModelForCausalLM
 
 from tests.integration.target.test_server import Router, ScriptedDraft, open_sequence
+from tests.unit.heads.dflash_formula import Formula
 from tests.vllm.served import Loaded, loaded, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,10 +35,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("models") / "tiny", head_dim=32, layers=LAYERS)
 
 
-@pytest.fixture(scope="module", params=["mtp", "eagle3"])
+@pytest.fixture(scope="module", params=["mtp", "eagle3", "dflash"])
 def head(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("head")
     torch.manual_seed(0)
+    if request.param == "dflash":
+        return Formula.random(read_embedding(model).float(), read_head(model).float()).write(made)
     HeadLearner(request.param, model, StudentConfig(), None, "cpu", None).save(made, str(model), {})
     return made
 

@@ -21,6 +21,7 @@ from outrider.drafters.head import HeadDrafter
 from outrider.drafters.sequence import DraftSequence
 from outrider.drafting.source import Features
 from outrider.engine import EngineConfig
+from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.heads.loading import load_head_of
 from outrider.metadata import LeaseRecord
 from outrider.rpc.v1 import sequence_pb2 as sp
@@ -33,12 +34,13 @@ from outrider.worker.process import RunningWorker
 
 from tests.integration.target.test_server import Router, open_sequence
 from tests.unit.drafters.whole_text import TIE, WholeText
+from tests.unit.heads.dflash_formula import Formula
 from tests.vllm.served import Loaded, loaded, running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 LAYERS, COUNT, LENGTH = 6, 40, 32
-KINDS = ["mtp", "eagle3"]
+KINDS = ["mtp", "eagle3", "dflash"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,6 +60,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def head(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("head")
     torch.manual_seed(0)
+    if request.param == "dflash":
+        return Formula.random(read_embedding(model).float(), read_head(model).float()).write(made)
     learner = HeadLearner(request.param, model, StudentConfig(), None, "cpu", None)
     for module in learner.module.modules():
         # What a head begins as reads no states, or multiplies what rounding changed in them.
