@@ -1,5 +1,5 @@
 """A router that an engine with the plugin is attached to stops, dies, is late or sends garbage: no text changes,
-nothing fails, and the next one is obeyed.
+nothing fails, and the next one is obeyed. So it is where our own code that speaks with it raises.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from outrider.rpc.v1 import attach_pb2, attach_pb2_grpc, target_pb2
 from outrider.rpc.v1 import sequence_pb2 as sp
+from outrider.vllm.server.router_link import RouterLink
+from outrider.vllm.server.server_drafts import ServerDrafts
 
 from tests.vllm import step_log
 from tests.vllm.second_runner import Plan, answers, engine
@@ -66,6 +68,7 @@ def dying(request: attach_pb2.AttachRequest) -> list[target_pb2.VerifyRequest]:
     return allowing(request)
 
 
+PLACES = ("ServerDrafts.open", "ServerDrafts.step", "RouterLink.open", "RouterLink.step", "RouterLink._received")
 FAULTS: dict[str, Says | None] = {"stops": None, "silent": lambda request: [], "late": late, "garbage": garbage}
 FAULTS |= {"dies": dying}
 
@@ -128,25 +131,19 @@ def drafted(log: Path) -> int:
     return sum(one.num_drafted for one in step_log.steps(log))
 
 
-@pytest.mark.parametrize("how", FAULTS)
-def test_no_text_changes_and_the_next_router_is_obeyed(llm: Any, router: ScriptedRouter, log: Path, how: str) -> None:
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    link = scheduler.feed._pool.drafts.router
+@pytest.fixture
+def link(llm: Any) -> Any:
+    return llm.llm_engine.engine_core.engine_core.scheduler.feed._pool.drafts.router
 
-    def begin(says: Says | None) -> None:
-        router.begin(says)
-        # Until then a request goes by what the last router said.
-        until(lambda: link.attached)
 
-    # A router that says nothing allows no draft.
-    begin(FAULTS["silent"])
-    before, wanted = drafted(log), answers(llm, GROUP)
-    assert drafted(log) == before
-    begin(FAULTS[how])
-    for _ in range(2):
-        scheduler.reset_prefix_cache()
-        assert answers(llm, GROUP) == wanted
-    begin(allowing)
+def begin(router: ScriptedRouter, link: Any, says: Says | None) -> None:
+    router.begin(says)
+    # Until then a request goes by what the last router said.
+    until(lambda: link.attached)
+
+
+def obeyed(llm: Any, log: Path, wanted: Any) -> None:
+    """Drafts come back, the text is the same, and nothing has failed."""
 
     def drafts_again() -> bool:
         before = drafted(log)
@@ -154,4 +151,46 @@ def test_no_text_changes_and_the_next_router_is_obeyed(llm: Any, router: Scripte
         return drafted(log) > before
 
     until(drafts_again)
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
     assert not scheduler.num_faults and scheduler.feed._pool._thread.is_alive()
+
+
+@pytest.fixture
+def wanted(llm: Any, router: ScriptedRouter, link: Any, log: Path) -> Any:
+    """The texts without drafts: a router that says nothing allows none."""
+    begin(router, link, FAULTS["silent"])
+    before, texts = drafted(log), answers(llm, GROUP)
+    assert drafted(log) == before
+    llm.llm_engine.engine_core.engine_core.scheduler.reset_prefix_cache()
+    return texts
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_no_text_changes_and_the_next_router_is_obeyed(
+    llm: Any, router: ScriptedRouter, link: Any, log: Path, wanted: Any, how: str
+) -> None:
+    begin(router, link, FAULTS[how])
+    for _ in range(2):
+        assert answers(llm, GROUP) == wanted
+    begin(router, link, allowing)
+    obeyed(llm, log, wanted)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_our_code_may_raise_on_the_thread_of_the_network(
+    llm: Any, router: ScriptedRouter, link: Any, log: Path, wanted: Any, place: str
+) -> None:
+    def raising(*args: Any, **kwargs: Any) -> None:
+        raised.append(place)
+        raise RuntimeError(f"planted in {place}")
+
+    raised: list[str] = []
+    owner, _, name = place.partition(".")
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setattr({"ServerDrafts": ServerDrafts, "RouterLink": RouterLink}[owner], name, raising)
+        for _ in range(2):
+            router.begin(allowing)
+            assert answers(llm, GROUP) == wanted
+        assert raised
+    begin(router, link, allowing)
+    obeyed(llm, log, wanted)
