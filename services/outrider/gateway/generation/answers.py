@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -232,6 +233,9 @@ class Choices:
     num_prompts: int
     kept: Kept
     """To be told of what is kept of them until they are whole."""
+    finishes: dict[int, AnswerFinish] = field(default_factory=dict)
+    """Of the answers that have ended, by their numbers."""
+    _tokens: Counter[int] = field(default_factory=Counter)
 
     @property
     def id(self) -> str:
@@ -245,15 +249,51 @@ class Choices:
     def per_prompt(self) -> int:
         return len(self.answers) // self.num_prompts
 
+    def so_far(self, number: int) -> Usage:
+        """The usage of one answer that may still run."""
+        return Usage(len(self.answers[number].prompt_token_ids), self._tokens[number], 0)
+
+    @property
+    def usage(self) -> Usage:
+        """To be read at the end. A prompt counts once for all its answers, and those that are not shown count too."""
+        firsts = [finish.usage for number, finish in self.finishes.items() if not number % self.per_prompt]
+        shown = [
+            finish.usage.completion_tokens
+            for number, finish in self.finishes.items()
+            if not self.answers[number].options.prompt_only
+        ]
+        every = [finish.usage for finish in self.finishes.values()]
+        return Usage(
+            sum(usage.prompt_tokens for usage in firsts),
+            sum(shown),
+            sum(usage.cached_tokens for usage in firsts),
+            sum(usage.accepted_prediction_tokens for usage in every),
+            sum(usage.rejected_prediction_tokens for usage in every),
+        )
+
+    async def joined(self) -> Chunk:
+        """The one answer, when it is whole."""
+        chunks = []
+        async for _, chunk in self.chunks():
+            chunks.append(chunk)
+            self.kept.add(0)
+        return Chunk.join(chunks)
+
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         """(number of the answer, chunk), as they arrive. Raises the first error of any answer and ends the others."""
         if len(self.answers) == 1:
             async for chunk in self.answers[0].chunks:
-                yield 0, chunk
+                yield self._counted(0, chunk)
             return
         async with aclosing(self._merged()) as merged:
             async for numbered in merged:
-                yield numbered
+                yield self._counted(*numbered)
+
+    def _counted(self, number: int, chunk: Chunk) -> tuple[int, Chunk]:
+        self._tokens[number] += len(chunk.token_ids)
+        if chunk.finish is not None:
+            self.finishes[number] = chunk.finish
+        return number, chunk
 
     async def _merged(self) -> AsyncGenerator[tuple[int, Chunk], None]:
         # What is not taken stays with the answers.

@@ -28,7 +28,6 @@ from outrider.gateway.generation.requests import (
     numbered,
 )
 from outrider.gateway.generation.stats import AnswerFinish, Summary, Usage
-from outrider.gateway.http.openai.choice_stats import ChoiceStats
 from outrider.gateway.tenants.auth import check_model, default_tenant
 from outrider.gateway.tools.structured import Structured, parsed_schema
 from outrider.limits import check_token_ids
@@ -67,10 +66,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: generation_pb2.GenerateRequest, context: Context
     ) -> generation_pb2.GenerateResponse:
         async with self._start(request, "", context) as choices:
-            stats, chunks = ChoiceStats(choices), [list[Chunk]() for _ in choices.answers]
+            chunks = [list[Chunk]() for _ in choices.answers]
             async with aclosing(choices.chunks()) as numbered:
                 async for number, chunk in numbered:
-                    stats.add(number, chunk)
                     chunks[number].append(chunk)
                     choices.kept.add(sum(each.ByteSize() for each in (*chunk.logprobs, *chunk.prompt_logprobs)))
         first, *others = (Chunk.join(of_one) for of_one in chunks)
@@ -85,7 +83,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         )
         if first.finish:
             _finish(response, first.finish, choices.answers[0].options.include_metrics and not others)
-        _set_usage(response.usage, stats.usage)
+        _set_usage(response.usage, choices.usage)
         return response
 
     async def StreamGenerate(  # type: ignore[override]

@@ -18,8 +18,7 @@ from outrider.gateway.generation.pacing import FRAME_BYTES, Pacer
 from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.json_bytes import one_line, pieces
-from outrider.gateway.http.openai.bodies import usage
-from outrider.gateway.http.openai.choice_stats import ChoiceStats
+from outrider.gateway.http.openai.bodies import metrics, usage
 from outrider.gateway.http.openai.schemas import GenerationBody, StreamOptions
 from outrider.gateway.http.openai.shapes import AnswerShape, ChatShape, Choice, CompletionShape, Json
 
@@ -217,20 +216,18 @@ async def events(choices: Choices, shape: AnswerShape, asked: StreamOptions) -> 
     """The events of the answers, without [DONE]. Nothing is yielded before the first token or error."""
     include_usage = bool(asked.include_usage)
     writers: dict[int, Choice] = {}
-    stats = ChoiceStats(choices)
     async with aclosing(choices.chunks()) as numbered:
         async for number, chunk in numbered:
             if number not in writers:
                 writers[number] = shape.choice(number, choices.answers[number])
                 for data in shape.opening(number):
-                    yield event(data | _usage_in_chunk(asked, stats, number))
-            stats.add(number, chunk)
+                    yield event(data | _usage_in_chunk(asked, choices, number))
             for part in writers[number].write(await writers[number].read(chunk)).parts:
-                data = shape.piece(part) | _usage_in_chunk(asked, stats, number)
-                data = data | stats.metrics if part.finish_reason and not include_usage else data
+                data = shape.piece(part) | _usage_in_chunk(asked, choices, number)
+                data = data | metrics(choices) if part.finish_reason and not include_usage else data
                 yield event(obfuscated(data) if asked.include_obfuscation else data)
     if include_usage:
-        yield event(shape.closing(_counted(stats, writers.values())) | stats.metrics)
+        yield event(shape.closing(_counted(choices, writers.values())) | metrics(choices))
 
 
 def obfuscated(data: Json) -> Json:
@@ -259,12 +256,12 @@ class ShapeWriter:
         return self.shape(choices.id, choices.model, int(time.time()))
 
 
-def _usage_in_chunk(asked: StreamOptions, stats: ChoiceStats, number: int) -> Json:
+def _usage_in_chunk(asked: StreamOptions, choices: Choices, number: int) -> Json:
     """With include_usage every chunk has the field, and only the last has a value (OpenAI API reference); others too
     with vLLM's continuous_usage_stats.
     """
     if asked.continuous_usage_stats:
-        return {"usage": usage(stats.so_far(number))}
+        return {"usage": usage(choices.so_far(number))}
     return {"usage": None} if asked.include_usage else {}
 
 
@@ -276,27 +273,25 @@ async def whole(choices: Choices, shape: AnswerShape, num_choices: int) -> Json:
     writers = [shape.choice(number, answer) for number, answer in enumerate(choices.answers)]
     chunks: list[list[Chunk]] = [[] for _ in writers]
     logprobs = [0.0] * len(writers)
-    stats = ChoiceStats(choices)
     async with aclosing(choices.chunks()) as numbered:
         async for number, chunk in numbered:
-            stats.add(number, chunk)
             logprobs[number] += sum(each.logprob for each in chunk.logprobs)
             before = writers[number].num_bytes
             chunks[number].append(await writers[number].read(chunk))
             choices.kept.add(writers[number].num_bytes - before)
-    means = [sums / max(1, stats.so_far(number).completion_tokens) for number, sums in enumerate(logprobs)]
+    means = [sums / max(1, choices.so_far(number).completion_tokens) for number, sums in enumerate(logprobs)]
     kept = [writers[number] for number in _best(means, choices.per_prompt, num_choices)]
     written = []
     for index, writer in enumerate(kept):
         joined = Chunk.join(chunks[writer.index])
         writer.index = index
         written.append(writer.write(joined))
-    return shape.whole(written, _counted(stats, kept)) | stats.metrics
+    return shape.whole(written, _counted(choices, kept)) | metrics(choices)
 
 
-def _counted(stats: ChoiceStats, writers: Iterable[Choice]) -> Usage:
+def _counted(choices: Choices, writers: Iterable[Choice]) -> Usage:
     """To be called at the end."""
-    return replace(stats.usage, reasoning_tokens=sum(writer.num_reasoning_tokens for writer in writers))
+    return replace(choices.usage, reasoning_tokens=sum(writer.num_reasoning_tokens for writer in writers))
 
 
 def _best(means: Sequence[float], per_prompt: int, num_choices: int) -> list[int]:

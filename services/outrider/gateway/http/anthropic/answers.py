@@ -14,7 +14,7 @@ from outrider.gateway.http.anthropic.request import MessagesRequest
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.items import Item, Items, ItemStep
 from outrider.gateway.http.json_bytes import one_line
-from outrider.gateway.http.openai.choice_stats import ChoiceStats
+from outrider.gateway.http.openai.bodies import metrics
 from outrider.rpc.v1 import router_pb2
 
 Json = dict[str, Any]
@@ -23,34 +23,27 @@ _DELTAS = {"reasoning": ("thinking_delta", "thinking"), "text": ("text_delta", "
 
 class MessagesWriter:
     async def whole(self, choices: Choices, body: MessagesRequest) -> Json:
-        stats = ChoiceStats(choices)
-        chunks = []
-        async for number, chunk in choices.chunks():
-            stats.add(number, chunk)
-            chunks.append(chunk)
-            choices.kept.add(0)
-        joined, items = Chunk.join(chunks), Items()
+        joined, items = await choices.joined(), Items()
         for _ in items.add(joined.delta, MessageReader.of(choices.answers[0])):
             pass
-        ended = _ended(joined, items, stats.usage, body) | {"usage": _usage(stats.usage)}
+        ended = _ended(joined, items, choices.usage, body) | {"usage": _usage(choices.usage)}
         content = [_block(item) for item in items.items]
-        return _message(choices, content) | ended | stats.metrics | joined.signed
+        return _message(choices, content) | ended | metrics(choices) | joined.signed
 
     async def events(self, choices: Choices, body: MessagesRequest) -> AsyncGenerator[bytes, None]:
         """Nothing is yielded before the first token or error."""
-        stats, reader, items, begun = ChoiceStats(choices), MessageReader.of(choices.answers[0]), Items(), False
+        reader, items, begun = MessageReader.of(choices.answers[0]), Items(), False
         async for number, chunk in choices.chunks():
-            stats.add(number, chunk)
             if not begun:
                 begun, message = True, _message(choices, [])
-                yield _event({"type": "message_start", "message": message | {"usage": _usage(stats.so_far(number))}})
+                yield _event({"type": "message_start", "message": message | {"usage": _usage(choices.so_far(number))}})
             for data in _written(items.add(chunk.delta, reader)):
                 yield _event(data)
             if chunk.finish is not None:
                 for data in _written(items.end()):
                     yield _event(data)
-                delta = _ended(chunk, items, stats.usage, body)
-                counted = {"usage": _usage(stats.usage)} | stats.metrics | chunk.signed
+                delta = _ended(chunk, items, choices.usage, body)
+                counted = {"usage": _usage(choices.usage)} | metrics(choices) | chunk.signed
                 yield _event({"type": "message_delta", "delta": delta, **counted})
                 yield _event({"type": "message_stop"})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from outrider.gateway.generation.answers import Choices
 from outrider.gateway.generation.stats import Summary, Usage
 from outrider.protocol.rounds import RequestStats
 from outrider.rpc.v1 import router_pb2
@@ -26,8 +27,16 @@ def usage(counts: Usage) -> Json:
     } | ({"completion_tokens_details": details} if any(details.values()) else {})
 
 
-def metrics(summary: Summary) -> Json:
-    """Metrics under vLLM's field names, for tools that read those."""
+def metrics(choices: Choices) -> Json:
+    """The field with the metrics of a single answer that has ended. None for several, as in vLLM, because their times
+    overlap."""
+    if not choices.answers[0].options.include_metrics or not choices.finishes:
+        return {}
+    return {"metrics": _metrics(choices.finishes[0].summary) if len(choices.answers) == 1 else None}
+
+
+def _metrics(summary: Summary) -> Json:
+    """Under vLLM's field names, for tools that read those."""
     return {
         "time_to_first_token_ms": summary.time_to_first_token_ms,
         "generation_time_ms": summary.generation_time_ms,

@@ -14,7 +14,7 @@ from outrider.gateway.generation.stats import Usage
 from outrider.gateway.http.errors import HttpError
 from outrider.gateway.http.items import Item, Items, ItemStep
 from outrider.gateway.http.json_bytes import one_line
-from outrider.gateway.http.openai.choice_stats import ChoiceStats
+from outrider.gateway.http.openai.bodies import metrics
 from outrider.gateway.http.openai.responses_request import Namespaces, ResponsesRequest
 
 Json = dict[str, Any]
@@ -89,30 +89,23 @@ def _more(item: Item) -> Json:
 
 class ResponsesWriter:
     async def whole(self, choices: Choices, body: ResponsesRequest) -> Json:
-        stats = ChoiceStats(choices)
-        chunks = []
-        async for number, chunk in choices.chunks():
-            stats.add(number, chunk)
-            chunks.append(chunk)
-            choices.kept.add(0)
+        joined = await choices.joined()
         reader, output = MessageReader.of(choices.answers[0]), _Output(choices.id, body.namespaces)
-        joined = Chunk.join(chunks)
         reader.count(joined)
         for _ in output.row.add(joined.delta, reader):
             pass
-        return _response(choices, body, output, int(time.time()), joined, _counted(stats, reader)) | stats.metrics
+        return _response(choices, body, output, int(time.time()), joined, _counted(choices, reader)) | metrics(choices)
 
     async def events(self, choices: Choices, body: ResponsesRequest) -> AsyncGenerator[bytes, None]:
         """Nothing is yielded before the first token or error."""
-        created_s, numbers, stats = int(time.time()), count(), ChoiceStats(choices)
+        created_s, numbers = int(time.time()), count()
         reader, output, begun = MessageReader.of(choices.answers[0]), _Output(choices.id, body.namespaces), False
 
         def event(data: Json) -> bytes:
             numbered = data | {"sequence_number": next(numbers)}
             return _event(numbered)
 
-        async for number, chunk in choices.chunks():
-            stats.add(number, chunk)
+        async for _, chunk in choices.chunks():
             if not begun:
                 begun, nothing = True, _response(choices, body, output, created_s, None, None)
                 yield event({"type": "response.created", "response": nothing})
@@ -124,8 +117,8 @@ class ResponsesWriter:
                 status = _status(chunk)
                 for data in output.events(output.row.end(), status):
                     yield event(data)
-                done = _response(choices, body, output, created_s, chunk, _counted(stats, reader))
-                yield event({"type": f"response.{status}", "response": done | stats.metrics})
+                done = _response(choices, body, output, created_s, chunk, _counted(choices, reader))
+                yield event({"type": f"response.{status}", "response": done | metrics(choices)})
 
     def failed(self, error: HttpError, num_events: int) -> bytes:
         described = {"message": error.message, "code": error.code, "param": error.param}
@@ -179,8 +172,8 @@ def _response(
     } | ({} if last is None else last.signed)
 
 
-def _counted(stats: ChoiceStats, reader: MessageReader) -> Usage:
-    return replace(stats.usage, reasoning_tokens=reader.num_reasoning_tokens)
+def _counted(choices: Choices, reader: MessageReader) -> Usage:
+    return replace(choices.usage, reasoning_tokens=reader.num_reasoning_tokens)
 
 
 def _usage(counts: Usage) -> Json:
