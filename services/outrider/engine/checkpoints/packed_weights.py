@@ -94,7 +94,9 @@ def read(path: Path, scheme: Mapping[str, Any], dtype: torch.dtype, *, keep: tup
             continue
         try:
             found = unpack(parts, scheme)
-            state[f"{layer}.weight"] = (found.weight() if isinstance(found, _Levels) else found).to(dtype)
+            # Row by row, as kernels read them: what was stored by columns is unpacked transposed.
+            plain = (found.weight() if isinstance(found, _Levels) else found).to(dtype).contiguous()
+            state[f"{layer}.weight"] = plain
             same = found.in_int4() if isinstance(found, _Levels) else _rows_of_8_bits(parts)
         except (KeyError, ValueError, RuntimeError, IndexError) as error:
             raise CheckpointError(str(path), f"{layer}: its packed weights do not fit one another: {error}") from error
@@ -137,8 +139,8 @@ def _rows_of_8_bits(parts: Parts) -> Int8Linear | Float8Linear | None:
     kind = None if weight is None else _OF_ROWS.get(weight.dtype)
     if weight is None or kind is None or scale is None or "weight_zero_point" in parts:
         return None
-    # One scale is that of every row.
-    rows = scale.numel() in (1, len(weight))
+    # One scale is that of every row. Those of blocks may be as many as there are rows.
+    rows = scale.numel() in (1, len(weight)) and (scale.ndim < 2 or scale.shape[1] == 1)
     return kind(weight, scale.view(-1).expand(len(weight)).clone()) if rows else None
 
 

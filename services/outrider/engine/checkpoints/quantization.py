@@ -50,7 +50,7 @@ def check(method: str, device: str) -> None:
         raise CheckpointError("quantization", f"{method} is not supported on {device}")
     if method == "fp8" and kind.type == "cpu":
         raise CheckpointError("quantization", "fp8 needs a GPU of compute capability 8.9 or more; on a CPU use int8")
-    if method == "fp8" and torch.cuda.get_device_capability(kind) < _FIRST_WITH_FP8:
+    if method == "fp8" and not reads_fp8(kind):
         raise CheckpointError("quantization", f"fp8 needs compute capability 8.9 or more, {device} has less; use int8")
     if kind.type == "cpu" or method != "int4":
         return
@@ -59,6 +59,10 @@ def check(method: str, device: str) -> None:
     except ModuleNotFoundError as error:
         message = f"{error.name} is not installed: pip install 'outrider[quantization]'"
         raise CheckpointError("quantization", message) from error
+
+
+def reads_fp8(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FIRST_WITH_FP8
 
 
 def quantize(model: nn.Module, method: str) -> None:
@@ -149,8 +153,7 @@ def _in_float8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _widened(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """By torch, which widens the weights for each product: where our kernels do not run the model."""
-    out = (F.linear(x, weight.to(x.dtype)).float() * scale).to(x.dtype)
-    return out if bias is None else out + bias
+    return F.linear(x, (weight.float() * scale[:, None]).to(x.dtype), bias)
 
 
 def quantize_rows(

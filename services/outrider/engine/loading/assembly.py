@@ -63,6 +63,11 @@ def assemble(
     return engine
 
 
+def can_run_on_gpu(model: PreTrainedModel, config: EngineConfig) -> bool:
+    """Whether our kernels for GPUs run it, as far as model and options decide."""
+    return config.execution in ("auto", "fused") and config.attention in ("auto", "triton") and can_fuse_on_gpu(model)
+
+
 def kv_shape(settings: Any) -> tuple[int, int]:
     """Number of key heads, and their width."""
     kv_heads = getattr(settings, "num_key_value_heads", None) or settings.num_attention_heads
@@ -99,7 +104,7 @@ def _execution(model: PreTrainedModel, context: int, config: EngineConfig) -> tu
         kernels = cpu.load_kernels(config.native_variant)
         return cpu.NativeLlama(kernels, model, context, config.prefill_threads), cpu.NativeAttention(kernels)
     attention = _attention(model.config.get_text_config(), config)
-    if wanted in ("auto", "fused") and isinstance(attention, TritonAttention) and can_fuse_on_gpu(model):
+    if isinstance(attention, TritonAttention) and can_run_on_gpu(model, config):
         return GpuLlama(model, context, invariant=config.batch_invariant), attention
     quantized = any(isinstance(m, Int8Linear | Int4Linear) for m in model.modules())
     if wanted == "auto" and (config.quantization != "none" or quantized):

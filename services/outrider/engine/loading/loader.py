@@ -18,16 +18,15 @@ from outrider.checkpoint_files import READ_HERE, end_tokens, engine_fault, other
 from outrider.engine.backends import cpu
 from outrider.engine.checkpoints import checkpoints, gguf_fours, packed_weights
 from outrider.engine.checkpoints.checkpoints import CheckpointError
-from outrider.engine.checkpoints.quantization import BYTES_PER_WEIGHT, Float8Linear, Int4Linear, Int8Linear
+from outrider.engine.checkpoints.quantization import BYTES_PER_WEIGHT, Float8Linear, Int4Linear, Int8Linear, reads_fp8
 from outrider.engine.checkpoints.quantization import check as check_quantization
 from outrider.engine.engine import Engine
-from outrider.engine.loading.assembly import assemble, kv_shape, working_bytes
+from outrider.engine.loading.assembly import assemble, can_run_on_gpu, kv_shape, working_bytes
 from outrider.engine.loading.comparison import answers_problem
 from outrider.engine.loading.draft_checkpoint import load_draft_model
 from outrider.engine.models.architectures import architecture_problem, model_problem, tensors_problem, text_part
 from outrider.engine.models.context import context_len
 from outrider.engine.models.decoder import register_attention
-from outrider.engine.models.families import why_no_relative
 from outrider.engine.models.fused import keep_to_vector_code
 from outrider.engine.models.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
 from outrider.engine.models.probe import attention_problem, on_meta
@@ -211,11 +210,16 @@ def _load_model(path: Path, config: EngineConfig, context: int) -> tuple[PreTrai
     modules = dict(loaded.named_modules())
     if cpu.why_not_native(config, loaded.config) is None:
         kept |= gguf_fours.read(path, modules)
-    for name, layer in kept.items():
-        # transformers joins experts to one module, which stays plain.
-        if isinstance(linear := modules.get(name), nn.Linear):
-            layer.bias = linear.bias
-            loaded.set_submodule(name, layer)
+    # transformers joins experts to one module, which stays plain.
+    plain = {name: linear for name in kept if isinstance(linear := modules.get(name), nn.Linear)}
+    for name, linear in plain.items():
+        kept[name].bias = linear.bias
+        loaded.set_submodule(name, kept[name])
+    if plain and config.device != "cpu" and not can_run_on_gpu(loaded, config):
+        # torch would widen them for each product.
+        log.info("they become plain weights all the same: our kernels do not run this model")
+        for name, linear in plain.items():
+            loaded.set_submodule(name, linear)
     loaded = loaded.to(config.device)
     _refuse(path, loaded, answers_problem(loaded, whole, config, context))
     return loaded, None
@@ -237,10 +241,8 @@ def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict
             del part.quantization_config
     dtype: torch.dtype = getattr(torch, config.dtype)
     keep: tuple[type[packed_weights.Kept], ...] = (Int8Linear,) if config.device == "cpu" else ()
-    relative = why_no_relative(settings.get_text_config()) is None
-    # Others are multiplied by torch, which would widen them for each product.
-    if config.device != "cpu" and config.dtype != "float32" and relative:
-        keep = (Int8Linear, Float8Linear)
+    if config.device != "cpu":
+        keep = (Int8Linear, Float8Linear) if reads_fp8(torch.device(config.device)) else (Int8Linear,)
     if cpu.why_not_native(config, settings.get_text_config()) is None:
         keep = (Int8Linear, Int4Linear)
     plain = packed_weights.read(path, stated, dtype, keep=keep)

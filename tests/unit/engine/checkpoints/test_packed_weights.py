@@ -176,6 +176,18 @@ def test_it_is_served_as_the_weights_that_its_format_means(
     assert json.loads(config)["quantization_config"]["quant_method"] in lines[0]
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_plain_weights_lie_row_by_row_as_kernels_read_them(scheme: str, by_scheme: ByScheme) -> None:
+    found = packed_weights.read(by_scheme(scheme)[0], SCHEMES[scheme][1], torch.bfloat16, keep=())
+    assert found.state and all(tensor.is_contiguous() for tensor in found.state.values())
+
+
+def test_scales_of_blocks_are_not_taken_for_those_of_rows() -> None:
+    weight = torch.ones(256, 256, dtype=torch.int8)
+    assert packed_weights._rows_of_8_bits({"weight": weight, "weight_scale": torch.ones(256, 1)}) is not None
+    assert packed_weights._rows_of_8_bits({"weight": weight, "weight_scale": torch.ones(2, 128)}) is None
+
+
 @pytest.mark.parametrize("scheme", ["fp8", "fp8, one scale"])
 def test_rows_of_fp8_stay_as_they_are_for_kernels_that_read_them(scheme: str, by_scheme: ByScheme) -> None:
     path, plain = by_scheme(scheme)

@@ -141,6 +141,16 @@ def restored(layer: Int4Linear) -> torch.Tensor:
     return (layer.numbers() - grid[..., 1].float()) * grid[..., 0].float()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_fp8_that_torch_multiplies_are_scaled_before_they_are_summed(dtype: torch.dtype) -> None:
+    x = torch.full((1, 4096), 0.5, dtype=dtype)
+    layer = Float8Linear.of(torch.nn.Linear(4096, 8, bias=False, dtype=dtype))
+    layer.weight.fill_(448.0)
+    want = 0.5 * 448 * 4096 * layer.scale[None]
+    assert not torch.isfinite(torch.tensor(0.5 * 448 * 4096, dtype=torch.float16))
+    torch.testing.assert_close(layer(x).float(), want, rtol=0.01, atol=0)
+
+
 def test_int4_groups_are_nearer_to_their_weights_than_levels_from_least_to_largest() -> None:
     torch.manual_seed(0)
     linear = nn.Linear(128, 48).requires_grad_(False)
