@@ -81,6 +81,9 @@ class GpuLlama:
         self._embedding, self._norm, self._head = family.embedding, family.norm, Product.of(family.head)
         self._tables: dict[int, tuple[Tensor, Tensor]] = {}
         self._layers = [self._take(layer, model) for layer in family.layers(max_context_len)]
+        if any(layer.down.scales is not None for layer in self._layers):
+            # Scaled after the sum, not before it: other bits than of the same weights, widened.
+            self.execution += "-w8"
 
     def _take(self, layer: Parts, model: Any) -> _Layer:
         assert layer.attention_norm is not None and layer.mlp_norm is not None and layer.rotary is not None
