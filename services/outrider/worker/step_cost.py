@@ -42,12 +42,14 @@ class StepCost:
     _prompt_tokens: float = 0.0
     _prompt_seconds: float = 0.0
     """Sums over the last steps with prompts."""
+    _last_s: float = 0.0
 
     def took(self, *, rows: int, seconds: float, tokens: int = 0, prompt_tokens: int = 0) -> None:
         """Records one step, without the time in which its drafts were made: its rows that decode or verify, its prompt
         tokens, and the tokens that it committed."""
         if seconds <= 0 or not (rows or prompt_tokens):
             return
+        self._last_s = seconds
         if prompt_tokens:
             decoding_s = self._seconds + self.row_s * (rows - self._rows)
             self._prompt_tokens = tuning.KEEP * self._prompt_tokens + prompt_tokens
@@ -68,8 +70,9 @@ class StepCost:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a mean step without prompts. 0 while unknown."""
-        return self._seconds
+        """Seconds that a step may be expected to take at least: of a mean one without prompts, or of the last one if it
+        was shorter. 0 while unknown."""
+        return min(self._seconds, self._last_s)
 
     @property
     def row_share(self) -> float:

@@ -32,6 +32,15 @@ def test_before_steps_differ_what_is_usual_holds() -> None:
     assert cost.row_share == pytest.approx(1 / 23)
 
 
+def test_a_step_is_expected_to_take_no_longer_than_the_last_one() -> None:
+    cost = StepCost()
+    cost.took(rows=4, seconds=30.0)
+    for _ in range(20):
+        # Half of what is expected is waited for, at least what a step takes.
+        cost.took(rows=4, seconds=max(0.01, cost.step_s / 2))
+    assert cost.step_s == 0.01
+
+
 def test_steps_that_take_less_the_more_rows_they_have_make_a_row_free_and_no_less() -> None:
     assert after(-0.05).row_share == 0.0
 
