@@ -27,7 +27,8 @@ _MAX_WAIT_S = 60.0
 """For an answer, on a machine that is busy: nothing in such a process waits, so that its processor time ends before."""
 _SHORT_S, _LOOK_S = 0.25, 0.05
 """Processor time after which work yields, and the time between two looks at it."""
-_OF_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_OF_OTHERS = {0, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+"""How a process ends for reasons outside it. 0: it has not answered in time, and its connection was closed."""
 Answer = Callable[[bytes], bytes]
 
 
