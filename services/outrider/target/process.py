@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -40,7 +40,7 @@ from outrider.target.grammars.grammar import GrammarCompiler, host_bytes
 from outrider.target.grammars.tokenizer import read_tokenizer
 from outrider.target.metrics import TargetMetrics, runs_native_kernels
 from outrider.target.requests.limits import Limits
-from outrider.target.samples import obedient, recorder_of
+from outrider.target.samples import Servicer, obedient, recorder_of
 from outrider.target.service import TargetServicer
 from outrider.target.step.own_engine import OwnEngine
 from outrider.target.step.port import EnginePort
@@ -169,7 +169,9 @@ def _servicer(
     )
     own = OwnEngine(engine, Batching(info.block_size, config.engine.max_batch_tokens))
     limits, heads, execution = limits_of(config, info, grammars), _head(config, engine), engine.info.execution
-    return servicer_of(config, info, own, limits, heads, registry, publisher, store, execution=execution)
+    return servicer_of(
+        config, info, own, limits, heads, registry, publisher, store, kind=TargetServicer, execution=execution
+    )
 
 
 def limits_of(config: TargetConfig, info: worker_pb2.WorkerInfo, grammars: GrammarCompiler) -> Limits:
@@ -195,9 +197,9 @@ def servicer_of(
     publisher: PrefixPublisher,
     store: MetadataStore | None,
     *,
-    kind: type[TargetServicer] = TargetServicer,
+    kind: Callable[..., Servicer],
     execution: str = "",
-) -> AbstractAsyncContextManager[TargetServicer]:
+) -> AbstractAsyncContextManager[Servicer]:
     """The service of a target on any engine. `execution`: as TargetMetrics."""
     sources = [*heads, *make_sources(config.lookup_names)]
     samples = recorder_of(config.sample_store, info.model_revision)

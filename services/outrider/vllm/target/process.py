@@ -131,7 +131,7 @@ def _servicer(
     registry: CollectorRegistry,
     publisher: PrefixPublisher,
     store: MetadataStore | None,
-) -> AbstractAsyncContextManager[TargetServicer]:
+) -> AbstractAsyncContextManager[VllmServicer]:
     path = resolve(config.model)
     grammars = GrammarCompiler(
         path, info.vocab_size, end_tokens(path), most_bytes=config.grammar_bytes, masks_on_threads=False
