@@ -23,14 +23,16 @@ PATHS = ("", str(ROOT / "build/vllm-next/site"))
 """Where Python finds each release; the first is installed."""
 
 
-def outcome(report: Path) -> Counter[str]:
-    """Of the tests of one file. A process that has died leaves no report."""
+def outcome(report: Path, status: int) -> Counter[str]:
+    """Of the tests of one file. A process that has died leaves no report, or dies after it."""
     if not report.exists():
         return Counter(failed=1)
     found = Counter[str]()
     for suite in xml.parse(report).getroot().iter("testsuite"):
         failed, skipped = int(suite.attrib["failures"]) + int(suite.attrib["errors"]), int(suite.attrib["skipped"])
         found.update(failed=failed, skipped=skipped, passed=int(suite.attrib["tests"]) - failed - skipped)
+    if status and not found["failed"]:
+        found.update(failed=1)
     return found
 
 
@@ -42,8 +44,8 @@ def run(file: str, path: str, arguments: list[str]) -> Counter[str]:
     with tempfile.TemporaryDirectory() as directory:
         report = Path(directory) / "report.xml"
         command = [sys.executable, "-m", "pytest", file, f"--junitxml={report}", *arguments]
-        subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=False)
-        return outcome(report)
+        ended = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": path}, check=False)
+        return outcome(report, ended.returncode)
 
 
 def main(words: list[str]) -> int:

@@ -65,7 +65,9 @@ def _key(kernel: Any, values: tuple[Any, ...], options: dict[str, Any]) -> Any:
 
 
 def made_engine(tiny: Path, *, graphs: bool) -> Engine:
-    config = EngineConfig(num_blocks=NUM_BLOCKS + 1, block_size=8, max_context_len=128, attention="triton")
+    config = EngineConfig(
+        num_blocks=NUM_BLOCKS + 1, block_size=8, max_context_len=128, attention="triton", execution="fused"
+    )
     engine = load_engine(tiny, config)
     assert engine.info.execution == "fused-cuda-invariant"
     engine.kv._pool.allocate(NUM_BLOCKS + 1)

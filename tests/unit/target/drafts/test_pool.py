@@ -82,8 +82,8 @@ class World:
     events: list[Any] = field(default_factory=list)
     answers: list[tuple[int, target_pb2.VerifyResponse]] = field(default_factory=list)
     leased: dict[str, str] = field(default_factory=lambda: {"d1": ADDRESS})
-    asks: str = ""
     reads_bits: int = 0
+    asks: str = ""
     """The features that drafts ask for; the target computes those of `abc`."""
     num_reads: int = 0
     tokens: dict[SequenceKey, list[int]] = field(default_factory=dict)
