@@ -198,7 +198,7 @@ async def test_settings_of_operators_hold_for_running_requests(fleet: Any, event
         answering = asyncio.create_task(server.answer(ended.is_set))
         ask = control_pb2.SetSpeculationRequest
         await control.SetSpeculation(ask(tenant="t", setting=ON))
-        await eventually(lambda: max(server.latest(20)) > 2)
+        await eventually(lambda: max(server.latest(20), default=0) > 2)
         await control.SetSpeculation(ask(tenant="t", setting=ON, max_draft_tokens=2))
         await eventually(lambda: 0 < max(server.latest(20)) <= 2)
         await control.SetSpeculation(ask(tenant="t", setting=OFF))
