@@ -21,6 +21,7 @@ from outrider.engine import HEAD_INPUT, Engine, EngineConfig, Row, resolve, weig
 from outrider.engine.checkpoints.fetching import directory
 from outrider.engine.checkpoints.tokenizer import load_tokenizer
 from outrider.engine.loading.loader import load_engine
+from outrider.engine.models.adapters import is_adapter
 from outrider.heads import HeadDrafts
 from outrider.heads.loading import is_head
 from outrider.samples import Cipher
@@ -124,7 +125,7 @@ def _loaded(engine: Engine, target: Path, name: str, max_sequences: int, most: i
         its = engine_of(engine, head, prefix_cache=prefix_cache)
         return lambda: HeadDrafts(head, most, its)
     config = EngineConfig(prefix_cache=prefix_cache, device=engine.info.device)
-    drafter = load_drafter(resolve(name), engine=config, target=target)
+    drafter = load_drafter(path if is_adapter(path) else resolve(name), engine=config, target=target)
     return lambda: DrafterSource(DraftWorker(drafter, max_sequences), most)
 
 

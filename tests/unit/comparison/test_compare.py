@@ -17,6 +17,7 @@ from outrider.training.texts import Sampled
 from outrider_controller.cli.app import run
 from outrider_controller.cli.exits import ExitCode
 
+from tests.unit.drafters.test_adapters import adapter
 from tests.unit.drafters.test_other_vocabulary import twins
 
 __all__ = ["twins"]
@@ -74,6 +75,16 @@ def test_a_model_with_other_tokens_is_compared_as_it_would_draft(
     assert run([*command, "--max-tokens", "24", "-o", "json"]) == ExitCode.OK
     [found] = json.loads(capsys.readouterr().out)["drafts"]
     assert found["all"]["acceptance"] == 1.0 and found["all"]["tokens_per_round"] >= 2
+
+
+def test_an_adapter_is_compared_by_its_directory_with_the_model_that_it_is_of(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts, loud = lines(tmp_path / "prompts.jsonl", {"prompt": "one two one"}), adapter(tmp_path / "loud", tiny, 1)
+    command = ["compare", "drafts", str(tiny), str(loud), "--target-model", str(tiny), "--prompts", str(prompts)]
+    assert run([*command, "--max-tokens", "24", "-o", "json"]) == ExitCode.OK
+    found = {each["name"]: each["all"] for each in json.loads(capsys.readouterr().out)["drafts"]}
+    assert found[str(tiny)]["acceptance"] == 1.0 and found[str(loud)]["acceptance"] < 0.5
 
 
 def test_a_prediction_is_a_draft_where_the_prompts_carry_one(
