@@ -135,19 +135,44 @@ _PACKED = {"qweight", "weight_packed", "weight_scale"}
 
 
 def _rows_of_8_bits(parts: Parts) -> Int8Linear | Float8Linear | None:
+    kind = _kind_of_rows(parts)
+    if kind is None:
+        return None
+    weight, scale = parts["weight"], parts["weight_scale"]
+    return kind(weight, scale.view(-1).expand(len(weight)).clone())
+
+
+def _kind_of_rows(parts: Parts) -> type[Int8Linear | Float8Linear] | None:
+    """By shapes and dtypes alone."""
     weight, scale = parts.get("weight"), parts.get("weight_scale")
-    kind = None if weight is None else _OF_ROWS.get(weight.dtype)
-    if weight is None or kind is None or scale is None or "weight_zero_point" in parts:
+    if weight is None or scale is None or "weight_zero_point" in parts:
         return None
     # One scale is that of every row. Those of blocks may be as many as there are rows.
     rows = scale.numel() in (1, len(weight)) and (scale.ndim < 2 or scale.shape[1] == 1)
-    return kind(weight, scale.view(-1).expand(len(weight)).clone()) if rows else None
+    return _OF_ROWS.get(weight.dtype) if rows else None
+
+
+def count_rows_of_8_bits(path: Path, keep: tuple[type[Kept], ...]) -> int:
+    """Weights of the layers that `read` keeps in 8 bits, from the headers alone."""
+    layers: dict[str, dict[str, Tensor]] = {}
+    for file in weight_files(path):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                layer, _, end = name.rpartition(".")
+                found = tensors.get_slice(name)
+                dtype = _8_BITS.get(found.get_dtype(), torch.float32)
+                layers.setdefault(layer, {})[end] = torch.empty(found.get_shape(), dtype=dtype, device="meta")
+    kept = {layer: kind for layer, parts in layers.items() if issubclass(kind := _kind_of_rows(parts) or object, keep)}
+    drop_mixed(kept, {layer for layer in layers if layer.endswith("_proj")})
+    return sum(layers[layer]["weight"].numel() for layer in kept)
 
 
 _OF_ROWS: dict[torch.dtype, type[Int8Linear | Float8Linear]] = {
     torch.int8: Int8Linear,
     torch.float8_e4m3fn: Float8Linear,
 }
+_8_BITS = {"I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn}
+"""By the names of safetensors."""
 
 
 def _layers(path: Path) -> Iterator[tuple[str, Parts]]:

@@ -28,7 +28,15 @@ from outrider.engine.models.architectures import architecture_problem, model_pro
 from outrider.engine.models.context import context_len
 from outrider.engine.models.decoder import register_attention
 from outrider.engine.models.fused import keep_to_vector_code
-from outrider.engine.models.memory import Need, Quantized, available_bytes, count_linear, count_parameters, kv_blocks
+from outrider.engine.models.memory import (
+    LinearWeights,
+    Need,
+    Quantized,
+    available_bytes,
+    count_linear,
+    count_parameters,
+    kv_blocks,
+)
 from outrider.engine.models.probe import attention_problem, on_meta
 from outrider.engine_config import EngineConfig
 
@@ -240,14 +248,16 @@ def _loading(path: Path, config: EngineConfig) -> tuple[Callable[..., Any], dict
         if hasattr(part, "quantization_config"):
             del part.quantization_config
     dtype: torch.dtype = getattr(torch, config.dtype)
-    keep: tuple[type[packed_weights.Kept], ...] = (Int8Linear,) if config.device == "cpu" else ()
-    if config.device != "cpu":
-        keep = (Int8Linear, Float8Linear) if reads_fp8(torch.device(config.device)) else (Int8Linear,)
-    if cpu.why_not_native(config, settings.get_text_config()) is None:
-        keep = (Int8Linear, Int4Linear)
-    plain = packed_weights.read(path, stated, dtype, keep=keep)
+    plain = packed_weights.read(path, stated, dtype, keep=_kept_kinds(config, settings.get_text_config()))
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(settings)]
     return partial(kind.from_pretrained, None, config=settings, state_dict=plain.state), plain.kept
+
+
+def _kept_kinds(config: EngineConfig, settings: Any) -> tuple[type[packed_weights.Kept], ...]:
+    """The kinds of layers that this device multiplies as a checkpoint has them."""
+    if cpu.why_not_native(config, settings) is None:
+        return Int8Linear, Int4Linear
+    return (Int8Linear, Float8Linear) if reads_fp8(torch.device(config.device)) else (Int8Linear,)
 
 
 def served_context(path: Path, settings: Any, configured: int | None = None) -> int:
@@ -263,10 +273,12 @@ def _need(path: Path, settings: Any, config: EngineConfig, context: int) -> Need
     kv_heads, head_dim = kv_shape(settings)
     block_bytes = 2 * settings.num_hidden_layers * kv_heads * head_dim * dtype.itemsize * config.block_size
     context_blocks = -(-context // config.block_size)
-    parameters = count_parameters(path)
+    parameters, kept = count_parameters(path), 0
     if getattr(settings, "quantization_config", None) and (model := on_meta(settings)) is not None:
         # Their files have fewer numbers than the model, into which they are unpacked.
         parameters = model.num_parameters()
+        if config.device != "cpu" and config.dtype != "float32" and can_run_on_gpu(model, config):
+            kept = packed_weights.count_rows_of_8_bits(path, _kept_kinds(config, settings))
     need = Need(
         path.name,
         parameters,
@@ -276,6 +288,8 @@ def _need(path: Path, settings: Any, config: EngineConfig, context: int) -> Need
         context_blocks,
         working_bytes=working_bytes(settings, config),
     )
+    if kept:
+        return replace(need, quantized=Quantized("8 bits", LinearWeights(kept, kept), 1.0, stored=True))
     if config.quantization == "none":
         return need
     linear = Quantized(config.quantization, count_linear(path), BYTES_PER_WEIGHT[config.quantization])

@@ -135,7 +135,8 @@ class Family:
         @cache
         def rotary(*kind: str) -> tuple[Tensor, Tensor]:
             # In float32; transformers would round the table to the model's dtype.
-            tables = self.model.model.rotary_emb(torch.empty(0), torch.arange(positions)[None], *kind)
+            at = torch.arange(positions, device="meta" if self.embedding.is_meta else "cpu")[None]
+            tables = self.model.model.rotary_emb(at.new_empty(0, dtype=torch.float32), at, *kind)
             cos, sin = (table[0, :, : table.shape[-1] // 2].contiguous() for table in tables)
             return cos, sin
 

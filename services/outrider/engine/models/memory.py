@@ -46,6 +46,8 @@ class Quantized:
     method: str
     weights: LinearWeights
     bytes_per_weight: float
+    stored: bool = False
+    """Whether the checkpoint has them so: they are never wider on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,19 @@ class Need:
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes of the weights while they are read: they are quantized afterwards."""
-        return self.parameters * self.bytes_per_parameter
+        """Bytes of the weights while they are read."""
+        return self.weight_bytes if self.quantized and self.quantized.stored else self._plain_bytes
 
     @property
     def weight_bytes(self) -> int:
         if self.quantized is None:
-            return self.loaded_bytes
+            return self._plain_bytes
         plain = (self.parameters - self.quantized.weights.stored) * self.bytes_per_parameter
         return plain + round(self.quantized.weights.used * self.quantized.bytes_per_weight)
+
+    @property
+    def _plain_bytes(self) -> int:
+        return self.parameters * self.bytes_per_parameter
 
 
 def count_parameters(path: Path) -> int:
@@ -131,8 +137,11 @@ def kv_blocks(need: Need, available: int, device_type: str, *, blocks: int | Non
 def _arithmetic(need: Need, kv: int, available: int) -> str:
     total = need.weight_bytes + need.working_bytes + kv
     weights = f"{_count(need.parameters)} parameters in {need.dtype} are {_gb(need.loaded_bytes)}"
-    if need.quantized is not None:
-        weights += f" while they are read and {_gb(need.weight_bytes)} in {need.quantized.method}"
+    if (quantized := need.quantized) is not None and quantized.stored:
+        in_bits = f"{_count(quantized.weights.stored)} of them in {quantized.method}"
+        weights = f"{_count(need.parameters)} parameters, {in_bits}, are {_gb(need.weight_bytes)}"
+    elif quantized is not None:
+        weights += f" while they are read and {_gb(need.weight_bytes)} in {quantized.method}"
     if need.working_bytes:
         weights += f", steps take {_gb(need.working_bytes)}"
     return (

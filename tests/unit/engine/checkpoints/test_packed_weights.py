@@ -15,8 +15,9 @@ import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
 from outrider.engine.checkpoints import packed_weights
 from outrider.engine.checkpoints.quantization import Float8Linear, Int8Linear
+from outrider.engine.loading import loader
 from outrider.engine.loading.loader import load_engine
-from outrider.engine.models.memory import count_linear
+from outrider.engine.models.memory import DoesNotFit, count_linear, kv_blocks
 from outrider.local import Speculator
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -198,6 +199,22 @@ def test_rows_of_fp8_stay_as_they_are_for_kernels_that_read_them(scheme: str, by
         assert isinstance(layer, Float8Linear)
         assert torch.equal(layer.weight.view(torch.uint8), tensors[f"{name}.weight"].view(torch.uint8))
         torch.testing.assert_close(layer.weight.float() * layer.scale[:, None], want[f"{name}.weight"].float())
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8", "int8, groups", "gptq"])
+def test_on_a_gpu_they_are_counted_as_they_are_kept(
+    scheme: str, by_scheme: ByScheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, plain = by_scheme(scheme)
+    monkeypatch.setattr(loader, "reads_fp8", lambda device: True)
+    need = loader._need(path, loader.read_settings(path), EngineConfig(device="cuda"), 64)
+    weights = load_file(plain / "model.safetensors")
+    kept = {name for name in weights if name.endswith("_proj.weight")} if scheme in ("int8", "fp8") else set()
+    wanted = sum(weight.numel() * (1 if name in kept else 2) for name, weight in weights.items())
+    assert need.weight_bytes == need.loaded_bytes == wanted
+    if kept:
+        with pytest.raises(DoesNotFit, match=r"parameters, 0\.1 M of them in 8 bits, are"):
+            kv_blocks(need, wanted, "cuda", blocks=None, kv_bytes=None)
 
 
 @pytest.mark.parametrize(

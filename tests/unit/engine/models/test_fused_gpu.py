@@ -82,7 +82,7 @@ def has_the_same_logits_alone_in_a_batch_and_as_a_draft(dtype: str, directory: P
 
 
 def has_the_same_bits_in_every_step(engine: Engine) -> None:
-    assert engine.info.execution == "fused-cuda-invariant"
+    assert engine.info.execution.removesuffix("-w8") == "fused-cuda-invariant"
     alone, others = engine.kv.open([]), [engine.kv.open([]) for _ in range(4)]
     # One by one, after a prompt.
     want = [engine.forward([Row(alone, TEXT[:20], 1)]).clone()]
