@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from outrider.heads.eagle import Eagle3Head
 from outrider.heads.interface import ChainMemory, DraftHead
 
 log = logging.getLogger(__name__)
@@ -38,9 +37,9 @@ def agreement(head: DraftHead, token_ids: Tensor, states: Tensor) -> float:
     return float((guesses == token_ids[2:]).float().mean())
 
 
-def choose_taps(head: Eagle3Head, token_ids: Tensor, states: Mapping[int, Tensor]) -> None:
+def choose_taps(head: DraftHead, token_ids: Tensor, states: Mapping[int, Tensor]) -> None:
     """Takes those of its two choices of taps by which it guesses more. states: of each layer, [n, width]."""
-    if len(head.other_taps) != len(head.taps):
+    if not head.taps or len(head.other_taps) != len(head.taps):
         return
     choices = {"inputs": head.taps, "outputs": head.other_taps}
     found = {

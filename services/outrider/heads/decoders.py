@@ -16,7 +16,6 @@ from outrider.engine.backends import cpu
 from outrider.engine.backends.cpu.build import Kernels
 from outrider.engine.checkpoints.quantization import Int8Linear, quantize
 from outrider.engine.models.taps import HEAD_INPUT, Taps
-from outrider.heads.dflash import DFlashHead
 from outrider.heads.interface import DraftHead, HeadSettings
 from outrider.heads.layer import LayeredHead
 from outrider.heads.mtp import MtpHead
@@ -59,7 +58,8 @@ class BlockHead:
 
     execution = "torch"
 
-    def __init__(self, head: DFlashHead) -> None:
+    def __init__(self, head: Any) -> None:
+        """head: has a `block`."""
         self.features = torch.empty(0)
         self._head = head
 

@@ -14,24 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from outrider.heads.interface import ChainMemory, HeadSettings, Memory, TargetParts
+from outrider.heads.interface import BlockShape, ChainMemory, HeadSettings, Memory, TargetParts
 from outrider.heads.layer import HeadAttention, HeadLayer, LayeredHead, Norm
-
-
-@dataclass(frozen=True, slots=True)
-class BlockShape:
-    size: int
-    """Tokens of a block, with the one that is known."""
-    mask_token_id: int
-
-    def of(self, known: Sequence[int]) -> list[list[int]]:
-        """A block after each of these tokens."""
-        return [[token, *[self.mask_token_id] * (self.size - 1)] for token in known]
 
 
 class DFlashHead(LayeredHead):
     kind = "dflash"
     recurrent = False
+    block: BlockShape
 
     def __init__(
         self,

@@ -45,8 +45,6 @@ class _FirstLayer(HeadLayer):
 
 class Eagle3Head(LayeredHead):
     kind = "eagle3"
-    other_taps: tuple[int, ...] = ()
-    """The layers that its config.json may mean instead of `taps`."""
 
     def __init__(
         self, settings: HeadSettings, variant: EagleVariant, target: TargetParts, token_map: Tensor | None = None

@@ -28,11 +28,9 @@ from outrider.engine.models.taps import HEAD_INPUT
 from outrider.engine.run.buckets import make_buckets
 from outrider.engine.run.graphs import GraphRecorder, GraphShape
 from outrider.heads.decoders import AsLlama, BlockHead, NativeHead, TorchHead, llama_config
-from outrider.heads.dflash import BlockShape, DFlashHead
 from outrider.heads.fused_gpu import GpuHead
-from outrider.heads.interface import DraftHead, HeadSettings
+from outrider.heads.interface import BlockShape, DraftHead, HeadSettings
 from outrider.heads.layer import LayeredHead
-from outrider.heads.medusa import MedusaHead
 from outrider.heads.recorded import OTHERS, ROWS, STEPS, DraftedText, HeadChains, HeadGraphs
 from outrider.speculation import Proposal, propose
 from outrider.speculation.warm_up import warm_up_proposals
@@ -67,9 +65,7 @@ class HeadEngine(Engine):
         assert isinstance(attention, TritonAttention)
         started_s = time.monotonic()
         buckets = make_buckets(ROWS[-1], _READ_TOKENS)
-        shape = GraphShape(
-            buckets, head.lm_head.out_features, -(-info.max_context_len // info.block_size), scratch_slot
-        )
+        shape = GraphShape(buckets, head.logits_width, -(-info.max_context_len // info.block_size), scratch_slot)
         weight = head.norm.weight
         features = torch.zeros(_READ_TOKENS, head.settings.width, dtype=weight.dtype, device=weight.device)
         graphs = HeadGraphs(self._head, attention, self._cache, shape, features, recorder)
@@ -192,16 +188,15 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
     Raises CheckpointError where a useful number of blocks does not fit into memory.
     """
     device = torch.device(config.device)
-    if isinstance(head, MedusaHead) and device.type == "cuda":
-        rows: Any = head.lm_heads[0].weight
-        _warm_up_choices(torch.zeros(1, len(rows), device=rows.device), head.token_map)
     if not isinstance(head, LayeredHead):
+        if device.type == "cuda":
+            _warm_up_choices(torch.zeros(1, head.logits_width, device=device), head.token_map)
         return None
     settings = head.settings
     shape = llama_config(settings)
-    native = not isinstance(head, DFlashHead) and not settings.gated and cpu.why_not_native(config, shape) is None
+    native = head.block is None and not settings.gated and cpu.why_not_native(config, shape) is None
     dtype = torch.bfloat16 if native else head.norm.weight.dtype
-    blocks = _num_blocks(settings, config, context, dtype, head.lm_head.out_features)
+    blocks = _num_blocks(settings, config, context, dtype, head.logits_width)
     cache = KVCache.allocate(
         layers=settings.layers,
         kv_heads=settings.kv_heads,
@@ -220,7 +215,7 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
         sizes = Shape(settings.heads, settings.kv_heads, settings.head_dim, config.block_size)
         attention = make_attention(config.attention, sizes, device)
         fused = isinstance(attention, TritonAttention) and not settings.gated and can_fuse_on_gpu(AsLlama(head, shape))
-        if isinstance(head, DFlashHead):
+        if head.block is not None:
             decoder = BlockHead(head)
         elif fused:
             decoder = GpuHead(head, AsLlama(head, shape), _whole_blocks(context, config))
@@ -236,9 +231,9 @@ def head_engine(head: DraftHead, config: EngineConfig, context: int) -> HeadEngi
         decoder.execution,
     )
     parts = (decoder, cache, info, config, attention, head)
-    engine = BlockEngine(head.block, *parts) if isinstance(head, DFlashHead) else HeadEngine(*parts)
+    engine = HeadEngine(*parts) if head.block is None else BlockEngine(head.block, *parts)
     if device.type == "cuda":
-        if config.cuda_graphs and isinstance(attention, TritonAttention) and not isinstance(engine, BlockEngine):
+        if config.cuda_graphs and isinstance(attention, TritonAttention) and head.block is None:
             with torch.cuda.device(device):
                 engine.record(head, GraphRecorder(device), blocks * config.block_size)
         engine.warm_up()

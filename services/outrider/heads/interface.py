@@ -6,6 +6,7 @@ at t + 2. A head that drafts more than one token goes on with its own states in 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +57,19 @@ class HeadSettings:
     """Whether attention's output has a gate, as in Qwen3-Next; norms then count from 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """Of the blocks of a head that fills in whole ones."""
+
+    size: int
+    """Tokens of a block, with the one that is known."""
+    mask_token_id: int
+
+    def of(self, known: Sequence[int]) -> list[list[int]]:
+        """A block after each of these tokens."""
+        return [[token, *[self.mask_token_id] * (self.size - 1)] for token in known]
+
+
 class Memory(Protocol):
     """The keys and values of earlier positions. Training and serving have one each."""
 
@@ -96,11 +110,16 @@ class DraftHead(Protocol):
     """As in `DraftTree.source`."""
     taps: tuple[int, ...]
     """The target's layers whose inputs it reads, joined; empty: the inputs of the target's vocabulary head."""
+    other_taps: tuple[int, ...]
+    """Those that its files may mean as well; empty: they leave no doubt."""
     token_map: Tensor | None
     """[logits width] the token id of each logit; None when logits cover the vocabulary."""
     recurrent: bool
     """Whether it goes on with its own states. Otherwise it proposes `lookahead` tokens at once."""
     lookahead: int
+
+    @property
+    def logits_width(self) -> int: ...
 
     def features(self, states: Tensor) -> Tensor:
         """The target's states [batch, tokens, taps · width] → what `forward` takes, which is also what a target sends

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from outrider.heads.interface import HeadSettings, Memory, TargetParts
+from outrider.heads.interface import BlockShape, HeadSettings, Memory, TargetParts
 
 
 class Norm(nn.Module):
@@ -126,6 +126,9 @@ class LayeredHead(nn.Module):
     recurrent = True
     lookahead = 1
     taps: tuple[int, ...] = ()
+    other_taps: tuple[int, ...] = ()
+    block: BlockShape | None = None
+    """Of a head that fills in whole blocks."""
     early = 0
     """So many layers read the tokens alone, before the join."""
     token_map: Tensor | None
@@ -153,6 +156,10 @@ class LayeredHead(nn.Module):
         self.rotary = Rotary(settings)
         # A buffer, for it goes where the weights go.
         self.register_buffer("token_map", token_map, persistent=False)
+
+    @property
+    def logits_width(self) -> int:
+        return self.lm_head.out_features
 
     def reads(self, taps: tuple[int, ...], target_width: int, *, normed: bool = True) -> None:
         """Of the states of these layers it makes one feature; normed: after a norm of each."""

@@ -28,6 +28,7 @@ class MedusaHead(nn.Module):
     kind = "medusa"
     recurrent = False
     taps: tuple[int, ...] = ()
+    other_taps: tuple[int, ...] = ()
     token_map: Tensor | None
 
     def __init__(
@@ -46,6 +47,10 @@ class MedusaHead(nn.Module):
         self.register_buffer("token_map", token_map, persistent=False)
         self.blocks = nn.ModuleList(MedusaBlock(target.width, layers, bias) for _ in range(blocks))
         self.lm_heads = nn.ModuleList(target_rows(target, token_map) for _ in range(blocks if own_heads else 1))
+
+    @property
+    def logits_width(self) -> int:
+        return len(self.lm_heads[0].weight)  # type: ignore[arg-type]
 
     def features(self, states: Tensor) -> Tensor:
         return states

@@ -22,10 +22,9 @@ from outrider.engine.loading.draft_checkpoint import read_embedding, read_head
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.taps import HEAD_INPUT
 from outrider.heads import DFlashHead, Eagle3Head, HeadDrafts, MedusaHead, MtpHead, TargetParts
-from outrider.heads.dflash import BlockShape
 from outrider.heads.eagle import EagleVariant
 from outrider.heads.engine import torch_engine
-from outrider.heads.interface import DraftHead
+from outrider.heads.interface import BlockShape, DraftHead
 from outrider.heads.tensors import settings_of
 from outrider.sequence.key import SequenceKey
 from outrider.sequence.spec import SequenceSpec

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from outrider.heads.dflash import BlockShape, DFlashHead
+from outrider.heads.dflash import DFlashHead
 from outrider.heads.formats.format import HeadFormat, OurHead, architectures, register
-from outrider.heads.interface import HeadError, TargetParts
+from outrider.heads.interface import BlockShape, HeadError, TargetParts
 from outrider.heads.tensors import counted_settings, fill, read_tensors, token_map_of
 
 _MASK_FILE = "mask_embedding.pt"

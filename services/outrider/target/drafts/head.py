@@ -9,7 +9,7 @@ import torch
 from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.backends import cpu
 from outrider.engine.models.taps import HEAD_INPUT
-from outrider.heads import Eagle3Head, HeadDrafts, HeadError, HeadFeatures
+from outrider.heads import HeadDrafts, HeadError, HeadFeatures
 from outrider.heads.check import choose_taps, self_check
 from outrider.heads.decoders import read_natively
 from outrider.heads.engine import HeadEngine, head_engine
@@ -62,8 +62,7 @@ def tried_head(engine: Engine, model: Path, head: Path, prompt: list[int]) -> Dr
 
 def _check(engine: Engine, head: DraftHead, prompt: list[int]) -> None:
     taps = head.taps or (HEAD_INPUT,)
-    others = head.other_taps if isinstance(head, Eagle3Head) else ()
-    layers = tuple(dict.fromkeys([*taps, *others]))
+    layers = tuple(dict.fromkeys([*taps, *head.other_taps]))
     sequence = engine.kv.open([])
     text, found, pending = list(prompt), [], list(prompt)
     for _ in range(_CHECKED_TOKENS):
@@ -78,6 +77,5 @@ def _check(engine: Engine, head: DraftHead, prompt: list[int]) -> None:
     states = torch.cat(found)[start:]
     ids = torch.tensor(text[start:-1], device=states.device)
     by_layer = dict(zip(layers, states.chunk(len(layers), -1), strict=True))
-    if isinstance(head, Eagle3Head):
-        choose_taps(head, ids, by_layer)
+    choose_taps(head, ids, by_layer)
     self_check(head, ids, torch.cat([by_layer[tap] for tap in head.taps or taps], -1))
