@@ -230,16 +230,19 @@ class Scheduler(BaseScheduler):
         seconds, self._ended_s = now_s - max(step.began_s, self._ended_s), now_s
         counts, total = scheduler_output.num_scheduled_tokens, scheduler_output.total_num_scheduled_tokens
         self.step = StepFacts(counts, drafted, seconds, total)
+        invalid = scheduler_output.num_invalid_spec_tokens or {}
         if touched := self._held.keys() | drafted.keys():
             for group in outputs.values():
                 for output in group.outputs:
-                    if output.request_id in touched and output.new_token_ids:
-                        self._commit(output, drafted.get(output.request_id, ()), step.chains, ran)
+                    if (name := output.request_id) in touched and output.new_token_ids:
+                        found = drafted.get(name, ())
+                        # vLLM accepts none of those that a grammar has cut off, though the text may go on with them.
+                        self._commit(output, found[: len(found) - invalid.get(name, 0)], step.chains, ran)
         rows, tokens = self.step.num_rows, sum(map(len, ran.sampled_token_ids))
         self.book.stepped(rows=rows, prompt_tokens=total - rows, tokens=tokens, seconds=seconds)
 
     def _commit(self, output: Any, drafted: Sequence[int], chains: Mapping[str, ChainRow], ran: Any) -> None:
-        """What one request commits. `drafted`: its part of the step."""
+        """What one request commits. `drafted`: what the step has verified of it."""
         name, token_ids = output.request_id, output.new_token_ids
         chain, finished = chains.get(name), output.finish_reason is not None
         if self.drafter and drafted and chain is None:
