@@ -189,8 +189,3 @@ def test_blocks_out_of_order_are_read_in_the_sequences_order(tiny: Path, referen
         engine.forward([Row(sequence, chunk, 0)])
     assert list(sequence.blocks) == [0, 2, 1, 3]
     assert_close(engine.forward([Row(sequence, prompt[31:], 1)]), expected(reference, prompt)[-1:])
-
-
-def test_an_engine_names_what_computes_its_steps(tiny: Path) -> None:
-    for execution in ("fused", "transformers"):
-        assert load_engine(tiny, config(execution=execution)).info.execution == execution

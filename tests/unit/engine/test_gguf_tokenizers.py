@@ -123,18 +123,6 @@ def test_a_converted_file_has_the_ids_the_names_and_every_end_of_a_turn(
     assert json.loads((made / "generation_config.json").read_text())["eos_token_id"] == [0, 2]
 
 
-def test_a_copy_of_the_form_before_is_not_used(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
-    made = resolve(write_gguf(tiny, tmp_path / "some.gguf"))
-    before = made.parent.parent / made.name
-    made.rename(before)
-    (before / "tokenizer.json").write_text("{}")
-    again = resolve(tmp_path / "some.gguf")
-    assert again != before
-    assert Tokenizer.from_file(str(again / "tokenizer.json")).token_to_id("<|im_end|>") == 2
-    assert before.exists()
-
-
 def test_a_first_space_that_was_added_is_taken_away_again(tmp_path: Path) -> None:
     built = read(write(tmp_path / "model.gguf", KINDS["llama2"][0](), "llama")).build()
     assert built.decode(built.encode("hello the world").ids) == "hello the world"

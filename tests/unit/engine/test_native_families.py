@@ -13,11 +13,10 @@ from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.checkpoints.checkpoints import CheckpointError
 from outrider.engine.checkpoints.quantization import quantize
 from outrider.engine.loading.loader import load_engine
-from outrider.local import Speculator
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.unit.engine.test_supported_models import greedy, made
+from tests.unit.engine.test_supported_models import made
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 BY_LAYER = {
@@ -119,17 +118,6 @@ def test_in_float32_its_logits_are_those_of_transformers(checkpoint: Path) -> No
     engine = load_engine(checkpoint, FLOAT32)
     want = by_transformers(checkpoint, torch.float32)
     assert float((whole(engine) - want).abs().max()) < 1e-4 * float(want.abs().max())
-
-
-@OUTSIDE_THE_KERNELS
-def test_forty_greedy_texts_are_those_of_transformers(checkpoint: Path) -> None:
-    rng = random.Random(5)
-    prompts = [[rng.randrange(3, 250) for _ in range(rng.choice([1, 12, 90]))] for _ in range(40)]
-    speculator = Speculator(checkpoint, dtype="float32")
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    for found, prompt in zip(speculator.generate(prompts, max_new_tokens=12), prompts, strict=True):
-        assert found.token_ids == greedy(model, prompt, found.token_ids)
-        assert len(found.token_ids) == 12 or found.token_ids[-1] == model.config.eos_token_id
 
 
 @cache

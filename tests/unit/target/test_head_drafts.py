@@ -241,18 +241,7 @@ def test_after_a_cached_prefix_a_head_drafts_as_well_as_before_unless_its_states
         bench.run()
         accepted.append(bench.worker.stats.num_accepted_tokens - before)
     assert accepted[0] > 0 and (accepted[1] == accepted[0]) == (kind is HeadDrafts)
-
-
-def test_after_a_cached_prefix_texts_are_the_same(tiny: Path) -> None:
-    source = HeadDrafts(knowing(tiny, 2))
-    bench = Bench(tiny, sources=[source], row_price=lambda cost: 0.0)
-    long = opening(prompts(1, longest=60)[0] * 2, max_new_tokens=20, speculation=ALONE)
-    texts = []
-    for number in range(2):
-        bench.open(number, long)
-        bench.run()
-        texts.append(bench.tokens[next(key for key in bench.tokens if key.sequence_id == number)])
-    assert texts[0] == texts[1] and not bench.worker.stats.num_source_failures
+    assert len({*map(tuple, bench.tokens.values())}) == 1 and not bench.worker.stats.num_source_failures
     assert not source._texts and not source._writers and not source._due
 
 

@@ -74,30 +74,6 @@ def test_a_damaged_gguf_is_refused_by_its_name(tmp_path: Path, content: bytes) -
         resolve(tmp_path / "model.gguf")
 
 
-def test_a_truncated_gguf_is_refused(tmp_path: Path) -> None:
-    import gguf
-    import numpy
-
-    file = tmp_path / "model.gguf"
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_tensor("token_embd.weight", numpy.ones((64, 64), dtype=numpy.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    file.write_bytes(file.read_bytes()[:-5000])
-    with pytest.raises(CheckpointError, match=r"model\.gguf"):
-        resolve(file)
-
-
-def test_a_recurrent_model_is_refused_because_it_cannot_be_rewound(copy: Path) -> None:
-    config = json.loads((copy / "config.json").read_text())
-    config["layer_types"] = ["full_attention", "linear_attention"]
-    (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"rewound|linear_attention"):
-        load_engine(copy, EngineConfig(dtype="float32", num_blocks=4))
-
-
 def test_fingerprints_tell_tokenizers_and_weights_apart(tiny: Path, tmp_path: Path) -> None:
     same_tokenizer = tiny_checkpoint(tmp_path / "a", seed=1)
     other_tokenizer = tiny_checkpoint(tmp_path / "b", vocab_size=400)

@@ -286,8 +286,8 @@ def test_its_texts_are_the_same_with_and_without_drafts(checkpoint: tuple[Path, 
         assert texts == [greedy(model, prompt, text) for prompt, text in zip(prompts, texts, strict=True)]
 
 
-def test_its_revision_is_another_one_where_its_scheme_is(checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
-    path, _ = checkpoint
+def test_its_revision_is_another_one_where_its_scheme_is(by_scheme: ByScheme, tmp_path: Path) -> None:
+    path, _ = by_scheme("gptq")
     before, config = weights_revision(path), json.loads((path / "config.json").read_text())
     config["quantization_config"]["group_size"] = 7
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -373,8 +373,11 @@ def test_a_module_with_a_plain_layer_is_widened_and_the_others_stay(tmp_path: Pa
     assert float((found - widened).norm() / widened.norm()) < 0.1
 
 
-def test_a_layer_whose_tensors_do_not_fit_one_another_is_named(checkpoint: tuple[Path, Path], tmp_path: Path) -> None:
-    path, _ = checkpoint
+@pytest.mark.parametrize("scheme", ["awq", "gptq", "int4", "int8", "fp8"])
+def test_a_layer_whose_tensors_do_not_fit_one_another_is_named(
+    scheme: str, by_scheme: ByScheme, tmp_path: Path
+) -> None:
+    path, _ = by_scheme(scheme)
     tensors = load_file(path / "model.safetensors")
     layer = "model.layers.1.mlp.down_proj"
     end = next(end for end in ("scales", "weight_scale") if f"{layer}.{end}" in tensors)

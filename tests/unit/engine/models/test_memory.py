@@ -88,3 +88,13 @@ def test_a_workspace_takes_what_is_planned_for_it() -> None:
     config = EngineConfig(device="cuda", max_batch_tokens=40)
     assert working_bytes(settings, config) > 2 * (held_bytes(workspace) + 40 * 1000 * 4)
     assert working_bytes(settings, EngineConfig()) == 0
+
+
+def test_a_model_that_leaves_no_memory_for_what_a_process_takes_beside_it_does_not_fit(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 64 << 20
+    monkeypatch.setattr("outrider.engine.loading.loader.available_bytes", lambda device: free)
+    assert load_engine(tiny, EngineConfig(dtype="float32", num_blocks=4), host_bytes=free // 2)
+    with pytest.raises(DoesNotFit):
+        load_engine(tiny, EngineConfig(dtype="float32", num_blocks=4), host_bytes=free)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from outrider.drafters import load_drafter
-from outrider.engine import CheckpointError, Engine, EngineConfig, Row, weights_revision
+from outrider.engine import CheckpointError, Engine, EngineConfig, Row
 from outrider.engine.checkpoints.quantization import Float8Linear, Int4Linear, Int8Linear, check, quantize
 from outrider.engine.loading.loader import load_engine
 from outrider.engine.models.memory import (
@@ -195,11 +195,6 @@ def test_what_cannot_run_here_is_refused_by_the_fields_name(tiny: Path) -> None:
         EngineConfig(quantization="int3")
     with pytest.raises(ValueError, match="execution: fused joins plain weights"):
         EngineConfig(quantization="int8", execution="fused")
-
-
-def test_a_quantized_model_has_a_revision_of_its_own(tiny: Path) -> None:
-    assert weights_revision(tiny) == weights_revision(tiny, "none")
-    assert len({weights_revision(tiny, how) for how in ("none", "int8", "int4")}) == 3
 
 
 def test_the_sum_before_loading_knows_the_bits_and_the_moment_before() -> None:

@@ -6,10 +6,9 @@ import pytest
 from outrider.errors import InvalidRequest
 from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
-from outrider.speculation import VerificationMode
 from outrider.target.requests.limits import Limits
 
-from tests.unit.target.harness import SAMPLED, opening
+from tests.unit.target.harness import opening
 
 LIMITS = Limits(vocab_size=384, max_context_len=512, block_size=8, num_blocks=16, max_draft_tokens=8)
 
@@ -21,17 +20,9 @@ def test_a_sound_opening_passes() -> None:
 @pytest.mark.parametrize(
     ("what", "field"),
     [
-        (opening([]), "prompt_token_ids"),
+        # Whatever no sequence may say: see tests/unit/sequence.
         (opening([1, 384]), "prompt_token_ids[1]"),
         (opening([1] * 512), "prompt_token_ids"),
-        (opening([1] * 505, committed=[1] * 7), "committed_token_ids"),
-        (opening([1], committed=[400]), "committed_token_ids[0]"),
-        (opening([1], committed=[5, 6], max_new_tokens=2), "committed_token_ids"),
-        (opening([1], max_new_tokens=0), "stopping.max_new_tokens"),
-        (opening([1], stops=[384]), "stopping.stop_token_ids[0]"),
-        (opening([1], salt=b"x" * 65), "cache_salt"),
-        (opening([1], mode=VerificationMode.COUPLED), "mode"),
-        (opening([1], params=SAMPLED, mode=VerificationMode.GREEDY), "mode"),
         (opening([1], speculation=Speculation(max_draft_tokens=9)), "speculation.max_draft_tokens"),
         (opening([1], speculation=Speculation(max_wait_us=2**32 - 1)), "speculation.max_wait_us"),
     ],

@@ -86,16 +86,6 @@ def test_the_text_is_the_plain_text_however_the_price_of_rows_flaps(tiny: Path) 
     assert {0, 1, 2, 3, 4} <= judged
 
 
-def test_right_drafts_take_fewer_steps(tiny: Path) -> None:
-    what = [opening(PROMPTS[0], max_new_tokens=40)]
-    texts = plain_texts(tiny, what)
-    bench = Bench(tiny)
-    bench.open(0, what[0])
-    bench.run(Liar(texts, "oversized"))
-    # Four drafts and the target's own token, each step.
-    assert len(bench.answers[key(0)].commits) == 8
-
-
 def test_a_right_token_beside_a_wrong_one_is_accepted_and_followed_by_the_targets_own(tiny: Path) -> None:
     what = [opening(PROMPTS[0], max_new_tokens=40)]
     [text] = plain_texts(tiny, what).values()
@@ -175,28 +165,6 @@ def test_a_takeover_goes_on_where_the_other_target_stopped(tiny: Path) -> None:
     assert bench.answers[key(0)].text == output[9:]
 
 
-@pytest.mark.parametrize("how", ["right", "random"])
-def test_a_stop_token_inside_an_accepted_block_ends_the_text_there(tiny: Path, how: str) -> None:
-    text = plain_texts(tiny, [opening(PROMPTS[0])])[0]
-    output = text[len(PROMPTS[0]) :]
-    stop = output[6]
-    bench = Bench(tiny)
-    bench.open(0, opening(PROMPTS[0], stops=[stop]))
-    bench.run(Liar({0: text}, how))
-    assert bench.answers[key(0)].text == output[: output.index(stop) + 1]
-    assert bench.answers[key(0)].finish is Finish.STOP
-
-
-@pytest.mark.parametrize("max_new_tokens", [1, 2, 5, 7])
-def test_the_number_of_tokens_is_exact_with_drafts(tiny: Path, max_new_tokens: int) -> None:
-    text = plain_texts(tiny, [opening(PROMPTS[0])])[0]
-    bench = Bench(tiny)
-    bench.open(0, opening(PROMPTS[0], max_new_tokens=max_new_tokens))
-    bench.run(Liar({0: text}, "oversized"))
-    assert len(bench.answers[key(0)].text) == max_new_tokens
-    assert bench.answers[key(0)].finish is Finish.LENGTH
-
-
 def test_a_full_context_ends_the_text_exactly(tiny: Path) -> None:
     prompt = prompts(1, longest=1)[0] * 500
     what = opening(prompt, max_new_tokens=1000)
@@ -250,16 +218,6 @@ def test_rejected_drafts_never_reach_the_prefix_cache(tiny: Path) -> None:
     bench.run()
     assert bench.answers[key(1)].commits[0].num_cached_tokens > 0
     assert bench.tokens[key(1)] == text
-
-
-def test_32_sequences_of_mixed_lengths_complete_and_return_every_block(tiny: Path) -> None:
-    what = [opening(p, max_new_tokens=3 + 2 * (i % 13)) for i, p in enumerate(prompts(32, longest=90))]
-    texts = plain_texts(tiny, what)
-    bench = Bench(tiny, num_blocks=100, max_batch_tokens=128)
-    assert texts_of(bench, what, Liar(texts, "random")) == texts
-    assert bench.engine.kv.num_free_blocks == 100
-    assert max(report.batch_sequences for report in bench.reports) > 10
-    assert max(report.batch_tokens for report in bench.reports) <= 128
 
 
 def test_a_close_frees_everything_before_the_next_step(tiny: Path) -> None:
