@@ -134,7 +134,6 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     tokenizer: bytes = field(default_factory=tiny_tokenizer_bytes)
     requests: list[router_pb2.RouteRequest] = field(default_factory=list)
     num_running: int = 0
-    num_tokenizers: int = 0
     """Times that it sent one."""
     num_cancelled: int = 0
     timeouts_s: list[float | None] = field(default_factory=list)
@@ -203,7 +202,6 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     async def GetTokenizer(
         self, request: router_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[router_pb2.GetTokenizerResponse]:
-        self.num_tokenizers += 1
         for chunk in chunks_of(self.tokenizer):
             yield router_pb2.GetTokenizerResponse(chunk=chunk)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -334,22 +333,6 @@ async def test_a_model_whose_targets_have_no_tokenizer_says_so(serve: Any, route
     async with serve() as (_, stub):
         error = await failure(stub.Generate(Request(model=MODEL, text="a")))
     assert (error.code, error.reason) == (Code.UNAVAILABLE, "NO_TOKENIZER")
-
-
-async def test_a_tokenizer_is_asked_for_once_on_a_machine(
-    serve: Any, router: ScriptedRouter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    for _ in range(2):
-        async with serve() as (_, stub):
-            assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
-    assert router.num_tokenizers == 1
-    # What is damaged there is asked for again.
-    (kept,) = (tmp_path / "tokenizers").iterdir()
-    kept.write_bytes(b"damaged")
-    async with serve() as (_, stub):
-        assert (await stub.Generate(Request(model=MODEL, text="a"))).text == TEXT
-    assert router.num_tokenizers == 2
 
 
 async def test_a_gateway_follows_targets_that_come_back_with_another_tokenizer(

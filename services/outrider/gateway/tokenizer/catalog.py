@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeAlias
 
 import grpc
@@ -15,9 +14,8 @@ import grpc
 from outrider.errors import Unavailable, UnknownModel
 from outrider.gateway.routers.routers import Router, RouterPool
 from outrider.gateway.tokenizer.model import BY_TEMPLATE, ModelTokenizer, Parsers
-from outrider.protocol.tokenizers import joined, sha256_of
+from outrider.protocol.tokenizers import joined
 from outrider.rpc.v1 import router_pb2
-from outrider.user_cache import cache_directory, private_directory, write_whole
 
 log = logging.getLogger(__name__)
 _LIST_TIMEOUT_S = 2.0
@@ -28,51 +26,10 @@ _POLL_S = 0.5
 _FETCH_TIMEOUT_S = 60.0
 
 
-class TokenizerStore:
-    """From a cache on this machine, which any process may have written: the hash is checked. Else from a router."""
-
-    def __init__(self, routers: RouterPool) -> None:
-        self._routers = routers
-
-    async def get(self, model: str, sha256: str) -> bytes:
-        """A serialised Tokenizer with this hash. Raises Unavailable."""
-        known = await asyncio.to_thread(_read, sha256)
-        if known is not None:
-            return known
-        router = await self._routers.pick()
-        try:
-            data = await joined(_fetch(router, model, sha256), sha256)
-        except grpc.aio.AioRpcError as error:
-            self._routers.failed(router)
-            raise Unavailable(f"tokenizer: {error.details() or error.code().name}", reason="NO_TOKENIZER") from error
-        await asyncio.to_thread(_keep, sha256, data)
-        log.info("the tokenizer of %s came from router %s: %d bytes", model, router.address, len(data))
-        return data
-
-
 async def _fetch(router: Router, model: str, sha256: str) -> AsyncIterator[bytes]:
     request = router_pb2.GetTokenizerRequest(model=model, tokenizer_sha256=sha256)
     async for part in router.stub.GetTokenizer(request, timeout=_FETCH_TIMEOUT_S, metadata=router.credential):
         yield part.chunk
-
-
-def _file(sha256: str) -> Path:
-    return cache_directory() / "tokenizers" / sha256
-
-
-def _read(sha256: str) -> bytes | None:
-    try:
-        data = _file(sha256).read_bytes()
-    except OSError:
-        return None
-    return data if sha256_of(data) == sha256 else None
-
-
-def _keep(sha256: str, data: bytes) -> None:
-    try:
-        write_whole(private_directory(_file(sha256).parent) / sha256, data)
-    except OSError as error:
-        log.info("tokenizers are asked for again at the next start: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +76,6 @@ class Catalog:
     _loading: dict[_Tokenizer, _Loading] = field(default_factory=dict)
     _refreshed_s: float = float("-inf")
     _refreshing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _store: TokenizerStore = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._store = TokenizerStore(self.routers)
 
     @property
     def live(self) -> list[router_pb2.ServedModel]:
@@ -240,11 +193,22 @@ class Catalog:
         return loading
 
     async def _fetched(self, model: str, sha256: str) -> ModelTokenizer:
-        data = await self._store.get(model, sha256)
+        data = await self._asked(model, sha256)
         tokenizer = await asyncio.to_thread(ModelTokenizer.parse, data, self.parsers(model))
         for remark in tokenizer.view.remarks:
             log.warning("chat template of %s: %s", model, remark)
         return tokenizer if self.takes_defaults else replace(tokenizer, sampling_defaults={})
+
+    async def _asked(self, model: str, sha256: str) -> bytes:
+        """A serialised Tokenizer with this hash. Raises Unavailable."""
+        router = await self.routers.pick()
+        try:
+            data = await joined(_fetch(router, model, sha256), sha256)
+        except grpc.aio.AioRpcError as error:
+            self.routers.failed(router)
+            raise Unavailable(f"tokenizer: {error.details() or error.code().name}", reason="NO_TOKENIZER") from error
+        log.info("the tokenizer of %s came from router %s: %d bytes", model, router.address, len(data))
+        return data
 
     def _forget(self) -> None:
         """Tokenizers that no target has any more."""

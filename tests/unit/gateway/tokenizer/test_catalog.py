@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,8 +59,7 @@ async def refreshed(catalog: Catalog) -> list[str]:
     return catalog.ready
 
 
-async def test_a_model_is_ready_once_its_tokenizer_has_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+async def test_a_model_is_ready_once_its_tokenizer_has_come() -> None:
     routers = Routers()
     catalog = Catalog(routers)  # type: ignore[arg-type]
     assert await refreshed(catalog) == []
@@ -74,10 +72,7 @@ async def test_a_model_is_ready_once_its_tokenizer_has_come(tmp_path: Path, monk
     await catalog.close()
 
 
-async def test_a_model_that_was_ready_is_awaited_for_as_long_as_requests_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+async def test_a_model_that_was_ready_is_awaited_for_as_long_as_requests_wait() -> None:
     routers, now_s = Routers(), [0.0]
     catalog = Catalog(routers, target_wait_s=300, router_wait_s=30, clock=lambda: now_s[0])  # type: ignore[arg-type]
     assert (await refreshed(catalog), catalog.awaited) == ([], [])
@@ -99,10 +94,7 @@ async def test_a_model_that_was_ready_is_awaited_for_as_long_as_requests_wait(
     await catalog.close()
 
 
-async def test_a_tokenizer_that_fails_is_left_alone_for_a_while_and_another_one_is_asked_for_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+async def test_a_tokenizer_that_fails_is_left_alone_for_a_while_and_another_one_is_asked_for_at_once() -> None:
     routers = Routers([served("0" * 64)])
     routers.send.set()
     catalog = Catalog(routers)  # type: ignore[arg-type]
@@ -135,10 +127,7 @@ class Later:
 
 
 @pytest.mark.parametrize("away", [True, False])
-async def test_a_gateway_that_has_just_started_waits_for_a_router_and_for_the_first_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: bool
-) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+async def test_a_gateway_that_has_just_started_waits_for_a_router_and_for_the_first_model(away: bool) -> None:
     routers = Routers(away=away)
     routers.send.set()
 
@@ -165,10 +154,7 @@ async def test_it_gives_up_when_requests_elsewhere_do() -> None:
 
 
 @pytest.mark.parametrize("back_s", [200, 400])
-async def test_it_waits_for_the_tokenizer_of_a_model_whose_only_target_restarts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back_s: float
-) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
+async def test_it_waits_for_the_tokenizer_of_a_model_whose_only_target_restarts(back_s: float) -> None:
     model = served(sha256_of(tiny_tokenizer_bytes()))
     routers = Routers(awaited=[model])
     routers.send.set()
