@@ -49,9 +49,12 @@ def test_a_decision_is_the_same_after_its_way_as_a_message() -> None:
         rounds=900,
         draft="b@1",
         changes=1.5,
+        price=0.25,
     )
     message = decision_to_proto(CELL, decision, KNOWN)
     assert decision_from_proto(message) == (CELL, decision)
+    # The receiver's clock may begin anywhere.
+    assert decision_from_proto(message, clock_s=-40.0)[1].policy.until_s == 2e9 - 40
     assert sorted(sums_from_proto(message)) == KNOWN
 
 

@@ -63,8 +63,6 @@ def refusal(old: Object, new: Object) -> str:
     if kind == "StatefulSet":
         fields = (old["spec"].keys() | new["spec"].keys()) - _MUTABLE_OF_A_STATEFUL_SET
         changed = [f"spec.{one}" for one in sorted(fields) if old["spec"].get(one) != new["spec"].get(one)]
-    if kind == "PersistentVolumeClaim" and _bytes(old) > _bytes(new):
-        changed.append("spec.resources.requests.storage, which may not shrink")
     return f"{kind}/{new['metadata']['name']}: immutable: {', '.join(changed)}" if changed else ""
 
 
@@ -72,12 +70,6 @@ def _at(found: Any, path: str) -> Any:
     for part in path.split("."):
         found = (found or {}).get(part)
     return found
-
-
-def _bytes(claim: Object) -> int:
-    size: str = claim["spec"]["resources"]["requests"]["storage"]
-    units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-    return int(size[:-2]) * units[size[-2:]]
 
 
 class ApiServer:

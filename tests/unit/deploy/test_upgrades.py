@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.unit.deploy.api_server import ApiServer, Name, refusal
-from tests.unit.deploy.chart import CASES, CHART, Object, of_kind, profile, pushed, rendered
+from tests.unit.deploy.api_server import ApiServer, Name
+from tests.unit.deploy.chart import CASES, CHART, Object, profile, pushed, rendered
 
 
 @pytest.fixture
@@ -98,44 +98,3 @@ def test_what_is_drawn_once_is_found_again(api: ApiServer, helm: Any) -> None:
     helm.uninstall("demo", timeout=60)
     helm.install(CHART, "demo", pushed(values), timeout=60)
     assert {name: api.objects[name]["data"] for name in drawn} == drawn
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "named"),
-    [
-        ({}, {"redis": {"storage": {"size": "2Gi"}}}, "StatefulSet/demo-redis: immutable: spec.volumeClaimTemplates"),
-        ({}, {"redis": {"storage": {"storageClass": "fast"}}}, "spec.volumeClaimTemplates"),
-        (
-            {"cache": {"claim": {"enabled": True}}},
-            {"cache": {"claim": {"enabled": True, "storageClass": "fast"}}},
-            "PersistentVolumeClaim/demo-cache: immutable: spec.storageClassName",
-        ),
-        (
-            {"cache": {"claim": {"enabled": True}}},
-            {"cache": {"claim": {"enabled": True, "size": "50Gi"}}},
-            "may not shrink",
-        ),
-    ],
-)
-def test_a_change_that_the_api_refuses_fails_and_leaves_what_was(
-    before: dict[str, Any], after: dict[str, Any], named: str, api: ApiServer, helm: Any
-) -> None:
-    from helm_python import HelmError
-
-    helm.install(CHART, "demo", pushed(before), timeout=60)
-    refused = [
-        name for name, found in api.objects.items() if found["kind"] in named.split("/")[0] or "cache" in name[1]
-    ]
-    first = {name: copy.deepcopy(api.objects[name]) for name in refused}
-    with pytest.raises(HelmError, match=named):
-        helm.upgrade(CHART, "demo", pushed(after), timeout=60)
-    assert {name: api.objects[name] for name in refused} == first
-
-
-def test_a_claim_may_grow() -> None:
-    small, large = (
-        of_kind(rendered({"cache": {"claim": {"enabled": True, "size": size}}}), "PersistentVolumeClaim")[0]
-        for size in ("900Gi", "1Ti")
-    )
-    assert refusal(small, large) == ""
-    assert "may not shrink" in refusal(large, small)

@@ -235,20 +235,6 @@ def python_calls(text: str) -> Iterator[ast.Call]:
 
 
 @pytest.mark.parametrize("written_in", sorted(FORMATS))
-def test_an_answer_cut_off_loses_no_character_either(written_in: str, num_answers: int) -> None:
-    rng = random.Random(written_in)
-    for _ in range(num_answers):
-        text = mutated(rng, ANSWERS[written_in])
-        found = read(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces_of(rng, text), cut=True)
-        if not found.calls:
-            assert found.content == text
-        for call in found.calls:
-            assert call.name in TOOLS
-            assert call.arguments.startswith("{")
-            json.loads(call.arguments) if call is not found.calls[-1] else None
-
-
-@pytest.mark.parametrize("written_in", sorted(FORMATS))
 def test_an_answer_is_read_in_the_same_way_however_it_is_cut(written_in: str, num_answers: int) -> None:
     rng, num_calls = random.Random(written_in), 0
     for _ in range(num_answers // 5):
@@ -257,6 +243,9 @@ def test_an_answer_is_read_in_the_same_way_however_it_is_cut(written_in: str, nu
         found = [read(MessageParser(None, FORMATS[written_in].parser(TOOLS)), pieces, cut=cut) for pieces in ways]
         assert found[1:] == found[:1] * 2, text
         assert found[0].calls or found[0].content == text
+        assert all(call.name in TOOLS and call.arguments.startswith("{") for call in found[0].calls)
+        # The length may have cut off the last one.
+        assert all(json.loads(call.arguments) is not None for call in found[0].calls[: -1 if cut else None])
         num_calls += len(found[0].calls)
     assert num_calls > num_answers / 1_000
 
@@ -286,14 +275,3 @@ def test_reasoning_and_content_together_are_the_answer(inside: bool, num_answers
             assert found.reasoning + found.content == (text.lstrip() if inside else text)
         if "think>" not in re.sub(r"</?think>", "", text):
             assert found.content.count("<think>") == found.content.count("</think>"), text
-
-
-def test_reasoning_before_calls_changes_neither(num_answers: int) -> None:
-    rng = random.Random(0)
-    for _ in range(num_answers):
-        text = "<think>Hm <tool_call></think>" + mutated(rng, ANSWERS["hermes"])
-        parser = MessageParser(ReasoningParser(inside=False), FORMATS["hermes"].parser(TOOLS))
-        found = read(parser, pieces_of(rng, text))
-        assert found.reasoning == "Hm <tool_call>"
-        if not found.calls:
-            assert plain(found.content) == plain(text.partition("</think>")[2])

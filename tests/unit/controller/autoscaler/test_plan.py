@@ -40,13 +40,6 @@ def decided(planned: Plan, cell: Cell = CELL) -> Decision:
     return decision
 
 
-def settled(estimator: SavingEstimator, **more: TenantPolicy) -> Plan:
-    """A plan that has held for long."""
-    planned = plan(estimator, more, FLEET, Plan(), 0.0)
-    estimator.learn({EvidenceKey(*CELL, "a@1"): noted(1, 0.0)})
-    return planned
-
-
 @pytest.mark.parametrize(
     ("saving", "rounds", "mode", "reason"),
     [

@@ -41,33 +41,6 @@ def test_a_share_follows_the_weight() -> None:
         assert entered(stack, admission, "b", 3.0) == 23
 
 
-def test_many_answers_enter_together_or_not_at_all() -> None:
-    admission = Admission(10)
-    with admission.enter("a", num_places=6):
-        with pytest.raises(Overloaded), admission.enter("b", num_places=5):
-            pass
-        with admission.enter("b", num_places=4):
-            assert admission.running == 10
-
-
-def test_when_to_come_again_follows_from_how_fast_others_leave() -> None:
-    now_s = [0.0]
-    admission = Admission(2, clock=lambda: now_s[0])
-    with admission.enter("a"):
-        for _ in range(10):
-            with admission.enter("a"):
-                now_s[0] += 0.5
-        now_s[0] += 0.5
-        with admission.enter("a"):
-            waits = []
-            for _ in range(4):
-                with pytest.raises(Overloaded) as caught, admission.enter("b"):
-                    pass
-                waits.append(caught.value.retry_after_s)
-    # One in 0.5 s leaves, and those refused before come again as well.
-    assert waits == pytest.approx([0.5, 1.0, 1.5, 2.0])
-
-
 def test_a_caller_on_many_connections_gets_its_refusals_one_after_another_and_no_other_waits() -> None:
     pace = RefusalPace()
     # Each connection asks again when it is refused.

@@ -91,19 +91,6 @@ UNENFORCED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "schema"), UNENFORCED, ids=[name for name, _ in UNENFORCED])
-def test_what_cannot_be_enforced_is_refused_by_name_only_if_strict(name: str, schema: Any) -> None:
-    compiled(of(an_object(a=schema)))
-    with pytest.raises(InvalidRequest, match=name) as caught:
-        compiled(of(an_object(a=schema), strict=True))
-    assert caught.value.field == "response_format.json_schema.schema"
-
-
-def test_known_formats_are_enforced() -> None:
-    date = of(an_object(a=TEXT | {"format": "date"}))
-    assert accepts(date, '{"a":"2026-01-31"}') and not accepts(date, '{"a":"tomorrow"}')
-
-
 A, AB, ABZ = {"a": "x"}, {"a": "x", "b": 1}, {"a": "x", "b": 1, "z": 2}
 A_DEF = {"$defs": {"a": an_object(a=TEXT)}}
 # Schema, then answers that it takes and that it does not take.
