@@ -220,11 +220,11 @@ async def events(choices: Choices, shape: AnswerShape, asked: StreamOptions) -> 
         async for number, chunk in numbered:
             if number not in writers:
                 writers[number] = shape.choice(number, choices.answers[number])
-                for data in shape.opening(number):
-                    yield event(data | _usage_in_chunk(asked, choices, number))
-            for part in writers[number].write(await writers[number].read(chunk)).parts:
-                data = shape.piece(part) | _usage_in_chunk(asked, choices, number)
-                data = data | metrics(choices) if part.finish_reason and not include_usage else data
+                if (opening := writers[number].opening) is not None:
+                    yield event(shape.chunk(opening) | _usage_in_chunk(asked, choices, number))
+            for piece in writers[number].pieces(await writers[number].read(chunk)):
+                data = shape.chunk(piece) | _usage_in_chunk(asked, choices, number)
+                data = data | metrics(choices) if piece["finish_reason"] and not include_usage else data
                 yield event(obfuscated(data) if asked.include_obfuscation else data)
     if include_usage:
         yield event(shape.closing(_counted(choices, writers.values())) | metrics(choices))
@@ -285,8 +285,8 @@ async def whole(choices: Choices, shape: AnswerShape, num_choices: int) -> Json:
     for index, writer in enumerate(kept):
         joined = Chunk.join(chunks[writer.index])
         writer.index = index
-        written.append(writer.write(joined))
-    return shape.whole(written, _counted(choices, kept)) | metrics(choices)
+        written.append(writer.whole(joined))
+    return shape.whole(written, _counted(choices, kept), kept[0].of_prompt) | metrics(choices)
 
 
 def _counted(choices: Choices, writers: Iterable[Choice]) -> Usage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -18,34 +19,9 @@ from outrider.gateway.tokenizer.text import Detokeniser
 Json = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """One choice, or a part of it, as written to the client."""
-
-    index: int
-    text: str
-    logprobs: Json | None
-    finish_reason: str | None
-    reasoning: str = ""
-    tool_calls: tuple[Json, ...] = ()
-    prompt_logprobs: Array | None = None
-    legacy: bool = False
-    """Whether a call is written in OpenAI's older form."""
-    signed: Json = field(default_factory=dict)
-    """Further fields of the end."""
-
-    @property
-    def parts(self) -> list[Written]:
-        """What a stream sends: the finish reason in a part of its own, as OpenAI has it. None without anything new."""
-        adds = self.text or self.logprobs or self.reasoning or self.tool_calls
-        parts = [replace(self, finish_reason=None, signed={})] if adds else []
-        end = Written(self.index, "", None, self.finish_reason, signed=self.signed)
-        return [*parts, end] if self.finish_reason else parts
-
-
 @dataclass(slots=True)
 class Choice(ABC):
-    """Writes one answer."""
+    """Writes one answer, whole or chunk by chunk."""
 
     index: int
     answer: Answer
@@ -54,7 +30,7 @@ class Choice(ABC):
     """Whether the log probabilities of the first chunk have been read."""
 
     async def read(self, chunk: Chunk) -> Chunk:
-        """Writes its log probabilities, which `write` adds; returns the rest of it. To be called with each chunk."""
+        """Writes its log probabilities, which are sent with the rest; returns that. To be called with each chunk."""
         answer, asked = self.answer, self.answer.options
         if asked.prompt_logprobs is not None and not self._begun:
             given = answer.tokenizer, answer.prompt_token_ids, chunk.prompt_logprobs
@@ -74,12 +50,32 @@ class Choice(ABC):
     @abstractmethod
     def _logprobs(self) -> ChatLogprobs | CompletionLogprobs: ...
 
+    @property
+    def _found(self) -> Json | None:
+        """The log probabilities since the last call, if they are shown."""
+        return self._logprobs.take() if self.answer.options.shows_logprobs else None
+
     @abstractmethod
     async def _read(self, chunk: Chunk) -> None: ...
 
+    @property
+    def of_prompt(self) -> Json:
+        """The field with the prompt's log probabilities, if they are asked for."""
+        return {} if self._of_prompt is None else {"prompt_logprobs": self._of_prompt}
+
+    @property
+    def opening(self) -> Json | None:
+        """What a stream sends before any text."""
+        return None
+
     @abstractmethod
-    def write(self, chunk: Chunk) -> Written:
-        """Writes one chunk, or all chunks joined into one."""
+    def pieces(self, chunk: Chunk) -> Iterator[Json]:
+        """What a stream sends of a chunk: the finish reason in a piece of its own, as OpenAI has it. None without
+        anything new."""
+
+    @abstractmethod
+    def whole(self, chunk: Chunk) -> Json:
+        """All chunks, joined into one."""
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -101,15 +97,12 @@ class AnswerShape(ABC):
     @abstractmethod
     def choice(self, index: int, answer: Answer) -> Choice: ...
 
-    @abstractmethod
-    def whole(self, choices: list[Written], counts: Usage) -> Json: ...
+    def whole(self, choices: list[Json], counts: Usage, of_prompt: Json) -> Json:
+        """`of_prompt`: the log probabilities of the first one's prompt, which completions have in each choice."""
+        return self._head(self.kind) | {"choices": choices, "usage": usage(counts)}
 
-    def opening(self, index: int) -> list[Json]:
-        """The first chunks of a choice in a stream, before any text."""
-        return []
-
-    @abstractmethod
-    def piece(self, written: Written) -> Json: ...
+    def chunk(self, piece: Json) -> Json:
+        return self._head(self.chunk_kind) | {"choices": [piece]}
 
     def closing(self, counts: Usage) -> Json:
         """The usage chunk, which has no choices."""
@@ -135,15 +128,26 @@ class _CompletionChoice(Choice):
         if not self.answer.options.prompt_only:
             await self._logprobs.add(chunk.token_ids, chunk.logprobs)
 
-    def write(self, chunk: Chunk) -> Written:
-        options = self.answer.options
-        text = "" if options.prompt_only else chunk.text
+    def pieces(self, chunk: Chunk) -> Iterator[Json]:
+        text, found = self._text(chunk), self._found
+        if text or found:
+            yield self._written(text, found, None)
+        if chunk.finish:
+            yield self._written("", None, chunk.finish.reason) | chunk.signed
+
+    def whole(self, chunk: Chunk) -> Json:
+        reason = chunk.finish.reason if chunk.finish else None
+        return self._written(self._text(chunk), self._found, reason) | chunk.signed | self.of_prompt
+
+    def _text(self, chunk: Chunk) -> str:
+        text = "" if self.answer.options.prompt_only else chunk.text
         if self._echoes:
             asked, self._echoes = self.answer.prompt, False
             text = (asked.text if isinstance(asked, TextPrompt) else _decoded(self.answer)) + text
-        written = self._logprobs.take() if options.shows_logprobs else None
-        reason = chunk.finish.reason if chunk.finish else None
-        return Written(self.index, text, written, reason, prompt_logprobs=self._of_prompt, signed=chunk.signed)
+        return text
+
+    def _written(self, text: str, found: Json | None, reason: str | None) -> Json:
+        return {"index": self.index, "text": text, "logprobs": found, "finish_reason": reason}
 
 
 def _decoded(answer: Answer) -> str:
@@ -157,26 +161,6 @@ class CompletionShape(AnswerShape):
 
     def choice(self, index: int, answer: Answer) -> Choice:
         return _CompletionChoice(index, answer)
-
-    def whole(self, choices: list[Written], counts: Usage) -> Json:
-        written = [_completion_choice(each) | _of_prompt(each) for each in choices]
-        return self._head(self.kind) | {"choices": written, "usage": usage(counts)}
-
-    def piece(self, written: Written) -> Json:
-        return self._head(self.chunk_kind) | {"choices": [_completion_choice(written)]}
-
-
-def _completion_choice(written: Written) -> Json:
-    return {
-        "index": written.index,
-        "text": written.text,
-        "logprobs": written.logprobs,
-        "finish_reason": written.finish_reason,
-    } | written.signed
-
-
-def _of_prompt(written: Written) -> Json:
-    return {} if written.prompt_logprobs is None else {"prompt_logprobs": written.prompt_logprobs}
 
 
 @dataclass(slots=True)
@@ -195,14 +179,40 @@ class _ChatChoice(Choice):
     def num_reasoning_tokens(self) -> int:
         return self._reader.num_reasoning_tokens
 
-    def write(self, chunk: Chunk) -> Written:
-        written = self._logprobs.take() if self.answer.options.shows_logprobs else None
-        self._reader.count(chunk)
-        delta = chunk.delta
-        calls = tuple(self._reader.call(each) for each in delta.calls)
+    @property
+    def opening(self) -> Json:
+        return self._delta({"role": "assistant", "content": ""}, None, None)
+
+    def pieces(self, chunk: Chunk) -> Iterator[Json]:
+        calls, found = self._calls(chunk), self._found
+        delta: Json = {"content": chunk.text} if chunk.text else {}
+        if chunk.delta.reasoning:
+            delta["reasoning_content"] = chunk.delta.reasoning
+        if calls:
+            delta |= {"function_call": function_call(calls)} if self._reader.legacy else {"tool_calls": calls}
+        if delta or found:
+            yield self._delta(delta, found, None)
+        if chunk.finish:
+            yield self._delta({}, None, self._reader.finish_reason(chunk.finish.reason)) | chunk.signed
+
+    def whole(self, chunk: Chunk) -> Json:
+        calls, found = self._calls(chunk), self._found
+        message: Json = {"role": "assistant", "content": chunk.text, "refusal": None}
+        if chunk.delta.reasoning:
+            message["reasoning_content"] = chunk.delta.reasoning
+        if calls:
+            written = {"function_call": function_call(calls)} if self._reader.legacy else {"tool_calls": joined(calls)}
+            message |= {"content": chunk.text or None, **written}
         reason = self._reader.finish_reason(chunk.finish.reason) if chunk.finish else None
-        said = delta.content, written, reason, delta.reasoning, calls, self._of_prompt
-        return Written(self.index, *said, legacy=self._reader.legacy, signed=chunk.signed)
+        return {"index": self.index, "message": message, "logprobs": found, "finish_reason": reason} | chunk.signed
+
+    def _calls(self, chunk: Chunk) -> list[Json]:
+        """The calls, or what a chunk adds to them."""
+        self._reader.count(chunk)
+        return [self._reader.call(each) for each in chunk.delta.calls]
+
+    def _delta(self, delta: Json, found: Json | None, reason: str | None) -> Json:
+        return {"index": self.index, "delta": delta, "logprobs": found, "finish_reason": reason}
 
 
 class ChatShape(AnswerShape):
@@ -213,49 +223,6 @@ class ChatShape(AnswerShape):
     def choice(self, index: int, answer: Answer) -> Choice:
         return _ChatChoice(index, answer)
 
-    def whole(self, choices: list[Written], counts: Usage) -> Json:
-        written = [
-            {
-                "index": each.index,
-                "message": _message(each),
-                "logprobs": each.logprobs,
-                "finish_reason": each.finish_reason,
-            }
-            | each.signed
-            for each in choices
-        ]
+    def whole(self, choices: list[Json], counts: Usage, of_prompt: Json) -> Json:
         # All choices have the same prompt.
-        return self._head(self.kind) | {"choices": written, "usage": usage(counts)} | _of_prompt(choices[0])
-
-    def opening(self, index: int) -> list[Json]:
-        return [self._chunk(index, {"role": "assistant", "content": ""}, None, None)]
-
-    def piece(self, written: Written) -> Json:
-        delta: Json = {"content": written.text} if written.text else {}
-        if written.reasoning:
-            delta["reasoning_content"] = written.reasoning
-        if written.tool_calls:
-            delta |= _calls(written)
-        return self._chunk(written.index, delta, written.logprobs, written.finish_reason, written.signed)
-
-    def _chunk(
-        self, index: int, delta: Json, found: Json | None, finish_reason: str | None, signed: Json | None = None
-    ) -> Json:
-        choice = {"index": index, "delta": delta, "logprobs": found, "finish_reason": finish_reason} | (signed or {})
-        return self._head(self.chunk_kind) | {"choices": [choice]}
-
-
-def _message(written: Written) -> Json:
-    message: Json = {"role": "assistant", "content": written.text, "refusal": None}
-    if written.reasoning:
-        message["reasoning_content"] = written.reasoning
-    if written.tool_calls:
-        calls = _calls(written) if written.legacy else {"tool_calls": joined(written.tool_calls)}
-        message |= {"content": written.text or None, **calls}
-    return message
-
-
-def _calls(written: Written) -> Json:
-    """The calls, or what a chunk adds to them."""
-    calls = written.tool_calls
-    return {"function_call": function_call(calls)} if written.legacy else {"tool_calls": calls}
+        return super().whole(choices, counts, of_prompt) | of_prompt
