@@ -1,9 +1,10 @@
-"""`outrider compare drafts`, from its files to its table and JSON."""
+"""`outrider compare drafts`, from its files to its table, JSON and plot."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from outrider.comparison.texts import kept_back
@@ -42,8 +43,9 @@ def test_a_draft_that_is_the_target_is_right_and_the_answers_are_written_once(
         {"category": "a", "prompt": "one two one two one two"},
         {"category": "b", "prompt": "three"},
     )
+    plot = tmp_path / "plot.svg"
     command = ["compare", "drafts", str(tiny), "ngram", "--target-model", str(tiny), "--prompts", str(prompts)]
-    assert run([*command, "--max-tokens", "24", "-o", "json"]) == ExitCode.OK
+    assert run([*command, "--max-tokens", "24", "-o", "json", "--plot", str(plot)]) == ExitCode.OK
     out, err = capsys.readouterr()
     found = json.loads(out)
     by_name = {each["name"]: each for each in found["drafts"]}
@@ -54,6 +56,9 @@ def test_a_draft_that_is_the_target_is_right_and_the_answers_are_written_once(
     ways = {(place["name"], place["on_worker"]) for place in found["places"]}
     assert ways == {("", False), (str(tiny), True)} and found["measured"]["drafts"][0]["feature_bytes"] == 0
     assert "the target answers 2 prompts" in err and len(list(kept.rglob("*.json"))) == 1
+    labels = [element.text for element in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]
+    assert {"ngram", str(tiny), "1 stream", "32 streams"} <= set(labels)
+    assert f"{by_name['ngram']['times_plain']['1']:.2f}" in labels
     assert run([*command, "--max-tokens", "24"]) == ExitCode.OK
     out, err = capsys.readouterr()
     assert "answers 2 prompts" not in err and "fastest at one stream" in out and "most tokens with 8 streams: " in out

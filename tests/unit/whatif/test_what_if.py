@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,8 +153,9 @@ def test_targets_and_prices_scale_it(recorded: Path) -> None:
     assert Prices(2.5, 0.6).per_million(4, 4, 100.0) == pytest.approx(12.4 / 3600 * 1e4)
 
 
-def test_the_command_prints_figures(recorded: Path) -> None:
-    short = ("--seconds", "3", "--repeats", "2", "-o", "json", "--draft", "small")
+def test_the_command_prints_figures_and_draws_the_saving(recorded: Path, tmp_path: Path) -> None:
+    plot = tmp_path / "saving.svg"
+    short = ("--seconds", "3", "--repeats", "2", "-o", "json", "--plot", str(plot), "--draft", "small")
     fleet = ("--streams", "2", "--targets", "1", "--rtt", "5ms", "--price-h100", "2.5", "--price-l4", "0.6")
     result = CliRunner().invoke(plan_command, ["--what-if", str(recorded), *fleet, *short], standalone_mode=False)
     assert result.exception is None, result.exception
@@ -161,6 +163,7 @@ def test_the_command_prints_figures(recorded: Path) -> None:
     assert found["schema"] == "outrider/what-if/v1"
     assert found["low"] <= found["saving"] <= found["high"]
     assert found["drafted"]["p50_ms"] <= found["drafted"]["p99_ms"]
+    assert ET.fromstring(plot.read_text()).tag.endswith("svg")
 
 
 @pytest.mark.parametrize(

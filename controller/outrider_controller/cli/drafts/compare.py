@@ -10,6 +10,7 @@ import click
 from outrider.samples import read_cipher
 from outrider.user_cache import cache_directory
 
+from outrider_controller.cli.drafts.plot import Bar, bars
 from outrider_controller.cli.drafts.where import found_places, link_options, where_table
 from outrider_controller.cli.exits import CommandError
 from outrider_controller.cli.models import DEFAULT_TARGET
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from outrider.comparison.places import DraftPlace
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 @click.group("compare")
@@ -48,6 +50,7 @@ def compare_group() -> None:
 @click.option("--max-draft-tokens", type=click.IntRange(1), default=4, show_default=True, help="Of a proposal.")
 @click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="A torch device: cpu, cuda.")
 @click.option("--threads", type=click.IntRange(0), default=0, metavar="N", help="Of torch; 0: its default.")
+@click.option("--plot", type=_OUT, default=None, metavar="FILE", help="Also draw the figures, as SVG.")
 @link_options
 @output_option("table", "json")
 def drafts(
@@ -61,6 +64,7 @@ def drafts(
     max_draft_tokens: int,
     device: str,
     threads: int,
+    plot: Path | None,
     output: str,
     **link: float,
 ) -> None:
@@ -99,6 +103,8 @@ def drafts(
         found = compare(config, note)
     except (CheckpointError, ValueError) as error:
         raise CommandError(str(error)) from error
+    if plot is not None:
+        plot.write_text(_plot(found))
     places = found_places(found.measured, **link)
     emit("compare-drafts", {**asdict(found), "places": list(map(asdict, places))}, output, _text(found, places))
 
@@ -138,3 +144,14 @@ def _by_category(found: Comparison) -> str:
         for category in found.drafts[0].categories
     ]
     return columns(["x PLAIN, 1 STREAM", *(each.name for each in found.drafts)], rows)
+
+
+def _plot(found: Comparison) -> str:
+    return bars(
+        "Times plain decoding, by the number of streams",
+        [
+            Bar(each.name, {f"{n} stream{'s' * (n > 1)}": value for n, value in each.times_plain.items()})
+            for each in found.drafts
+        ],
+        line=1.0,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,16 +11,18 @@ import click
 from outrider.limits import MAX_DRAFT_TOKENS
 
 from outrider_controller.cli.asking import NumberRange, duration
+from outrider_controller.cli.drafts.plot import Bar, bars
 from outrider_controller.cli.exits import CommandError, ExitCode
-from outrider_controller.cli.output import columns, emit
+from outrider_controller.cli.output import columns, emit, note
 
 if TYPE_CHECKING:
-    from outrider_controller.whatif.forecast import Forecast, Prices, Question
+    from outrider_controller.whatif.forecast import Fleet, Forecast, Prices, Question
     from outrider_controller.whatif.recorded import Recording
     from outrider_controller.whatif.texts import Text
 
 F = TypeVar("F", bound=Callable[..., Any])
 _IN = click.Path(exists=True, dir_okay=False, path_type=Path)
+_OUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 def _mix(context: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, float]:
@@ -72,6 +74,7 @@ _OPTIONS = (
     click.option(
         "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs, for the confidence interval."
     ),
+    click.option("--plot", type=_OUT, metavar="FILE", help="Also draw the saving by load, as SVG."),
 )
 
 
@@ -95,7 +98,7 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 
 
-def what_if(file: Path, output: str, **asked: Any) -> int:
+def what_if(file: Path, output: str, *, plot: Path | None, **asked: Any) -> int:
     # Imported here: the textbook's figures need no workers.
     from outrider_controller.whatif.forecast import Fleet
     from outrider_controller.whatif.recorded import Recording
@@ -111,6 +114,8 @@ def what_if(file: Path, output: str, **asked: Any) -> int:
         raise CommandError(str(error)) from error
     forecast = question.answer(fleet)
     emit("what-if", {"fleet": asdict(fleet), **asdict(forecast)}, output, _table(forecast))
+    if plot is not None:
+        plot.write_text(_plot(question, fleet))
     return ExitCode.OK
 
 
@@ -162,3 +167,21 @@ def _table(forecast: Forecast) -> str:
     header = ["", "TOKENS/S", "P50 MS/TOKEN", "P99", "COST/1M TOKENS", "TOKENS/ROUND", "ACCEPTED"]
     saving = f"saving {forecast.saving:.1%} of the cost of a token (90 %: {forecast.low:.1%} to {forecast.high:.1%})"
     return f"{columns(header, rows)}\n\n{saving}"
+
+
+def _plot(question: Question, fleet: Fleet) -> str:
+    rows = []
+    for streams in _loads(fleet):
+        note(f"computes {streams} streams for the plot")
+        found = question.answer(replace(fleet, streams=streams))
+        each = {"lower": found.low, "mean": found.saving, "upper": found.high}
+        rows.append(Bar(f"{streams} streams", {name: 1 / max(0.05, 1 - value) for name, value in each.items()}))
+    return bars("Cost of a token plain, over its cost with drafts (90 % interval)", rows, line=1.0)
+
+
+def _loads(fleet: Fleet) -> list[int]:
+    """From one stream for each target to twice those that were asked about."""
+    found = [fleet.targets]
+    while found[-1] < 2 * fleet.streams:
+        found.append(2 * found[-1])
+    return found
