@@ -25,7 +25,7 @@ _COMMANDS = {
     "verify": (f"{_PACKAGE}.ask.verify", "verify", "Repeat an answer without drafts, and compare it with its receipt."),
     "get": (f"{_PACKAGE}.show.get", "get", "List what is running."),
     "events": (f"{_PACKAGE}.show.events", "events", "Show what has happened, and with -w what happens."),
-    "describe": (f"{_PACKAGE}.show.describe", "describe", "Show all that is known of a worker, tenant or request."),
+    "describe": (f"{_PACKAGE}.show.describe", "describe", "Show all that is known of a worker, tenant or key."),
     "top": (f"{_PACKAGE}.show.top", "top", "Show what tenants and workers do, live."),
     "cordon": (f"{_PACKAGE}.change.cordon", "cordon", "Send nothing new to a worker."),
     "uncordon": (f"{_PACKAGE}.change.cordon", "uncordon", "Send work to a worker again."),

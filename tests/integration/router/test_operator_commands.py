@@ -97,6 +97,7 @@ def test_running_requests_are_listed_described_summed_and_traced_through_the_con
     assert "long" in outrider("describe", "tenant", "acme")
     assert outrider("describe", "tenant", "default").endswith("Sequences: 0\nEvents: none\n")
     assert "nobody" in outrider("describe", "tenant", "nobody", code=3)
+    assert "no key nobody" in outrider("describe", "key", "nobody", code=3)
 
     assert outrider("get", "sequence", "long", "-o", "name") == "long\n"
     assert "no sequence nothing" in outrider("get", "sequences", "nothing", code=3)

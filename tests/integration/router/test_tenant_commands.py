@@ -103,8 +103,8 @@ def test_a_key_is_printed_once_listed_and_revoked(
     assert command(control, "get", "keys", made["id"], "nobody") == 3
     assert command(control, "revoke", "key", made["id"]) == 2
     assert "--yes" in capsys.readouterr().err
-    assert command(control, "get", "keys", made["id"], "-o", "yaml") == 0
-    assert yaml.safe_load(capsys.readouterr().out)["keys"][0]["scopes"] == ["infer"]
+    assert command(control, "describe", "keys", made["id"], "-o", "yaml") == 0
+    assert yaml.safe_load(capsys.readouterr().out)["key"]["scopes"] == ["infer"]
     assert command(control, "revoke", "key", made["id"], "--yes") == 0
     assert command(control, "revoke", "key", made["id"], "--yes") == 3
     assert command(control, "create", "key", "nobody") == 3
@@ -241,6 +241,12 @@ def test_usage_is_told_by_tenant_and_by_hour(
     assert command(control, "get", "usage", "-o", "name", "--by", "hour") == 0
     # Other tests share the store.
     assert {"usage-1", "usage-2"} <= set(capsys.readouterr().out.split())
+    assert command(control, "describe", "usage", "usage-1", "-o", "json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["usage"]["requests"], found["usage"]["target_wasted_share"], len(found["hours"])) == (4, 0.0, 2)
+    assert command(control, "describe", "usage", "default") == 0
+    assert ["Acceptance:", "-"] in [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert command(control, "describe", "usage", "nobody") == 3
 
 
 def test_the_audit_names_who_changed_which_field(

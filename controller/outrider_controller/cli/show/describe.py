@@ -9,17 +9,18 @@ import click
 import grpc
 from outrider.metadata.tenants.tenants import DEFAULT_TENANT
 from outrider.rpc.status import from_rpc_error
-from outrider.rpc.v1 import control_pb2, tenants_pb2
+from outrider.rpc.v1 import control_pb2, tenants_pb2, usage_pb2
 
 from outrider_controller.cli.asking import Nouns
 from outrider_controller.cli.change.tenants import KEY_COLUMNS, all_keys, key_row, tenant_row
 from outrider_controller.cli.clusters.control import Control, ask_control, control_options
 from outrider_controller.cli.drafts import versions
-from outrider_controller.cli.output import acceptance, cell, emit, moment, table_lines
+from outrider_controller.cli.output import acceptance, cell, emit, moment, named, table_lines
 from outrider_controller.cli.show.events import event_line, event_row
 from outrider_controller.cli.show.sequences import COLUMNS, MOST, sequence_row
 from outrider_controller.cli.show.trace.asking import request_id_of
 from outrider_controller.cli.show.trace.rows import trace_row
+from outrider_controller.cli.show.usage import BRIEF, shares, since_option, usage_row, usage_rows
 from outrider_controller.control.api.rows import worker_row
 
 _EVENTS = 10
@@ -29,13 +30,14 @@ _LEFT_TO_TRACE = ("rounds", "events", "request_id", "started_unix_ms", "duration
 _WORDS = {"gpu": "GPU", "gib": "(GiB)", "watts": "(W)", "ms": "(ms)", "s": "(s)", "id": "ID", "pid": "PID"}
 _TABLES: dict[str, tuple[str, Sequence[str]]] = {
     "keys": ("Keys", KEY_COLUMNS),
+    "hours": ("Hours", ("since", *BRIEF)),
     "moves": ("Events", ("at_ms", "event", "role", "worker", "reason", "position")),
 }
 
 
 @click.group("describe", cls=Nouns)
 def describe() -> None:
-    """Show all that is known of one worker, tenant, draft or sequence."""
+    """Show all that is known of one worker, tenant, key or sequence, or of what a tenant has used."""
 
 
 @describe.command("worker")
@@ -87,6 +89,20 @@ def draft(name: str, control: str, output: str) -> None:
     _show("draft", body, output)
 
 
+@describe.command("key")
+@click.argument("key_id", metavar="ID")
+@control_options("text", "json", "yaml")
+def key(key_id: str, control: str, output: str) -> None:
+    """Show an API key: whose it is, what it opens, and until when. Never the key."""
+
+    async def ask(stub: Control) -> dict[str, Any]:
+        [row] = named([key_id], "key", [key_row(one) for one in await all_keys(stub)])
+        events = await _events(stub, tenant=row["tenant"])
+        return {"key": row, "events": [event for event in events if event["fields"].get("key") == key_id]}
+
+    _show("key", ask_control(control, ask), output)
+
+
 @describe.command("sequence")
 @click.argument("request_id", metavar="ID")
 @control_options("text", "json", "yaml")
@@ -107,6 +123,24 @@ def sequence(request_id: str, control: str, output: str) -> None:
         return {"sequence": {**now, **known}, "moves": [event for row in rows for event in row["events"]]}
 
     _show("sequence", ask_control(control, ask), output)
+
+
+@describe.command("usage")
+@click.argument("tenant")
+@since_option
+@control_options("text", "json", "yaml")
+def usage(tenant: str, since_s: int, control: str, output: str) -> None:
+    """Show what a tenant has used: all figures of the bill, their shares, and the hours of the time asked for."""
+
+    async def ask(stub: Control) -> dict[str, Any]:
+        total = await usage_rows(stub, tenant, since_s, "total")
+        if not total:
+            await _tenant(stub, tenant)
+        row = next((row for row in total if not row["server"]), usage_row(usage_pb2.UsageRow(tenant=tenant)))
+        hours = [row for row in await usage_rows(stub, tenant, since_s, "hour") if not row["server"]]
+        return {"usage": {**row, **shares(row)}, "hours": hours}
+
+    _show("usage", ask_control(control, ask), output)
 
 
 async def _tenant(stub: Control, name: str) -> tenants_pb2.Tenant:

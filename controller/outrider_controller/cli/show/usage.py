@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -18,13 +19,14 @@ _TOKENS = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
 _DRAFTED = ("drafted_tokens", "verified_tokens", "accepted_tokens")
 _TIMES = ("target_useful_s", "target_wasted_s", "draft_useful_s", "draft_wasted_s")
 COLUMNS = (*_TOKENS, "target_s", "draft_s")
-_BRIEF = tuple(column for column in COLUMNS if column != "cached_tokens")
+BRIEF = tuple(column for column in COLUMNS if column != "cached_tokens")
 """Next to a time."""
+since_option = span_option("--since", "since_s", "24h", "Begin this long ago.", least_s=1)
 
 
 @click.command("usage")
 @click.argument("tenant", default="", metavar="[TENANT]")
-@span_option("--since", "since_s", "24h", "Begin this long ago.", least_s=1)
+@since_option
 @click.option("--by", type=click.Choice(list(_INTERVALS)), default="total", show_default=True, help="One row for each.")
 @list_options
 def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, output: str) -> None:
@@ -36,7 +38,7 @@ def get_usage(tenant: str, since_s: int, by: str, watch: bool, control: str, out
     What a server that takes its requests itself says that it served has rows of its own, which name it.
     """
     key = ("tenant", "server") if by == "total" else ("tenant", "server", "since")
-    brief = COLUMNS if by == "total" else _BRIEF
+    brief = COLUMNS if by == "total" else BRIEF
     shown = (*key, *_TOKENS, *_DRAFTED, "by_source", *_TIMES) if output == "wide" else (*key, *brief)
 
     def read() -> list[dict[str, Any]]:
@@ -77,3 +79,17 @@ def _of_source(one: usage_pb2.SourceUsage) -> dict[str, float]:
 def _source_text(one: usage_pb2.SourceUsage) -> str:
     seconds = (one.target_us + one.draft_us) / 1e6
     return f"{one.source} {one.accepted_tokens}/{one.verified_tokens} {seconds:.1f} s"
+
+
+def shares(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of a row's tokens and times; None where there were none."""
+    return {
+        "cached_share": _share(row["cached_tokens"], row["prompt_tokens"]),
+        "acceptance": _share(row["accepted_tokens"], row["verified_tokens"]),
+        "target_wasted_share": _share(row["target_wasted_s"], row["target_s"]),
+        "draft_wasted_share": _share(row["draft_wasted_s"], row["draft_s"]),
+    }
+
+
+def _share(part: float, whole: float) -> float | None:
+    return round(part / whole, 3) if whole else None
