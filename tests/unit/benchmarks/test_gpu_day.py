@@ -11,11 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from outrider_controller.cli.drafts.distill import distill
 
 from benchmarks import gpu_day
-from benchmarks.gpu_day import Outcome, Step, figures, pack_draft, report, run, steps
+from benchmarks.gpu_day import Step, figures, report, run, steps
 from benchmarks.scenarios.latency import latency
 
 
@@ -67,13 +66,6 @@ def test_what_a_step_started_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert not command.exists() or command.read_text() == ""
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
-def test_without_a_gpu_nothing_runs_and_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu_day.main(["--out", str(tmp_path / "day")]) == 1
-    assert "no GPU" in capsys.readouterr().out
-    assert not (tmp_path / "day").exists()
-
-
 def test_a_step_that_needs_what_is_not_installed_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine for an hour has torch, Triton and transformers."""
     monkeypatch.setattr(gpu_day, "find_spec", lambda name: None)
@@ -81,32 +73,6 @@ def test_a_step_that_needs_what_is_not_installed_says_what(tmp_path: Path, monke
     assert "no grpc here" in lacking["load on a stack"]
     assert lacking["tests/gpu"] == "no pytest here"
     assert not lacking["batch-invariant products beside torch's"]
-
-
-def test_the_table_has_what_was_measured_and_why_the_rest_was_not(tmp_path: Path) -> None:
-    recorded = {
-        "batch-invariant": {"steps": [{"context": 512, "rows": 8, "positions": 5, "step_ms": 6.4812}]},
-        "stack-head": {"conditions": [{"mean_over_categories": {"auto": {"request_speedup": 1.28}}}]},
-        "distil": {
-            "acceptance": 0.61,
-            "acceptance_in_use": None,
-            "corpus_tokens": 9,
-            "train_tokens": 8,
-            "seconds": 7.0,
-        },
-    }
-    for name, content in recorded.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(content))
-    outcomes = [Outcome(name, "passed", figures=name) for name in recorded]
-    outcomes += [Outcome("tests/gpu", "passed"), Outcome("vLLM", "not run: no vllm here", figures="vllm-alone")]
-    heading, _, *rows = (line.strip("| ").split(" | ") for line in figures(tmp_path, outcomes).splitlines())
-    cells = [dict(zip(heading, row, strict=False)) for row in rows]
-    assert [row["from"] for row in cells] == [*recorded, "vllm-alone"]
-    assert cells[0]["step_ms"] == "6.48" and cells[1]["request_speedup"] == "1.28" and cells[2]["acceptance"] == "0.61"
-    assert {name: cell for name, cell in cells[3].items() if cell.strip(" |")} == {
-        "from": "vllm-alone",
-        "not here": "not run: no vllm here",
-    }
 
 
 def test_a_day_on_a_gpu_ends_with_one_table_and_tells_by_its_exit_that_something_did_not_run(
@@ -146,13 +112,6 @@ def test_what_was_packed_is_found_after_what_is_there_by_this_process_and_those_
     subprocess.run([sys.executable, "-c", "import packed_for_a_test"], check=True, env=dict(os.environ))
     assert "packed" not in str(gpu_day.find_spec("click")) and str(tmp_path) not in str(gpu_day.find_spec("click"))
     assert [(code / f"{name}_pb2.py").read_text() for name in ("old", "new")] == ["old", "new"]
-
-
-def test_a_distilled_head_comes_back_as_one_file_and_none_without(tmp_path: Path) -> None:
-    assert pack_draft(tmp_path) == ""
-    (tmp_path / "distil").mkdir()
-    (tmp_path / "distil/recipe.json").write_text("{}")
-    assert str(tmp_path / "distil.tgz") in pack_draft(tmp_path)
 
 
 def test_the_commands_of_a_stack_and_of_distilling_take_their_options(tmp_path: Path) -> None:

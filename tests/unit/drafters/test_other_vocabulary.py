@@ -140,9 +140,7 @@ def answered(
     drafter: Drafter = lambda sequence_id, tokens: (),
 ) -> Bench:
     bench = Bench(target, num_blocks=600, max_batch_tokens=512, sources=sources, row_price=lambda cost: 0.0)
-    for number, one in enumerate(what):
-        bench.open(number, one)
-    bench.run(drafter)
+    bench.answer(what, drafter)
     return bench
 
 
@@ -179,8 +177,7 @@ def test_texts_are_those_of_the_target_alone(
     source: DraftSource = Dying(worker) if how == "killed" else DrafterSource(worker)
     merged = how == "merged"
     sources = [source, *(make_sources(NAMES) if merged else ())]
-    expected = {each.sequence_id: tokens for each, tokens in plain.tokens.items()}
-    liar: Drafter = Liar(expected, "beside") if merged else lambda sequence_id, tokens: ()
+    liar: Drafter = Liar(plain.texts, "beside") if merged else lambda sequence_id, tokens: ()
     bench = answered(path, openings(path, count, params, BOTH if merged else OWN), sources, liar)
     assert bench.tokens == plain.tokens and len(bench.tokens) == count
     assert bench.worker.stats.of_source("model").num_drafted > count

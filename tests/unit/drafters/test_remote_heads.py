@@ -72,9 +72,7 @@ def answered(one: Remote, what: Sequence[SequenceSpec], steps: int = 400, first:
 
 def alone(path: Path, what: Sequence[SequenceSpec], sources: Sequence[DraftSource] = ()) -> Bench:
     bench = Bench(path, sources=sources, row_price=lambda cost: 0.0)
-    for number, each in enumerate(what):
-        bench.open(number, each)
-    bench.run()
+    bench.answer(what)
     return bench
 
 

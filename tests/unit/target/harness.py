@@ -33,6 +33,7 @@ FOUR_AHEAD = Speculation(max_draft_tokens=4)
 
 Drafter = Callable[[int, Sequence[int]], Sequence[DraftTree]]
 """(sequence id, committed tokens with the prompt) → drafts offered before the next step."""
+Texts = dict[int, list[int]]
 
 
 def one_sampling_each(name: str, quick: Mapping[str, SamplingParams]) -> pytest.MarkDecorator:
@@ -142,6 +143,18 @@ class WorkerBench:
                     self.apply(Offered(k, draft))
             self.step()
         raise AssertionError(f"still open after {max_steps} steps")
+
+    def answer(self, what: Sequence[SequenceSpec], drafter: Drafter = lambda sequence_id, tokens: ()) -> Texts:
+        """Opens them all and runs them to their ends."""
+        for number, one in enumerate(what):
+            self.open(number, one)
+        self.run(drafter)
+        return self.texts
+
+    @property
+    def texts(self) -> Texts:
+        """Prompt and output of each."""
+        return {each.sequence_id: tokens for each, tokens in self.tokens.items()}
 
     def _listen(self) -> None:
         report = self.worker.take_report()

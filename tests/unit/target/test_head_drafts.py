@@ -94,9 +94,7 @@ def answered(
     arithmetic: EngineConfig = FLOAT32,
 ) -> Bench:
     bench = Bench(path, sources=sources, row_price=lambda cost: 0.0, arithmetic=arithmetic)
-    for number, one in enumerate(what):
-        bench.open(number, one)
-    bench.run(drafter)
+    bench.answer(what, drafter)
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
     return bench
 
@@ -326,9 +324,7 @@ def test_a_preempted_text_is_read_again_from_where_it_is_recomputed(deep: Path) 
     expected = plain_tokens(deep, SAMPLED)
     source = HeadDrafts(random_head("eagle3", deep))
     bench = Bench(deep, sources=[source], num_blocks=16, row_price=lambda cost: 0.0)
-    for number, one in enumerate(what):
-        bench.open(number, one)
-    bench.run()
+    bench.answer(what)
     stats = bench.worker.stats
     assert stats.num_preemptions > 0 and stats.num_draft_tokens > 0 and not stats.num_source_failures
     assert bench.tokens == expected

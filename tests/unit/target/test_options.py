@@ -12,7 +12,7 @@ from outrider.sequence.spec import SequenceSpec
 from outrider.sequence.speculation import Speculation
 from outrider.speculation import LogitsOptions, VerificationMode
 
-from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Drafter, Liar, key, opening, prompts
 
 STOP = 2
 ASKED = {
@@ -36,15 +36,13 @@ def asking(options: LogitsOptions | None, sampled: bool, **more: object) -> list
     ]
 
 
-def texts(tiny: Path, openings: list[SequenceSpec], drafter: object = None) -> dict[int, list[int]]:
+def texts(tiny: Path, openings: list[SequenceSpec], *drafter: Drafter) -> dict[int, list[int]]:
     bench = Bench(tiny, num_blocks=512)
-    for number, each in enumerate(openings):
-        bench.open(number, each)
-    bench.run(drafter) if drafter else bench.run()  # type: ignore[arg-type]
+    found = bench.answer(openings, *drafter)
     assert not bench.refused
     assert not any(answer.errors for answer in bench.answers.values())
     assert all(bench.answers[key(number)].finish is not Finish.NONE for number in range(len(openings)))
-    return {number: bench.tokens[key(number)] for number in range(len(openings))}
+    return found
 
 
 @pytest.mark.parametrize("sampled", [pytest.param(False, marks=pytest.mark.slow), True], ids=["greedy", "coupled"])

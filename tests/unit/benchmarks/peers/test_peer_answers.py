@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from outrider.engine import resolve
 from outrider.engine.loading.draft_checkpoint import load_draft_model, save_draft_model
-from outrider_controller.cli.output import columns
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.peers import answer_figures as made
-from benchmarks.peers import draft_export, install, peer_vllm
+from benchmarks.peers import draft_export
 from benchmarks.peers.answer_figures import Answered, Bar
 from benchmarks.peers.peer_generate import KnownTokensHead
 
@@ -74,45 +72,6 @@ def test_answers_are_equal_or_part_somewhere() -> None:
     assert made.first_difference([1, 2, 3], [1, 9, 3]) == 1
     assert made.first_difference([1, 2], [1, 2, 3]) == 2
     assert made.differences(ANSWERS, "vllm") == [2, None]
-
-
-def test_steps_that_nobody_counted_give_no_tokens_per_step() -> None:
-    assert made.tokens_per_step(made.of(ANSWERS, "ours")) == 2.0
-    assert made.tokens_per_step([answered("x", "a", 1.0, steps=0)]) is None
-
-
-def test_tables_have_a_row_for_each_subject() -> None:
-    summed = made.summary(ANSWERS)
-    assert made.rate_rows(summed)[1] == ["vllm", "2.0", "2.0", "2.0"]
-    assert made.ratio_rows(summed)[0] == ["vllm", "2.00", "2.00", "2.00", "2.00"]
-    assert made.subject_rows(summed)[1] == ["vllm", "4.00", "100", "", "1 of 2"]
-    assert columns(["tokens/s", "qa", "rag", "all"], made.rate_rows(summed)).count("\n") == 4
-
-
-def test_the_cores_that_a_process_had_are_averaged_over_its_answers() -> None:
-    one, two = (replace(answered("ours", prompt, 1.0), cores=cores) for prompt, cores in (("a", 1.0), ("b", 2.0)))
-    assert made.subject_rows(made.summary([one, two]))[0][3] == "1.50"
-
-
-def test_what_is_written_leaves_out_the_tokens_but_says_where_they_part() -> None:
-    row = made.answer_rows(ANSWERS)[1]
-    assert (row["subject"], row["tokens"], row["leaves_ours_at"]) == ("vllm", 4, 2)
-    assert "token_ids" not in row
-
-
-def test_every_peer_of_a_bar_can_be_asked_for() -> None:
-    peers = install.answering(Path("draft"), assistant_tokens=3, ngram_tokens=4, draft_tokens=2, outrider_tokens=4)
-    assert all({*bar.others, bar.subject} <= {*peers, made.OURS} for bar in made.BARS)
-    assert peers["vllm-draft-compiled"].arguments == ("compiled", "draft", "2", "draft")
-
-
-def test_speculation_is_said_in_the_words_of_vllm() -> None:
-    assert peer_vllm.speculative_config("ngram", 4, "")["method"] == "ngram"
-    assert peer_vllm.speculative_config("draft", 2, "there") == {
-        "method": "draft_model",
-        "model": "there",
-        "num_speculative_tokens": 2,
-    }
 
 
 @pytest.fixture

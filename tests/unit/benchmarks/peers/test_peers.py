@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.peers import figures, install, serving
-from benchmarks.peers.plan import plan, tokens
+from benchmarks.peers import figures, serving
 
 
 def test_a_ratio_is_of_the_same_rounds_so_a_slow_minute_changes_nothing() -> None:
@@ -39,16 +38,6 @@ def test_disturbed_rounds_are_left_out_unless_all_are() -> None:
 def test_throughput_is_a_batch_over_a_median_step() -> None:
     rows = figures.figure_rows({"decode 16": {"ours": [[50.0, 40.0, 60.0]]}}, {"decode 16": 16})
     assert rows == [["decode 16", "ours", "40.00", "50.00", "320.0"]]
-
-
-def test_extras_and_relatives_of_torch_are_not_installed() -> None:
-    listed = ["regex", "torch==2.13.0+cpu; platform_machine == 'x'", "torchaudio", 'pandas; extra == "bench"', "numba"]
-    assert install.needed(listed) == ["regex", "numba"]
-
-
-def test_all_subjects_get_the_same_prompts() -> None:
-    assert tokens(20, 3) == tokens(20, 3) != tokens(20, 4)
-    assert plan() == plan()
 
 
 def test_a_peer_answers_by_name_and_says_how_much_of_the_core_it_had() -> None:

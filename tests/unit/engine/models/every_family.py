@@ -1,18 +1,9 @@
-"""Every decoder of the installed transformers, small and with random weights: as it is, and with each field changed.
-
-Prints what becomes of each, and how many are equal to transformers, refused, or wrong:
-
-    python -m tests.unit.engine.models.every_family [--as-they-are] [MODEL_TYPE ...]
-
-One takes a minute; all of them take an hour of one core.
-"""
+"""Every decoder of the installed transformers, small and with random weights: as it is, and with each field changed."""
 
 from __future__ import annotations
 
 import copy
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -257,32 +248,3 @@ def _by_engine(engine: Engine) -> list[torch.Tensor]:
 def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     wanted = wanted[: len(found), : found.shape[1]]
     return float((found - wanted).abs().max() / (wanted - wanted.mean(-1, keepdim=True)).abs().max())
-
-
-def main(arguments: list[str]) -> int:
-    torch.set_num_threads(1)
-    only_bases = "--as-they-are" in arguments
-    families = [name for name in arguments if not name.startswith("--")] or FAMILIES
-    counted: Counter[str] = Counter()
-    for family in families:
-        try:
-            forms = [("as it is", base(family)), *(() if only_bases else changed(family))]
-        except Exception as error:  # of many kinds
-            print(f"{family}: invalid: {error}")
-            continue
-        of_family: Counter[str] = Counter()
-        for name, settings in forms:
-            found = verdict(family, settings)
-            of_family[found.kind] += 1
-            if found.kind in ("wrong", "failed"):
-                print(f"{found.kind.upper()} {family} {name}: {found.why}")
-            if name == "as it is" and found.kind != "equal":
-                print(f"{family}: {found.kind}: {' '.join(found.why.split())[:160]}")
-        print(f"{family}: {dict(of_family)}", flush=True)
-        counted.update(of_family)
-    print(f"{len(families)} families, {dict(counted)}")
-    return int(counted["wrong"] > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -41,11 +41,7 @@ def repeating(**fields: object) -> list[SequenceSpec]:
 
 
 def texts(tiny: Path, what: Sequence[SequenceSpec], **bench: object) -> dict[int, list[int]]:
-    made = Bench(tiny, **bench)
-    for number, one in enumerate(what):
-        made.open(number, one)
-    made.run()
-    return {each.sequence_id: tokens for each, tokens in made.tokens.items()}
+    return Bench(tiny, **bench).answer(what)  # type: ignore[arg-type]
 
 
 @one_sampling_each("how", {"none": SAMPLED, "right": GREEDY, "random": SAMPLED, "beside": GREEDY})
@@ -54,10 +50,8 @@ def test_texts_are_the_same_with_lookups_alone_and_merged_with_what_draft_worker
 ) -> None:
     expected = texts(tiny, repeating(params=params, speculation=Speculation()))
     bench = Bench(tiny, sources=make_sources(NAMES), row_price=lambda cost: 0.0)
-    for number, one in enumerate(repeating(params=params, speculation=ALONE if how == "none" else BOTH)):
-        bench.open(number, one)
-    bench.run(*(() if how == "none" else (Liar(expected, how),)))
-    assert {each.sequence_id: tokens for each, tokens in bench.tokens.items()} == expected
+    what = repeating(params=params, speculation=ALONE if how == "none" else BOTH)
+    assert bench.answer(what, *(() if how == "none" else (Liar(expected, how),))) == expected
     assert bench.worker.stats.num_draft_tokens > 0
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
@@ -93,9 +87,7 @@ def test_an_answer_given_again_takes_fewer_steps_to_the_same_text_and_only_under
 
 def test_a_request_may_have_no_lookups(tiny: Path) -> None:
     bench = Bench(tiny, sources=make_sources(NAMES))
-    for number, one in enumerate(repeating(speculation=Speculation())):
-        bench.open(number, one)
-    bench.run()
+    bench.answer(repeating(speculation=Speculation()))
     assert bench.worker.stats.num_draft_tokens == 0
 
 
@@ -104,10 +96,7 @@ def test_a_kind_that_is_not_shipped_serves_once_it_is_registered(tiny: Path) -> 
     expected = texts(tiny, [replace(one, speculation=Speculation()) for one in what])
     toy_source.TEXTS.update({one.prompt: expected[number] for number, one in enumerate(what)})
     bench = Bench(tiny, sources=make_sources([toy_source.NAME, *NAMES]), row_price=lambda cost: 0.0)
-    for number, one in enumerate(what):
-        bench.open(number, one)
-    bench.run()
-    assert {each.sequence_id: tokens for each, tokens in bench.tokens.items()} == expected
+    assert bench.answer(what) == expected
     # Two of three are right, and each third token is wrong.
     assert bench.worker.stats.num_accepted_tokens > 60
 
@@ -165,10 +154,7 @@ def test_texts_are_the_same_under_deep_trees_of_several_sources(
     expected = texts(tiny, what, arithmetic=arithmetic)
     sources = [RandomTrees(expected, 1), *make_sources(NAMES), RandomTrees(expected, 2)]
     bench = Bench(tiny, sources=sources, max_batch_tokens=400, row_price=lambda cost: 0.0, arithmetic=arithmetic)
-    for number, one in enumerate(what):
-        bench.open(number, one)
-    bench.run()
-    assert {each.sequence_id: tokens for each, tokens in bench.tokens.items()} == expected
+    assert bench.answer(what) == expected
     stats = bench.worker.stats
     assert stats.num_branch_tokens_accepted > 100 and stats.num_steps < 20
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks

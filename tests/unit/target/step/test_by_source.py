@@ -43,14 +43,9 @@ def test_each_drafted_token_counts_for_one_source() -> None:
 def test_the_sums_over_all_sources_are_those_of_the_steps(tiny: Path, how: str) -> None:
     both = Speculation(max_draft_tokens=4, max_own_draft_tokens=4)
     what = [opening([*one, *one], max_new_tokens=30, speculation=both) for one in prompts(4, longest=20)]
-    plain = Bench(tiny)
-    for number, one in enumerate(what):
-        plain.open(number, one)
-    plain.run()
+    plain = Bench(tiny).answer(what)
     bench = Bench(tiny, sources=make_sources(NAMES), row_price=lambda cost: 0.0)
-    for number, one in enumerate(what):
-        bench.open(number, one)
-    bench.run(Liar({each.sequence_id: tokens for each, tokens in plain.tokens.items()}, how))
+    bench.answer(what, Liar(plain, how))
     stats = bench.worker.stats
     sources = stats.sources.values()
     assert sum(one.num_drafted for one in sources) == stats.num_draft_tokens + stats.num_branch_tokens

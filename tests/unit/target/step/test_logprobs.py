@@ -15,7 +15,7 @@ from outrider.sequence.speculation import Speculation
 from outrider.speculation import LogitsOptions, SamplingParams, VerificationMode
 from transformers import AutoModelForCausalLM
 
-from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, opening, prompts
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Drafter, Liar, key, opening, prompts
 
 TOP = 4
 PROMPTS = prompts(40, longest=60)
@@ -26,11 +26,9 @@ def asking(params: SamplingParams, **more: object) -> list[SequenceSpec]:
     return [replace(opening(prompt, params=params, **more), logprobs=ASKED) for prompt in PROMPTS]  # type: ignore[arg-type]
 
 
-def run(tiny: Path, openings: list[SequenceSpec], drafter: object = None, **more: object) -> Bench:
+def run(tiny: Path, openings: list[SequenceSpec], *drafter: Drafter, **more: object) -> Bench:
     bench = Bench(tiny, num_blocks=640, **more)  # type: ignore[arg-type]
-    for number, each in enumerate(openings):
-        bench.open(number, each)
-    bench.run(drafter) if drafter else bench.run()  # type: ignore[arg-type]
+    bench.answer(openings, *drafter)
     return bench
 
 
@@ -83,9 +81,7 @@ def test_the_prompt_s_come_once_also_after_a_preemption_and_from_a_warm_cache(ti
     plain = run(tiny, asking(GREEDY))
     warm = Bench(tiny, num_blocks=40)
     for _ in range(2):
-        for number, each in enumerate(asking(GREEDY)):
-            warm.open(number, each)
-        warm.run()
+        warm.answer(asking(GREEDY))
     assert warm.worker.stats.num_preemptions
     for number in range(len(PROMPTS)):
         commits = warm.answers[key(number)].commits

@@ -25,23 +25,14 @@ from outrider.worker.faults import WholeStepFailed
 from outrider.worker.step_cost import StepCost
 from torch import Tensor
 
-from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Drafter, Liar, key, one_sampling_each, opening, prompts
+from tests.unit.target.harness import GREEDY, SAMPLED, Bench, Liar, key, one_sampling_each, opening, prompts
 
 PROMPTS = prompts(6)
 
 
 def plain_texts(checkpoint: Path, what: Sequence[SequenceSpec]) -> dict[int, list[int]]:
     """Prompt and output of each opening, run without drafts."""
-    return texts_of(Bench(checkpoint), what)
-
-
-def texts_of(
-    bench: Bench, what: Sequence[SequenceSpec], drafter: Drafter = lambda number, tokens: ()
-) -> dict[int, list[int]]:
-    for i, one in enumerate(what):
-        bench.open(i, one)
-    bench.run(drafter)
-    return {k.sequence_id: tokens for k, tokens in bench.tokens.items()}
+    return Bench(checkpoint).answer(what)
 
 
 @one_sampling_each(
@@ -61,7 +52,7 @@ def test_the_text_is_the_plain_text_whatever_drafts_say(tiny: Path, how: str, pa
     what = [opening(prompt, params=params) for prompt in PROMPTS]
     texts = plain_texts(tiny, what)
     bench = Bench(tiny)
-    assert texts_of(bench, what, Liar(texts, how)) == texts
+    assert bench.answer(what, Liar(texts, how)) == texts
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
     stats = bench.worker.stats
     assert stats.num_accepted_tokens <= stats.num_verified_tokens <= stats.num_draft_tokens
@@ -80,7 +71,7 @@ def test_the_text_is_the_plain_text_however_the_price_of_rows_flaps(tiny: Path) 
         return chance.choice((0.0, 0.2, 0.45, 0.7, 2.0))
 
     bench = Bench(tiny, row_price=price)
-    assert texts_of(bench, what, Liar(texts, "random")) == texts
+    assert bench.answer(what, Liar(texts, "random")) == texts
     assert len(texts) == 40
     judged = {commit.num_drafted for answer in bench.answers.values() for commit in answer.commits}
     assert {0, 1, 2, 3, 4} <= judged
@@ -181,7 +172,7 @@ def test_a_tiny_kv_pool_costs_time_and_not_a_token(tiny: Path) -> None:
     what = [opening(prompt, max_new_tokens=40) for prompt in prompts(5, longest=30)]
     texts = plain_texts(tiny, what)
     bench = Bench(tiny, num_blocks=12, prefix_cache=False)
-    assert texts_of(bench, what, Liar(texts, "random")) == texts
+    assert bench.answer(what, Liar(texts, "random")) == texts
     assert bench.worker.stats.num_preemptions > 0
     assert not any(answer.errors for answer in bench.answers.values())
     assert bench.engine.kv.num_free_blocks == 12
@@ -192,7 +183,7 @@ def test_with_a_prefix_cache_a_tiny_kv_pool_gives_the_same_text(tiny: Path) -> N
     what = [opening([*shared, *prompt], max_new_tokens=30) for prompt in prompts(5, longest=20)]
     texts = plain_texts(tiny, what)
     bench = Bench(tiny, num_blocks=14)
-    assert texts_of(bench, what, Liar(texts, "random")) == texts
+    assert bench.answer(what, Liar(texts, "random")) == texts
     assert bench.engine.kv.num_free_blocks == 14
 
 
@@ -449,7 +440,7 @@ def test_a_dead_engine_fails_no_sequence_and_one_that_is_mended_goes_on(
     bench.engine.error = None  # type: ignore[attr-defined]
     bench.run(Liar(texts, "right"))
     assert not any(answer.errors for answer in bench.answers.values())
-    assert {k.sequence_id: tokens for k, tokens in bench.tokens.items()} == texts
+    assert bench.texts == texts
     assert bench.engine.kv.num_free_blocks == bench.limits.num_blocks
 
 
