@@ -93,6 +93,9 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"n": 2, "best_of": 1}, 400, "best_of"),
     ({"best_of": 2, "stream": True}, 400, "best_of"),
     ({"echo": 1}, 400, "echo"),
+    ({"num_speculative_tokens": 65}, 400, "num_speculative_tokens"),
+    ({"num_speculative_tokens": 1, "max_draft_tokens": 1}, 400, "num_speculative_tokens"),
+    ({"disable_spec_decode": True, "speculation": "on"}, 400, "disable_spec_decode"),
     ({"suffix": "x"}, 400, "suffix"),
     ({"logprobs": 21}, 400, "logprobs"),
     ({"logprobs": True}, 400, "logprobs"),
@@ -131,7 +134,10 @@ COMPLETIONS: list[tuple[dict[str, Any], int, str]] = [
     ({"use_beam_search": True}, 400, "use_beam_search"),
     ({"length_penalty": 2.0}, 400, "length_penalty"),
     ({"include_stop_str_in_output": True}, 400, "include_stop_str_in_output"),
-    ({"guided_json": "{}"}, 400, "guided_json"),
+    ({"guided_json": "{"}, 400, "guided_json"),
+    ({"guided_choice": "a"}, 400, "guided_choice"),
+    ({"guided_regex": "a", "guided_choice": ["a"]}, 400, "guided_choice"),
+    ({"guided_regex": "a", "response_format": {"type": "json_object"}}, 400, "guided_regex"),
     ({"stream": True, "stream_options": {"continuous_usage_stats": 1}}, 400, "stream_options.continuous_usage_stats"),
 ]
 CHATS: list[tuple[dict[str, Any], int, str]] = [

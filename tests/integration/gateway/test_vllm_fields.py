@@ -65,6 +65,18 @@ async def test_variables_reach_the_chat_template(serve: Any, tokenizer: ModelTok
     assert [prompt_of(each, tokenizer) for each in router.requests] == ["Hm? True high", "Hm? False ", "Hm? True "]
 
 
+async def test_the_older_names_of_structured_output_ask_for_the_same(serve: Any) -> None:
+    pytest.importorskip("llguidance")
+    router = ScriptedRouter(saying([40, 2]))
+    values = {"json": {"type": "integer"}, "regex": "a+", "choice": ["a", "b"], "grammar": 'start: "a"'}
+    async with serve(router) as client:
+        for name, value in values.items():
+            await posted(client, "/completions", prompt="a", structured_outputs={name: value})
+            await posted(client, "/completions", prompt="a", **{f"guided_{name}": value})
+    grammars = [each.logits.grammar for each in router.requests]
+    assert grammars[::2] == grammars[1::2] and all(grammars)
+
+
 async def test_minus_one_is_no_limit_and_no_seed(serve: Any) -> None:
     router = ScriptedRouter(saying([40, 2]))
     async with serve(router) as client:

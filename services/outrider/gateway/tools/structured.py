@@ -22,6 +22,12 @@ _STYLE_OF_VLLM = {
     # There is one library, and none to fall back to.
     "disable_fallback": bool,
 }
+GUIDED: dict[str, Kind] = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
 
 
 class Marks(Protocol):
@@ -156,6 +162,12 @@ def _style(where: str, given: Mapping[str, Any]) -> JsonStyle:
     white = given.get("whitespace_pattern", BOUNDED_WHITESPACE if any_white else "")
     gap = "" if white or "disable_any_whitespace" in given else AS_TRAINED.gap
     return JsonStyle(white, gap, given.get("disable_additional_properties", True))
+
+
+def from_guided(name: str, value: Any) -> Structured:
+    """vLLM's older `guided_*` fields. Raises InvalidRequest."""
+    kind = GUIDED[name]
+    return Structured(kind, parsed_schema(value, name) if kind == "json_schema" else value, name)
 
 
 def parsed_schema(schema: Any, where: str) -> Any:

@@ -37,8 +37,10 @@ from outrider.gateway.http.openai.foreign import HARMLESS_NAMES, UNSERVED, check
 from outrider.gateway.http.openai.messages import message, prediction
 from outrider.gateway.http.openai.tools import function_use, tool_use
 from outrider.gateway.tools.structured import (
+    GUIDED,
     Grammatical,
     Structured,
+    from_guided,
     from_response_format,
     from_structured_outputs,
 )
@@ -164,8 +166,16 @@ class GenerationBody(Body):
     prediction: Any = None
     prompt_logprobs: Int | None = None
     structured_outputs: Any = None
+    # vLLM's older names.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
     speculation: Literal["auto", "on", "off"] | None = None
     max_draft_tokens: Int | None = None
+    # vLLM's names for the two above.
+    num_speculative_tokens: Int | None = None
+    disable_spec_decode: bool | None = None
     include_metrics: bool | None = None
     receipt: bool | None = None
     stream: bool | None = None
@@ -203,7 +213,7 @@ class GenerationBody(Body):
     @property
     def field_names(self) -> dict[str, str]:
         """Our name of a field → the client's, where they differ."""
-        return {}
+        return {} if self.num_speculative_tokens is None else {"max_draft_tokens": "num_speculative_tokens"}
 
     def client_name(self, field: str) -> str:
         return self.field_names.get(field, field)
@@ -233,6 +243,16 @@ class GenerationBody(Body):
             for prompt in prompts
         ]
 
+    def _speculation(self) -> SpeculationChoice:
+        if self.disable_spec_decode and self.speculation == "on":
+            raise InvalidRequest("disable_spec_decode", "contradicts speculation: on")
+        return SpeculationChoice("off" if self.disable_spec_decode else self.speculation or "auto")
+
+    def _max_draft_tokens(self) -> int | None:
+        if None not in (self.max_draft_tokens, self.num_speculative_tokens):
+            raise InvalidRequest("num_speculative_tokens", "means max_draft_tokens; give one of them")
+        return self.num_speculative_tokens if self.max_draft_tokens is None else self.max_draft_tokens
+
     def _num_logprobs(self) -> int | None:
         """Number of logprobs for each position; None if not requested."""
         return None
@@ -247,8 +267,8 @@ class GenerationBody(Body):
             max_tokens=self.token_limit,
             stop=_stops(self.stop),
             stop_token_ids=tuple(self.stop_token_ids or ()),
-            speculation=SpeculationChoice(self.speculation or "auto"),
-            max_draft_tokens=self.max_draft_tokens,
+            speculation=self._speculation(),
+            max_draft_tokens=self._max_draft_tokens(),
             include_metrics=bool(self.include_metrics),
             ignore_eos=bool(self.ignore_eos),
             logits=self._logits(),
@@ -292,6 +312,9 @@ class GenerationBody(Body):
             yield found
         if self.structured_outputs is not None:
             yield from_structured_outputs(self.structured_outputs)
+        for name in GUIDED:
+            if (value := getattr(self, name)) is not None:
+                yield from_guided(name, value)
 
     def to_prompts(self) -> list[Prompt]:
         raise NotImplementedError
