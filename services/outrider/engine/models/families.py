@@ -6,6 +6,7 @@ backends/cpu).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -181,8 +182,10 @@ def _either(owner: Any, fused: str, *split: str) -> tuple[Any, ...]:
 
 
 def _embedding_scale(model: Any) -> float:
-    """In the model's dtype, if the embedding itself scales: as it was trained."""
+    """In the model's dtype, if the embedding itself scales: as it was trained. NaN if that is not known, on meta."""
     embedding = model.get_input_embeddings()
     by_embedding = getattr(embedding, "embed_scale", None)
+    if by_embedding is not None and by_embedding.is_meta:
+        return math.nan
     scale = 1.0 if by_embedding is None else float(by_embedding.to(embedding.weight.dtype))
     return scale * float(getattr(model.config, "embedding_multiplier", 1.0))

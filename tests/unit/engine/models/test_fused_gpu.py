@@ -12,9 +12,10 @@ import torch
 from outrider.engine import Engine, EngineConfig, Row
 from outrider.engine.checkpoints.quantization import Float8Linear
 from outrider.engine.loading.assembly import assemble
-from outrider.engine.loading.loader import load_engine
+from outrider.engine.loading.loader import load_engine, read_settings
 from outrider.engine.models.decoder import register_attention
-from outrider.engine.models.fused_gpu import GpuLlama
+from outrider.engine.models.fused_gpu import GpuLlama, can_fuse_on_gpu
+from outrider.engine.models.probe import on_meta
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -139,3 +140,5 @@ def test_relatives_with_more_than_the_kernels_do_are_not_fused(name: str, tmp_pa
     kind, settings = FAMILIES[name]
     checkpoint = made(kind, {"pad_token_id": None, **settings}, tmp_path)
     assert not isinstance(load_engine(checkpoint, config("auto"))._decoder, GpuLlama)
+    # So it is said before the weights are read.
+    assert (model := on_meta(read_settings(checkpoint))) is not None and not can_fuse_on_gpu(model)
