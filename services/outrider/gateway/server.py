@@ -7,15 +7,16 @@ import contextlib
 import logging
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from email.utils import formatdate
 from functools import partial
 from signal import Signals
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 from outrider.address import split_address
 from outrider.gateway.config import GatewayConfig
@@ -53,6 +54,7 @@ _CROSSING_S = 0.2
 _BACKLOG = 2048
 # How often the date in answers' heads is renewed.
 _DATE_S = 1.0
+_POLL_S = 0.01
 _OTHER_FILES = 64
 """Logs, libraries, the event loop, and connections to routers and the metadata store."""
 
@@ -232,82 +234,60 @@ async def _keep_current(core: Generator, life: ServerLife) -> None:
         await asyncio.sleep(_REFRESH_S)
 
 
-class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, as the process has one drain for both servers; with a timeout for TLS
-    handshakes, which uvicorn lacks; and ending at once, where uvicorn would look every 0.1 s whether it may."""
-
-    def __init__(self, config: uvicorn.Config, handshake_timeout_s: float) -> None:
-        super().__init__(config)
-        self._handshake_timeout_s = handshake_timeout_s if config.ssl is not None else None
-        self._ended = asyncio.Event()
-
-    def end(self) -> None:
-        self.should_exit = True
-        self._ended.set()
-
-    async def main_loop(self) -> None:
-        while not await self.on_tick(0):
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), _DATE_S)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.server_state.connections or self.server_state.tasks:
-            await super().shutdown(sockets)
-        for server in self.servers:
-            server.close()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        config, loop = self.config, asyncio.get_running_loop()
-        make: Any = config.http_protocol_class
-        protocol = partial(make, config=config, server_state=self.server_state, app_state=self.lifespan.state)
-        self.servers = []
-        for listener in sockets or ():
-            self.servers.append(
-                await loop.create_server(
-                    protocol,
-                    sock=listener,
-                    ssl=config.ssl,
-                    ssl_handshake_timeout=self._handshake_timeout_s,
-                    backlog=config.backlog,
-                )
-            )
-            # asyncio has called listen() with its own `backlog` of 1, which is too short a queue in the kernel.
-            listener.listen(_BACKLOG)
-        self.started = True
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @asynccontextmanager
 async def _http(app: ASGIApp, config: GatewayConfig, bounds: Bounds, *, grace_s: float) -> AsyncIterator[str]:
-    """Serves `app` and yields the bound HOST:PORT. Raises OSError when the address cannot be bound."""
+    """Serves `app` and yields the bound HOST:PORT. Raises OSError when the address cannot be bound.
+
+    With uvicorn's connections, but without its server: that has signal handlers, no timeout for TLS handshakes, and
+    asks only every 0.1 s whether it may end.
+    """
     host, port = split_address(config.listen_http)
     listener = _listen(host, port)
     settings = uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
-        lifespan="off",
         ws="none",
         server_header=False,
-        http=bounds.protocol,  # type: ignore[arg-type]  # Made by uvicorn with keywords, like a class of its own.
         timeout_keep_alive=bounds.limits.idle_timeout_s,  # type: ignore[arg-type]  # For `call_later`: may be a float.
+    )
+    settings.load()
+    state, tls = ServerState(), config.public_tls
+    server = await asyncio.get_running_loop().create_server(
+        partial(bounds.protocol, config=settings, server_state=state, app_state={}),
+        sock=listener,
+        ssl=tls.public_context() if tls is not None else None,
+        ssl_handshake_timeout=bounds.limits.header_timeout_s if tls is not None else None,
         # Number of connections that asyncio accepts at a time. Without free files it tries and logs each of them, and
         # doubles the attempts (until Python 3.13). With 1 it logs once and pauses for a second.
         backlog=1,
-        timeout_graceful_shutdown=max(1, round(grace_s)),
     )
-    settings.load()
-    settings.ssl = config.public_tls.public_context() if config.public_tls is not None else None
-    server = _HttpServer(settings, bounds.limits.header_timeout_s)
-    serving_task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield f"{host}:{listener.getsockname()[1]}"
-    finally:
-        server.end()
-        await serving_task
+    # asyncio has called listen() with its own `backlog` of 1, which is too short a queue in the kernel.
+    listener.listen(_BACKLOG)
+    async with background(_keep_date(state), "date"):
+        try:
+            yield f"{host}:{listener.getsockname()[1]}"
+        finally:
+            server.close()
+            await _end(state, grace_s)
+
+
+async def _keep_date(state: ServerState) -> None:
+    while True:
+        state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        await asyncio.sleep(_DATE_S)
+
+
+async def _end(state: ServerState, grace_s: float) -> None:
+    """Closes the connections once their answers are sent, at most `grace_s` from now."""
+    for connection in list(state.connections):
+        connection.shutdown()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(grace_s):
+            while state.connections or state.tasks:  # noqa: ASYNC110
+                await asyncio.sleep(_POLL_S)
+    for task in state.tasks:
+        task.cancel()
 
 
 def _listen(host: str, port: int) -> socket.socket:
