@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import grpc
@@ -31,6 +32,7 @@ from outrider.gateway.generation.stats import AnswerFinish, Summary, Usage
 from outrider.gateway.tenants.auth import check_model, default_tenant
 from outrider.gateway.tools.structured import Structured, parsed_schema
 from outrider.limits import check_token_ids
+from outrider.protocol import convert
 from outrider.rpc.access.roles import current_caller
 from outrider.rpc.channel import remaining_s
 from outrider.rpc.link import write_within
@@ -321,9 +323,9 @@ def _logits(options: generation_pb2.GenerationOptions) -> LogitsChoice:
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
         repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
-        logit_bias=dict(options.logit_bias),
+        logit_bias=tuple(options.logit_bias.items()),
         allowed_token_ids=tuple(options.allowed_token_ids),
-        bad_words=tuple(options.bad_words),
+        words=tuple(options.bad_words),
         min_tokens=options.min_tokens,
         structured=_structured(options.structured) if options.HasField("structured") else None,
     )
@@ -331,7 +333,7 @@ def _logits(options: generation_pb2.GenerationOptions) -> LogitsChoice:
         return named
     if named:
         raise InvalidRequest("logits", "cannot be combined with other options that change logits")
-    return LogitsChoice(min_tokens=options.logits.min_tokens, exact=options.logits)
+    return LogitsChoice(**asdict(convert.logits_from_proto(options.logits)), exact=True)
 
 
 def _structured(asked: generation_pb2.StructuredOutput) -> Structured:

@@ -289,9 +289,9 @@ class GenerationBody(Body):
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            logit_bias={_token_id("logit_bias", name): bias for name, bias in (self.logit_bias or {}).items()},
-            allowed_token_ids=self.allowed_token_ids or (),
-            bad_words=self.bad_words or (),
+            logit_bias=tuple((_token_id("logit_bias", name), bias) for name, bias in (self.logit_bias or {}).items()),
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
+            words=tuple(self.bad_words or ()),
             min_tokens=self.min_tokens or 0,
             structured=self._structured(),
         )
