@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from unittest import mock
 
-from outrider.gateway.generation.requests import SpeculationChoice
+from outrider.rpc.v1 import router_pb2
 from outrider.sim.clock import Deadlock, Livelock, VirtualLoop, run_virtually
 from outrider_controller.router.fleet.loads import MAX_REPORT_AGE_S
 
@@ -99,7 +99,7 @@ async def _last(world: World, clients: Clients) -> Answer:
         top_k=0,
         seed=None,
         stop_token_ids=(),
-        speculation=SpeculationChoice.ON,
+        speculation=router_pb2.SPECULATION_MODE_ON,
         max_draft_tokens=None,
         timeout_s=60.0,
     )

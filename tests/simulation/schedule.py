@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from outrider.gateway.generation.requests import SpeculationChoice
+from outrider.rpc.v1 import router_pb2
 
 from tests.simulation.hash_model import VOCAB_SIZE
 
@@ -49,7 +49,7 @@ class RequestPlan:
     top_k: int
     seed: int | None
     stop_token_ids: tuple[int, ...]
-    speculation: SpeculationChoice
+    speculation: router_pb2.SpeculationMode.ValueType
     max_draft_tokens: int | None
     timeout_s: float
     cancel_after_tokens: int | None = None
@@ -85,7 +85,8 @@ class Schedule:
     block_size: int = field(default=4)
 
 
-_SPECULATION = (SpeculationChoice.AUTO,) * 4 + (SpeculationChoice.ON,) * 3 + (SpeculationChoice.OFF,)
+_AUTO, _ON, _OFF = router_pb2.SPECULATION_MODE_AUTO, router_pb2.SPECULATION_MODE_ON, router_pb2.SPECULATION_MODE_OFF
+_SPECULATION = (_AUTO,) * 4 + (_ON,) * 3 + (_OFF,)
 
 
 def draw(seed: int) -> Schedule:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from outrider.errors import InternalError
 from outrider.gateway.generation.observer import RequestObserver
 from outrider.gateway.generation.output import FinishReason, Output, Piece, parser_of
-from outrider.gateway.generation.requests import ChatPrompt, Generation, Options, Prompt, SpeculationChoice
+from outrider.gateway.generation.requests import ChatPrompt, Generation, Options, Prompt
 from outrider.gateway.generation.stats import AnswerFinish, RunningStats, Usage
 from outrider.gateway.tenants.admission import Kept
 from outrider.gateway.tokenizer.model import ModelTokenizer
@@ -27,11 +27,6 @@ from outrider.protocol.receipts import ReceiptKey, receipt_of
 from outrider.rpc.v1 import router_pb2, sequence_pb2
 
 log = logging.getLogger(__name__)
-_SPECULATION = {
-    SpeculationChoice.AUTO: router_pb2.SPECULATION_MODE_AUTO,
-    SpeculationChoice.ON: router_pb2.SPECULATION_MODE_ON,
-    SpeculationChoice.OFF: router_pb2.SPECULATION_MODE_OFF,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +119,7 @@ class Answer:
             ),
             seeded=options.seed is not None,
             stopping=sequence_pb2.Stopping(stop_token_ids=sorted(output.stop_token_ids)),
-            speculation=_SPECULATION[options.speculation],
+            speculation=options.speculation,
             max_draft_tokens=options.max_draft_tokens,
             traceparent=observer.context.traceparent,
             tracestate=observer.context.tracestate,

@@ -17,6 +17,7 @@ from outrider.gateway.generation.metrics import GatewayMetrics
 from outrider.gateway.generation.requests import ChatPrompt, Generation
 from outrider.gateway.generation.stats import AnswerFinish
 from outrider.limits import MAX_MODEL_CHARS
+from outrider.rpc.v1 import router_pb2
 from outrider.telemetry.context import TraceContext
 from outrider.telemetry.tracing import Tracing, context_of, parent_of
 
@@ -154,9 +155,13 @@ def _asked(generation: Generation) -> dict[str, str | int | float]:
         "gen_ai.request.top_k": options.top_k or None,
         # An attribute is a signed 64-bit integer.
         "gen_ai.request.seed": options.seed if options.seed is not None and options.seed < 2**63 else None,
-        "outrider.speculation": options.speculation.value,
+        "outrider.speculation": _mode(options.speculation),
     }
     return {name: value for name, value in asked.items() if value is not None}
+
+
+def _mode(speculation: router_pb2.SpeculationMode.ValueType) -> str:
+    return router_pb2.SpeculationMode.Name(speculation).removeprefix("SPECULATION_MODE_").lower()
 
 
 def _found(model: str, finish: AnswerFinish) -> dict[str, AttributeValue]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import math
 import struct
@@ -24,6 +23,7 @@ from outrider.limits import (
     MAX_UINT32,
 )
 from outrider.options.logprobs import MAX_TOP_LOGPROBS, LogprobsOptions
+from outrider.rpc.v1 import router_pb2
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
@@ -36,12 +36,6 @@ MAX_VARIABLE_NAME_CHARS = 64
 _TEXTS = ("content", "reasoning_content", "reasoning")
 """Parts of a message that a template may write."""
 _UINT64_MAX = 2**64 - 1
-
-
-class SpeculationChoice(enum.Enum):
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +111,7 @@ class Options:
     """Most output tokens; None means what the API's default and the model's context allow."""
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
-    speculation: SpeculationChoice = SpeculationChoice.AUTO
+    speculation: router_pb2.SpeculationMode.ValueType = router_pb2.SPECULATION_MODE_AUTO
     max_draft_tokens: int | None = None
     include_metrics: bool = False
     ignore_eos: bool = False

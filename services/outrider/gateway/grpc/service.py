@@ -22,7 +22,6 @@ from outrider.gateway.generation.requests import (
     Generation,
     Options,
     Prompt,
-    SpeculationChoice,
     TextPrompt,
     TokenPrompt,
     check_num_messages,
@@ -46,12 +45,6 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _STRUCTURED = "structured"
 _OPTIONS = frozenset(field.name for field in generation_pb2.GenerationOptions.DESCRIPTOR.fields)
-_SPECULATION = {
-    router_pb2.SPECULATION_MODE_UNSPECIFIED: SpeculationChoice.AUTO,
-    router_pb2.SPECULATION_MODE_AUTO: SpeculationChoice.AUTO,
-    router_pb2.SPECULATION_MODE_ON: SpeculationChoice.ON,
-    router_pb2.SPECULATION_MODE_OFF: SpeculationChoice.OFF,
-}
 
 
 def sharing(context: Context) -> str:
@@ -289,7 +282,7 @@ def _prompt(request: generation_pb2.GenerateRequest) -> Prompt:
 def _options(options: generation_pb2.GenerationOptions) -> Options:
     if options.prompt_logprobs and not options.HasField("logprobs"):
         raise InvalidRequest("prompt_logprobs", "is only allowed with logprobs")
-    if options.speculation not in _SPECULATION:
+    if options.speculation not in router_pb2.SpeculationMode.values():
         raise InvalidRequest("speculation", f"{options.speculation} is not a known mode")
     return Options(
         temperature=options.temperature if options.HasField("temperature") else 1.0,
@@ -300,7 +293,7 @@ def _options(options: generation_pb2.GenerationOptions) -> Options:
         max_tokens=options.max_tokens if options.HasField("max_tokens") else None,
         stop=options.stop,
         stop_token_ids=options.stop_token_ids,
-        speculation=_SPECULATION[options.speculation],
+        speculation=options.speculation or router_pb2.SPECULATION_MODE_AUTO,
         max_draft_tokens=options.max_draft_tokens if options.HasField("max_draft_tokens") else None,
         include_metrics=options.include_metrics,
         ignore_eos=options.ignore_eos,

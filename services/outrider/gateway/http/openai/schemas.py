@@ -27,7 +27,6 @@ from outrider.gateway.generation.requests import (
     Generation,
     Options,
     Prompt,
-    SpeculationChoice,
     TextPrompt,
     TokenPrompt,
     numbered,
@@ -48,6 +47,7 @@ from outrider.gateway.tools.tool_grammar import of_tools
 from outrider.gateway.tools.tools import MAX_TOOLS, ToolUse
 from outrider.limits import MAX_CLIENT_STOP_TOKENS
 from outrider.options.logits import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
+from outrider.rpc.v1 import router_pb2
 
 # Options of OpenAI's API that are not served, with the values that are accepted: they change nothing.
 _UNSERVED_COMPLETION = UNSERVED | {
@@ -243,10 +243,11 @@ class GenerationBody(Body):
             for prompt in prompts
         ]
 
-    def _speculation(self) -> SpeculationChoice:
+    def _speculation(self) -> router_pb2.SpeculationMode.ValueType:
         if self.disable_spec_decode and self.speculation == "on":
             raise InvalidRequest("disable_spec_decode", "contradicts speculation: on")
-        return SpeculationChoice("off" if self.disable_spec_decode else self.speculation or "auto")
+        mode = "off" if self.disable_spec_decode else self.speculation or "auto"
+        return router_pb2.SpeculationMode.Value(f"SPECULATION_MODE_{mode.upper()}")
 
     def _max_draft_tokens(self) -> int | None:
         if None not in (self.max_draft_tokens, self.num_speculative_tokens):
