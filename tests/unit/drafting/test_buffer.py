@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from outrider.drafting.buffer import DraftBuffer
 from outrider.options.sampling import DraftDistribution
 from outrider.tree import DraftTree
@@ -20,30 +21,6 @@ def held(*drafts: DraftTree, capacity: int = 8) -> DraftBuffer:
     return buffer
 
 
-def test_a_draft_for_the_next_position_is_taken_whole() -> None:
-    buffer = held(offered(4, 20, 21))
-    assert guess(buffer) == [20, 21]
-    assert buffer.num_dropped == 0
-
-
-def test_what_equals_the_committed_tokens_is_trimmed_and_not_counted() -> None:
-    buffer = held(offered(2, 12, 13, 20, 21))
-    assert guess(buffer) == [20, 21]
-    assert buffer.num_dropped == 0
-
-
-def test_a_draft_that_is_altogether_old_and_right_leaves_no_trace() -> None:
-    buffer = held(offered(1, 11, 12))
-    assert not guess(buffer)
-    assert buffer.num_dropped == 0
-
-
-def test_a_draft_that_contradicts_the_committed_tokens_is_dropped_and_counted() -> None:
-    buffer = held(offered(2, 12, 99, 20))
-    assert not guess(buffer)
-    assert buffer.num_dropped == 3
-
-
 def held_tree(buffer: DraftBuffer) -> DraftTree:
     """All that the buffer holds, as one tree."""
     return buffer.merged() or DraftTree(0)
@@ -51,6 +28,49 @@ def held_tree(buffer: DraftBuffer) -> DraftTree:
 
 def guess(buffer: DraftBuffer) -> list[int]:
     return held_tree(buffer).guess()
+
+
+def after(buffer: DraftBuffer, *token_ids: int, judged: int = 0) -> list[int]:
+    """The guess that is left once these tokens are committed."""
+    buffer.advance(token_ids, judged)
+    return guess(buffer)
+
+
+OFFERED: dict[str, tuple[list[DraftTree], list[int], int]] = {
+    "for the next position": ([offered(4, 20, 21)], [20, 21], 0),
+    "from before it: trimmed": ([offered(2, 12, 13, 20, 21)], [20, 21], 0),
+    "altogether old and right": ([offered(1, 11, 12)], [], 0),
+    "against what is committed": ([offered(2, 12, 99, 20)], [], 3),
+    "after a gap": ([offered(5, 20, 21)], [], 2),
+    "far outside": ([offered(2**32 - 1, 20)], [], 1),
+    "an equal repetition extends": ([offered(4, 20, 21), offered(3, 13, 20, 21, 22)], [20, 21, 22], 0),
+    "against what is held": ([offered(4, 20, 21), offered(4, 30, 31, 32)], [20, 21], 3),
+    "a higher epoch": ([offered(4, 20, 21), offered(4, 30, epoch=1)], [30], 2),
+    "a lower epoch": ([offered(4, 20, epoch=2), offered(4, 20, epoch=1)], [20], 1),
+}
+
+
+@pytest.mark.parametrize("case", OFFERED)
+def test_what_is_offered_is_taken_trimmed_or_dropped_and_counted(case: str) -> None:
+    drafts, *wanted = OFFERED[case]
+    buffer = held(*drafts)
+    assert [guess(buffer), buffer.num_dropped] == wanted
+
+
+COMMITTED: dict[str, tuple[list[int], int, list[int], int]] = {
+    "a plain token that equals the guess": ([20], 0, [21, 22, 23], 0),
+    "a plain token that differs": ([30], 0, [], 4),
+    "what was judged is not dropped": ([20, 99], 3, [], 1),
+    "a bonus that equals the next guess": ([20, 21, 22], 2, [23], 0),
+    "more than was guessed": ([20, 21, 22, 23, 50], 4, [], 0),
+}
+
+
+@pytest.mark.parametrize("case", COMMITTED)
+def test_a_commit_keeps_what_follows_it_and_counts_what_was_never_judged(case: str) -> None:
+    committed, judged, *wanted = COMMITTED[case]
+    buffer = held(offered(4, 20, 21, 22, 23))
+    assert [after(buffer, *committed, judged=judged), buffer.num_dropped] == wanted
 
 
 def serials(buffer: DraftBuffer) -> list[int]:
@@ -75,47 +95,12 @@ def test_every_token_knows_which_message_brought_it() -> None:
     assert buffer.trees == []
 
 
-def test_a_gap_is_dropped_and_counted() -> None:
-    buffer = held(offered(5, 20, 21))
-    assert not guess(buffer)
-    assert buffer.num_dropped == 2
-
-
-def test_a_position_far_outside_is_dropped_and_counted() -> None:
-    assert held(offered(2**32 - 1, 20)).num_dropped == 1
-
-
 def test_what_a_draft_sends_beyond_its_proposal_is_taken_when_it_comes_again_after_the_commit() -> None:
     buffer = held(offered(4, 20, 21), offered(6, 22))
     assert (guess(buffer), buffer.num_dropped) == ([20, 21], 1)
     buffer.advance([20, 21], num_in_step=2)
     buffer.offer(offered(6, 22, 23), [*TRUTH, 20, 21], 8)
     assert guess(buffer) == [22, 23]
-
-
-def test_an_equal_repetition_is_trimmed_and_extends() -> None:
-    buffer = held(offered(4, 20, 21), offered(3, 13, 20, 21, 22))
-    assert guess(buffer) == [20, 21, 22]
-    assert buffer.num_dropped == 0
-
-
-def test_a_draft_that_contradicts_the_buffer_in_the_same_epoch_is_dropped() -> None:
-    buffer = held(offered(4, 20, 21), offered(4, 30, 31, 32))
-    assert guess(buffer) == [20, 21]
-    assert buffer.num_dropped == 3
-
-
-def test_a_higher_epoch_replaces_the_guess_and_counts_what_it_replaced() -> None:
-    buffer = held(offered(4, 20, 21), offered(4, 30, epoch=1))
-    assert guess(buffer) == [30]
-    assert held_tree(buffer).epoch == 1
-    assert buffer.num_dropped == 2
-
-
-def test_a_lower_epoch_than_the_buffers_is_stale() -> None:
-    buffer = held(offered(4, 20, epoch=2), offered(4, 20, epoch=1))
-    assert guess(buffer) == [20]
-    assert buffer.num_dropped == 1
 
 
 def test_another_draft_that_takes_over_may_count_epochs_anew() -> None:
@@ -142,40 +127,6 @@ def test_an_empty_draft_declines_the_position_it_names_and_no_later_one() -> Non
     assert held(offered(400)).answered_len == len(TRUTH)
 
 
-def test_a_plain_token_that_equals_the_first_guess_keeps_the_rest() -> None:
-    buffer = held(offered(4, 20, 21, 22))
-    buffer.advance([20], num_in_step=0)
-    assert guess(buffer) == [21, 22]
-    assert buffer.num_dropped == 0
-
-
-def test_a_plain_token_that_differs_drops_the_guess_and_counts_it() -> None:
-    buffer = held(offered(4, 20, 21, 22))
-    buffer.advance([30], num_in_step=0)
-    assert not guess(buffer)
-    assert buffer.num_dropped == 3
-
-
-def test_judged_drafts_are_not_counted_as_dropped() -> None:
-    buffer = held(offered(4, 20, 21, 22, 23))
-    buffer.advance([20, 99], num_in_step=3)
-    assert not guess(buffer)
-    assert buffer.num_dropped == 1
-
-
-def test_a_bonus_token_that_equals_the_next_guess_keeps_what_follows() -> None:
-    buffer = held(offered(4, 20, 21, 22, 23))
-    buffer.advance([20, 21, 22], num_in_step=2)
-    assert guess(buffer) == [23]
-
-
-def test_more_committed_than_guessed_empties_the_buffer() -> None:
-    buffer = held(offered(4, 20, 21))
-    buffer.advance([20, 21, 50], num_in_step=2)
-    assert not guess(buffer)
-    assert buffer.num_dropped == 0
-
-
 def test_q_is_trimmed_with_its_tokens() -> None:
     point = [DraftDistribution((token,), (65536,)) for token in (13, 20, 21)]
     buffer = DraftBuffer()
@@ -188,12 +139,6 @@ def test_q_is_trimmed_with_its_tokens() -> None:
 CHANCES = (0.5, 0.8, 0.9, 0.25, 0.5, 0.3)
 # 20 21 22 is the guess. 30 31 may come in the place of 21, and 40 in the place of 20.
 TREE = DraftTree(4, (20, 21, 22, 30, 31, 40), (-1, 0, 1, 0, 3, -1), CHANCES, serial=9)
-
-
-def after(buffer: DraftBuffer, *token_ids: int, judged: int = 0) -> list[int]:
-    """The guess that is left once these tokens are committed."""
-    buffer.advance(token_ids, judged)
-    return guess(buffer)
 
 
 def test_a_tree_is_held_whole_and_may_continue_a_chain() -> None:
@@ -222,7 +167,7 @@ def test_of_a_tree_that_is_stale_its_guess_is_counted() -> None:
 
 def test_a_newer_epoch_takes_the_tree_back() -> None:
     buffer = held(TREE, offered(4, 20, 60, epoch=1))
-    assert held_tree(buffer).token_ids == (20, 60)
+    assert (held_tree(buffer).token_ids, held_tree(buffer).epoch) == ((20, 60), 1)
     assert buffer.num_dropped == 3
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,17 @@ def named(layers: list[dict[str, Tensor]], *prefixes: str) -> dict[str, Tensor]:
     return {f"{prefix}{name}": value for prefix, layer in pairs for name, value in layer.items()}
 
 
+def parts_of_a_head() -> dict[str, Tensor]:
+    """All that is not in a layer."""
+    return {
+        "fc.weight": torch.randn(WIDTH, 3 * WIDTH) * 0.1,
+        "norm.weight": torch.rand(WIDTH) + 0.5,
+        "lm_head.weight": torch.randn(len(KNOWN), WIDTH),
+        "d2t": KNOWN - torch.arange(len(KNOWN)),
+        "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, KNOWN, True),
+    }
+
+
 IDS = {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}
 LLAMA = {**SHAPE, "model_type": "llama", "draft_vocab_size": len(KNOWN)}
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -143,6 +155,21 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "taps": (1, 3, 4),
         "normed_residual": True,
     },
+    "speculators, with its target's norm": {
+        "config": {
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": {**SHAPE, "model_type": "llama"},
+            "draft_vocab_size": len(KNOWN),
+            "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]},
+        },
+        "prefixes": ["layers.0."],
+        "normed_residual": True,
+        "more": {"verifier_norm.weight": torch.full((WIDTH,), 3.0)},
+    },
+    "a list of one layer": {
+        "config": {**LLAMA, "architectures": ["LlamaForCausalLMEagle3"]},
+        "prefixes": ["layers.0."],
+    },
     "of a model that takes images": {
         "config": {**LLAMA, "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6], "rope_type": "mrope"}},
         "prefixes": ["midlayer."],
@@ -158,14 +185,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def test_a_head_as_it_is_published_says_what_vllms_code_says(layout: str, tmp_path: Path, target: TargetParts) -> None:
     form = LAYOUTS[layout]
     layers = [layer_of(number, **form.get("layer", {})) for number in range(len(form["prefixes"]))]
-    parts = {
-        "fc.weight": torch.randn(WIDTH, 3 * WIDTH) * 0.1,
-        "norm.weight": torch.rand(WIDTH) + 0.5,
-        "lm_head.weight": torch.randn(len(KNOWN), WIDTH),
-        "d2t": KNOWN - torch.arange(len(KNOWN)),
-        "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, KNOWN, True),
-    }
-    tensors = {**parts, **named(layers, *form["prefixes"])}
+    parts = parts_of_a_head()
+    tensors = {**parts, **named(layers, *form["prefixes"]), **form.get("more", {})}
     old, new = form.get("renamed", ("", ""))
     tensors = {name.replace(old, new) if old else name: value for name, value in tensors.items()}
     path = written(tmp_path / "head", form["config"], tensors)
@@ -193,6 +214,44 @@ def test_pickled_weights_are_named_whatever_the_architecture_is_called(tmp_path:
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
     with pytest.raises(HeadError, match=r"pytorch_model\.bin: pickled weights run code.*convert to safetensors"):
         load_head(tmp_path, target)
+
+
+DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
+    "no projection": (
+        lambda t: t.pop("midlayer.self_attn.o_proj.weight"),
+        r"layers\.0\.self_attn\.o_proj\.weight: missing",
+    ),
+    "no norm": (lambda t: t.pop("norm.weight"), r"norm\.weight: missing"),
+    "two taps": (
+        lambda t: t.update({"fc.weight": torch.zeros(WIDTH, 2 * WIDTH)}),
+        r"fc\.weight: has the shape \[64, 128\].*\[64, 192\]",
+    ),
+    "d2t off by one": (lambda t: t["d2t"].add_(1), "d2t: names other tokens than t2d"),
+    "d2t outside": (lambda t: t["d2t"].add_(VOCAB), "d2t: names tokens outside"),
+    "not a number": (lambda t: t["fc.weight"][3].fill_(torch.nan), r"fc\.weight: has values that are no numbers"),
+    "experts": (
+        lambda t: t.update({"midlayer.mlp.experts.0.up_proj.weight": torch.zeros(2)}),
+        "experts are not served",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_tensor_that_does_not_fit_is_refused_by_its_name(tmp_path: Path, target: TargetParts, damage: str) -> None:
+    tensors = parts_of_a_head() | named([layer_of(0)], "midlayer.")
+    spoil, message = DAMAGE[damage]
+    spoil(tensors)
+    with pytest.raises(HeadError, match=message):
+        load_head(written(tmp_path / "head", LLAMA, tensors), target)
+
+
+def test_frequencies_stay_exact_in_a_head_of_bfloat16(tmp_path: Path, target: TargetParts) -> None:
+    tensors = parts_of_a_head() | named([layer_of(0)], "midlayer.")
+    path = written(tmp_path / "head", LLAMA, tensors)
+    far = torch.arange(10_000, 10_100)[None]
+    exact, rounded = (load_head(path, target, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert isinstance(exact, Eagle3Head) and isinstance(rounded, Eagle3Head)
+    assert all(map(torch.equal, exact.rotary(far), rounded.rotary(far)))
 
 
 PROMPT = [5, 17, 40, 61]

@@ -153,14 +153,6 @@ def rounded(head: LayeredHead) -> LayeredHead:
     return head
 
 
-def test_the_kernels_run_a_head_in_8_bits_exactly_as_they_are_stored(tiny: Path) -> None:
-    head = rounded(made("mtp", tiny))
-    before = {name: Int8Linear.of(m) for name, m in head.layers.named_modules() if isinstance(m, nn.Linear)}
-    again = rounded(copy.deepcopy(head))
-    after = {name: Int8Linear.of(m) for name, m in again.layers.named_modules() if isinstance(m, nn.Linear)}
-    assert before and all(torch.equal(before[name].weight, after[name].weight) for name in before)
-
-
 def answered(tiny: Path, num_blocks: int, speculation: Speculation, count: int = 6) -> tuple[Bench, HeadEngine]:
     head = knowing(tiny, 2)
     engine = torch_engine(head, num_blocks)

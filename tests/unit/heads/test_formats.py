@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,28 +134,7 @@ def test_a_layer_of_multi_token_prediction_says_what_transformers_layers_say(
     torch.testing.assert_close(stepwise, expected, rtol=1e-3, atol=1e-3)
 
 
-TAPS = (2, 4, 5)
 KNOWN = torch.tensor([*range(0, VOCAB, 3)])
-
-
-def eagle(prefix: str) -> tuple[dict[str, Tensor], Any, dict[str, Any]]:
-    """An EAGLE-3 head: a transformers layer whose attention reads twice the width, and its tensors."""
-    config = LlamaConfig(**SHAPE)
-    layer: Any = LlamaDecoderLayer(config, 0)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        old = getattr(layer.self_attn, name)
-        setattr(layer.self_attn, name, torch.nn.Linear(2 * WIDTH, old.out_features, bias=False))
-    scrambled(layer)
-    parts = {
-        "fc.weight": torch.randn(WIDTH, 3 * WIDTH) * 0.1,
-        "norm.weight": torch.randn(WIDTH),
-        f"{prefix}hidden_norm.weight": torch.randn(WIDTH),
-        "lm_head.weight": torch.randn(len(KNOWN), WIDTH),
-        "d2t": KNOWN - torch.arange(len(KNOWN)),
-        "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, KNOWN, True),
-    }
-    tensors = parts | {f"{prefix}{name}": value for name, value in layer.state_dict().items()}
-    return tensors, layer, {**SHAPE, "architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(KNOWN)}
 
 
 def rms(x: Tensor, weight: Tensor) -> Tensor:
@@ -198,37 +176,6 @@ def test_a_head_that_reads_layers_that_its_target_lacks_is_refused(tmp_path: Pat
         load_head(written(tmp_path / "head", config, tensors), target)
 
 
-@pytest.mark.parametrize("form", ["midlayer.", "layers.0.", "speculators"])
-def test_an_eagle_3_head_says_what_transformers_layers_say(tmp_path: Path, target: TargetParts, form: str) -> None:
-    prefix = "layers.0." if form == "speculators" else form
-    tensors, layer, config = eagle(prefix)
-    if form == "speculators":
-        config = {
-            "speculators_model_type": "eagle3",
-            "transformer_layer_config": {**SHAPE, "model_type": "llama"},
-            "draft_vocab_size": len(KNOWN),
-            "speculators_config": {"proposal_methods": [{"speculative_tokens": 3}]},
-        }
-        tensors["verifier_norm.weight"] = torch.randn(WIDTH)
-    head = load_head(written(tmp_path / "head", config, tensors), target, torch.float32)
-    assert head.taps == TAPS and head.token_map is not None and head.token_map.tolist() == KNOWN.tolist()
-    states = torch.randn(1, TOKENS, 3 * WIDTH)
-    ids, at_once, stepwise = asked(head, states)
-    feature = states @ tensors["fc.weight"].T
-    normed = rms(feature, tensors[f"{prefix}hidden_norm.weight"])
-    read = torch.cat([rms(target.embedding[ids], tensors[f"{prefix}input_layernorm.weight"]), normed], -1)
-    layer.input_layernorm = torch.nn.Identity()
-    residual = normed if form == "speculators" else feature
-    rotary = LlamaRotaryEmbedding(LlamaConfig(**SHAPE))(feature, torch.arange(TOKENS)[None])
-    layer.self_attn.config._attn_implementation = "eager"
-    mask = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)[None, None]
-    x = residual + layer.self_attn(read, position_embeddings=rotary, attention_mask=mask)[0]
-    x = x + layer.mlp(layer.post_attention_layernorm(x))
-    expected = rms(x, tensors["norm.weight"]) @ tensors["lm_head.weight"].T
-    torch.testing.assert_close(at_once, expected, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(stepwise, expected, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("form", ["blocks", "numbers"])
 def test_medusa_heads_are_residual_blocks_on_the_last_state(tmp_path: Path, target: TargetParts, form: str) -> None:
     weights = [(torch.randn(WIDTH, WIDTH) * 0.1, torch.randn(WIDTH)) for _ in range(3)]
@@ -248,35 +195,6 @@ def test_medusa_heads_are_residual_blocks_on_the_last_state(tmp_path: Path, targ
         torch.testing.assert_close(found[number], expected, rtol=1e-4, atol=1e-4)
 
 
-DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
-    "no projection": (
-        lambda t: t.pop("midlayer.self_attn.o_proj.weight"),
-        r"layers\.0\.self_attn\.o_proj\.weight: missing",
-    ),
-    "no norm": (lambda t: t.pop("norm.weight"), r"norm\.weight: missing"),
-    "two taps": (
-        lambda t: t.update({"fc.weight": torch.zeros(WIDTH, 2 * WIDTH)}),
-        r"fc\.weight: has the shape \[64, 128\].*\[64, 192\]",
-    ),
-    "d2t off by one": (lambda t: t["d2t"].add_(1), "d2t: names other tokens than t2d"),
-    "d2t outside": (lambda t: t["d2t"].add_(VOCAB), "d2t: names tokens outside"),
-    "not a number": (lambda t: t["fc.weight"][3].fill_(torch.nan), r"fc\.weight: has values that are no numbers"),
-    "experts": (
-        lambda t: t.update({"midlayer.mlp.experts.0.up_proj.weight": torch.zeros(2)}),
-        "experts are not served",
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_tensor_that_does_not_fit_is_refused_by_its_name(tmp_path: Path, target: TargetParts, damage: str) -> None:
-    tensors, _, config = eagle("midlayer.")
-    spoil, message = DAMAGE[damage]
-    spoil(tensors)
-    with pytest.raises(HeadError, match=message):
-        load_head(written(tmp_path / "head", config, tensors), target)
-
-
 def test_a_layer_with_latent_attention_is_refused(tmp_path: Path, target: TargetParts) -> None:
     tensors = {"model.layers.1.self_attn.kv_a_proj_with_mqa.weight": torch.zeros(2, 2)}
     path = written(tmp_path / "model", {**SHAPE, "num_nextn_predict_layers": 1}, tensors)
@@ -284,27 +202,10 @@ def test_a_layer_with_latent_attention_is_refused(tmp_path: Path, target: Target
         load_head(path, target)
 
 
-def test_a_pickle_is_refused_unread(tmp_path: Path, target: TargetParts) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"]}))
-    (tmp_path / "pytorch_model.bin").write_bytes(b"\x80")
-    with pytest.raises(HeadError, match=r"pytorch_model\.bin: pickled weights run code"):
-        load_head(tmp_path, target)
-
-
 def test_a_model_that_is_no_head_is_refused(tmp_path: Path, target: TargetParts) -> None:
     path = written(tmp_path / "model", {**SHAPE, "architectures": ["LlamaForCausalLM"]}, {"norm.weight": torch.ones(2)})
     with pytest.raises(HeadError, match=r"not a known draft head.*LlamaForCausalLM"):
         load_head(path, target)
-
-
-def test_frequencies_stay_exact_in_a_head_of_bfloat16(tmp_path: Path, target: TargetParts) -> None:
-    tensors, _, config = eagle("midlayer.")
-    path = written(tmp_path / "head", config, tensors)
-    exact, rounded = load_head(path, target, torch.float32), load_head(path, target)
-    far = torch.arange(100, 100 + TOKENS)[None]
-    ids, states = torch.randint(0, VOCAB, (1, TOKENS)), torch.randn(1, TOKENS, 3 * WIDTH)
-    first, second = (h.forward(ids, h.features(states), far, ChainMemory())[1].float() for h in (exact, rounded))
-    assert torch.nn.functional.cosine_similarity(first, second, -1).min() > 0.999
 
 
 def test_a_head_that_does_not_know_its_target_is_warned_of(

@@ -76,12 +76,6 @@ async def test_a_stream_is_closed_at_once_when_its_client_leaves_between_two_mes
         await asyncio.wait_for(closed.wait(), 60)
 
 
-async def test_an_unknown_method_is_unimplemented(serve: Any, call_error: Callable[..., Any]) -> None:
-    async with serve() as (_, life), grpc.aio.insecure_channel(life.address) as channel:
-        error = await call_error(channel.unary_unary("/outrider.rpc.v1.GenerationService/Nothing")(b""))
-    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
-
-
 async def test_bytes_that_are_no_message_are_the_callers_fault_and_leave_no_trace_in_the_log(
     serve: Any, call_error: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:

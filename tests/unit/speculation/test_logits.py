@@ -121,14 +121,6 @@ def test_the_repetition_penalty_is_that_of_transformers() -> None:
     assert torch.equal(processed(LogitsOptions(repetition_penalty=1.4), output, row), wanted)
 
 
-def test_bad_words_are_those_of_transformers() -> None:
-    words, output = ((6, 7), (9,), (6, 6, 8)), [6, 6]
-    wanted = NoBadWordsLogitsProcessor([list(word) for word in words], eos_token_id=STOP)(
-        torch.tensor([output]), model(output)[None]
-    )[0]
-    assert torch.equal(processed(LogitsOptions(bad_words=words), output, model(output)), wanted)
-
-
 @settings(max_examples=60)
 @given(
     words=st.lists(st.lists(st.integers(5, 8), min_size=1, max_size=4).map(tuple), min_size=1, max_size=12),
@@ -141,12 +133,6 @@ def test_runs_are_found_where_output_and_draft_meet(words: list[tuple[int, ...]]
     )[0]
     found = processed(LogitsOptions(bad_words=tuple(words)), output[:cut], model(output), output[cut:])
     assert torch.equal(found, wanted)
-
-
-def test_a_row_looks_only_at_runs_that_its_last_token_may_end() -> None:
-    words = tuple((token_id, token_id + 1) for token_id in range(20))
-    processor = LogitsProcessor(LogitsOptions(bad_words=words), PROMPT, [7])
-    assert processor._runs[7] == [((7,), 8)]
 
 
 def test_where_a_grammar_refuses_a_row_the_candidate_ends_before_it_and_the_others_do_not() -> None:

@@ -96,18 +96,6 @@ def test_a_tree_is_walked_along_the_target_s_own_choices(mode: VerificationMode,
     assert (verdict.token_ids, verdict.num_accepted, verdict.accepted) == (plain, 3, [1, 3, 4])
 
 
-def test_the_batch_a_candidate_is_in_does_not_matter() -> None:
-    candidates, rows = [], []
-    for start in range(6):
-        draft = (start, 3, 5)[: start % 4]
-        mode, params = FREE_MODES[start % 2]
-        candidates.append(Candidate(params, mode, DraftTree(start + 1, draft)))
-        rows.append(torch.stack([model([start, *draft[:i]]) for i in range(len(draft) + 1)]))
-    together = verify(torch.cat(rows), candidates)
-    alone = [verify(row, [candidate])[0] for row, candidate in zip(rows, candidates, strict=True)]
-    assert together == alone
-
-
 def test_the_draft_meets_the_target_s_noise_even_with_a_reduced_vocabulary() -> None:
     logits = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(0))
     token_map = torch.arange(0, VOCAB, 2)

@@ -103,13 +103,6 @@ def test_a_label_has_at_most_so_many_values() -> None:
     assert [cap(value) for value in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
 
 
-def test_two_workers_in_one_process_do_not_mix() -> None:
-    first, second = CollectorRegistry(), CollectorRegistry()
-    WorkerMetrics(first, "m").step(0.1)
-    WorkerMetrics(second, "m")
-    assert scrape(second)["outrider_step_duration_seconds_count"] == 0
-
-
 def test_a_sequence_on_a_target_and_its_draft_is_one_running_request() -> None:
     registry = CollectorRegistry()
     WorkerMetrics(registry, "m").load(num_running=1, num_waiting=0, num_free_blocks=0)
