@@ -313,7 +313,7 @@ class Drafts:
         self._texts.clear()
         self.most.clear()
 
-    def _fill(self) -> None:
+    def _fill(self, until_s: float) -> None:
         from outrider.tree import DraftTree
 
         if self._kind in ("none", "own"):

@@ -1,22 +1,29 @@
-"""A target on vLLM with a made-up model: the next step is planned when the drafts that are on their way have come."""
+"""vLLM's scheduler with a made-up model: the next step is planned when the drafts that are on their way have come."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from outrider.sequence.key import SequenceKey
+from outrider.target.requests.events import Offered
 from outrider.target.requests.limits import Limits
+from outrider.target.requests.report import TargetReport
 from outrider.target.step.worker import TargetWorker
+from outrider.tree import DraftTree
 from outrider.vllm.front import WORKER
 from outrider.vllm.scheduler import METHOD
+from outrider.vllm.server.server_drafts import Followed
 from outrider.vllm.target.engine import SCHEDULER
 from outrider.vllm.target.machine import VllmEngine
+from outrider.worker.events import Opened
 from outrider.worker.step_cost import StepCost
 
-from benchmarks.vllm_host import BLOCK, NUM_DRAFTED, make_scheduler
+from benchmarks.vllm_host import BLOCK, NUM_DRAFTED, make_scheduler, new_request
 from tests.unit.target.harness import WorkerBench, key, opening
 from tests.vllm.test_steps import VOCAB, Device, continued
 
@@ -28,10 +35,12 @@ class Core:
 
     request_block_hasher = None
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, *, plugin: bool) -> None:
+        """`plugin`: of `vllm serve`, else a target's."""
         speculation = {"method": METHOD, "num_speculative_tokens": NUM_DRAFTED}
         ours = {"scheduler_cls": SCHEDULER, "worker_cls": WORKER, "speculative_config": speculation}
-        self.scheduler = make_scheduler(model, 4, plugin=False, enable_prefix_caching=False, **ours)
+        more = {"enable_prefix_caching": False} | ({} if plugin else ours)
+        self.scheduler = make_scheduler(model, 4, plugin=plugin, **more)
         self.scheduler.book._row_price = lambda cost: 0.0
         self.scheduler.kv_event_publisher = SimpleNamespace(take=lambda: ((), ()))
         self.device, self.batch_queue, self.num_steps = Device(), deque[tuple[Any, Any]](), 0
@@ -50,14 +59,19 @@ class Core:
     def abort_requests(self, names: list[str]) -> None: ...
 
 
-@pytest.mark.parametrize(("step_s", "least", "most"), [(0.0, 1.5, 3.5), (3600.0, 4.0, 5.0)], ids=["at once", "waits"])
+waits = pytest.mark.parametrize(
+    ("step_s", "least", "most"), [(0.0, 1.5, 3.5), (3600.0, 4.0, 5.0)], ids=["at once", "waits"]
+)
+
+
+@waits
 def test_a_step_that_is_planned_when_drafts_have_come_commits_more(
     tiny_vllm: Path, monkeypatch: pytest.MonkeyPatch, step_s: float, least: float, most: float
 ) -> None:
     """`step_s`: what a step usually takes. A right draft comes while a step runs: before the next one is planned, or,
     where nobody waits, after it."""
     monkeypatch.setattr(StepCost, "step_s", step_s)
-    core, prompt, asked = Core(tiny_vllm), [1, 2, 3] * 4, 90
+    core, prompt, asked = Core(tiny_vllm, plugin=False), [1, 2, 3] * 4, 90
     limits = Limits(VOCAB, 1000, BLOCK, 1000, 4)
     bench = WorkerBench(limits, lambda clock: TargetWorker(VllmEngine(core), limits, clock))
     bench.open(0, opening(prompt, max_new_tokens=asked))
@@ -71,3 +85,53 @@ def test_a_step_that_is_planned_when_drafts_have_come_commits_more(
         assert core.num_steps < 2 * asked
     assert tokens == [*prompt, *continued(prompt, asked)] and not core.scheduler.num_faults
     assert least < asked / core.num_steps < most
+
+
+class Pool:
+    """In the place of the thread of draft workers: right drafts, each of which comes while the next step runs."""
+
+    def __init__(self) -> None:
+        self.arrived, self.coming = list[Offered | Followed](), list[Offered]()
+        self.tokens: list[int] = []
+        self.num_waits = 0
+
+    def tell(self, action: Callable[[Any], None]) -> None:
+        action(self)
+
+    def poll(self) -> list[Offered | Followed]:
+        found, self.arrived, self.coming = self.arrived, self.coming, []
+        return found
+
+    def wait(self, seconds: float) -> bool:
+        self.num_waits += 1
+        self.arrived, self.coming = [*self.arrived, *self.coming], []
+        return bool(self.arrived)
+
+    def open(self, opened: Opened, announced: None) -> None:
+        self.tokens = [*opened.spec.prompt]
+        self.arrived.append(Followed(opened.key))
+        self._answer(opened.key)
+
+    def step(self, report: TargetReport) -> None:
+        for row in report.commits:
+            self.tokens += row.token_ids
+            self._answer(row.key)
+
+    def _answer(self, key: SequenceKey) -> None:
+        self.coming = [Offered(key, DraftTree(len(self.tokens), tuple(continued(self.tokens, 2 * NUM_DRAFTED + 1))))]
+
+
+@waits
+def test_so_it_does_in_vllm_serve(
+    tiny_vllm: Path, monkeypatch: pytest.MonkeyPatch, step_s: float, least: float, most: float
+) -> None:
+    monkeypatch.setattr(StepCost, "step_s", step_s)
+    core, prompt, asked, pool = Core(tiny_vllm, plugin=True), [1, 2, 3] * 4, 90, Pool()
+    core.scheduler.feed._pool = pool
+    core.scheduler.add_request(new_request("one", prompt, asked))
+    while core.scheduler.has_requests():
+        core.step_fn()
+        assert core.num_steps < 2 * asked
+    assert pool.tokens == [*prompt, *continued(prompt, asked)] and not core.scheduler.num_faults
+    assert least < asked / core.num_steps < most
+    assert bool(pool.num_waits) == bool(step_s)

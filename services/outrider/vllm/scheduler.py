@@ -98,8 +98,8 @@ class Scheduler(BaseScheduler):
         self.ran: Any = None
         """The runner's output of the last step."""
         self.num_preemptions = 0
-        self.before_step: Callable[[], None] = lambda: None
-        """Called before each step, to fill the book with what has arrived."""
+        self.before_step: Callable[[float], None] = lambda until_s: None
+        """Called before each step, to fill the book with what has arrived, and with what comes until then."""
         self.step = StepFacts({}, {}, 0.0)
         self._scheduled: deque[_Scheduled] = deque()
         self._held: Mapping[str, Any] = {}
@@ -174,7 +174,7 @@ class Scheduler(BaseScheduler):
                 request.spec_token_ids = []
 
     def _place_drafts(self, step: _Scheduled) -> None:
-        self.before_step()
+        self.before_step(self.plan_by_s)
         own_sums = self._cut_own() if self.drafter else {}
         book, requests, price = self.book, self.requests, self.book.row_price
         self._held = book.drafted

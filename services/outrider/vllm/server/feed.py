@@ -1,5 +1,5 @@
 """Feeds a scheduler's book in `vllm serve`: opens its requests at the sources of drafts, offers what these propose, and
-tells them of commits and ends. Runs on the thread that schedules, and never waits.
+tells them of commits and ends. Runs on the thread that schedules, and waits only while a step runs.
 
 Faults are raised: the scheduler then decodes the open requests plainly, and they are closed here by `follow`.
 """
@@ -111,18 +111,37 @@ class Feed:
         if self._pool is not None:
             self._pool.tell(lambda drafts: drafts.open(opened, announced))
 
-    def before_step(self) -> None:
-        """Offers what has arrived, and applies the settings of a router."""
-        for event in self._pool.poll() if self._pool is not None else ():
+    def before_step(self, until_s: float = 0.0) -> None:
+        """Offers what has arrived, and applies the settings of a router. Until `until_s` it waits for drafts that are
+        owed: the device is busy, and what comes now is verified a step earlier."""
+        if self._pool is not None:
+            self._take(self._pool)
+            if until_s > time.monotonic():
+                self._wait(self._pool, until_s)
+        self._lookups.poll()
+
+    def _take(self, pool: PoolThread) -> set[SequenceKey]:
+        """Returns the keys of what has arrived."""
+        found = set()
+        for event in pool.poll():
             if (fed := self._by_key.get(event.key)) is None:
                 continue
+            found.add(event.key)
             if isinstance(event, Offered):
                 fed.drafts.offer(event.tree)
             elif isinstance(event, Adjusted):
                 self._lookups.limit(event.key, event.speculation)
             elif isinstance(event, Followed):
                 self.followed.add(fed.request.request_id)
-        self._lookups.poll()
+        return found
+
+    def _wait(self, pool: PoolThread, until_s: float) -> None:
+        price = self._book.row_price
+        # In a large batch no token may be worth its row.
+        drafts = {key: fed.drafts for key, fed in self._by_key.items()}
+        owed = {key for key, each in drafts.items() if each.owed and each.speculation.weight >= price}
+        while owed and (left_s := until_s - time.monotonic()) > 0 and pool.wait(left_s):
+            owed -= {key for key in self._take(pool) if not drafts[key].owed}
 
     def follow(
         self,

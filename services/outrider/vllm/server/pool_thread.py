@@ -1,4 +1,5 @@
-"""The drafts of a server in a thread of their own, so that the thread that schedules never waits for a network."""
+"""The drafts of a server in a thread of their own, so that the thread that schedules waits for no network but
+while a step runs."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class PoolThread:
 
     def __init__(self, make: Callable[[Callable[[list[Any]], None]], ServerDrafts]) -> None:
         """`make`: with what takes the events that `poll` returns."""
-        self._arrived: deque[Any] = deque()
-        self.drafts = make(self._arrived.extend)
+        self._arrived, self._came = deque[Any](), threading.Event()
+        self.drafts = make(self._post)
         self._loop = asyncio.new_event_loop()
         self._running: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="outrider drafts", daemon=True)
@@ -35,6 +36,15 @@ class PoolThread:
         """What has arrived. Never waits."""
         while self._arrived:
             yield self._arrived.popleft()
+
+    def wait(self, seconds: float) -> bool:
+        """At most so long, for something to arrive. Whether it has."""
+        self._came.clear()
+        return bool(self._arrived) or self._came.wait(seconds)
+
+    def _post(self, events: list[Any]) -> None:
+        self._arrived.extend(events)
+        self._came.set()
 
     def stop(self) -> None:
         if self._thread.is_alive():
