@@ -155,7 +155,7 @@ async def test_structured_output_reaches_the_router_as_a_grammar(serve: Any, rou
         )
         await client.chat.completions.create(model=MODEL, messages=[message], response_format={"type": "text"})
         with pytest.raises(openai.BadRequestError) as refused:
-            described["json_schema"]["schema"] = {"type": "array", "uniqueItems": True}
+            described["json_schema"]["schema"] = {"type": 5}
             await client.chat.completions.create(model=MODEL, messages=[message], response_format=described)
     of_schema, any_object, choice, nothing = router.requests
     assert json.loads(of_schema.logits.grammar)["grammars"][0]["json_schema"]["required"] == ["a"]

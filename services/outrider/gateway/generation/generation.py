@@ -32,7 +32,6 @@ from outrider.gateway.tokenizer.model import CannotSplit, TooManyTokens
 from outrider.gateway.tokenizer.template import TemplateError
 from outrider.gateway.tokenizer.threads import TenantThreads, TokenizerThreads
 from outrider.gateway.tools.parsers.reasoning import Thought
-from outrider.gateway.tools.tool_grammar import grammar_of
 from outrider.limits import check_token_ids
 from outrider.options.logprobs import MAX_PROMPT_LOGPROBS, LogprobsOptions
 from outrider.protocol import logprobs
@@ -224,9 +223,7 @@ class Generator:
         thought = model.tokenizer.thought_after(prompt) if reasons else Thought.NONE
         grammar = ""
         if choice.structured is not None:
-            asked = choice.structured
-            write = lambda: grammar_of(asked, model.tokenizer, thought)  # noqa: E731
-            grammar = await threads.run(asked.num_chars, write)
+            grammar = await threads.grammars.make(choice.structured, model.tokenizer, thought, threads.tenant)
         work = lambda: choice.to_proto(model.tokenizer, model.vocab_size, grammar)  # noqa: E731
         return await threads.run(choice.num_chars, work)
 

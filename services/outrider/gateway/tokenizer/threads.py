@@ -1,4 +1,4 @@
-"""The threads that tokenise prompts and write grammars: neither the event loop nor the loading of a model waits.
+"""The threads that tokenise prompts and read grammars, so that neither the event loop nor the loading of a model waits.
 
 Tokenising takes about a second per megabyte. Long prompts have a separate thread and never delay short ones. Tenants
 take turns.
@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, TypeVar
 
+from outrider.gateway.tools.grammars import GrammarMaker
 from outrider.runtime.turns import TenantTurns
 
 SHORT_CHARS = 16_384
@@ -27,14 +28,16 @@ class TokenizerThreads:
     def __init__(self) -> None:
         self._short = TenantTurns(2, "tokenize short")
         self._long = TenantTurns(1, "tokenize long")
+        self._grammars = GrammarMaker()
 
     def of(self, tenant: str) -> TenantThreads:
-        return TenantThreads(self._short, self._long, tenant)
+        return TenantThreads(self._short, self._long, self._grammars, tenant)
 
     def close(self) -> None:
         """Drops waiting work. Running work ends by itself."""
         self._short.close()
         self._long.close()
+        self._grammars.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class TenantThreads:
 
     short: TenantTurns
     long: TenantTurns
+    grammars: GrammarMaker
     tenant: str
 
     async def run(self, num_chars: int, work: Callable[[], Result]) -> Result:

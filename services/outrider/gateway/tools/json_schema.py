@@ -47,11 +47,12 @@ class JsonStyle:
     closed: bool = True
     """Whether an object whose schema declares properties has only these, unless the schema says otherwise."""
 
-    def options(self, *, strict: bool = False) -> dict[str, Any]:
-        """For llguidance. Unless `strict`, keywords that it does not know are ignored, and `oneOf` is `anyOf`."""
+    @property
+    def options(self) -> dict[str, Any]:
+        """For llguidance. Lenient: keywords that it does not know are ignored."""
         white = {"whitespace_pattern": self.whitespace} if self.whitespace else {"whitespace_flexible": False}
         separators = {"item_separator": "," + self.gap, "key_separator": ":" + self.gap}
-        return {**separators, "coerce_one_of": not strict, "lenient": not strict, **white}
+        return {**separators, "coerce_one_of": True, "lenient": True, **white}
 
 
 AS_TRAINED = JsonStyle(gap=" ?")

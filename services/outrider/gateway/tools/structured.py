@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -39,6 +39,21 @@ class Marks(Protocol):
     def mark(self, name: str) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class NamedMarks:
+    """The same without a tokenizer."""
+
+    tool_format: str
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(cls, marks: Marks, names: Iterable[str]) -> NamedMarks:
+        return cls(marks.tool_format, {name: marks.mark(name) for name in names})
+
+    def mark(self, name: str) -> str:
+        return self.names[name]
+
+
 class Grammatical(ABC):
     """The form that the whole answer must have, from any of the options."""
 
@@ -53,8 +68,7 @@ class Grammatical(ABC):
 
     @abstractmethod
     def to_grammar(self, marks: Marks) -> str:
-        """The grammar in llguidance's notation. Raises InvalidRequest or NotSupported. A target finds what is wrong
-        with it otherwise: it tries each in bounds of time and memory."""
+        """The grammar in llguidance's notation. Raises InvalidRequest or NotSupported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +106,11 @@ class Structured(Grammatical):
             from llguidance import LLMatcher, grammar_from
         except ImportError as error:
             raise NotSupported(self.field, "structured output needs the extra `structured`") from error
+        if self.kind == "json_schema" and self.strict:
+            check_enforceable(self.value, self.field)
         try:
             if self.kind == "json_schema":
-                schema = json.dumps(prepare(self.value, self.style, strict=self.strict))
-                overrides = self.style.options(strict=self.strict)
+                schema, overrides = json.dumps(prepare(self.value, self.style, strict=self.strict)), self.style.options
                 grammar = LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
             elif self.kind == "choice":
                 # As one terminal: the library follows thousands of texts in its lexer, and few in its parser.
@@ -105,7 +120,30 @@ class Structured(Grammatical):
                 grammar = grammar_from(self.kind, self.value)
         except ValueError as error:
             raise InvalidRequest(self.field, str(error)) from error
-        return str(grammar)
+        return checked_grammar(str(grammar), self.field)
+
+
+def checked_grammar(grammar: str, where: str) -> str:
+    """Returns `grammar`. Raises InvalidRequest with its fault, NotSupported without the library."""
+    try:
+        from llguidance import LLMatcher
+    except ImportError as error:
+        raise NotSupported(where, "structured output needs the extra `structured`") from error
+    if fault := LLMatcher.validate_grammar(grammar):
+        raise InvalidRequest(where, fault)
+    return grammar
+
+
+def check_enforceable(schema: Any, where: str) -> None:
+    """Raises InvalidRequest that names the first keywords of the schema that no grammar enforces."""
+    from llguidance import LLMatcher
+
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(prepare(schema, strict=True)))
+    except ValueError as error:
+        raise InvalidRequest(where, str(error)) from error
+    if fault := LLMatcher.validate_grammar(grammar):
+        raise InvalidRequest(where, f"is strict and cannot be enforced: {fault}")
 
 
 def from_response_format(response_format: Any) -> Structured | None:

@@ -15,7 +15,7 @@ from outrider.gateway.tools.json_schema import AS_TRAINED, JsonStyle, prepare
 from outrider.gateway.tools.parsers.formats import MARKERS
 from outrider.gateway.tools.parsers.json_calls import HERMES_MARKS
 from outrider.gateway.tools.parsers.reasoning import CLOSE, OPEN, Thought
-from outrider.gateway.tools.structured import Grammatical, Marks, Structured
+from outrider.gateway.tools.structured import Grammatical, Marks, Structured, check_enforceable, checked_grammar
 from outrider.gateway.tools.tools import ToolUse, call_schema
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
@@ -39,11 +39,12 @@ class FreeCalls(Grammatical):
         return answer + len(json.dumps(self.use.definitions))
 
     def to_grammar(self, marks: Marks) -> str:
-        """Raises InvalidRequest with the fault, or NotSupported for other formats."""
+        """Raises InvalidRequest with the fault, or NotSupported, as for other formats."""
         if marks.tool_format != "hermes":
             what = "strict functions need" if self.answer is None else "together with tools it needs"
             message = f"{what} a model that writes calls as hermes, not {marks.tool_format or 'in an unknown way'}"
             raise NotSupported(self.field, message)
+        check_strict(self.use)
         begin, end = map(marks.mark, HERMES_MARKS)
         lines = [f"call: GAP body GAP {end} GAP", f"body: %json {json.dumps(self._body())}", r"GAP: /[\n ]{0,4}/"]
         if self.answer is not None:
@@ -54,7 +55,7 @@ class FreeCalls(Grammatical):
             lines += ["start: (lead call)* TEXT", rf"lead[lazy]: /(.|\n)*{HERMES_MARKS[0]}/", r"TEXT: /(.|\n)*/"]
         else:
             lines += [f"start: TEXT ({begin} call TEXT)*", r"TEXT: /(.|\n)*/"]
-        return "\n".join(lines)
+        return checked_grammar("\n".join(lines), self.field)
 
     def _body(self) -> dict[str, Any]:
         functions = [each["function"] for each in self.use.definitions]
@@ -62,19 +63,29 @@ class FreeCalls(Grammatical):
             call_schema(each, f"#/anyOf/{i}", None if each["name"] in self.use.strict else _ANY_OBJECT)
             for i, each in enumerate(functions)
         ]
-        return _styled({"anyOf": of_each}, AS_TRAINED, self.field, strict=bool(self.use.strict))
+        return _styled({"anyOf": of_each}, AS_TRAINED, self.field)
 
     def _answer(self, answer: Structured) -> str:
         if answer.kind != "json_schema":
             raise NotSupported(answer.field, f"{answer.kind} cannot be combined with tools; a JSON schema can")
-        return f"%json {json.dumps(_styled(answer.value, answer.style, answer.field, strict=answer.strict))}"
+        if answer.strict:
+            check_enforceable(answer.value, answer.field)
+        return f"%json {json.dumps(_styled(answer.value, answer.style, answer.field))}"
 
 
-def _styled(schema: Any, style: JsonStyle, where: str, *, strict: bool) -> dict[str, Any]:
+def _styled(schema: Any, style: JsonStyle, where: str) -> dict[str, Any]:
     try:
-        return prepare(schema, style, strict=strict) | {"x-guidance": style.options(strict=strict)}
+        return prepare(schema, style) | {"x-guidance": style.options}
     except ValueError as error:
         raise InvalidRequest(where, str(error)) from error
+
+
+def check_strict(use: ToolUse) -> None:
+    """Raises InvalidRequest for a strict function whose parameters have a keyword that no grammar enforces."""
+    for number, each in enumerate(use.definitions):
+        function = each["function"]
+        if function["name"] in use.strict and "parameters" in function:
+            check_enforceable(function["parameters"], f"{use.field}[{number}].function.parameters")
 
 
 def of_tools(use: ToolUse, answer: Structured | None) -> Grammatical | None:
@@ -87,15 +98,6 @@ def of_tools(use: ToolUse, answer: Structured | None) -> Grammatical | None:
 
 
 _GAP = r"GAP: /[\n ]{0,4}/"
-
-
-def grammar_of(asked: Grammatical, marks: Marks, thought: Thought) -> str:
-    """The grammar of an answer, in llguidance's notation, with the reasoning that may come before it. Raises
-    InvalidRequest or NotSupported with the client's field."""
-    try:
-        return after_thought(asked.to_grammar(marks), marks, thought)
-    except RecursionError as error:
-        raise InvalidRequest(asked.field, "is nested too deeply") from error
 
 
 def after_thought(grammar: str, marks: Marks, thought: Thought) -> str:

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from outrider.errors import InvalidRequest
 from outrider.gateway.tools.json_schema import prepare
+from outrider.gateway.tools.parsers.formats import MARKERS
 from outrider.gateway.tools.schema_keywords import ANNOTATIONS, UNENFORCED
-from outrider.gateway.tools.structured import Structured
+from outrider.gateway.tools.structured import NamedMarks, Structured
 from outrider.gateway.tools.tool_grammar import FreeCalls
 from outrider.gateway.tools.tools import ToolUse
 
-from tests.unit.gateway.tools.test_json_schema import accepts, compiled, takes
+from tests.unit.gateway.tools.test_json_schema import accepts, takes
 
 jsonschema = pytest.importorskip("jsonschema")
 specifications = pytest.importorskip("jsonschema_specifications")
@@ -173,7 +174,7 @@ def test_with_strict_what_is_accepted_is_valid_or_the_keyword_is_named(
     validator = jsonschema.Draft202012Validator(whole, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
     asked = Structured("json_schema", whole, "field", strict=True)
     try:
-        grammar = compiled(asked)
+        grammar = asked.to_grammar()
     except InvalidRequest as refused:
         assert _names(keyword, refused), refused
         assert refused.field == "field"
@@ -189,7 +190,7 @@ def test_without_strict_only_what_the_page_lists_lets_something_invalid_through(
 ) -> None:
     asked = Structured("json_schema", schema, "field")
     try:
-        grammar = compiled(asked)
+        grammar = asked.to_grammar()
     except InvalidRequest as refused:
         assert keyword in str(refused), "only numbers that would become others"
         return
@@ -246,7 +247,7 @@ def test_the_arguments_of_a_strict_function_are_valid_or_the_keyword_is_named(
     asked = FreeCalls(use, None, "tools") if choice == "auto" else use.structured()
     assert asked is not None
     try:
-        grammar = compiled(asked, _Texts())
+        grammar = asked.to_grammar(NamedMarks.of(_Texts(), MARKERS))
     except InvalidRequest as refused:
         assert refused.field is not None and refused.field.startswith("tools")
         assert _names(keyword, refused)
