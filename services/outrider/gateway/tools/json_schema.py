@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from outrider.gateway.tools.schema_keywords import UNENFORCED, inexact, rewritten, uncounted
-from outrider.gateway.tools.schema_references import escaped, moved
+from outrider.gateway.tools.schema_references import at, escaped, moved
 
 BOUNDED_WHITESPACE = r"\n? {0,20}"
 """Bounded, because a model that may write any white space may do so up to max_tokens."""
@@ -64,14 +64,14 @@ def prepare(schema: Any, style: JsonStyle = AS_TRAINED, *, strict: bool = False)
     Patterns that it cannot read (look-around) stay if `strict`. Raises ValueError that names what cannot be enforced:
     if `strict` all of it, otherwise only numbers that would become others."""
     schema = moved(schema if isinstance(schema, dict) else {"anyOf": [schema]}, "#")
-    walk = _Walk(style.closed, strict)
+    walk = _Walk(schema, style.closed, strict)
     for _ in range(_MAX_ROUNDS):
         found = walk.of(schema)
         if walk.found <= walk.open:
             break
-        walk = _Walk(style.closed, strict, walk.open | walk.found)
+        walk = _Walk(schema, style.closed, strict, walk.open | walk.found)
     else:
-        walk = _Walk(False, strict)
+        walk = _Walk(schema, False, strict)
         found = walk.of(schema)
     if strict and walk.unenforced:
         raise ValueError(f"is strict, and no grammar enforces {', '.join(sorted(walk.unenforced))}")
@@ -86,6 +86,7 @@ class _Walk:
     names. None of these may be closed, because each lacks the properties of the others.
     """
 
+    root: Mapping[str, Any]
     closes: bool
     strict: bool
     open: frozenset[str] = frozenset()
@@ -102,7 +103,7 @@ class _Walk:
         if name := inexact(schema):
             raise ValueError(f"{name}: numbers beyond 2^53 cannot be enforced exactly")
         declares = self.closes and closes and "properties" in schema and not schema.keys() & _OPENERS
-        schema = rewritten(schema, declares)
+        schema = rewritten(schema, declares, partial(at, self.root))
         self.unenforced |= {name for name, value in schema.items() if name in UNENFORCED and value is not None}
         if self.strict:
             self.unenforced |= {name for name in _BOUNDS if _is_beyond(schema.get(name))}

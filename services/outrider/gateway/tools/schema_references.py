@@ -42,6 +42,21 @@ class _Resource:
         return _Resource(place, urljoin(self.uri, base)) if base else self
 
 
+def at(schema: Any, reference: str) -> Any:
+    """What a reference leads to within the whole schema, after `moved`; None for nothing."""
+    if not reference.startswith("#"):
+        return None
+    for part in filter(None, reference[1:].split("/")):
+        key = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
+            schema = schema[int(key)]
+        elif isinstance(schema, Mapping):
+            schema = schema.get(key)
+        else:
+            return None
+    return schema
+
+
 def escaped(key: str) -> str:
     """A part of a JSON pointer (RFC 6901), as it is in a URI's fragment."""
     return quote(key.replace("~", "~0").replace("/", "~1"), safe=_IN_FRAGMENTS)
