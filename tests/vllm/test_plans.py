@@ -135,3 +135,17 @@ def test_so_it_does_in_vllm_serve(
     assert pool.tokens == [*prompt, *continued(prompt, asked)] and not core.scheduler.num_faults
     assert least < asked / core.num_steps < most
     assert bool(pool.num_waits) == bool(step_s)
+
+
+@pytest.mark.parametrize(("planning_s", "by_s"), [(0.1, 0.5), (0.4, 0.2), (0.6, -0.2)])
+def test_a_plan_that_takes_long_begins_sooner(
+    tiny_vllm: Path, monkeypatch: pytest.MonkeyPatch, planning_s: float, by_s: float
+) -> None:
+    """Of a step of a second."""
+    scheduler = Core(tiny_vllm, plugin=True).scheduler
+    assert scheduler.plan_by_s == 0.0, "no step runs"
+    scheduler.add_request(new_request("one", [1, 2, 3], 9))
+    scheduler.schedule()
+    monkeypatch.setattr(StepCost, "step_s", 1.0)
+    scheduler._planning_s = planning_s
+    assert scheduler.plan_by_s - scheduler._ended_s == pytest.approx(by_s)

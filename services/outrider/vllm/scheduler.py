@@ -33,6 +33,8 @@ CHAINS = "outrider_chains"
 
 _PLAN_SHARE = 0.5
 """Share of a running step that may pass before the next one is planned: the rest is for planning and preparing it."""
+_PLANNING_TIMES = 2.0
+"""At least so much is left for that, in times that the last plan took."""
 _PREFILL_SHARE = 0.25
 """Share of a step that drafts leave to prompts while there are any."""
 
@@ -65,6 +67,8 @@ class _Scheduled:
     """A step whose output has not come yet."""
 
     began_s: float
+    placed_s: float
+    """After what had to be waited for."""
     chains: dict[str, ChainRow] = field(default_factory=dict)
     """What it verifies of each request that vLLM has not drafted, after the tokens that the steps before it commit."""
 
@@ -106,7 +110,7 @@ class Scheduler(BaseScheduler):
         """Requests for which something is buffered."""
         self._unknown = [[-1] * count for count in range(self.num_spec_tokens + 1)]
         """Drafted tokens that the worker finds. Nobody changes these lists."""
-        self._ended_s = 0.0
+        self._ended_s = self._planning_s = 0.0
 
     def _check_settings(self) -> None:
         if self.vllm_config.parallel_config.worker_cls != WORKER:
@@ -115,10 +119,11 @@ class Scheduler(BaseScheduler):
             raise ValueError(f"speculative_config.method: must be {METHOD}, which makes room for drafts, or a drafter")
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
-        step = _Scheduled(time.monotonic())
+        step = _Scheduled(now_s := time.monotonic(), now_s)
         self._safely(lambda: self._place_drafts(step))
         self._scheduled.append(step)
         output = super().schedule(throttle_prefills)
+        self._planning_s = time.monotonic() - step.placed_s
         drafted = output.scheduled_spec_decode_tokens
         for name in step.chains.keys() - drafted.keys():
             # It did not come into the step, or without its draft.
@@ -148,7 +153,7 @@ class Scheduler(BaseScheduler):
         self.verified.clear()
         self.ran = model_runner_output
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        step = self._scheduled.popleft() if self._scheduled else _Scheduled(time.monotonic())
+        step = self._scheduled.popleft() if self._scheduled else _Scheduled(now_s := time.monotonic(), now_s)
         self._safely(lambda: self._follow(step, scheduler_output, outputs, model_runner_output))
         return outputs
 
@@ -159,7 +164,10 @@ class Scheduler(BaseScheduler):
     @property
     def plan_by_s(self) -> float:
         """Until when the next step may be planned without holding up the device. 0 while no step runs."""
-        return self._ended_s + _PLAN_SHARE * self.book.cost.step_s if self._scheduled else 0.0
+        if not self._scheduled:
+            return 0.0
+        step_s = self.book.cost.step_s
+        return self._ended_s + min(_PLAN_SHARE * step_s, step_s - _PLANNING_TIMES * self._planning_s)
 
     @property
     def num_faults(self) -> int:
@@ -175,6 +183,7 @@ class Scheduler(BaseScheduler):
 
     def _place_drafts(self, step: _Scheduled) -> None:
         self.before_step(self.plan_by_s)
+        step.placed_s = time.monotonic()
         own_sums = self._cut_own() if self.drafter else {}
         book, requests, price = self.book, self.requests, self.book.row_price
         self._held = book.drafted
