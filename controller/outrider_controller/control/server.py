@@ -30,7 +30,7 @@ from outrider.telemetry.logging import name_worker
 from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCalls
 from outrider.telemetry.ops import Ops, serving_ops
 
-from outrider_controller.control.alerts.report import AlertMetrics, AlertReport
+from outrider_controller.control.alerts.report import AlertMetrics
 from outrider_controller.control.api.events import EventFeed
 from outrider_controller.control.api.history import Histories
 from outrider_controller.control.api.releases import Releases
@@ -137,9 +137,8 @@ async def running_control(
         ops = Ops("control", config)
         MetadataCollector(ops.registry, lambda: store.available, lambda: asdict(store.counters))
         events = await stack.enter_async_context(EventWriter(store).running())
-        report = AlertReport(events)
         demand = Demand(ops.registry)
-        leader = PlanLeader(info.worker_id, store.plans, store.tenants, events, demand, store, store.drafts, report)
+        leader = PlanLeader(info.worker_id, store, events, demand)
         TenantMetrics(ops.registry, lambda: leader.planner)
         AlertMetrics(ops.registry, lambda: leader.announcements.alerts.active)
         routers = Routers(store, config.secret, connect_to(Role.ROUTER, config.tls))

@@ -134,7 +134,6 @@ class ScriptedRouter(router_pb2_grpc.RouterServiceServicer):
     tokenizer: bytes = field(default_factory=tiny_tokenizer_bytes)
     requests: list[router_pb2.RouteRequest] = field(default_factory=list)
     num_running: int = 0
-    """Times that it sent one."""
     num_cancelled: int = 0
     timeouts_s: list[float | None] = field(default_factory=list)
     trace_contexts: list[TraceContext] = field(default_factory=list)

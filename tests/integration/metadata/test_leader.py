@@ -39,7 +39,7 @@ async def test_who_leads_takes_a_higher_epoch_than_anybody_has_seen(store: Metad
 
 async def test_a_leader_tells_redis_again_what_operators_have_said(store: MetadataStore, raw: redis.Redis) -> None:
     async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
+        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
         off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF, by="operator")
         await store.plans.set_override("acme", off)
         await leader.tick()
@@ -52,7 +52,7 @@ async def test_what_operators_have_set_survives_a_memory_that_is_lost_while_it_i
     store: MetadataStore, raw: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
+        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
         off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF, by="operator")
         await store.plans.set_override("acme", off)
         await leader.tick()
@@ -76,7 +76,7 @@ async def test_who_leads_hears_at_once_of_what_is_set_at_another_control_plane(
     monkeypatch.setattr("outrider_controller.control.plan.leading._TICK_S", 600.0)
     off = tenants_pb2.SpeculationOverride(setting=tenants_pb2.SPECULATION_SETTING_OFF)
     async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
+        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
 
         async def leads() -> bool:
             return leader.epoch > 0

@@ -139,7 +139,7 @@ def server(shared: EmbeddedServer) -> EmbeddedServer:
 async def looked_at(store: MetadataStore) -> tuple[PlanLeader, Fleet, list[dict[str, Any]]]:
     """A tick of the plan, a router's look, and one of the fleet's watch; the workers as an operator is shown them."""
     async with EventWriter(store).running() as events:
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
+        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
         await leader.tick()
         assert leader.epoch
         follower = leader.follow()

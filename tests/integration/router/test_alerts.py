@@ -7,7 +7,7 @@ import time
 from outrider.metadata.event_writer import EventWriter
 from outrider.rpc.v1 import policy_pb2
 from outrider_controller.autoscaler.evidence import Evidence, EvidenceKey
-from outrider_controller.control.alerts.report import AlertMetrics, AlertReport
+from outrider_controller.control.alerts.report import AlertMetrics
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.leading import PlanLeader
 from outrider_controller.plan_messages import evidence_to_proto
@@ -26,9 +26,7 @@ async def test_what_routers_tell_becomes_an_event_and_a_metric_and_ends_with_the
         EvidenceKey("acme", "m", DRAFT), Evidence(rounds=20, tokens=120, verified=100, accepted=100)
     )
     async with EventWriter(fleet.store).running() as events:
-        store, report = fleet.store, AlertReport(events)
-        parts = (store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
-        leader = PlanLeader("a", *parts, report, lambda: now_s[0])
+        leader = PlanLeader("a", fleet.store, events, Demand(CollectorRegistry()), lambda: now_s[0])
         AlertMetrics(registry, lambda: leader.announcements.alerts.active)
         await leader.tick()
         follower = leader.follow()

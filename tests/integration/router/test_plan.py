@@ -257,10 +257,8 @@ async def test_the_first_request_on_a_new_router_and_after_a_drafts_restart_is_i
 
 async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> None:
     async with EventWriter(fleet.store).running() as events:
-        store = fleet.store
-        demand = Demand(CollectorRegistry())
-        parts = (store.plans, store.tenants, events, demand, store, store.drafts)
-        first, second = PlanLeader("a", *parts), PlanLeader("b", *parts)
+        store, demand = fleet.store, Demand(CollectorRegistry())
+        first, second = PlanLeader("a", store, events, demand), PlanLeader("b", store, events, demand)
         await first.tick()
         await second.tick()
         assert (first.epoch, second.epoch) == (1, 0)
@@ -285,7 +283,7 @@ async def test_one_leads_and_another_takes_over_where_it_ended(fleet: Any) -> No
 async def test_a_leader_that_leaves_gives_up_its_lease_and_lets_its_routers_go(fleet: Any) -> None:
     async with EventWriter(fleet.store).running() as events:
         store = fleet.store
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
+        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
         await leader.tick()
         follower, leading = leader.follow(), asyncio.create_task(leader.run())
         await asyncio.sleep(0)
@@ -324,9 +322,7 @@ async def test_a_tenant_that_is_deleted_while_settings_are_read_is_not_planned_a
     await store.plans.set_override("t", tenants_pb2.SpeculationOverride(setting=OFF))
     async with EventWriter(store).running() as events:
         demand = Demand(CollectorRegistry())
-        leader = PlanLeader(
-            "a", store.plans, store.tenants, events, demand, store, store.drafts, clock=lambda: now_s[0]
-        )
+        leader = PlanLeader("a", store, events, demand, clock=lambda: now_s[0])
 
         async def tick(after_s: float) -> None:
             now_s[0] += after_s
@@ -365,7 +361,7 @@ async def test_a_leader_gives_way_when_only_it_is_cut_off_from_the_store(
 
     async with EventWriter(fleet.store).running() as events:
         store, now_s = fleet.store, [100.0]
-        leader = PlanLeader("a", store.plans, store.tenants, events, Demand(CollectorRegistry()), store, store.drafts)
+        leader = PlanLeader("a", store, events, Demand(CollectorRegistry()))
         monkeypatch.setattr(leader._lease, "_clock", lambda: now_s[0])
         await leader.tick()
         follower = leader.follow()

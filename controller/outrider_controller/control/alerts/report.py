@@ -37,24 +37,15 @@ class AlertMetrics(Collector):
         yield family
 
 
-class AlertReport:
-    """Sends alerts. Never waits, and never raises."""
-
-    def __init__(self, events: EventWriter) -> None:
-        self._events = events
-
-    def __call__(self, changes: Iterable[Change]) -> None:
-        for change in changes:
-            alert = change.alert
-            named = {"alert": alert.kind.value, "tenant": alert.tenant, "model": alert.model, "reason": change.reason}
-            data = {name: value for name, value in named.items() if value}
-            kind = EventKind.ALERT_RAISED if change.raised else EventKind.ALERT_CLEARED
-            self._events.emit(kind, data)
-            level = logging.WARNING if change.raised else logging.INFO
-            log.log(
-                level, "%s %s: %s", alert.kind, "is up" if change.raised else "is over", change.reason, extra=_of(alert)
-            )
-
-
-def _of(alert: Alert) -> dict[str, str]:
-    return {"tenant": alert.tenant} if alert.tenant else {}
+def tell(changes: Iterable[Change], events: EventWriter) -> None:
+    """Never waits, and never raises."""
+    for change in changes:
+        alert = change.alert
+        named = {"alert": alert.kind.value, "tenant": alert.tenant, "model": alert.model, "reason": change.reason}
+        data = {name: value for name, value in named.items() if value}
+        kind = EventKind.ALERT_RAISED if change.raised else EventKind.ALERT_CLEARED
+        events.emit(kind, data)
+        level = logging.WARNING if change.raised else logging.INFO
+        end = "is up" if change.raised else "is over"
+        of = {"tenant": alert.tenant} if alert.tenant else {}
+        log.log(level, "%s %s: %s", alert.kind, end, change.reason, extra=of)

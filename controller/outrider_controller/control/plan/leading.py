@@ -11,18 +11,15 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
 from outrider.errors import Unavailable
-from outrider.metadata import LeaseRecord, MetadataStore
-from outrider.metadata.drafts import DraftStore
+from outrider.metadata import MetadataStore
 from outrider.metadata.event_writer import EventWriter
 from outrider.metadata.events import EventKind
 from outrider.metadata.leader import LEADER_GONE_S
-from outrider.metadata.plans import PlanStore
-from outrider.metadata.tenants.tenants import TenantStore
 from outrider.rpc.v1 import policy_pb2 as policy
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider.runtime.supervision import Backoff, keep_running
@@ -30,7 +27,8 @@ from outrider.runtime.supervision import Backoff, keep_running
 from outrider_controller.autoscaler.evidence import Cell, model_of
 from outrider_controller.autoscaler.plan import PLAN_EVERY_S, Decision, Plan, Reason, TargetState
 from outrider_controller.autoscaler.planner import ANYBODY, Planner
-from outrider_controller.control.alerts.active import Alerts, Change
+from outrider_controller.control.alerts.active import Alerts
+from outrider_controller.control.alerts.report import tell
 from outrider_controller.control.plan.demand import Demand
 from outrider_controller.control.plan.draft_versions import DraftVersions
 from outrider_controller.control.plan.followers import Follower, Followers, not_leading
@@ -48,23 +46,19 @@ _MAX_ANNOUNCED = 8
 # To these modes and from them an operator changes, and nothing flaps.
 _OPERATOR = frozenset({Reason.OPERATOR_ON, Reason.OPERATOR_OFF})
 
-Report = Callable[[Iterable[Change]], None]
-
 
 class Announcements:
-    def __init__(self, worker_id: str, events: EventWriter, report: Report) -> None:
-        """`report` is called with alerts that are raised or cleared."""
+    def __init__(self, worker_id: str, events: EventWriter) -> None:
         self.alerts = Alerts()
         self._worker_id = worker_id
         self._events = events
-        self._report = report
 
     def leads(self, epoch: int, num_decisions: int) -> None:
         self._events.emit(EventKind.LEADER_CHANGED, {"worker_id": self._worker_id, "epoch": epoch})
         log.info("leads, epoch %d: %d decisions go on", epoch, num_decisions)
 
     def step(self, states: Mapping[str, TargetState], now_s: float) -> None:
-        self._report(self.alerts.step({model: state.price for model, state in states.items()}, now_s))
+        tell(self.alerts.step({model: state.price for model, state in states.items()}, now_s), self._events)
 
     def decided(self, changed: Mapping[Cell, Decision], before: Plan) -> None:
         """Announces the changes of mode among these decisions."""
@@ -81,7 +75,7 @@ class Announcements:
 
     def end(self) -> None:
         """Clears all alerts: the next leader raises its own."""
-        self._report(self.alerts.end("the control plane that raised it leads no more"))
+        tell(self.alerts.end("the control plane that raised it leads no more"), self._events)
         self.alerts = Alerts()
 
     def _announce(self, cell: Cell, decision: Decision) -> None:
@@ -105,31 +99,24 @@ class PlanLeader:
     def __init__(
         self,
         worker_id: str,
-        plans: PlanStore,
-        records: TenantStore,
+        store: MetadataStore,
         events: EventWriter,
         demand: Demand,
-        leases: MetadataStore,
-        releases: DraftStore,
-        report: Report = lambda changes: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`report` is called with alerts that are raised or cleared."""
         self.epoch = 0
         """0 while another leads."""
         self.followers = Followers()
-        self.announcements = Announcements(worker_id, events, report)
+        self.announcements = Announcements(worker_id, events)
         self._demand = demand
-        self._leases = leases
+        self._store = store
         self._clock = clock
-        self._plans = plans
-        self._lease = plans.lease(worker_id)
+        self._lease = store.plans.lease(worker_id)
         self._planner = Planner()
-        self._records = records
-        self._policies = TenantPolicies(plans, records)
-        self._kept = KeptPlan(plans, leases)
-        self._versions = DraftVersions(releases, clock)
-        self._rollouts = RolloutLeader(releases, events, clock)
+        self._policies = TenantPolicies(store.plans, store.tenants)
+        self._kept = KeptPlan(store.plans, store)
+        self._versions = DraftVersions(store.drafts, clock)
+        self._rollouts = RolloutLeader(store.drafts, events, clock)
         self._planned_s = float("-inf")
         self._deleted_s: dict[str, float] = {}
         """When each tenant was dropped, for `_DELETED_S`."""
@@ -137,7 +124,7 @@ class PlanLeader:
     async def run(self) -> NoReturn:
         async def tick_and_sleep() -> None:
             await self.tick()
-            changed = await self._plans.changed(_TICK_S)
+            changed = await self._store.plans.changed(_TICK_S)
             if changed:
                 # By an operator, here or at another control plane: all settings are read and planned with at once.
                 self._policies.outdated()
@@ -220,7 +207,7 @@ class PlanLeader:
 
     async def tick(self) -> None:
         """Keeps leading, takes over, or stands by; plans when a plan is due."""
-        await self._records.keep_required()
+        await self._store.tenants.keep_required()
         epoch = await self._lease.hold()
         if self.epoch and (epoch == 0 or (epoch is None and self._cut_off)):
             self._step_down("another control plane leads" if epoch == 0 else "cut off from the metadata store")
@@ -235,7 +222,7 @@ class PlanLeader:
                 if self._policies.deleted:
                     await self._forget(self._policies.deleted, now_s)
                 self._plan(now_s)
-            drafts = await _draft_workers(self._leases)
+            drafts = await self._store.workers(worker.WORKER_ROLE_DRAFT)
             self._versions.see(drafts)
             live = Counter(draft_version(one.info) for one in drafts)
             self._demand.look(live, [one.busy for one in self.followers], now_s)
@@ -297,7 +284,3 @@ class PlanLeader:
         self._kept.unsaved.update(changed)
         self.followers.send(messages(self._planner, changed))
         self.announcements.decided(changed, before)
-
-
-async def _draft_workers(leases: MetadataStore) -> list[LeaseRecord]:
-    return [one for one in await leases.workers() if one.info.role == worker.WORKER_ROLE_DRAFT]

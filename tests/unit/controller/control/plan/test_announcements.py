@@ -22,7 +22,7 @@ def test_an_event_of_a_changed_mode_says_why_in_words(reason: Reason) -> None:
             told.append(fields)
 
     before = Plan.resumed({CELL: Decision(Mode.ON, Reason.SAVES)}, 0.0)
-    announcements = Announcements("w", cast(EventWriter, Events()), list)
+    announcements = Announcements("w", cast(EventWriter, Events()))
     announcements.decided({CELL: Decision(Mode.OFF, reason)}, before)
     (fields,) = told
     assert (fields["tenant"], fields["mode"]) == ("acme", "off")
