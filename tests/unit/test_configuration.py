@@ -128,13 +128,7 @@ def test_a_field_without_an_option_is_set_by_code_alone(file: Path, capsys: pyte
     assert read(OUTRIDER_FIXED="2").fixed == 1 and "fixed" not in shown(read())
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        "peers: [a:1, b:2]\npath: /x\n",
-        "peers: a:1,b:2\npath: /x\n",
-    ],
-)
+@pytest.mark.parametrize("written", ["peers: [a:1, b:2]\npath: /x\n", "peers: a:1,b:2\npath: /x\n"])
 def test_lists_are_lists_in_a_file_and_joined_or_repeated_elsewhere(written: str, file: Path) -> None:
     file.write_text(written)
     flags = ("--peers", "a:1", "--peers", "b:2", "--path", "/x")

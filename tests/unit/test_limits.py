@@ -7,10 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 from outrider.errors import InvalidRequest
-from outrider.limits import (
-    MAX_TENANT_WEIGHT,
-    check_weight,
-)
+from outrider.limits import MAX_TENANT_WEIGHT, check_weight
 from outrider.rpc.v1 import tenants_pb2
 
 

@@ -57,12 +57,7 @@ PROCESSES: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
     "router": (lambda registry: RouterTelemetry(registry, NoEvents()), store, port),
     "control": (Demand, store, port, lambda registry: AlertMetrics(registry, list), plan),
     "target": (lambda registry: TargetMetrics(registry, INFO, TargetStats(), "native"), store, port, gpus("outrider_")),
-    "draft": (
-        lambda registry: DraftMetrics(registry, INFO, DraftStats()),
-        store,
-        port,
-        gpus("outrider_draft_"),
-    ),
+    "draft": (lambda registry: DraftMetrics(registry, INFO, DraftStats()), store, port, gpus("outrider_draft_")),
 }
 
 

@@ -33,9 +33,7 @@ _FORMER_WORDS = {
     *("belief", "beliefs", "believed"),
 }
 """With an underscore before them or without."""
-_SHARED = {
-    *("Comparison", "Fleet", "Question", "Sampled", "Scheduler", "Text", "Times"),
-}
+_SHARED = {*("Comparison", "Fleet", "Question", "Sampled", "Scheduler", "Text", "Times")}
 """Public classes in two modules of the product; no others are."""
 _FORMER_CONSTANT = re.compile(r"_?(MOST|LEAST|FEW)(EST)?_[A-Z_]+")
 

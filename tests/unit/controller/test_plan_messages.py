@@ -7,12 +7,7 @@ from outrider.rpc.v1 import tenants_pb2 as tenants
 from outrider_controller.autoscaler.evidence import Cell, EvidenceKey
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TenantPolicy, TenantSetting
 from outrider_controller.autoscaler.planner import Planner
-from outrider_controller.plan_messages import (
-    decision_from_proto,
-    decision_to_proto,
-    speculation_of,
-    sums_from_proto,
-)
+from outrider_controller.plan_messages import decision_from_proto, decision_to_proto, speculation_of, sums_from_proto
 
 CELL = Cell("acme", "m")
 KNOWN = [(EvidenceKey(*CELL, draft), [100.0, 200.0, 50.0, 80.0, 1.0, 300.0, 150.0, 900.0]) for draft in ("a@1", "b@1")]

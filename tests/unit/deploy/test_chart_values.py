@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 from outrider.rpc.access.roles import ClusterSecret, Role
 
-from tests.unit.deploy.chart import (
-    SCALING,
-    notes,
-    profile,
-    pushed,
-    refused,
-    rendered,
-    rendered_as_given,
-)
+from tests.unit.deploy.chart import SCALING, notes, profile, pushed, refused, rendered, rendered_as_given
 
 _TLS = dict.fromkeys(("gateway", "controller", "target", "draft"), "tls")
 _KEDA = {"enabled": True, "minReplicas": 1, "maxReplicas": 2, "metric": "outrider_x", "threshold": "1"}

@@ -43,11 +43,7 @@ def test_an_opening_arrives_whole() -> None:
     assert (spec.prompt, spec.committed, spec.salt) == ((1, 2, 3), (4,), b"salt")
     assert spec.params == SamplingParams(temperature=0.5, top_k=5, top_p=0.5, min_p=0.25, seed=9)
     assert spec.mode is VerificationMode.COUPLED
-    assert (spec.speculation.max_draft_tokens, spec.max_new_tokens, spec.stop_token_ids) == (
-        5,
-        10,
-        frozenset({2}),
-    )
+    assert (spec.speculation.max_draft_tokens, spec.max_new_tokens, spec.stop_token_ids) == (5, 10, frozenset({2}))
 
 
 def test_events_keep_the_order_of_the_fields() -> None:

@@ -34,19 +34,11 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "phi3": ("phi3", {"sliding_window": None}, {"attention.sliding_window": 0}),
     "olmo2": ("olmo2", {}, {}),
     "smollm3": ("smollm3", {}, {}),
-    "granite": (
-        "granite",
-        {"logits_scaling": 4.0, "attention_multiplier": 0.25},
-        {"logit_scale": 4.0},
-    ),
+    "granite": ("granite", {"logits_scaling": 4.0, "attention_multiplier": 0.25}, {"logit_scale": 4.0}),
     "gemma": ("gemma", {}, {}),
     "gemma3": (
         "gemma3_text",
-        {
-            "query_pre_attn_scalar": WIDTH,
-            "sliding_window": 24,
-            "layer_types": ["sliding_attention", "full_attention"],
-        },
+        {"query_pre_attn_scalar": WIDTH, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]},
         {"attention.sliding_window": 24, "attention.sliding_window_pattern": 2},
     ),
     "qwen2moe": (

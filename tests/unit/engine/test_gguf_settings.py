@@ -25,12 +25,7 @@ from tests.unit.engine.gguf_files import (
 )
 
 TOKENS = [(7 * i * i + 3 * i) % 250 for i in range(60)]
-LLAMA3 = {
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 FACTORS = llama3_factors(WIDTH, 10000.0, LLAMA3)
 SHORT, LONG = [1.0, 1.1, 1.3, 1.6, 2.0, 2.5, 3.0, 4.0], [2.0, 3.0, 5.0, 8.0, 12.0, 16.0, 24.0, 32.0]
 LONGROPE = Setting(
@@ -74,11 +69,7 @@ ROTARY = {
     "longrope": LONGROPE,
 }
 OTHERS = [
-    (
-        "phi3",
-        "half of a head",
-        Setting(keys={"rope.dimension_count": WIDTH // 2}, rope={"partial_rotary_factor": 0.5}),
-    ),
+    ("phi3", "half of a head", Setting(keys={"rope.dimension_count": WIDTH // 2}, rope={"partial_rotary_factor": 0.5})),
     ("phi3", "window", Setting(keys={"attention.sliding_window": 9}, config={"sliding_window": 9})),
     (
         "phi3",

@@ -35,17 +35,13 @@ ANSWERS = {
         '[TOOL_CALLS]sun[ARGS]{"city": "a [TOOL_CALLS] b"}[TOOL_CALLS]rain[CALL_ID]x1[ARGS]{}',
         "Marks are [TOOL_CALLS] and [ARGS].",
     ],
-    "llama3_json": [
-        SUN.replace("arguments", "parameters"),
-        f" {RAIN}; {SUN}",
-        f"So:\n<|python_tag|>{SUN}",
-    ],
+    "llama3_json": [SUN.replace("arguments", "parameters"), f" {RAIN}; {SUN}", f"So:\n<|python_tag|>{SUN}"],
     "pythonic": ["[sun(city='Bern', days=[1, {'a': None}]), rain()]", "[1, 2]", "Say [sun()]"],
     "lfm2": ["So: <|tool_call_start|>[sun(city='Bern', days=(1, 2,)), rain()]<|tool_call_end|>Wait."],
     "olmo3": ["So:\n<function_calls>\nsun(city='Bern', days=[1, {'a': null}])\nrain()\n</function_calls>"],
     "qwen3_coder": [
         "So:\n<tool_call>\n<function=sun>\n<parameter=city>\nBern </parameter> or\n</parameter>\n<parameter=days>\n"
-        "[1]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=rain>\n</function>\n</tool_call>",
+        "[1]\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=rain>\n</function>\n</tool_call>"
     ],
     "seed_oss": ["<seed:tool_call><function=sun><parameter=city>Bern</parameter></function></seed:tool_call>"],
     "minimax_m2": [

@@ -6,14 +6,7 @@ import re
 from importlib.metadata import version
 
 import pytest
-from outrider.protocol.identity import (
-    SPOKEN,
-    ProtocolRange,
-    new_worker_id,
-    own_info,
-    package_version,
-    protocol_problem,
-)
+from outrider.protocol.identity import SPOKEN, ProtocolRange, new_worker_id, own_info, package_version, protocol_problem
 from outrider.rpc.v1 import worker_pb2
 
 

@@ -93,10 +93,7 @@ async def test_silent_sockets_that_take_all_files_cost_nobody_a_connection() -> 
     try:
         # gRPC itself would wait for their first bytes for ever.
         server = create_server(more=[("grpc.server_handshake_timeout_ms", 10**9)])
-        async with (
-            serving(server, "127.0.0.1:0", services=[SERVICE]) as life,
-            create_channel(life.address) as before,
-        ):
+        async with serving(server, "127.0.0.1:0", services=[SERVICE]) as life, create_channel(life.address) as before:
             await check(before, "")
             command = sys.executable, "-c", SILENT, life.address.rpartition(":")[2]
             pipe = asyncio.subprocess.PIPE

@@ -9,13 +9,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from outrider.errors import InvalidRequest
-from outrider.speculation import (
-    Candidate,
-    DraftDistribution,
-    SamplingParams,
-    VerificationMode,
-    propose,
-)
+from outrider.speculation import Candidate, DraftDistribution, SamplingParams, VerificationMode, propose
 from outrider.speculation.noise import Purpose, gumbel, uniform
 from outrider.speculation.proposals import quantize
 from outrider.speculation.sampling import support
@@ -175,13 +169,7 @@ def test_a_ratio_candidate_without_its_own_q_is_refused(changes: dict[str, objec
 
 
 @settings(max_examples=60)
-@given(
-    st.integers(0, 10_000),
-    st.floats(0.2, 3),
-    st.integers(0, VOCAB + 5),
-    st.floats(0.05, 1),
-    st.floats(0, 0.5),
-)
+@given(st.integers(0, 10_000), st.floats(0.2, 3), st.integers(0, VOCAB + 5), st.floats(0.05, 1), st.floats(0, 0.5))
 @example(0, 0.5, 0, 0.9999999999999999, 0.0)
 def test_the_support_is_the_textbook_s(seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 3

@@ -63,9 +63,7 @@ def test_a_longer_training_gives_a_draft_nearer_to_its_target(target: Path, tmp_
 
 
 @pytest.mark.slow
-def test_a_target_whose_head_is_not_its_embedding_teaches_and_the_report_is_the_real_acceptance(
-    tmp_path: Path,
-) -> None:
+def test_a_target_whose_head_is_not_its_embedding_teaches_and_the_report_is_the_real_acceptance(tmp_path: Path) -> None:
     untied = tiny_checkpoint(tmp_path / "target", layers=2, max_context_len=1024, tied=False, seed=3)
     config = distill(untied, tmp_path, 30_000)
     reported = run(config, lambda *_: None)

@@ -127,10 +127,7 @@ def test_answers_that_exist_are_read_and_none_is_written(engine: Engine, tmp_pat
     )
     samples = corpus(engine, tmp_path / "corpus", CorpusConfig(samples=tuple(read_samples(file)), concurrency=8))
     texts = sorted(tiny_tokenizer().decode(sample.token_ids) for sample in samples)
-    assert texts == [
-        CHAT.format("And now?") + "Nothing more.<|im_end|>",
-        CHAT.format("Say it.") + "It.<|im_end|>",
-    ]
+    assert texts == [CHAT.format("And now?") + "Nothing more.<|im_end|>", CHAT.format("Say it.") + "It.<|im_end|>"]
     for sample in samples:
         ids = sample.token_ids[:-1].tolist()
         _, hidden = engine.forward_with_hidden([Row(engine.kv.open([]), ids, len(ids))])
@@ -153,8 +150,7 @@ def split(directory: Path, shards: int) -> tuple[set[tuple[int, ...]], set[tuple
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [each if each in FEW_AND_MANY else pytest.param(each, marks=pytest.mark.slow) for each in range(40)],
+    "seed", [each if each in FEW_AND_MANY else pytest.param(each, marks=pytest.mark.slow) for each in range(40)]
 )
 def test_what_is_kept_back_was_never_learnt_whatever_shard_it_is_in_and_however_the_corpus_has_grown(
     tmp_path: Path, seed: int

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from outrider_controller.autoscaler.evidence import Evidence
-from outrider_controller.autoscaler.rollout import (
-    DEFAULT_SHARE,
-    GIVE_UP_TOKENS,
-    Stage,
-    Trial,
-)
+from outrider_controller.autoscaler.rollout import DEFAULT_SHARE, GIVE_UP_TOKENS, Stage, Trial
 
 from tests.acceptance_process import read
 

@@ -89,13 +89,7 @@ def test_a_revision_tells_weights_quantization_dtype_and_execution_apart(tiny: P
 
     info = load_engine(tiny, EngineConfig(num_blocks=8, dtype="float32")).info
     assert of() == of()
-    found = [
-        of(),
-        of("int8"),
-        of(dtype="bfloat16"),
-        of(execution="native-avx2"),
-        of(execution="native-amx"),
-    ]
+    found = [of(), of("int8"), of(dtype="bfloat16"), of(execution="native-avx2"), of(execution="native-amx")]
     assert len(set(found)) == len(found)
     assert len({one.partition("/")[0] for one in found}) == 2
 

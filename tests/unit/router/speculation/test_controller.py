@@ -9,10 +9,7 @@ from outrider.protocol.rounds import Round
 from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.sequence.speculation import PLAIN, Speculation
 from outrider_controller.router.config import PolicyConfig
-from outrider_controller.router.speculation.controller import (
-    Allowance,
-    SpeculationController,
-)
+from outrider_controller.router.speculation.controller import Allowance, SpeculationController
 from outrider_controller.router.speculation.gain import DraftRecord
 
 CONFIG = PolicyConfig(max_draft_tokens=5, max_wait_us=50_000, silent_commits=3)
