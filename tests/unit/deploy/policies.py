@@ -11,7 +11,9 @@ from tests.unit.deploy.chart import Object, of_kind, pod_specs
 ROLE = "app.kubernetes.io/component"
 NAMESPACE = "kubernetes.io/metadata.name"
 PROTOCOLS = ("TCP", "UDP", "SCTP")
-_ALL = (1 << 65536) - 2
+Ports = int
+"""A set of them: a bit each, those of UDP and SCTP above those of TCP."""
+EVERY: Ports = sum((1 << 65536) - 2 << 65536 * number for number in range(len(PROTOCOLS)))
 
 Range = tuple[str, int, int]
 
@@ -25,36 +27,13 @@ class Peer:
     address: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """A set of ports, a bit each."""
+def port_range(protocol: str, first: int, last: int) -> Ports:
+    return (1 << last - first + 1) - 1 << first + 65536 * PROTOCOLS.index(protocol)
 
-    of: tuple[int, int, int] = (0, 0, 0)
 
-    @classmethod
-    def every(cls) -> Ports:
-        return cls((_ALL, _ALL, _ALL))
-
-    @classmethod
-    def range(cls, protocol: str, first: int, last: int) -> Ports:
-        bits = ((1 << (last - first + 1)) - 1) << first
-        found = [bits if name == protocol else 0 for name in PROTOCOLS]
-        return cls((found[0], found[1], found[2]))
-
-    def __or__(self, other: Ports) -> Ports:
-        a, b = self.of, other.of
-        return Ports((a[0] | b[0], a[1] | b[1], a[2] | b[2]))
-
-    def __and__(self, other: Ports) -> Ports:
-        a, b = self.of, other.of
-        return Ports((a[0] & b[0], a[1] & b[1], a[2] & b[2]))
-
-    def __sub__(self, other: Ports) -> Ports:
-        a, b = self.of, other.of
-        return Ports((a[0] & ~b[0], a[1] & ~b[1], a[2] & ~b[2]))
-
-    def ranges(self) -> list[Range]:
-        return [(name, *ends) for name, bits in zip(PROTOCOLS, self.of, strict=True) for ends in _runs(bits)]
+def ranges(ports: Ports) -> list[Range]:
+    parts = ((name, ports >> 65536 * number & (1 << 65536) - 1) for number, name in enumerate(PROTOCOLS))
+    return [(name, *ends) for name, bits in parts for ends in _runs(bits)]
 
 
 def _runs(bits: int) -> Iterator[tuple[int, int]]:
@@ -74,24 +53,19 @@ def pods(objects: list[Object]) -> dict[str, Peer]:
 
 
 def let_in(objects: list[Object], caller: Peer, called: Peer) -> list[Range]:
-    return _allowed(objects, called, caller, "Ingress", "from").ranges()
+    return ranges(_allowed(objects, called, caller, "Ingress", "from"))
 
 
 def let_out(objects: list[Object], caller: Peer, called: Peer) -> list[Range]:
-    return _allowed(objects, caller, called, "Egress", "to").ranges()
-
-
-def between(objects: list[Object], caller: Peer, called: Peer) -> Ports:
-    """What both ends let through."""
-    return _allowed(objects, caller, called, "Egress", "to") & _allowed(objects, called, caller, "Ingress", "from")
+    return ranges(_allowed(objects, caller, called, "Egress", "to"))
 
 
 def _allowed(objects: list[Object], own: Peer, other: Peer, direction: str, peers: str) -> Ports:
     """Of the policies that choose a pod, whether they say so together; without any, everything."""
     policies = [one for one in of_kind(objects, "NetworkPolicy") if _governs(one, own, direction)]
     if not policies:
-        return Ports.every()
-    allowed = Ports()
+        return EVERY
+    allowed = 0
     for policy in policies:
         for rule in policy["spec"].get(direction.lower()) or []:
             # No peers, or an empty list of them: everybody.
@@ -130,10 +104,10 @@ def _selects(selector: Object, labels: Mapping[str, str]) -> bool:
 def _ports(ports: list[Object] | None) -> Ports:
     """Without a list, or with an empty one: all."""
     if not ports:
-        return Ports.every()
-    found = Ports()
+        return EVERY
+    found = 0
     for port in ports:
         protocol = port.get("protocol", "TCP")
         first = port.get("port")
-        found |= Ports.range(protocol, first or 1, port.get("endPort", first or 65535))
+        found |= port_range(protocol, first or 1, port.get("endPort", first or 65535))
     return found

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
+from collections import defaultdict
 from collections.abc import Callable
+from functools import reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from outrider.rpc.access.roles import Role
 
 from tests.connections import connections
 from tests.unit.deploy.chart import RAY_MODES, Object, of_kind, profile, rendered
-from tests.unit.deploy.policies import ROLE, Peer, Ports, let_in, let_out, pods
+from tests.unit.deploy.policies import EVERY, ROLE, Peer, Ports, let_in, let_out, pods, port_range, ranges
 
 PAGE = Path(__file__).parents[3] / "docs/deploy.md"
 PROCESSES = ("gateway", "controller", "target", "draft")
@@ -25,22 +28,22 @@ Edges = dict[tuple[str, str], Ports]
 def by_the_code(mode: str, routers: int) -> Edges:
     """The connections between roles, and those that are no RPCs: of clients, to Redis, to ops ports."""
     ray = mode in RAY_MODES
-    router = Ports.range("TCP", 32768, 60999) if ray else Ports.range("TCP", 9100, 9099 + routers)
+    router = port_range("TCP", 32768, 60999) if ray else port_range("TCP", 9100, 9099 + routers)
     ports = {Role.ROUTER: router, Role.TARGET: _tcp(9001), Role.DRAFT: _tcp(9001), Role.CONTROL: _tcp(9003)}
     pod = {Role.ROUTER: "controller", Role.CONTROL: "controller", Role.OPERATOR: "operators"}
-    edges: Edges = {}
+    edges: Edges = defaultdict(int)
     for caller, called in connections():
-        _add(edges, pod.get(caller, caller.value), pod.get(called, called.value), ports[called])
-    _add(edges, "clients", "gateway", _tcp(8000, 8001))
+        edges[pod.get(caller, caller.value), pod.get(called, called.value)] |= ports[called]
+    edges["clients", "gateway"] |= _tcp(8000, 8001)
     for role in PROCESSES:
-        _add(edges, role, "redis", _tcp(6379))
+        edges[role, "redis"] |= _tcp(6379)
         ops = _tcp(9009)
         if role == "controller" and not ray:
-            ops |= Ports.range("TCP", 9200, 9199 + routers)
+            ops |= port_range("TCP", 9200, 9199 + routers)
         for caller in ("operators", "prometheus"):
-            _add(edges, caller, role, ops)
+            edges[caller, role] |= ops
     if ray:
-        edges["controller", "controller"] = Ports.every()
+        edges["controller", "controller"] = EVERY
     return edges
 
 
@@ -70,7 +73,7 @@ def by_the_page(mode: str, routers: int) -> Edges:
         :8
     ]
     assert rows[0] == ("from", "to", "port")
-    edges: Edges = {}
+    edges: Edges = defaultdict(int)
     of_routers = ""
     for one, many, cell in rows[1:]:
         clauses: list[str] = []
@@ -84,45 +87,38 @@ def by_the_page(mode: str, routers: int) -> Edges:
         for names, clause in zip(many.split("; "), clauses, strict=True):
             for caller in callers[one]:
                 for role in called[names]:
-                    _add(edges, caller, role, _written(clause, role, routers))
+                    edges[caller, role] |= _written(clause, role, routers)
     return edges
 
 
 def _written(clause: str, role: str, routers: int) -> Ports:
-    ports = Ports()
+    ports = 0
     for word in clause.split(", "):
         if found := re.fullmatch(r"(\d+)( \(\w+\))?", word):
             ports |= _tcp(int(found[1]))
         elif found := re.fullmatch(r"(\d+) to (\d+)", word):
-            ports |= Ports.range("TCP", int(found[1]), int(found[2]))
+            ports |= port_range("TCP", int(found[1]), int(found[2]))
         elif found := re.fullmatch(r"(\d+) and up", word):
             # Of routers, one each.
             first = int(found[1])
-            ports |= Ports.range("TCP", first, first + routers - 1) if role == "controller" else Ports()
+            ports |= port_range("TCP", first, first + routers - 1) if role == "controller" else 0
         elif word == "all ports of its pods":
-            ports |= Ports.every()
+            ports |= EVERY
         else:
             assert word == "one a router", word
     return ports
 
 
 def _tcp(*numbers: int) -> Ports:
-    ports = Ports()
-    for number in numbers:
-        ports |= Ports.range("TCP", number, number)
-    return ports
-
-
-def _add(edges: Edges, caller: str, called: str, ports: Ports) -> None:
-    edges[caller, called] = edges.get((caller, called), Ports()) | ports
+    return sum(port_range("TCP", number, number) for number in numbers)
 
 
 @pytest.mark.parametrize("routers", [1, 4])
 @pytest.mark.parametrize("mode", ["ray", "plain", *RAY_MODES])
 def test_the_page_says_what_the_code_asks_for(mode: str, routers: int) -> None:
     code, page = by_the_code(mode, routers), by_the_page(mode, routers)
-    assert {ends: ports.ranges() for ends, ports in page.items()} == {
-        ends: ports.ranges() for ends, ports in code.items()
+    assert {ends: ranges(ports) for ends, ports in page.items()} == {
+        ends: ranges(ports) for ends, ports in code.items()
     }
 
 
@@ -132,19 +128,18 @@ def differences(objects: list[Object], values: dict[str, Any]) -> list[str]:
     mode, routers = values.get("controller", {}).get("mode", "ray"), values.get("controller", {}).get("routers", 1)
     edges, settings = by_the_code(mode, routers), values.get("networkPolicy", {})
     for number in (8000, 9009):
-        _add(edges, "test", "gateway", _tcp(number))
+        edges["test", "gateway"] |= _tcp(number)
     peers = {**own, **_strangers(own)}
     found = []
     for role, pod in own.items():
         for name, peer in peers.items():
-            asked = Ports()
-            for caller in {name} & own.keys() | _parts(name, peer, settings):
-                asked |= edges.get((caller, role), Ports())
-            if (allowed := let_in(objects, peer, pod)) != asked.ranges():
-                found.append(f"in: {name} → {role}: {allowed}, not {asked.ranges()}")
-            asked = edges.get((role, name), Ports()) | _outward(role, peer, values)
-            if (allowed := let_out(objects, pod, peer)) != asked.ranges():
-                found.append(f"out: {role} → {name}: {allowed}, not {asked.ranges()}")
+            callers = {name} & own.keys() | _parts(name, peer, settings)
+            asked = ranges(reduce(or_, (edges[caller, role] for caller in callers), 0))
+            if (allowed := let_in(objects, peer, pod)) != asked:
+                found.append(f"in: {name} → {role}: {allowed}, not {asked}")
+            asked = ranges(edges[role, name] | _outward(role, peer, values))
+            if (allowed := let_out(objects, pod, peer)) != asked:
+                found.append(f"out: {role} → {name}: {allowed}, not {asked}")
     return found
 
 
@@ -174,8 +169,8 @@ def _parts(name: str, peer: Peer, settings: dict[str, Any]) -> set[str]:
 def _outward(role: str, peer: Peer, values: dict[str, Any]) -> Ports:
     """What a pod may call wherever it is: DNS, models, a Redis elsewhere, collectors."""
     if role == "redis":
-        return Ports()
-    found = Ports.range("UDP", 53, 53) | _tcp(53)
+        return 0
+    found = port_range("UDP", 53, 53) | _tcp(53)
     if role == "test":
         return found
     settings = values.get("networkPolicy", {})

@@ -23,11 +23,12 @@ from torch import Tensor
 
 from tests.unit.drafters.whole_text import chain_of
 from tests.unit.heads.dflash_formula import BLOCK, MASK, Formula
-from tests.unit.heads.test_formats import KNOWN, LAYERS, TAPS, VOCAB, WIDTH
+from tests.unit.heads.test_formats import KNOWN, LAYERS, VOCAB, WIDTH
 from tests.unit.target.harness import opening
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
+TAPS = (2, 4, 5)
 LENGTHS = (22, 2, 9, 41)
 GREEDY = SamplingParams(temperature=0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -108,243 +108,219 @@ class Router:
         return self.registry.get_sample_value(name, labels)
 
 
-@asynccontextmanager
-async def router(fleet: Fleet, **config: Any) -> AsyncIterator[Router]:
+def router(fleet: Fleet, **config: Any) -> Router:
     registry = CollectorRegistry()
     telemetry = RouterTelemetry(registry, NoEvents())
-    yield Router(AdmissionQueue(AdmissionConfig(**config), fleet, telemetry), registry)
+    return Router(AdmissionQueue(AdmissionConfig(**config), fleet, telemetry), registry)
 
 
-def test_who_finds_no_place_waits_for_one() -> None:
-    async def work() -> None:
-        async with router(Fleet([1, 1])) as one:
-            tasks = one.asks(6)
-            await asyncio.sleep(0)
-            assert one.held == (2, 4)
-            assert one.num_accepted == 6
-            assert one.value("outrider_admission_queue_length", tenant="t", model_name="m") == 4
-            await asyncio.gather(*tasks)
-            assert (one.held, len(one.done)) == ((0, 0), 6)
-            assert one.value("outrider_admission_queue_length", tenant="t", model_name="m") == 0
-            # Two at once, two after a second, two after two.
-            assert one.value("outrider_admission_queue_seconds_sum", tenant="t") == pytest.approx(6)
-
-    run_virtually(work(), VirtualLoop())
+def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Runs it in virtual time."""
+    run = lambda: run_virtually(test(), VirtualLoop())  # noqa: E731
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
 
 
-def test_whom_nobody_could_serve_in_time_is_refused_at_once_with_the_time_until_it_may_be() -> None:
-    async def work() -> None:
-        async with router(Fleet([2]), queue_timeout_s=10) as one:
-            await asyncio.gather(*one.asks(2))
-            tasks = one.asks(100)
-            await asyncio.sleep(0)
-            # Two a second, and half of ten seconds: ten wait.
-            assert one.held == (2, 10)
-            assert len(one.refusals) == 88 and all(took_s == 0 for _, took_s, _ in one.refusals)
-            error = one.refusals[0][2]
-            assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED")
-            # Ten wait, and it would be the eleventh.
-            assert error.retry_after_s == pytest.approx(5.5)
-            await asyncio.gather(*tasks)
-            assert len(one.refusals) == 88
-            # Nobody who is refused at once was accepted before.
-            assert one.num_accepted == len(one.done) == 14
-
-    run_virtually(work(), VirtualLoop())
+@virtual
+async def test_who_finds_no_place_waits_for_one() -> None:
+    one = router(Fleet([1, 1]))
+    tasks = one.asks(6)
+    await asyncio.sleep(0)
+    assert one.held == (2, 4)
+    assert one.num_accepted == 6
+    assert one.value("outrider_admission_queue_length", tenant="t", model_name="m") == 4
+    await asyncio.gather(*tasks)
+    assert (one.held, len(one.done)) == ((0, 0), 6)
+    assert one.value("outrider_admission_queue_length", tenant="t", model_name="m") == 0
+    # Two at once, two after a second, two after two.
+    assert one.value("outrider_admission_queue_seconds_sum", tenant="t") == pytest.approx(6)
 
 
-def test_who_is_refused_by_full_targets_is_told_when_a_place_becomes_free() -> None:
-    async def work() -> None:
-        async with router(Fleet([2])) as one:
-            await asyncio.gather(*one.asks(2, seconds=4))
-            tasks = one.asks(2, seconds=4)
-            await asyncio.sleep(0)
-            # Nobody waits; one of two ends every other second.
-            assert one.queue.retry_after_s(a_request(tenant="new")) == pytest.approx(2)
-            await asyncio.gather(*tasks)
-
-    run_virtually(work(), VirtualLoop())
-
-
-def test_a_request_waits_half_of_its_deadline() -> None:
-    async def work() -> None:
-        async with router(Fleet([1]), queue_timeout_s=10) as one:
-            holding = one.asks(1, seconds=60)
-            await asyncio.gather(*one.asks(1, deadline_s=2.0), *one.asks(1, deadline_s=0.5), *one.asks(1))
-            took_s = sorted(took_s for _, took_s, _ in one.refusals)
-            assert took_s == pytest.approx([0.25, 1.0, 10.0])
-            assert {error.reason for *_, error in one.refusals} == {"QUEUE_TIMEOUT"}
-            assert all(error.retry_after_s for *_, error in one.refusals)
-            await asyncio.gather(*holding)
-            assert one.held == (0, 0)
-
-    run_virtually(work(), VirtualLoop())
+@virtual
+async def test_whom_nobody_could_serve_in_time_is_refused_at_once_with_the_time_until_it_may_be() -> None:
+    one = router(Fleet([2]), queue_timeout_s=10)
+    await asyncio.gather(*one.asks(2))
+    tasks = one.asks(100)
+    await asyncio.sleep(0)
+    # Two a second, and half of ten seconds: ten wait.
+    assert one.held == (2, 10)
+    assert len(one.refusals) == 88 and all(took_s == 0 for _, took_s, _ in one.refusals)
+    error = one.refusals[0][2]
+    assert (error.code, error.reason) == (Code.RESOURCE_EXHAUSTED, "OVERLOADED")
+    # Ten wait, and it would be the eleventh.
+    assert error.retry_after_s == pytest.approx(5.5)
+    await asyncio.gather(*tasks)
+    assert len(one.refusals) == 88
+    # Nobody who is refused at once was accepted before.
+    assert one.num_accepted == len(one.done) == 14
 
 
-def test_a_client_that_leaves_frees_its_place_and_its_turn() -> None:
-    async def work() -> None:
-        async with router(Fleet([1])) as one:
-            holding, leaving, last = one.asks(1, seconds=60) + one.asks(1) + one.asks(1)
-            await asyncio.sleep(1)
-            for task in (leaving, holding):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
-            await asyncio.sleep(0)
-            assert one.held == (1, 0)
-            await last
-            assert one.held == (0, 0)
-
-    run_virtually(work(), VirtualLoop())
+@virtual
+async def test_who_is_refused_by_full_targets_is_told_when_a_place_becomes_free() -> None:
+    one = router(Fleet([2]))
+    await asyncio.gather(*one.asks(2, seconds=4))
+    tasks = one.asks(2, seconds=4)
+    await asyncio.sleep(0)
+    # Nobody waits; one of two ends every other second.
+    assert one.queue.retry_after_s(a_request(tenant="new")) == pytest.approx(2)
+    await asyncio.gather(*tasks)
 
 
-def test_a_full_queue_makes_room_for_a_tenant_that_has_less_in_it() -> None:
-    async def work() -> None:
-        async with router(Fleet([1]), max_queued=3) as one:
-            tasks = one.asks(4, "greedy") + one.asks(1, "quiet")
-            await asyncio.sleep(0)
-            assert one.held == (1, 3)
-            tasks += one.asks(1, "greedy")
-            await asyncio.gather(*tasks)
-            assert [tenant for tenant, *_ in one.refusals] == ["greedy", "greedy"]
-            assert "quiet" in one.done
-
-    run_virtually(work(), VirtualLoop())
-
-
-def test_what_another_router_had_begun_does_not_wait() -> None:
-    async def work() -> None:
-        async with router(Fleet([1])) as one:
-            tasks = one.asks(2) + one.asks(1, "moved", committed=(5,))
-            await asyncio.sleep(0)
-            assert one.held == (2, 1)
-            await asyncio.gather(*tasks)
-            assert one.done[:2] == ["t", "moved"]
-
-    run_virtually(work(), VirtualLoop())
+@virtual
+async def test_a_request_waits_half_of_its_deadline() -> None:
+    one = router(Fleet([1]), queue_timeout_s=10)
+    holding = one.asks(1, seconds=60)
+    await asyncio.gather(*one.asks(1, deadline_s=2.0), *one.asks(1, deadline_s=0.5), *one.asks(1))
+    took_s = sorted(took_s for _, took_s, _ in one.refusals)
+    assert took_s == pytest.approx([0.25, 1.0, 10.0])
+    assert {error.reason for *_, error in one.refusals} == {"QUEUE_TIMEOUT"}
+    assert all(error.retry_after_s for *_, error in one.refusals)
+    await asyncio.gather(*holding)
+    assert one.held == (0, 0)
 
 
-def test_places_that_other_routers_have_taken_are_not_there() -> None:
-    async def work() -> None:
-        fleet = Fleet([4], elsewhere=3)
-        async with router(fleet) as one:
-            tasks = one.asks(3)
-            await asyncio.sleep(0)
-            assert one.held == (1, 2)
-            fleet.elsewhere = 2
-            one.queue.fleet_changed()
-            assert one.held == (2, 1)
-            await asyncio.gather(*tasks)
-
-    run_virtually(work(), VirtualLoop())
-
-
-def test_what_runs_at_a_target_that_drains_takes_no_place_at_the_others() -> None:
-    async def work() -> None:
-        fleet = Fleet([2, 2])
-        async with router(fleet) as one:
-            tasks = one.asks(6)
-            await asyncio.sleep(0)
-            assert one.held == (4, 2)
-            fleet.places, fleet.leaving = [2], 2
-            one.queue.fleet_changed()
-            assert one.held == (4, 2)
-            fleet.places = [2, 2]
-            one.queue.fleet_changed()
-            assert one.held == (6, 0)
-            await asyncio.gather(*tasks)
-
-    run_virtually(work(), VirtualLoop())
+@virtual
+async def test_a_client_that_leaves_frees_its_place_and_its_turn() -> None:
+    one = router(Fleet([1]))
+    holding, leaving, last = one.asks(1, seconds=60) + one.asks(1) + one.asks(1)
+    await asyncio.sleep(1)
+    for task in (leaving, holding):
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    await asyncio.sleep(0)
+    assert one.held == (1, 0)
+    await last
+    assert one.held == (0, 0)
 
 
-def test_where_no_target_is_left_whoever_waits_is_let_go_to_look_for_one() -> None:
-    async def work() -> None:
-        fleet = Fleet([1])
-        async with router(fleet) as one:
-            tasks = one.asks(5)
-            await asyncio.sleep(0)
-            fleet.places = []
-            one.queue.fleet_changed()
-            assert one.held == (5, 0)
-            await asyncio.gather(*tasks)
-
-    run_virtually(work(), VirtualLoop())
+@virtual
+async def test_a_full_queue_makes_room_for_a_tenant_that_has_less_in_it() -> None:
+    one = router(Fleet([1]), max_queued=3)
+    tasks = one.asks(4, "greedy") + one.asks(1, "quiet")
+    await asyncio.sleep(0)
+    assert one.held == (1, 3)
+    tasks += one.asks(1, "greedy")
+    await asyncio.gather(*tasks)
+    assert [tenant for tenant, *_ in one.refusals] == ["greedy", "greedy"]
+    assert "quiet" in one.done
 
 
-def test_a_router_carries_no_more_than_it_may_however_large_the_fleet_is() -> None:
-    async def work() -> None:
-        async with router(Fleet([0, 100]), max_sessions=3) as one:
-            tasks = one.asks(5)
-            await asyncio.sleep(0)
-            assert one.held == (3, 2)
-            await asyncio.gather(*tasks)
+@virtual
+async def test_what_another_router_had_begun_does_not_wait() -> None:
+    one = router(Fleet([1]))
+    tasks = one.asks(2) + one.asks(1, "moved", committed=(5,))
+    await asyncio.sleep(0)
+    assert one.held == (2, 1)
+    await asyncio.gather(*tasks)
+    assert one.done[:2] == ["t", "moved"]
 
-    run_virtually(work(), VirtualLoop())
+
+@virtual
+async def test_places_that_other_routers_have_taken_are_not_there() -> None:
+    fleet = Fleet([4], elsewhere=3)
+    one = router(fleet)
+    tasks = one.asks(3)
+    await asyncio.sleep(0)
+    assert one.held == (1, 2)
+    fleet.elsewhere = 2
+    one.queue.fleet_changed()
+    assert one.held == (2, 1)
+    await asyncio.gather(*tasks)
 
 
-def test_who_would_find_no_room_in_a_kv_cache_waits_here_where_turns_are_fair() -> None:
+@virtual
+async def test_what_runs_at_a_target_that_drains_takes_no_place_at_the_others() -> None:
+    fleet = Fleet([2, 2])
+    one = router(fleet)
+    tasks = one.asks(6)
+    await asyncio.sleep(0)
+    assert one.held == (4, 2)
+    fleet.places, fleet.leaving = [2], 2
+    one.queue.fleet_changed()
+    assert one.held == (4, 2)
+    fleet.places = [2, 2]
+    one.queue.fleet_changed()
+    assert one.held == (6, 0)
+    await asyncio.gather(*tasks)
+
+
+@virtual
+async def test_where_no_target_is_left_whoever_waits_is_let_go_to_look_for_one() -> None:
+    fleet = Fleet([1])
+    one = router(fleet)
+    tasks = one.asks(5)
+    await asyncio.sleep(0)
+    fleet.places = []
+    one.queue.fleet_changed()
+    assert one.held == (5, 0)
+    await asyncio.gather(*tasks)
+
+
+@virtual
+async def test_a_router_carries_no_more_than_it_may_however_large_the_fleet_is() -> None:
+    one = router(Fleet([0, 100]), max_sessions=3)
+    tasks = one.asks(5)
+    await asyncio.sleep(0)
+    assert one.held == (3, 2)
+    await asyncio.gather(*tasks)
+
+
+@virtual
+async def test_who_would_find_no_room_in_a_kv_cache_waits_here_where_turns_are_fair() -> None:
     """Each request takes 100 tokens, 97 of them its answer's."""
-
-    async def work() -> None:
-        async with router(Fleet([50], num_blocks=40)) as one:
-            tasks = one.asks(6)
-            await asyncio.sleep(0)
-            assert one.held == (4, 2)
-            await asyncio.gather(*tasks)
-            assert one.held == (0, 0)
-
-    run_virtually(work(), VirtualLoop())
+    one = router(Fleet([50], num_blocks=40))
+    tasks = one.asks(6)
+    await asyncio.sleep(0)
+    assert one.held == (4, 2)
+    await asyncio.gather(*tasks)
+    assert one.held == (0, 0)
 
 
-def test_requests_that_share_a_prefix_take_what_the_target_says_they_take() -> None:
-    async def work() -> None:
-        fleet = Fleet([50], num_blocks=40)
-        async with router(fleet, queue_timeout_s=1000.0) as one:
-            tasks = one.asks(12, seconds=60)
-            await asyncio.sleep(5)
-            assert one.held == (4, 8)
-            # They hold a tenth of what was thought; their answers may yet grow.
-            fleet.free_blocks = 38
-            one.queue.fleet_changed()
-            assert one.held == (5, 7)
-            await asyncio.sleep(5)
-            one.queue.fleet_changed()
-            assert one.held == (6, 6)
-            await asyncio.gather(*tasks)
-
-    run_virtually(work(), VirtualLoop())
+@virtual
+async def test_requests_that_share_a_prefix_take_what_the_target_says_they_take() -> None:
+    fleet = Fleet([50], num_blocks=40)
+    one = router(fleet, queue_timeout_s=1000.0)
+    tasks = one.asks(12, seconds=60)
+    await asyncio.sleep(5)
+    assert one.held == (4, 8)
+    # They hold a tenth of what was thought; their answers may yet grow.
+    fleet.free_blocks = 38
+    one.queue.fleet_changed()
+    assert one.held == (5, 7)
+    await asyncio.sleep(5)
+    one.queue.fleet_changed()
+    assert one.held == (6, 6)
+    await asyncio.gather(*tasks)
 
 
-def test_shares_hold_over_several_routers() -> None:
+@virtual
+async def test_shares_hold_over_several_routers() -> None:
     """Two routers before one target of 20 places. Each knows of the other what the target reports, a second later."""
     rotation = Rotation()
+    fleets = {name: Fleet([20], num_routers=2) for name in ("one", "other")}
+    one, other = router(fleets["one"]), router(fleets["other"])
+    routers = {"one": one, "other": other}
 
-    async def work() -> None:
-        fleets = {name: Fleet([20], num_routers=2) for name in ("one", "other")}
-        async with router(fleets["one"]) as one, router(fleets["other"]) as other:
-            routers = {"one": one, "other": other}
+    async def client(tenant: str, weight: float) -> None:
+        while True:
+            await routers[rotation.choose(routers, 0.0, tenant) or ""].ask(tenant, 0.5, weight=weight)
+            # Who is refused asks again.
+            await asyncio.sleep(0.05)
 
-            async def client(tenant: str, weight: float) -> None:
-                while True:
-                    await routers[rotation.choose(routers, 0.0, tenant) or ""].ask(tenant, 0.5, weight=weight)
-                    # Who is refused asks again.
-                    await asyncio.sleep(0.05)
+    async def report() -> None:
+        while True:
+            await asyncio.sleep(1)
+            fleets["one"].elsewhere, fleets["other"].elsewhere = other.held[0], one.held[0]
+            one.queue.fleet_changed()
+            other.queue.fleet_changed()
 
-            async def report() -> None:
-                while True:
-                    await asyncio.sleep(1)
-                    fleets["one"].elsewhere, fleets["other"].elsewhere = other.held[0], one.held[0]
-                    one.queue.fleet_changed()
-                    other.queue.fleet_changed()
-
-            clients = [client(*who) for who in (("double", 2.0), ("single", 1.0)) for _ in range(40)]
-            tasks = [asyncio.create_task(work) for work in (*clients, report())]
-            await asyncio.sleep(60)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            done = Counter(one.done + other.done)
-            assert done["double"] / done["single"] == pytest.approx(2, rel=0.15)
-            assert done.total() > 0.9 * 60 * 20 / 0.5
-
-    run_virtually(work(), VirtualLoop())
+    clients = [client(*who) for who in (("double", 2.0), ("single", 1.0)) for _ in range(40)]
+    tasks = [asyncio.create_task(work) for work in (*clients, report())]
+    await asyncio.sleep(60)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    done = Counter(one.done + other.done)
+    assert done["double"] / done["single"] == pytest.approx(2, rel=0.15)
+    assert done.total() > 0.9 * 60 * 20 / 0.5
