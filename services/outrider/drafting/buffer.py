@@ -45,11 +45,6 @@ class DraftBuffer:
         return [*self._left().values(), *self._looked_up.values()]
 
     @property
-    def num_sent(self) -> int:
-        """How far the longest guess of a draft worker reaches."""
-        return max(map(self._reach, self._sent.values()), default=0)
-
-    @property
     def chain(self) -> DraftTree | None:
         """All that is buffered, if it is one chain. It may begin with committed tokens."""
         if len(self._sent) + len(self._looked_up) != 1:

@@ -245,7 +245,7 @@ def test_a_stop_string_is_found_across_tokens_and_inside_a_split_character() -> 
     ids = TOKENIZER.backend_tokenizer.encode("ab€!c").ids
     output = Output(TOKENS, ["€!"], frozenset(), len(ids) + 1)
     piece = output.push(ids)
-    assert (piece.text, piece.finish_reason, output.matched_stop) == ("ab", "stop", "€!")
+    assert (piece.content, output.finish_reason, output.matched_stop) == ("ab", "stop", "€!")
 
 
 @settings(max_examples=50)
@@ -255,5 +255,5 @@ def test_sixteen_stops_of_full_length_cost_no_correctness(ids: list[int], stops:
     output = Output(TOKENS, long_stops, frozenset(), len(ids) + 1)
     text = TOKENIZER.decode(ids, skip_special_tokens=True)
     piece = output.push(ids)
-    whole = piece if piece.finish_reason else output.end("length", piece)
-    assert whole.text == text[: first_stop(text, long_stops)]
+    whole = piece if output.finish_reason else output.end("length", piece)
+    assert whole.content == text[: first_stop(text, long_stops)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from outrider.errors import InternalError
 from outrider.gateway.generation.observer import RequestObserver
-from outrider.gateway.generation.output import FinishReason, Output, Piece, parser_of
+from outrider.gateway.generation.output import FinishReason, Output, parser_of
 from outrider.gateway.generation.requests import ChatPrompt, Generation, Options, Prompt
 from outrider.gateway.generation.stats import AnswerFinish, RunningStats, Usage
 from outrider.gateway.tenants.admission import Kept
@@ -178,34 +178,27 @@ class Answer:
 
     def take(self, response: router_pb2.RouteResponse, now_s: float) -> Chunk:
         """Adds one round's tokens, up to the end of the answer."""
-        self.stats.generated_by(response.model_revision, len(self.output.token_ids))
+        num_before = len(self.output.token_ids)
+        self.stats.generated_by(response.model_revision, num_before)
         self.stats.add_round(response)
-        piece = self.output.push(response.token_ids)
-        if piece.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
-            piece = self._ended_by_router(piece, response.finish_reason)
-        self.prediction.extend(piece.token_ids)
-        self.stats.add_tokens(len(piece.token_ids), now_s)
+        delta = self.output.push(response.token_ids)
+        if self.output.finish_reason is None and response.finish_reason != sequence_pb2.FINISH_REASON_UNSPECIFIED:
+            self.output.end(_reason_of(response), delta)
+        token_ids = tuple(self.output.token_ids[num_before:])
+        self.prediction.extend(token_ids)
+        self.stats.add_tokens(len(token_ids), now_s)
         if self.options.asked_logprobs and len(response.logprobs) != len(response.token_ids):
             given = len(response.logprobs), len(response.token_ids)
             log.error("the router gave %d log probabilities for %d tokens", *given, extra=self.about)
             raise InternalError("the router gave too few log probabilities")
-        found = response.logprobs[: len(piece.token_ids)]
-        return self.chunk(piece, response.num_accepted, now_s, found, response.prompt_logprobs)
+        num_accepted, logprobs = min(response.num_accepted, len(token_ids)), response.logprobs[: len(token_ids)]
+        return Chunk(delta, token_ids, num_accepted, self.finish(now_s), logprobs, response.prompt_logprobs)
 
-    def chunk(
-        self,
-        piece: Piece,
-        num_accepted: int,
-        now_s: float,
-        found: Sequence[sequence_pb2.TokenLogprobs] = (),
-        of_prompt: Sequence[sequence_pb2.TokenLogprobs] = (),
-    ) -> Chunk:
-        finish = None
-        if piece.finish_reason is not None:
-            summary = self.stats.summary(now_s)
-            finish = AnswerFinish(piece.finish_reason, self.usage, summary, self.output.matched_stop, self._receipt())
-        num_accepted = min(num_accepted, len(piece.token_ids))
-        return Chunk(piece.delta, piece.token_ids, num_accepted, finish, found, of_prompt)
+    def finish(self, now_s: float) -> AnswerFinish | None:
+        """None: it has not ended yet."""
+        if (reason := self.output.finish_reason) is None:
+            return None
+        return AnswerFinish(reason, self.usage, self.stats.summary(now_s), self.output.matched_stop, self._receipt())
 
     def _receipt(self) -> str:
         if not self.options.receipt:
@@ -213,11 +206,13 @@ class Answer:
         receipt = receipt_of(self.route_request(), self.options.stop, self.stats.revisions, self.stats.draft_kinds)
         return self.receipt_key.sign(receipt)
 
-    def _ended_by_router(self, piece: Piece, reason: sequence_pb2.FinishReason.ValueType) -> Piece:
-        if reason not in (sequence_pb2.FINISH_REASON_STOP, sequence_pb2.FINISH_REASON_LENGTH):
-            raise InternalError(f"the router ended the request with finish reason {reason}")
-        ours: FinishReason = "stop" if reason == sequence_pb2.FINISH_REASON_STOP else "length"
-        return self.output.end(ours, piece)
+
+def _reason_of(response: router_pb2.RouteResponse) -> FinishReason:
+    """Why the router ended the answer."""
+    reason = response.finish_reason
+    if reason not in (sequence_pb2.FINISH_REASON_STOP, sequence_pb2.FINISH_REASON_LENGTH):
+        raise InternalError(f"the router ended the request with finish reason {reason}")
+    return "stop" if reason == sequence_pb2.FINISH_REASON_STOP else "length"
 
 
 @dataclass(frozen=True, slots=True)

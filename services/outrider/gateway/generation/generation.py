@@ -229,11 +229,10 @@ class Generator:
 
     async def _run(self, answer: Answer) -> AsyncGenerator[Chunk, None]:
         observer = answer.observer
-        piece = answer.output.resume(answer.generation.resume_token_ids)
-        if piece.finish_reason is not None:
-            chunk = answer.chunk(piece, 0, self.clock())
-            observer.chunk(len(piece.token_ids), chunk.finish, self.clock())
-            yield chunk
+        delta = answer.output.resume(answer.generation.resume_token_ids)
+        if (finish := answer.finish(self.clock())) is not None:
+            observer.chunk(0, finish, self.clock())
+            yield Chunk(delta, (), 0, finish)
             return
         answer.stats.submitted_s = self.clock()
         async with aclosing(self._rounds(answer)) as rounds:

@@ -25,22 +25,10 @@ from outrider.token_bytes import TokenBytes
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    delta: Delta
-    """Of an answer that is not read as a message, only content."""
-    token_ids: tuple[int, ...]
-    """Shorter than the round if the answer ended within it."""
-    finish_reason: FinishReason | None = None
-
-    @property
-    def text(self) -> str:
-        return self.delta.content
-
-
 @dataclass(slots=True)
 class Output:
-    """Ends at the first of a stop token, a stop string and max_tokens, also within a round."""
+    """Ends at the first of a stop token, a stop string and max_tokens, also within a round. What the client may see of
+    one that is not read as a message is only content."""
 
     token_bytes: TokenBytes
     stop: Sequence[str]
@@ -61,37 +49,37 @@ class Output:
         self._detokeniser = Detokeniser(self.token_bytes)
         self._stops = StopMatcher(self.stop)
 
-    def resume(self, token_ids: Sequence[int]) -> Piece:
+    def resume(self, token_ids: Sequence[int]) -> Delta:
         """Adds tokens that the client already has, and drops their certain text. Text that was held back still is.
 
-        The piece has text and a reason only if the answer had ended with these tokens.
+        There is text only if the answer had ended with these tokens.
         """
         for token_id in token_ids:
             reason = self._advance(token_id, Delta())
             if reason is not None:
-                return self.end(reason, Piece(Delta(), ()))
-        return Piece(Delta(), ())
+                return self.end(reason, Delta())
+        return Delta()
 
-    def push(self, token_ids: Sequence[int]) -> Piece:
-        """Adds the tokens of one round, in order. Not to be called after the end of the answer."""
+    def push(self, token_ids: Sequence[int]) -> Delta:
+        """Adds the tokens of one round, in order, up to the end of the answer. Not to be called after that."""
         delta = Delta()
-        for num_kept, token_id in enumerate(token_ids, start=1):
+        for token_id in token_ids:
             reason = self._advance(token_id, delta)
             if reason is not None:
-                return self.end(reason, Piece(delta, tuple(token_ids[:num_kept])))
+                return self.end(reason, delta)
         delta.merge()
-        return Piece(delta, tuple(token_ids))
+        return delta
 
-    def end(self, reason: FinishReason, last: Piece) -> Piece:
+    def end(self, reason: FinishReason, last: Delta) -> Delta:
         """Ends the answer. Returns its last piece with what was still held back, which may have a stop string too."""
         if not self._stops.stop:
-            self._show(self._detokeniser.flush(), last.delta)
+            self._show(self._detokeniser.flush(), last)
             if self.parser is not None:
-                self._take(self.parser.finish(cut=reason == "length"), last.delta)
-            last.delta.content += self._stops.flush()
-        last.delta.merge()
+                self._take(self.parser.finish(cut=reason == "length"), last)
+            last.content += self._stops.flush()
+        last.merge()
         self.finish_reason = "stop" if self._stops.stop else reason
-        return Piece(last.delta, last.token_ids, self.finish_reason)
+        return last
 
     def _advance(self, token_id: int, delta: Delta) -> FinishReason | None:
         """Adds a token, and what is certain now to `delta`."""
