@@ -62,9 +62,14 @@ class ChainHead:
     table: Tensor
     kind: str = "mtp"
     taps: tuple[int, ...] = ()
+    other_taps: tuple[int, ...] = ()
     token_map: Tensor | None = None
     recurrent: bool = True
     lookahead: int = 1
+
+    @property
+    def logits_width(self) -> int:
+        return self.table.shape[1]
 
     def features(self, states: Tensor) -> Tensor:
         return states
