@@ -31,6 +31,11 @@ TORCH = os.environ.get("TORCH", "torch==2.13.0")
 START_S = 120
 
 
+@pytest.fixture
+def quick_clients() -> None:
+    """pip asks the internet."""
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("wheel")
