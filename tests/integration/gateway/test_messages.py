@@ -1,7 +1,11 @@
-"""`/v1/messages` through Anthropic's own client, and as Claude Code asks."""
+"""`/v1/messages` through Anthropic's own client, and as Claude Code asks.
+
+The client is imported where it is used: that takes more than a second, and most processes only collect these tests.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,10 +29,6 @@ from tests.integration.gateway.scripted_router import (
 )
 from tests.integration.gateway.test_tools import prompt_of
 
-anthropic = pytest.importorskip("anthropic")
-from anthropic.types import Message, RawMessageStreamEvent  # noqa: E402
-
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 HI: Any = {"role": "user", "content": "Hm?"}
 CITY: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER: Any = {"name": "weather", "description": "Now.", "input_schema": CITY}
@@ -44,7 +44,8 @@ class Asking:
 
     def __init__(self, address: str, router: ScriptedRouter, tokenizer: ModelTokenizer) -> None:
         self.router, self._tokenizer = router, tokenizer
-        self.client = anthropic.AsyncAnthropic(base_url=f"http://{address}", api_key="none", max_retries=0)
+        self.library = pytest.importorskip("anthropic")
+        self.client = self.library.AsyncAnthropic(base_url=f"http://{address}", api_key="none", max_retries=0)
         self.http = httpx.AsyncClient(base_url=f"http://{address}/v1", timeout=60)
 
     async def create(self, **fields: Any) -> Any:
@@ -108,16 +109,6 @@ async def test_a_whole_answer_has_its_text_its_end_and_its_usage(ask: Any, token
     assert (asked.sampling.temperature, asked.stopping.max_new_tokens) == (0, 50)
 
 
-async def test_the_sync_client_gets_the_same(ask: Any) -> None:
-    import asyncio
-
-    async with ask("Fine.") as asking:
-        with anthropic.Anthropic(base_url=str(asking.client.base_url), api_key="none", max_retries=0) as client:
-            make = client.messages.create
-            answer = await asyncio.to_thread(make, model=MODEL, max_tokens=50, messages=[HI])
-    assert answer.content[0].text == "Fine."
-
-
 async def test_every_option_of_sampling_reaches_the_router(ask: Any) -> None:
     async with ask() as asking:
         await asking.create(extra_body={"temperature": 0.5, "top_p": 0.25, "top_k": 7.0})
@@ -151,6 +142,13 @@ async def test_the_reason_of_the_end_is_named(ask: Any) -> None:
 # Streams
 
 
+@functools.cache
+def event_type() -> TypeAdapter[Any]:
+    from anthropic.types import RawMessageStreamEvent
+
+    return TypeAdapter(RawMessageStreamEvent)
+
+
 @pytest.mark.parametrize(
     ("said", "kinds"),
     [
@@ -171,11 +169,11 @@ async def test_a_stream_has_anthropics_events_in_their_order_and_adds_up_to_the_
         async with asking.client.messages.stream(model=MODEL, max_tokens=400, messages=[HI], **fields) as stream:
             final = await stream.get_final_message()
     events = [dict(line.split(": ", 1) for line in event.split("\n")) for event in raw.strip().split("\n\n")]
-    for event in events:
-        data = json.loads(event["data"])
-        assert data["type"] == event["event"]
+    for each in events:
+        data = json.loads(each["data"])
+        assert data["type"] == each["event"]
         if data["type"] != "ping":
-            EVENT.validate_python(data, strict=True)
+            event_type().validate_python(data, strict=True)
     names = list(dict.fromkeys(_named(event) for event in events))
     expected = ["message_start"]
     for i, kind in enumerate(kinds):
@@ -198,7 +196,7 @@ def _named(event: dict[str, str]) -> str:
     return " ".join(str(part) for part in (data["type"], data.get("index"), inner.get("type")) if part is not None)
 
 
-def _plain(message: Message) -> Any:
+def _plain(message: Any) -> Any:
     found = message.model_dump(exclude={"id": True, "parsed_output": True})
     for block in found["content"]:
         for name in ("id", "parsed_output"):
@@ -213,7 +211,7 @@ async def test_an_error_in_mid_stream_is_anthropics_event(ask: Any) -> None:
 
     async with ask() as asking:
         asking.router.script = breaking
-        with pytest.raises(anthropic.APIStatusError, match="all targets are gone") as caught:
+        with pytest.raises(asking.library.APIStatusError, match="all targets are gone") as caught:
             async with asking.client.messages.stream(model=MODEL, max_tokens=9, messages=[HI]) as stream:
                 await stream.get_final_message()
     assert caught.value.body["error"]["type"] == "overloaded_error"
@@ -409,9 +407,9 @@ async def test_what_is_wrong_is_refused_by_name(ask: Any) -> None:
 
 async def test_errors_are_those_of_anthropics_client(ask: Any) -> None:
     async with ask() as asking:
-        with pytest.raises(anthropic.NotFoundError) as unknown:
+        with pytest.raises(asking.library.NotFoundError) as unknown:
             await asking.create(model="nobody")
-        with pytest.raises(anthropic.BadRequestError, match="maximum context length"):
+        with pytest.raises(asking.library.BadRequestError, match="maximum context length"):
             await asking.create(messages=[{"role": "user", "content": "a" * 9000}])
         version = await asking.http.post("/messages", json={}, headers={"anthropic-version": "2023-01-01"})
         method, kind = await asking.http.get("/messages"), await asking.http.post("/messages", content=b"{}")
