@@ -157,7 +157,7 @@ async def undisturbed(address: str) -> AsyncIterator[list[list[int]]]:
         async def keep_asking() -> None:
             while True:
                 await ask()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.1)
 
         await ask()
         asking = asyncio.create_task(keep_asking())
