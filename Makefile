@@ -67,11 +67,13 @@ $(VLLM)/.ready: pyproject.toml hatch_build.py
 	echo "import sys; sys.path.insert(0, '$(CURDIR)/tests/vllm/on_cpus'); import outrider_on_cpus; del sys.path[0]" > $$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outrider_on_cpus.pth
 	touch $@
 
-# The next release of vLLM, which has no build for CPUs here: its Python files with the compiled parts of this one.
+# The next release of vLLM, which has no build for CPUs here: its Python files with the compiled parts of this one, and
+# what its server needs that this one's does not.
 VLLM_NEXT := build/vllm-next
 VLLM_NEXT_RELEASE ?= 0.33.0
 
 $(VLLM_NEXT)/.ready: $(VLLM)/.ready
+	$(VLLM_PIP) "orjson>=3.11.6"
 	$(VLLM)/bin/python -m pip download --quiet --disable-pip-version-check --no-deps -d $(VLLM_NEXT)/wheel vllm==$(VLLM_NEXT_RELEASE)
 	$(VLLM)/bin/python tests/vllm/on_cpus/next_release.py $(VLLM_NEXT)/wheel/*.whl $(VLLM_NEXT)/site
 	touch $@
