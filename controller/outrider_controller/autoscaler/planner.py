@@ -59,7 +59,8 @@ class Planner:
         return {cell: decision for cell in cells if (decision := find(cell)) is not None}
 
     def _expect(self, tenants: Mapping[str, TenantPolicy], fleet: Fleet) -> None:
-        """Expects each known tenant with every draft of its targets, and each tenant with a policy at every target."""
+        """Expects each known tenant with every draft of its targets, and each tenant with a policy at every target: of
+        one without any draft nobody knows yet what its workers draft themselves."""
         drafts = tuple((target, state.drafts | state.candidates) for target, state in fleet.items())
         if self._planned_for == (now := (drafts, frozenset(tenants), len(self.estimator.cells))):
             return
@@ -69,7 +70,7 @@ class Planner:
         self.estimator.expect(
             EvidenceKey(tenant, target, draft)
             for target, versions in drafts
-            for draft in sorted(versions)
-            for tenant in sorted(known[target])
+            for draft in sorted(versions) or [""]
+            for tenant in sorted(known[target] if versions else tenants)
         )
         self._planned_for = (*now[:2], len(self.estimator.cells))

@@ -13,7 +13,7 @@ from outrider.rpc.v1 import sequence_pb2 as sequence
 from outrider.rpc.v1 import worker_pb2 as worker
 from outrider_controller.autoscaler.evidence import Cell, EvidenceKey, own_drafts_of
 from outrider_controller.autoscaler.plan import Decision, Mode, Reason, TargetState, TenantPolicy, TenantSetting
-from outrider_controller.autoscaler.planner import ANYBODY
+from outrider_controller.autoscaler.planner import ANYBODY, Planner
 from outrider_controller.plan_messages import draft_version
 from outrider_controller.router.config import PolicyConfig
 from outrider_controller.router.request.checks import Request
@@ -187,11 +187,15 @@ def test_what_a_target_makes_itself_is_allowed_until_a_router_has_seen_what_it_s
 def test_what_an_operator_has_set_holds_where_no_draft_worker_fits_the_target(
     set_by_operator: TenantPolicy, tokens: int, always: bool
 ) -> None:
-    """Then only the target's own drafts are planned."""
-    decision = Decision(Mode.ON, Reason.SAVES, (("ngram", 1.0),), set_by_operator)
-    policy = Policy(PolicyConfig(), decisions={Cell("t", own_drafts_of("m")): decision})
-    allowance = policy.allowance(a_request())
-    assert (allowance.max_own_draft_tokens, allowance.always_draft) == (tokens, always)
+    """Then only the target's own drafts are planned; at first no router has seen any."""
+    planner, fleet = Planner(), {"m": TargetState()}
+    unseen = planner.step({"t": set_by_operator}, fleet, 0.0)
+    fleet[own_drafts_of("m")] = TargetState(frozenset({"ngram"}))
+    for decisions in (unseen, unseen | planner.step({"t": set_by_operator}, fleet, 1.0)):
+        policy = Policy(PolicyConfig(), decisions=decisions)
+        allowance = policy.allowance(a_request())
+        assert (allowance.max_own_draft_tokens, allowance.always_draft) == (tokens, always)
+        assert policy.allowance(a_request(tenant="other")).max_own_draft_tokens == MAX_DRAFT_TOKENS
     as_auto = Decision(Mode.ON, Reason.SAVES, (), TenantPolicy(on_counts_as_auto=True))
     policy = Policy(PolicyConfig(), decisions={Cell("t", own_drafts_of("m")): as_auto})
     assert policy.counts_on_as_auto(a_request(choice=ON))
