@@ -27,8 +27,8 @@ from outrider.engine.models.adapters import adapter_revision, is_adapter
 from outrider.rpc.server import STOP_SIGNALS
 from outrider.rpc.v1 import draft_pb2, draft_pb2_grpc, worker_pb2
 from outrider.worker import process
-from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import RunningWorker, limit_cpu, serve_until_stopped
+from outrider.worker.service import PrefixListener
 
 if TYPE_CHECKING:
     from outrider.metadata.store import MetadataStore
@@ -90,12 +90,12 @@ def _servicer(
     drafter: Drafter,
     info: worker_pb2.WorkerInfo,
     registry: CollectorRegistry,
-    publisher: PrefixPublisher,
+    tell_prefix: PrefixListener,
     store: MetadataStore | None,
 ) -> DraftServicer:
     limits = ProposalLimits(info.max_context_len, config.max_draft_tokens)
     worker = DraftWorker(drafter, config.max_sequences)
-    return DraftServicer(worker, info, limits, DraftMetrics(registry, info, worker.stats), publisher.note)
+    return DraftServicer(worker, info, limits, DraftMetrics(registry, info, worker.stats), tell_prefix)
 
 
 def _revision(config: DraftConfig, path: Path) -> str:

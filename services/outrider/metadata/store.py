@@ -7,6 +7,7 @@ async with MetadataStore.connect("unix:///run/outrider/redis.sock") as store:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ from outrider.metadata.workers.directory import (
 from outrider.metadata.workers.lease import Lease
 from outrider.metadata.workers.prefix import MAX_LOOKUP_BLOCKS, PrefixMirror, chunks
 from outrider.rpc.v1 import worker_pb2
+from outrider.runtime.supervision import stop
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -147,6 +149,8 @@ class MetadataStore:
         await self.close()
 
     async def close(self) -> None:
+        for mirror in self._mirrors.values():
+            await stop(mirror.writing)
         await self._link.close()
 
     @property
@@ -203,13 +207,14 @@ class MetadataStore:
         if mirror is not None and has_prefix is not None:
             # It expired while this process could not renew it, or was lost with the server's data.
             mirror.stale |= bool(mirror.held) and not has_prefix
-            await self._flush(record.key, mirror)
+            self._flush(record.key, mirror)
 
     async def remove_lease(self, lease: Lease) -> None:
         """Gives the lease back, so that readers drop the worker at once instead of at the end of its term."""
         role, worker_id = lease.record.key
         self._leases.discard(lease)
-        self._mirrors.pop(lease.record.key, None)
+        if (mirror := self._mirrors.pop(lease.record.key, None)) is not None:
+            await stop(mirror.writing)
 
         async def work(redis: Redis) -> None:
             pipe = redis.pipeline(transaction=False)
@@ -245,20 +250,20 @@ class MetadataStore:
 
     # Prefix index
 
-    async def publish_prefix(
+    def publish_prefix(
         self,
         role: worker_pb2.WorkerRole.ValueType,
         worker_id: str,
         added: Iterable[bytes],
         removed: Iterable[bytes] = (),
-    ) -> None:
+    ) -> asyncio.Task[None]:
         """Records blocks that a worker of this process has cached or evicted. Kept until the lease is given back.
 
-        Raises ValueError for an invalid block hash.
+        Returns what writes them, and all further changes until it is done. Raises ValueError for an invalid block hash.
         """
         mirror = self._mirrors.setdefault((role, worker_id), PrefixMirror())
         mirror.apply(added, removed)
-        await self._flush((role, worker_id), mirror)
+        return self._flush((role, worker_id), mirror)
 
     async def lookup_prefix(
         self, role: worker_pb2.WorkerRole.ValueType, hashes: Sequence[bytes], worker_ids: Collection[str]
@@ -278,20 +283,19 @@ class MetadataStore:
 
         return await self._link.call(work) or {}
 
-    async def _flush(self, key: Key, mirror: PrefixMirror) -> None:
-        if mirror.flushing:
-            return
-        mirror.flushing = True
-        try:
-            while mirror.dirty:
-                anew = mirror.stale
-                added, removed = (mirror.take_all(), []) if anew else mirror.take_pending()
-                if not await self._write_prefix(key, added, removed, anew=anew):
-                    # Perhaps a part of it arrived.
-                    mirror.stale = True
-                    return
-        finally:
-            mirror.flushing = False
+    def _flush(self, key: Key, mirror: PrefixMirror) -> asyncio.Task[None]:
+        if mirror.writing is None or mirror.writing.done():
+            mirror.writing = asyncio.create_task(self._write_changes(key, mirror), name="write prefix index")
+        return mirror.writing
+
+    async def _write_changes(self, key: Key, mirror: PrefixMirror) -> None:
+        while mirror.dirty:
+            anew = mirror.stale
+            added, removed = (mirror.take_all(), []) if anew else mirror.take_pending()
+            if not await self._write_prefix(key, added, removed, anew=anew):
+                # Perhaps a part of it arrived.
+                mirror.stale = True
+                return
 
     async def _write_prefix(self, key: Key, added: list[bytes], removed: list[bytes], *, anew: bool) -> bool:
         prefix_key = self._keys.prefix(*key)

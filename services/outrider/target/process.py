@@ -47,8 +47,8 @@ from outrider.target.step.port import EnginePort
 from outrider.target.step.scheduler import Batching
 from outrider.target.step.worker import TargetWorker
 from outrider.worker import process
-from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import RunningWorker, limit_cpu, serve_until_stopped
+from outrider.worker.service import PrefixListener
 
 if TYPE_CHECKING:
     from outrider.metadata.store import MetadataStore
@@ -157,7 +157,7 @@ def _servicer(
     info: worker_pb2.WorkerInfo,
     spare_cores: Collection[int],
     registry: CollectorRegistry,
-    publisher: PrefixPublisher,
+    tell_prefix: PrefixListener,
     store: MetadataStore | None,
 ) -> AbstractAsyncContextManager[TargetServicer]:
     grammars = GrammarCompiler(
@@ -170,7 +170,7 @@ def _servicer(
     own = OwnEngine(engine, Batching(info.block_size, config.engine.max_batch_tokens))
     limits, heads, execution = limits_of(config, info, grammars), _head(config, engine), engine.info.execution
     return servicer_of(
-        config, info, own, limits, heads, registry, publisher, store, kind=TargetServicer, execution=execution
+        config, info, own, limits, heads, registry, tell_prefix, store, kind=TargetServicer, execution=execution
     )
 
 
@@ -194,7 +194,7 @@ def servicer_of(
     limits: Limits,
     heads: Sequence[DraftSource],
     registry: CollectorRegistry,
-    publisher: PrefixPublisher,
+    tell_prefix: PrefixListener,
     store: MetadataStore | None,
     *,
     kind: Callable[..., Servicer],
@@ -208,7 +208,7 @@ def servicer_of(
         worker,
         info,
         limits,
-        publisher.note,
+        tell_prefix,
         TargetMetrics(registry, info, worker.stats, execution),
         connect=connect_to(Role.DRAFT, config.tls),
         tokenizer=read_tokenizer(resolve(config.model)),

@@ -9,6 +9,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,8 +31,7 @@ from outrider.telemetry.metrics import Handshakes, MetadataCollector, RefusedCal
 from outrider.telemetry.ops import Ops, busy_check, serving_ops
 from outrider.worker.config import WorkerConfig
 from outrider.worker.gpus import GpuCollector, Gpus, metric_prefix, uuids_of
-from outrider.worker.prefix_publisher import PrefixPublisher
-from outrider.worker.service import WorkerServicer
+from outrider.worker.service import PrefixListener, WorkerServicer
 from outrider.worker.watchdog import ending_hung_steps
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class RunningWorker(Generic[S]):
             await asyncio.wait_for(self.servicer.streams.flushed(), _FLUSH_S)
 
 
-Make = Callable[[CollectorRegistry, PrefixPublisher, "MetadataStore | None"], AbstractAsyncContextManager[S]]
+Make = Callable[[CollectorRegistry, PrefixListener, "MetadataStore | None"], AbstractAsyncContextManager[S]]
 """Makes the servicer of a worker from its process's parts, in the event loop that will serve it."""
 
 
@@ -100,8 +100,10 @@ async def serve(
         gpus = Gpus.open(uuids_of(devices))
         gpus.describe(info)
         GpuCollector(ops.registry, gpus, metric_prefix(info.role))
-        publisher = await stack.enter_async_context(PrefixPublisher(store, info))
-        servicer = await stack.enter_async_context(make(ops.registry, publisher, store))
+        tell_prefix: PrefixListener = lambda added, removed: None  # noqa: E731
+        if store is not None:
+            tell_prefix = partial(store.publish_prefix, info.role, info.worker_id)
+        servicer = await stack.enter_async_context(make(ops.registry, tell_prefix, store))
         refused = RefusedCalls(ops.registry, [service])
         handshakes = Handshakes(ops.registry)
         guard = RoleGuard(config.secret, certificates=config.tls is not None)

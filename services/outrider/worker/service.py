@@ -28,7 +28,7 @@ Q = TypeVar("Q")
 A = TypeVar("A")
 R_contra = TypeVar("R_contra", contravariant=True)
 
-PrefixListener = Callable[[list[bytes], list[bytes]], None]
+PrefixListener = Callable[[list[bytes], list[bytes]], object]
 """Called in the event loop with the block hashes that were added to and removed from the prefix cache."""
 MakeSteps = Callable[[StepMachine[E, R], Deliver[R]], StepLoop[E, R]]
 """What runs a machine: the shipped loop, or a simulation of it."""

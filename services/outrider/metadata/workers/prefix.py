@@ -5,6 +5,7 @@ The index is a copy. It expires with the lease, and is rewritten from here after
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,8 +23,8 @@ class PrefixMirror:
     held: set[bytes] = field(default_factory=set)
     stale: bool = False
     """The index may differ in any way, so it must be rewritten."""
-    flushing: bool = False
-    """A task is writing to the index, and will also write new changes. Two writers could overtake each other."""
+    writing: asyncio.Task[None] | None = None
+    """Writes to the index, also what changes meanwhile. Two writers could overtake each other."""
     _pending: dict[bytes, bool] = field(default_factory=dict)
 
     def apply(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:

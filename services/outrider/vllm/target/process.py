@@ -39,8 +39,8 @@ from outrider.vllm.target.engine import engine_args, info_of, make_core
 from outrider.vllm.target.machine import VllmEngine
 from outrider.worker import process
 from outrider.worker.events import Opened
-from outrider.worker.prefix_publisher import PrefixPublisher
 from outrider.worker.process import limit_cpu, serve_until_stopped
+from outrider.worker.service import PrefixListener
 from outrider.worker.watchdog import EXIT_BROKEN
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ def _servicer(
     core: EngineCore,
     info: worker_pb2.WorkerInfo,
     registry: CollectorRegistry,
-    publisher: PrefixPublisher,
+    tell_prefix: PrefixListener,
     store: MetadataStore | None,
 ) -> AbstractAsyncContextManager[VllmServicer]:
     path = resolve(config.model)
@@ -141,7 +141,7 @@ def _servicer(
     heads = [HeadFeatures("head", (), bits=config.feature_bits)] if config.remote_head else []
     engine = VllmEngine(core, end_soon)
     registry.register(VllmMetrics(core.vllm_config, engine))
-    return servicer_of(config, info, engine, limits, heads, registry, publisher, store, kind=VllmServicer)
+    return servicer_of(config, info, engine, limits, heads, registry, tell_prefix, store, kind=VllmServicer)
 
 
 _PREFIX = "vllm:"
