@@ -153,22 +153,14 @@ def rounded(head: LayeredHead) -> LayeredHead:
     return head
 
 
-def answered(tiny: Path, num_blocks: int, speculation: Speculation, count: int = 6) -> tuple[Bench, HeadEngine]:
-    head = knowing(tiny, 2)
+@pytest.mark.parametrize("num_blocks", [512, 6])
+def test_a_head_holds_no_more_than_its_pool_and_gives_all_of_it_back(tiny: Path, num_blocks: int) -> None:
+    head, own = knowing(tiny, 2), Speculation(max_own_draft_tokens=4)
     engine = torch_engine(head, num_blocks)
     assert engine is not None
     bench = Bench(tiny, sources=[HeadDrafts(head, engine=engine)], row_price=lambda cost: 0.0)
-    for number, prompt in enumerate(prompts(count)):
-        bench.open(number, opening(prompt, max_new_tokens=30, params=GREEDY, speculation=speculation))
-    bench.run()
-    return bench, engine
-
-
-@pytest.mark.parametrize("num_blocks", [512, 6])
-def test_a_head_holds_no_more_than_its_pool_and_gives_all_of_it_back(tiny: Path, num_blocks: int) -> None:
-    plain, _ = answered(tiny, 512, Speculation())
-    bench, engine = answered(tiny, num_blocks, Speculation(max_own_draft_tokens=4))
-    assert bench.tokens == plain.tokens
+    what = [opening(prompt, max_new_tokens=30, params=GREEDY, speculation=own) for prompt in prompts(6)]
+    assert bench.answer(what) == Bench(tiny).answer([replace(one, speculation=Speculation()) for one in what])
     assert bench.worker.stats.num_draft_tokens > 0 and not bench.worker.stats.num_source_failures
     assert engine.kv.num_free_blocks == num_blocks == engine.info.num_blocks
 

@@ -214,17 +214,11 @@ def test_a_grammar_that_is_exhausted_ends_its_sequence_at_the_same_token_and_no_
 ) -> None:
     params = GREEDY if mode is VerificationMode.GREEDY else SAMPLED
     asked = [opening(prompt, params=params, max_new_tokens=20) for prompt in PROMPTS[:3]]
-    plain = Bench(tiny)
-    for number, each in enumerate(asked):
-        plain.open(number, each)
-    plain.run()
-    texts = {number: plain.tokens[key(number)] for number in range(3)}
+    texts = Bench(tiny).answer(asked)
     bench = Bench(tiny)
-    for number, each in enumerate(asked):
-        if number == 1:
-            bench.open(1, replace(each, logits=LogitsOptions(grammar="x")), Exhausted(7))
-        else:
-            bench.open(number, each)
+    bench.open(1, replace(asked[1], logits=LogitsOptions(grammar="x")), Exhausted(7))
+    for number in (0, 2):
+        bench.open(number, asked[number])
     retracted: list[object] = []
     bench.engine.kv.retract = lambda *args: retracted.append(args)  # type: ignore[method-assign]
     bench.run(Liar(texts, how)) if how != "none" else bench.run()
@@ -769,8 +763,8 @@ def test_steps_wait_for_masks_no_longer_than_their_allowance() -> None:
         assert time.monotonic() - before < 30
 
 
-@pytest.mark.parametrize("value", [[f"choice number {i}" for i in range(2001)]], ids=["choice"])
-def test_thousands_of_texts_are_followed(compiler: GrammarCompiler, value: list[str]) -> None:
+def test_thousands_of_texts_are_followed(compiler: GrammarCompiler) -> None:
+    value = [f"choice number {i}" for i in range(2001)]
     matcher = compiler.compile(Structured("choice", value, "x").to_grammar(), TOKENIZER.encode("choice number 20"))
     assert matcher.num_allowed(TOKENIZER.encode("00")) == 2
 
