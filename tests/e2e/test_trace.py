@@ -94,6 +94,8 @@ async def test_generate_prints_its_trace(stack: Stack, outrider: Outrider) -> No
     arguments = ("generate", "Say hello.", "--model", stack.config.model, "--max-tokens", "8", "--trace")
     assert "first token after" in await outrider(*arguments)
     document = json.loads(await outrider(*arguments, "-o", "json"))
+    assert document["schema"] == "outrider/generation/v1"
+    assert document["usage"]["completion_tokens"] == len(document["token_ids"]) <= 8
     assert document["traces"][0]["request_id"] == document["id"]
     assert [t for one in document["traces"][0]["rounds"] for t in one["token_ids"]] == document["token_ids"]
 
