@@ -70,14 +70,6 @@ async def test_lookups_and_a_draft_worker_together_change_no_text_and_each_is_co
     assert {own for source, own in seen if source != "model"} <= {True}
 
 
-async def test_a_round_tells_what_its_draft_took(real_fleet: Fleet) -> None:
-    answer = await real_fleet.ask_until_drafted(request(real_fleet, speculation=router.SPECULATION_MODE_ON))
-    drafted = [r.timing for r in answer.rounds if r.num_drafted]
-    assert drafted
-    assert all(t.draft_us > 0 for t in drafted)
-    assert any(t.wire_us > 0 for t in drafted)
-
-
 async def test_no_line_of_router_target_or_draft_holds_a_token_of_a_prompt(
     start_real: StartReal, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -107,6 +107,7 @@ async def test_real_workers_report_what_a_trace_needs(real_fleet: Fleet) -> None
     check_adds_up(found, answer, len(prompt))
     drafted = [one for one in found.rounds if one.num_drafted]
     assert sum(one.timing.compute_us > 0 for one in drafted) > len(drafted) / 2
+    assert all(one.timing.draft_us > 0 for one in drafted) and any(one.timing.wire_us > 0 for one in drafted)
     assert any(one.timing.wait_us for one in found.rounds)
     assert all(one.batch_sequences == 1 and one.timing.verify_us for one in found.rounds)
     # What the target says of itself fills its rounds: clocks agree because each measures durations only.
