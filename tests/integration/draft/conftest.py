@@ -34,7 +34,7 @@ def served(tiny: Path) -> Serve:
 
     @asynccontextmanager
     async def start(**config: object) -> AsyncIterator[Served]:
-        engine = EngineConfig(dtype="float32", num_blocks=64)
+        engine = EngineConfig(dtype="bfloat16", num_blocks=64)
         drafter = load_drafter(tiny, engine=engine, model=ModelConfig(min_confidence=0.0))
         settings = DraftConfig(str(tiny), "127.0.0.1:0", **config)  # type: ignore[arg-type]
         async with (

@@ -17,7 +17,7 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 
-from tests.integration.target.test_server import Router, open_sequence, running_target
+from tests.integration.target.test_server import BY_TORCH, Router, open_sequence, running_target
 from tests.redis_server import EmbeddedServer
 
 PROMPT = list(range(10, 50))
@@ -50,7 +50,8 @@ async def stack(tiny: Path, tmp_path: Path) -> AsyncIterator[Any]:
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(EmbeddedServer.start(tmp_path / "metadata"))
         store = await stack.enter_async_context(MetadataStore.connect(redis.url, call_timeout_s=5.0))
-        options = {"lookups": "suffix", "metadata_url": redis.url}
+        # A step of the kernels may be so short that no draft pays.
+        options: Any = {"engine": BY_TORCH, "lookups": "suffix", "metadata_url": redis.url}
         targets = [await stack.enter_async_context(running_target(tiny, **options)) for _ in range(2)]
         life = await stack.enter_async_context(running_control(ControlConfig(secret=secret), store))
         channel = await stack.enter_async_context(create_channel(life.address))

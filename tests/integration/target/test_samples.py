@@ -27,7 +27,7 @@ from outrider_controller.control.server import running_control
 from transformers import AutoModelForCausalLM
 
 from tests.integration.gateway.scripted_router import until
-from tests.integration.target.test_server import Router, open_sequence, running_target
+from tests.integration.target.test_server import BY_TORCH, Router, open_sequence, running_target
 from tests.redis_server import EmbeddedServer
 
 OWN = sp.Speculation(max_own_draft_tokens=4)
@@ -150,7 +150,7 @@ async def test_start_and_stop_of_samples_are_in_the_audit_trail(stack: Any) -> N
 
 async def test_the_likeliest_tokens_are_those_of_transformers(tiny: Path, tmp_path: Path) -> None:
     store = SampleStore(tmp_path / "samples")
-    async with running_target(tiny, lookups="ngram", samples=str(store.directory)) as (_, stub):
+    async with running_target(tiny, BY_TORCH, lookups="ngram", samples=str(store.directory)) as (_, stub):
         text = await answered(stub, "a", TEXT)
         await until(lambda: bool(list(store.read("a"))))
     [record] = store.read("a")

@@ -39,6 +39,9 @@ from outrider.worker.process import RunningWorker
 from tests.redis_server import EmbeddedServer
 
 NUM_BLOCKS = 160
+ENGINE = EngineConfig(dtype="bfloat16", num_blocks=NUM_BLOCKS, max_batch_tokens=96)
+BY_TORCH = replace(ENGINE, dtype="float32")
+"""Ten times as slow as the kernels."""
 GREEDY = sp.Sampling(temperature=0, top_p=1)
 SAMPLED = sp.Sampling(temperature=0.8, top_p=0.95, seed=5)
 
@@ -90,17 +93,10 @@ class Router:
 
 @contextlib.asynccontextmanager
 async def running_target(
-    checkpoint: Path, **changes: object
+    checkpoint: Path, engine: EngineConfig = ENGINE, **changes: Any
 ) -> AsyncIterator[tuple[RunningWorker[TargetServicer], target_pb2_grpc.TargetServiceAsyncStub]]:
-    config = TargetConfig(
-        model=str(checkpoint),
-        listen="127.0.0.1:0",
-        engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=96),
-        max_sequences=40,
-        **changes,  # type: ignore[arg-type]
-    )
-    engine, info = load(config)
-    async with serve(config, engine, info) as running, create_channel(running.life.address) as channel:
+    config = TargetConfig(model=str(checkpoint), listen="127.0.0.1:0", engine=engine, max_sequences=40, **changes)
+    async with serve(config, *load(config)) as running, create_channel(running.life.address) as channel:
         yield running, target_pb2_grpc.TargetServiceStub(channel)  # type: ignore[misc]
 
 
@@ -150,7 +146,9 @@ async def target_and_draft(
 ) -> AsyncIterator[tuple[TargetServicer, target_pb2_grpc.TargetServiceAsyncStub, ScriptedDraft]]:
     draft, server = ScriptedDraft(answer), create_server()
     draft_pb2_grpc.add_DraftServiceServicer_to_server(draft, server)
-    async with serving(server, "127.0.0.1:0", services=[]) as life, target(checkpoint, **changes) as (servicer, stub):
+    # By the kernels an answer would end before its draft is connected.
+    targeted = target(checkpoint, engine=BY_TORCH, **changes)
+    async with serving(server, "127.0.0.1:0", services=[]) as life, targeted as (servicer, stub):
         draft.address = life.address
         info = worker_pb2.WorkerInfo(worker_id="draft-1")
 
@@ -172,7 +170,7 @@ async def test_who_the_worker_is_and_how_it_fares(tiny: Path) -> None:
         reply = await stub.GetInfo(target_pb2.TargetServiceGetInfoRequest())
     info = reply.info
     assert (info.role, info.model, info.vocab_size) == (worker_pb2.WORKER_ROLE_TARGET, tiny.name, 384)
-    assert (info.max_context_len, info.block_size, info.num_blocks) == (512, 8, NUM_BLOCKS)
+    assert (info.max_context_len, info.block_size, info.num_blocks) == (512, 16, NUM_BLOCKS)
     assert info.protocol_version == 1
     assert info.worker_id.startswith("target-")
     assert info.tokenizer_fingerprint
@@ -344,13 +342,7 @@ class SlowCompiler(GrammarCompiler):
 
 async def test_a_grammar_that_is_compiled_stops_no_other_sequence(tiny: Path) -> None:
     pytest.importorskip("llguidance")
-    config = TargetConfig(
-        model=str(tiny),
-        listen="127.0.0.1:0",
-        engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=40),
-        max_sequences=4,
-    )
-    engine, info = load(config)
+    engine, info = load(TargetConfig(model=str(tiny), listen="127.0.0.1:0", engine=ENGINE, max_sequences=4))
     compiler = SlowCompiler(tiny, info.vocab_size, engine.info.eos_token_ids)
     limits = replace(limits_of(engine.info, 64), grammars=compiler)
     worker = target_worker(engine, limits, time.monotonic, max_batch_tokens=40)
@@ -376,12 +368,7 @@ async def test_a_grammar_that_is_compiled_stops_no_other_sequence(tiny: Path) ->
 
 async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: Path) -> None:
     """A router tells it so from a worker that hangs, however long it takes."""
-    config = TargetConfig(
-        model=str(tiny),
-        listen="127.0.0.1:0",
-        engine=EngineConfig(dtype="float32", block_size=8, num_blocks=NUM_BLOCKS, max_batch_tokens=40),
-        max_sequences=4,
-    )
+    config = TargetConfig(model=str(tiny), listen="127.0.0.1:0", engine=BY_TORCH, max_sequences=4)
     engine, info = load(config)
     limits = limits_of(engine.info, 4)
     worker = target_worker(engine, limits, time.monotonic, max_batch_tokens=40)
@@ -458,7 +445,7 @@ async def test_an_unusable_model_ends_the_process_with_one_line(tmp_path: Path) 
 
 
 async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Path, tmp_path: Path) -> None:
-    prompt = list(range(10, 50))
+    prompt = list(range(10, 60))
     with EmbeddedServer.start(tmp_path / "metadata") as metadata:
         async with MetadataStore.connect(metadata.url, call_timeout_s=2.0) as store:
             async with target(tiny, metadata_url=metadata.url) as (servicer, stub):
@@ -467,12 +454,12 @@ async def test_the_lease_and_the_prefix_index_tell_what_the_worker_has(tiny: Pat
                 await router.finished(1)
                 (lease,) = await store.workers(worker_pb2.WORKER_ROLE_TARGET)
                 assert lease.info == servicer.info
-                hashes = block_hashes(prompt, 8, b"tenant")
+                hashes = block_hashes(prompt, 16, b"tenant")
                 async with asyncio.timeout(600):
                     role, ids = worker_pb2.WORKER_ROLE_TARGET, [servicer.info.worker_id]
                     while not (found := await store.lookup_prefix(role, hashes, ids)):  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
-                assert found == {servicer.info.worker_id: 5}
+                assert found == {servicer.info.worker_id: 3}
             assert await store.workers(worker_pb2.WORKER_ROLE_TARGET) == []
 
 
