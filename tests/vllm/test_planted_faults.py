@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -36,10 +37,11 @@ def llm(tiny_vllm: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 class Calls:
-    """Those of functions of ours by others of ours, on this thread. `planted`: raises after so many calls of it."""
+    """Those of functions of ours by others of ours, on this thread, with the caller. `planted`: raises after so many of
+    these."""
 
-    def __init__(self, planted: CodeType | None = None, after: int = 0) -> None:
-        self.found: dict[CodeType, int] = {}
+    def __init__(self, planted: tuple[CodeType, CodeType] | None = None, after: int = 0) -> None:
+        self.found = Counter[tuple[CodeType, CodeType]]()
         self._planted, self._after = planted, after
 
     def __enter__(self) -> Self:
@@ -59,8 +61,9 @@ class Calls:
             return
         if code.co_qualname in _UNGUARDED:
             return
-        self.found[code] = self.found.get(code, 0) + 1
-        if code is self._planted and self.found[code] > self._after:
+        call = before, code
+        self.found[call] += 1
+        if call == self._planted and self.found[call] > self._after:
             raise RuntimeError(f"planted in {code.co_qualname}")
 
 
@@ -71,10 +74,10 @@ def test_any_function_of_ours_may_raise(llm: Any) -> None:
         scheduler.reset_prefix_cache()
         assert answers(llm, GROUP) == wanted
     assert len(calls.found) > 50
-    for code, count in calls.found.items():
+    for call, count in calls.found.items():
         scheduler.reset_prefix_cache()
-        with Calls(code, count // 2):
-            assert answers(llm, GROUP) == wanted, code.co_qualname
+        with Calls(call, count // 2):
+            assert answers(llm, GROUP) == wanted, " calls ".join(code.co_qualname for code in call)
 
 
 def test_an_engine_that_has_slept_answers_as_before(llm: Any) -> None:

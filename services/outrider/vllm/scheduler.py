@@ -71,6 +71,8 @@ class _Scheduled:
     """After what had to be waited for."""
     chains: dict[str, ChainRow] = field(default_factory=dict)
     """What it verifies of each request that vLLM has not drafted, after the tokens that the steps before it commit."""
+    sent: dict[str, tuple[int, Sequence[int]]] = field(default_factory=dict)
+    """These as the worker gets them."""
 
 
 class Scheduler(BaseScheduler):
@@ -127,11 +129,11 @@ class Scheduler(BaseScheduler):
         drafted = output.scheduled_spec_decode_tokens
         for name in step.chains.keys() - drafted.keys():
             # It did not come into the step, or without its draft.
-            del step.chains[name]
+            del step.chains[name], step.sent[name]
             if (request := self.requests.get(name)) is not None:
                 request.spec_token_ids = []
-        if step.chains:
-            setattr(output, CHAINS, {name: (one.base_len, one.token_ids) for name, one in step.chains.items()})
+        if step.sent:
+            setattr(output, CHAINS, step.sent)
         return output
 
     def update_draft_token_ids(self, draft_token_ids: Any) -> None:
@@ -193,12 +195,12 @@ class Scheduler(BaseScheduler):
             return
         decoding = [one for name in names if (one := self._decoding(requests.get(name))) is not None]
         for row in book.choose(decoding, self._room(), own_sums):
-            request = requests[row.request_id]
+            request, token_ids = requests[row.request_id], row.token_ids
             if row.num_ahead:
                 request.spec_token_ids = self._unknown[row.count]
             else:
-                request.spec_token_ids = self.structured_output_manager.validate_tokens(request, [*row.token_ids])
-            step.chains[row.request_id] = row
+                request.spec_token_ids = self.structured_output_manager.validate_tokens(request, [*token_ids])
+            step.chains[row.request_id], step.sent[row.request_id] = row, (row.base_len, token_ids)
 
     def _cut_own(self) -> dict[str, float]:
         """Leaves each request as many of vLLM's own drafts as it may have and as are worth their rows. What they are
