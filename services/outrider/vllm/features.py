@@ -109,3 +109,7 @@ class _Output(AsyncModelRunnerOutput):
         spans = {name: (first, begin, end - dropped) for name, first, begin, end, dropped in each}
         setattr(made, _SENT, StepFeatures(spans, rows))
         return made
+
+    def get_kv_connector_output(self) -> Any:
+        """Asked for by vLLM 0.33 where `get_output` has failed."""
+        return self._output.get_kv_connector_output()
