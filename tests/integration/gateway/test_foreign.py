@@ -220,12 +220,6 @@ async def test_a_budget_of_reasoning_is_not_kept_and_the_answer_says_so(serve: A
     assert (thinking.headers[IGNORED], reasoning.headers[IGNORED]) == ("thinking.budget_tokens", "reasoning.max_tokens")
 
 
-async def test_do_sample_false_is_greedy(serve: Any) -> None:
-    async with serve() as (client, router):
-        await answered(client, TEXT | {"do_sample": False, "temperature": 0.7})
-    assert router.requests[0].sampling.temperature == 0
-
-
 async def test_stream_options_without_a_stream_have_no_effect(serve: Any) -> None:
     async with serve() as (client, _):
         for stream in ({}, {"stream": False}):
@@ -304,9 +298,3 @@ async def test_the_api_port_has_the_metrics_of_vllm_if_asked(serve: Any) -> None
     assert "outrider_" not in after
     families = [line.split()[2] for line in after.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))
-
-
-async def test_the_api_port_has_no_metrics_by_default(serve: Any) -> None:
-    async with serve() as (client, _):
-        answer = await client.get("/metrics")
-    assert answer.status_code == 404 and "--api-metrics" in answer.text

@@ -249,8 +249,9 @@ async def test_the_fields_of_a_request_win_over_the_models_even_if_they_change_n
         for asked in router.requests:
             assert asked.sampling == sequence_pb2.Sampling(temperature=1, top_p=1)
             assert (asked.HasField("logits"), asked.stopping.max_new_tokens) == (False, 100)
-        await client.completions.create(model=MODEL, prompt="a", extra_body={"do_sample": False})
-    assert (router.requests[-1].sampling.temperature, router.requests[-1].sampling.top_k) == (0, 20)
+        for asked in ({}, {"temperature": 0.7}):
+            await client.completions.create(model=MODEL, prompt="a", **asked, extra_body={"do_sample": False})
+            assert (router.requests[-1].sampling.temperature, router.requests[-1].sampling.top_k) == (0, 20)
 
 
 @pytest.mark.usefixtures("stated")
@@ -441,7 +442,7 @@ async def test_health_and_metrics_tell_what_happened(serve: Any) -> None:
             public = await http.get("/metrics")
         exposition = gateway.core.metrics.registry.get_sample_value
     assert (health.status_code, health.json()["models"]) == (200, [MODEL])
-    assert public.status_code == 404
+    assert public.status_code == 404 and "--api-metrics" in public.text
     model = {"model_name": "tiny"}
     assert exposition("outrider_request_success_total", {**model, "finished_reason": "length"}) == 1
     assert exposition("outrider_request_generation_tokens_sum", model) == 5

@@ -419,11 +419,11 @@ async def test_errors_are_those_of_anthropics_client(ask: Any) -> None:
     assert "anthropic-version" in version.text
 
 
-@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21", None])
-async def test_every_version_of_the_api_since_named_events_is_taken(ask: Any, version: str | None) -> None:
+async def test_every_version_of_the_api_since_named_events_is_taken(ask: Any) -> None:
     async with ask() as asking:
-        asking.http.headers.update({"anthropic-version": version} if version else {})
-        assert (await asking.post()).json()["content"] == [{"type": "text", "text": "Fine."}]
+        for version in ({}, {"anthropic-version": "2023-06-01"}, {"anthropic-version": "2026-10-21"}):
+            asking.http.headers.update(version)
+            assert (await asking.post()).json()["content"] == [{"type": "text", "text": "Fine."}]
 
 
 # Counting

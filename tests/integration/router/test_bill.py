@@ -46,8 +46,8 @@ async def test_tenants_are_billed_what_the_workers_spent(real_fleet: Any, eventu
     chance = random.Random(1)
     of_workers = [t.stats for t in real_fleet.targets], [d.stats for d in real_fleet.drafts]
     before = spent(*of_workers)
-    for wave in range(5):
-        asking = [asyncio.create_task(ask(real_fleet, number, chance)) for number in range(10)]
+    for wave in range(4):
+        asking = [asyncio.create_task(ask(real_fleet, number, chance)) for number in range(8)]
         if wave == 2:
             await asyncio.sleep(0.02)
             # One target gives all back: they go on at the other.

@@ -139,8 +139,8 @@ async def test_thirty_two_streams_leave_no_task_and_no_block_behind(
 
     await eventually(all_free)
     tasks = len(asyncio.all_tasks())
-    asking = [real_fleet.ask(real_fleet.request(PROMPT[: 1 + i % 9], 8 + 3 * i, model="tiny")) for i in range(32)]
+    asking = [real_fleet.ask(real_fleet.request(PROMPT[: 1 + i % 9], 8 + i, model="tiny")) for i in range(32)]
     answers = await asyncio.gather(*asking)
-    assert [len(answer.token_ids) for answer in answers] == [8 + 3 * i for i in range(32)]
+    assert [len(answer.token_ids) for answer in answers] == [8 + i for i in range(32)]
     await eventually(lambda: len(asyncio.all_tasks()) <= tasks and all_free())
     assert not real_fleet.router.dispatcher.table.requests
