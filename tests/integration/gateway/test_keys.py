@@ -7,9 +7,8 @@ import gc
 import hashlib
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -42,12 +41,6 @@ MATRIX = {
     "metrics": (403, "PERMISSION_DENIED", "WRONG_SCOPE"),
     "other-model": (403, "PERMISSION_DENIED", "MODEL_NOT_ALLOWED"),
 }
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer.start(tmp_path / "r") as server:
-        yield server
 
 
 @pytest.fixture

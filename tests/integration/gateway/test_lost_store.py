@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -25,13 +25,6 @@ from tests.integration.gateway.scripted_router import MODEL, ScriptedRouter, rou
 from tests.redis_server import EmbeddedServer
 
 OPEN, NO_KEY, UNKNOWN = 200, 401, 503
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    """Without persistence: a restart loses everything."""
-    with EmbeddedServer.start(tmp_path / "r") as server:
-        yield server
 
 
 class Cluster:

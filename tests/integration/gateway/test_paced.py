@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -39,14 +38,13 @@ async def router(tokenizer: ModelTokenizer) -> ScriptedRouter:
 
 
 @pytest.fixture
-async def paced(gateway: OpenGateway, router: ScriptedRouter, tmp_path: Path) -> AsyncIterator[RunningGateway]:
-    with EmbeddedServer.start(tmp_path / "r") as server:
-        async with MetadataStore.connect(server.url, call_timeout_s=2.0) as store:
-            record = tenants_pb2.Tenant(name="default", pacing=tenants_pb2.PACING_CONSTANT)
-            await store.tenants.put([record], by="test")
-            await store.tenants.keep_required()
-            async with routing(router) as address, gateway(address, metadata_url=server.url) as running:
-                yield running
+async def paced(gateway: OpenGateway, router: ScriptedRouter, server: EmbeddedServer) -> AsyncIterator[RunningGateway]:
+    async with MetadataStore.connect(server.url, call_timeout_s=2.0) as store:
+        record = tenants_pb2.Tenant(name="default", pacing=tenants_pb2.PACING_CONSTANT)
+        await store.tenants.put([record], by="test")
+        await store.tenants.keep_required()
+        async with routing(router) as address, gateway(address, metadata_url=server.url) as running:
+            yield running
 
 
 async def body_of(running: RunningGateway, path: str) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from tests.redis_server import EmbeddedServer
 
 # What an answer says is tested on machines too busy to give it in 50 ms as well. Tests of the bound set their own.
 PATIENT_S = 2.0
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    with EmbeddedServer.start(tmp_path / "r") as server:
-        yield server
 
 
 @pytest.fixture

@@ -24,16 +24,11 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError
 
 from tests.certificates import Cluster
+from tests.integration.gateway.scripted_router import until
 from tests.ports import free_port
 
 PASSWORDS = {role: f"{role}-password" for role in KEYS}
 ROLES = {role: worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.upper()}") for role in KEYS}
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
 
 
 @contextmanager

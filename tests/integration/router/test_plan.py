@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from outrider_controller.router.process import RunningRouter
 from prometheus_client import CollectorRegistry
 
 from tests.fakes import FakeDraft, serving_draft
+from tests.integration.gateway.scripted_router import until
 
 ON, OFF, AUTO = (
     tenants_pb2.SPECULATION_SETTING_ON,
@@ -54,12 +55,6 @@ def show(router: RunningRouter, draft: Any, saving: float, rounds: int = 200, te
     """As if requests of the tenant had made such rounds."""
     record = router.dispatcher.policy.record(tenant, MODEL, draft.info)
     record.evidence.add_rounds(rounds=rounds, tokens=2 * rounds, saved=saving * rounds)
-
-
-async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 async def test_a_tenant_whose_drafts_never_pay_is_off_on_every_router_and_after_the_control_plane(fleet: Any) -> None:
