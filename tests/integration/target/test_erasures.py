@@ -29,7 +29,7 @@ from outrider_controller.control.config import ControlConfig
 from outrider_controller.control.server import running_control
 
 from tests.integration.gateway.scripted_router import until
-from tests.integration.target.test_server import Router, open_sequence, running_target
+from tests.integration.target.test_server import BY_TORCH, Router, open_sequence, running_target
 from tests.redis_server import EmbeddedServer
 
 SECRET = ClusterSecret(b"0123456789abcdef")
@@ -69,7 +69,7 @@ class Cluster:
     def target(self, name: str, **options: Any) -> Any:
         """One with a volume of this name."""
         volume = str(self.directory / name)
-        return running_target(self.tiny, lookups="ngram", metadata_url=self.url, samples=volume, **options)
+        return running_target(self.tiny, BY_TORCH, lookups="ngram", metadata_url=self.url, samples=volume, **options)
 
     async def delete(self) -> control_pb2.DeleteHistoryResponse:
         asked = control_pb2.DeleteHistoryRequest(tenant="a", samples=True)

@@ -19,7 +19,7 @@ from outrider.rpc.v1 import sequence_pb2 as sp
 from outrider.rpc.v1 import target_pb2, target_pb2_grpc
 from outrider.target.service import TargetServicer
 
-from tests.integration.target.test_server import Router, open_sequence, running_target, target
+from tests.integration.target.test_server import BY_TORCH, Router, open_sequence, running_target, target
 from tests.redis_server import EmbeddedServer
 
 METHOD = "/outrider.rpc.v1.TargetService/Verify"
@@ -70,7 +70,10 @@ async def test_thousands_of_openings_that_name_a_foreign_address_call_nobody_and
     tiny: Path, tmp_path: Path
 ) -> None:
     with EmbeddedServer.start(tmp_path / "redis") as redis:
-        async with target(tiny, metadata_url=redis.url) as (servicer, stub), listener() as (address, callers):
+        async with (
+            target(tiny, engine=BY_TORCH, metadata_url=redis.url) as (servicer, stub),
+            listener() as (address, callers),
+        ):
             hostile = Router(stub)
             await undisturbed(stub, flood(hostile, range(1, 2001), address))
             assert callers == []
@@ -87,7 +90,10 @@ async def test_thousands_of_openings_that_name_a_foreign_address_call_nobody_and
 async def test_a_hundred_thousand_openings_cost_their_own_stream_at_most(tiny: Path, tmp_path: Path) -> None:
     num_openings = num_streams = 0
     with EmbeddedServer.start(tmp_path / "redis") as redis:
-        async with target(tiny, metadata_url=redis.url) as (servicer, stub), listener() as (address, callers):
+        async with (
+            target(tiny, engine=BY_TORCH, metadata_url=redis.url) as (servicer, stub),
+            listener() as (address, callers),
+        ):
 
             async def attack() -> None:
                 nonlocal num_openings, num_streams

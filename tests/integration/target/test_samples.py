@@ -54,7 +54,7 @@ async def stack(tiny: Path, tmp_path: Path) -> AsyncIterator[Any]:
         server = stack.enter_context(EmbeddedServer.start(tmp_path / "metadata"))
         store = await stack.enter_async_context(MetadataStore.connect(server.url, call_timeout_s=5.0))
         options = {"lookups": "ngram", "metadata_url": server.url, "samples": str(tmp_path / "samples")}
-        targets = [await stack.enter_async_context(running_target(tiny, **options)) for _ in range(2)]
+        targets = [await stack.enter_async_context(running_target(tiny, BY_TORCH, **options)) for _ in range(2)]
         life = await stack.enter_async_context(running_control(ControlConfig(secret=secret), store))
         channel = await stack.enter_async_context(create_channel(life.address))
         operator = bearer(secret.token(Role.OPERATOR))

@@ -41,7 +41,7 @@ from tests.redis_server import EmbeddedServer
 NUM_BLOCKS = 160
 ENGINE = EngineConfig(dtype="bfloat16", num_blocks=NUM_BLOCKS, max_batch_tokens=96)
 BY_TORCH = replace(ENGINE, dtype="float32")
-"""Ten times as slow as the kernels."""
+"""Ten times as slow as the kernels: for what has to happen while a sequence runs."""
 GREEDY = sp.Sampling(temperature=0, top_p=1)
 SAMPLED = sp.Sampling(temperature=0.8, top_p=0.95, seed=5)
 
@@ -390,7 +390,7 @@ async def test_a_prefill_of_many_steps_is_heard_of_before_its_first_token(tiny: 
 
 
 async def test_the_drain_finishes_what_runs_and_refuses_what_comes(tiny: Path) -> None:
-    async with running_target(tiny) as (running, stub):
+    async with running_target(tiny, BY_TORCH) as (running, stub):
         router = Router(stub)
         await router.send(opens=[open_sequence(1, [5, 6], stopping=LONG)])
         await router.read()
